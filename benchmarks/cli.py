@@ -10,10 +10,10 @@ from typing import Any
 import typer
 
 from benchmarks.harness import BENCHES, HARDENING, ON_DEVICES, SIDE_BY_SIDE
-from freemoe.cli.common import calm_libraries, progress_of, say
+from freemoe.cli.common import calm_libraries, print_line, progress_of
 from freemoe.cli.flags import QUIET
 from freemoe.core.errors import DataError, RecipeError
-from freemoe.core.run.places import Place, read_place
+from freemoe.core.run.places import ExecutorSpec, parse_executor_spec
 
 HELP = """Measure what freemoe promises: one line per figure, its target beside it; exit code 1 when one is missed.
 
@@ -133,15 +133,15 @@ def _use_threads(threads: int | None) -> None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
 
 
-def _side_by_side(text: str, workers: int, wanted: list[str]) -> Place:
+def _side_by_side(text: str, workers: int, wanted: list[str]) -> ExecutorSpec:
     """Where cells are measured.
 
     Raises:
         RecipeError: It is no place, or benchmarks are asked for that run in this process.
     """
-    place = read_place(text, workers)
+    place = parse_executor_spec(text, workers)
     others = [name for name in wanted if name not in SIDE_BY_SIDE]
-    if place.several and others:
+    if place.is_parallel and others:
         raise RecipeError(
             f"--on and --workers are for {' and '.join(SIDE_BY_SIDE)}, whose cells can be measured side by side; "
             f"{', '.join(others)} would measure how workers disturb each other."
@@ -175,28 +175,28 @@ def _place(device: str, wanted: list[str]) -> str:
 def _tell_plan(wanted: list[str], as_json: bool) -> None:
     plan = {name: BENCHES.about(name) for name in wanted}
     if as_json:
-        say(json.dumps({"benchmarks": plan}))
+        print_line(json.dumps({"benchmarks": plan}))
     else:
         for name, about in plan.items():
-            say(f"{name}: {about}")
+            print_line(f"{name}: {about}")
 
 
 def _run(wanted: list[str], settings: Any, output: Path, as_json: bool) -> None:
     from benchmarks.harness import missed, run_bench, save_result
     from freemoe.core.ledger import keep_none
-    from freemoe.core.run.lock import alone
+    from freemoe.core.run.lock import output_lock
 
     keep_none()
     results: list[dict[str, Any]] = []
     for name in wanted:
-        with alone(output / f"{name}.json"):
+        with output_lock(output / f"{name}.json"):
             found = run_bench(name, settings)
             save_result(found, output)
         results.append(found)
         for figure in () if as_json else found["figures"]:
-            say(figure["line"])
+            print_line(figure["line"])
     if as_json:
-        say(json.dumps({"results": results}))
+        print_line(json.dumps({"results": results}))
     raise typer.Exit(1 if missed(results) else 0)
 
 
@@ -206,8 +206,8 @@ def _list_cells(wanted: list[str], settings: Any, as_json: bool) -> None:
     rows = [row for name in wanted for row in listing(name, settings)]
     missing = sum(row["seconds"] for row in rows if not row["done"])
     if as_json:
-        say(json.dumps({"cells": rows, "missing_seconds": missing}))
+        print_line(json.dumps({"cells": rows, "missing_seconds": missing}))
         return
     for row in rows:
-        say(f"{'done' if row['done'] else '-':4} {row['seconds'] / 60:7.1f} min  {row['name']}")
-    say(f"     {missing / 60:7.1f} min  missing, about")
+        print_line(f"{'done' if row['done'] else '-':4} {row['seconds'] / 60:7.1f} min  {row['name']}")
+    print_line(f"     {missing / 60:7.1f} min  missing, about")

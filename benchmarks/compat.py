@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from freemoe.compat.lm_eval import quiet
+from freemoe.compat.lm_eval import quiet_loggers
 from freemoe.compat.names import attribute_of, name_of
 
 
@@ -63,7 +63,7 @@ def with_lora_adapters(model: Any, names: list[str], rank: int, adapters: list[s
 def own_backend(model: Any, tokenizer: Any, **options: Any) -> Any:
     """lm-eval's own scorer over a loaded model: the rival of ours."""
     backend = name_of("lm-eval", "lm_eval.models.huggingface:HFLM", "be measured beside lm-eval's own scorer")
-    with quiet("lm_eval.models.huggingface"):
+    with quiet_loggers("lm_eval.models.huggingface"):
         return backend(pretrained=model, tokenizer=tokenizer, **options)
 
 

@@ -19,12 +19,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from freemoe.core.environment import environment
+from freemoe.core.environment import describe_environment
 from freemoe.core.errors import FreeMoEError
 from freemoe.core.files import cache_folder, write_atomic
 from freemoe.core.registry import Registry
-from freemoe.core.run.places import Place
-from freemoe.core.run.progress import Progress, Quiet
+from freemoe.core.run.places import ExecutorSpec
+from freemoe.core.run.progress import Progress, QuietProgress
 
 
 @dataclass(frozen=True)
@@ -93,10 +93,10 @@ class Settings:
     cells: Path | None = None
     only: str | None = None
     minutes: float | None = None
-    place: Place = field(default_factory=Place)
+    place: ExecutorSpec = field(default_factory=ExecutorSpec)
     device: str = "cpu"
     cache: Path = field(default_factory=lambda: cache_folder())
-    progress: Progress = field(default_factory=Quiet)
+    progress: Progress = field(default_factory=QuietProgress)
 
     @property
     def rounds(self) -> int:
@@ -254,7 +254,7 @@ def record(
         "seconds": round(seconds, 1),
         "figures": [_record(f, quick) for f in outcome.figures],
         "details": outcome.details,
-        "environment": environment() | ({} if device == "cpu" else {"device": about_device(device)}),
+        "environment": describe_environment() | ({} if device == "cpu" else {"device": about_device(device)}),
     }
 
 

@@ -24,9 +24,9 @@ from benchmarks.harness import Figure, Outcome, Settings
 from freemoe.assets import DOMAINS
 from freemoe.core.files import write_atomic
 from freemoe.domain_experts.build import build
-from freemoe.domain_experts.select.choice import accept, adjust, folds, judge_winner
+from freemoe.domain_experts.select.choice import accept_candidate, adjust_verdicts, judge_winner, split_folds
 from freemoe.domain_experts.select.scores import ScoreTable
-from freemoe.evals.engine.evaluator import Score
+from freemoe.evals.engine.evaluator import DocumentScore
 from freemoe.evals.statistics import Interval, mean_interval, mean_of_means
 from freemoe.evals.tasks.documents import Document, ReferenceSplit
 from freemoe.recipes import BuildRecipe, recipe_from
@@ -68,9 +68,9 @@ def table_of(gains: np.ndarray) -> ScoreTable:
     """A table of scores whose differences to the base are ``gains``, ``(documents, candidates)`` named ``c0``, ``c1``, ..."""
     documents = tuple(Document("null", str(i), str(i), "target", "") for i in range(len(gains)))
 
-    def compute(candidate: str, numbers: list[int]) -> list[Score]:
+    def compute(candidate: str, numbers: list[int]) -> list[DocumentScore]:
         column = np.zeros(len(gains)) if candidate == "base" else gains[:, int(candidate[1:])]
-        return [Score(float(column[i]), 0.0, 1) for i in numbers]
+        return [DocumentScore(float(column[i]), 0.0, 1) for i in numbers]
 
     return ScoreTable(ReferenceSplit(documents), compute)
 
@@ -81,7 +81,7 @@ def accepts(tables: list[np.ndarray], seed: int) -> bool:
     for gains in tables:
         names = [f"c{i}" for i in range(gains.shape[1])]
         verdicts.append([judge_winner(table_of(gains), "wanda", names, "exhaustive", "accuracy", seed)])
-    return any(accept(group, _ALPHA) for group in adjust(verdicts))
+    return any(accept_candidate(group, _ALPHA) for group in adjust_verdicts(verdicts))
 
 
 def acceptance(shape: str, documents: int, candidates: int, seed: int, first: int, builds: int) -> int:
@@ -112,7 +112,7 @@ def power(documents: int, candidates: int, gain: float, seed: int, builds: int) 
 
 def two_folds(gains: np.ndarray, seed: int) -> float:
     """The test of earlier releases: winners of two folds on each other's documents, as if pooled gains were independent."""
-    first, second = folds([str(i) for i in range(len(gains))], 2, seed)
+    first, second = split_folds([str(i) for i in range(len(gains))], 2, seed)
     pooled = [gains[held, gains[inside].sum(0).argmax()] for held, inside in ((first, second), (second, first))]
     won, lost = (int(sum((part > 0).sum() for part in side)) for side in (pooled, [-part for part in pooled]))
     return float(binom.sf(won - 1, won + lost, 0.5))

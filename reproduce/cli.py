@@ -10,7 +10,7 @@ from typing import Any, cast
 import typer
 from rich.table import Table as Printed
 
-from freemoe.cli.common import calm_libraries, print_table, progress_of, say
+from freemoe.cli.common import calm_libraries, print_line, print_table, progress_of
 from freemoe.cli.flags import CODE, JSON, QUIET, WithCode, allowed_code
 from freemoe.core.errors import DataError, RecipeError
 from freemoe.core.registry import unknown_name
@@ -94,14 +94,14 @@ def _command(
     keep_none()
     needs = {t.name: t.needs.line(len(t.runs)) for t in tables if t.needs} if scale == "paper" else {}
     for name, line in {} if as_json else needs.items():
-        say(f"{name} takes {line}")
+        print_line(f"{name} takes {line}")
     _reproduce(tables, scene, Records(output.expanduser() / "runs", keep), needs, minutes, dry_run, as_json, quiet)
 
 
 def _tell_all(as_json: bool) -> None:
     rows = [{"name": t.name, "about": t.title, "what_runs": t.status()} for t in all_tables().values()]
     if as_json:
-        say(json.dumps({"tables": rows}))
+        print_line(json.dumps({"tables": rows}))
         return
     printed = Printed(box=None, pad_edge=False)
     for column in rows[0]:
@@ -118,7 +118,7 @@ def _print_recipes(tables: list[Table], scene: Scene) -> None:
             run = run_of(row, table.way_of(row), scene)
             if run.key not in shown:
                 shown.add(run.key)
-                say(f"# {table.name}: {row.label}\n{dump(run.recipe)}---")
+                print_line(f"# {table.name}: {row.label}\n{dump(run.recipe)}---")
 
 
 def _reproduce(
@@ -143,7 +143,7 @@ def _reproduce(
         if not as_json:
             _tell(found, table, files.get(table.name, {}))
     if as_json:
-        say(json.dumps({"tables": filled, "needs": needs, "files": files}))
+        print_line(json.dumps({"tables": filled, "needs": needs, "files": files}))
     else:
         _tell_sum(filled)
     raise typer.Exit(1 if any(row["status"] == FAILED for found in filled for row in found["rows"]) else 0)
@@ -151,10 +151,10 @@ def _reproduce(
 
 def _tell(found: dict[str, Any], table: Table, files: dict[str, str]) -> None:
     if table.absent:
-        say(f"{heading(found)}: not there: {table.absent}")
+        print_line(f"{heading(found)}: not there: {table.absent}")
         return
     if table.picture_alone:
-        say(heading(found))
+        print_line(heading(found))
     else:
         header, rows = grid(found, brief=True)
         printed = Printed(title=heading(found), title_justify="left")
@@ -164,10 +164,10 @@ def _tell(found: dict[str, Any], table: Table, files: dict[str, str]) -> None:
             printed.add_row(*row)
         print_table(printed)
     for line in notes(found):
-        say(line)
+        print_line(line)
     for kind, path in files.items():
         if kind != "json":
-            say(f"{kind}: {path}")
+            print_line(f"{kind}: {path}")
 
 
 def _tell_sum(filled: list[dict[str, Any]]) -> None:
@@ -175,4 +175,4 @@ def _tell_sum(filled: list[dict[str, Any]]) -> None:
     rows = [row for table in filled for row in table["rows"]]
     counts = {status: sum(r["status"] == status for r in rows) for status in dict.fromkeys(r["status"] for r in rows)}
     said = ", ".join(f"{count} {status}" for status, count in counts.items())
-    say(f"{len(filled)} tables and figures, {whole} without a failure; rows: {said or 'none'}")
+    print_line(f"{len(filled)} tables and figures, {whole} without a failure; rows: {said or 'none'}")

@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from freemoe.report.figures.drawing import new_figure, styled
+from freemoe.report.figures.drawing import new_figure, with_report_style
 from freemoe.report.palette import BASE, EXPERT, RIVAL
 from reproduce.figures import Words, as_file
 
@@ -37,7 +37,7 @@ def standalone(figure: Figure | None, filled: Filled, text: str) -> str:
     return as_file(figure, Words(filled["table"].replace("/", "-"), filled["title"], text))
 
 
-@styled
+@with_report_style
 def lines(filled: Filled, column: str, across: str, up: str) -> Figure:
     """A column as two lines over the rows: the paper's numbers, where it prints them, and ours."""
     figure = new_figure(6.0, 3.2)
@@ -54,7 +54,7 @@ def lines(filled: Filled, column: str, across: str, up: str) -> Figure:
     return figure
 
 
-@styled
+@with_report_style
 def bars(filled: Filled, columns: Sequence[str], up: str, level: float | None = None) -> Figure:
     """A group of bars per row, one per column: ours, or the paper's where a row is the paper's alone.
 

@@ -18,18 +18,18 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from freemoe.report.figures.drawing import (
     WIDE,
-    below,
+    drawable_name,
     first_column,
-    heading,
     is_narrow,
     legend_above,
+    make_panels,
     new_figure,
-    panels,
-    plain,
-    styled,
+    set_bottom_label,
+    set_panel_title,
     to_svg,
+    with_report_style,
 )
-from freemoe.report.palette import FAINT, INK, PAPER, SHADE, SOFT, colour, css
+from freemoe.report.palette import FAINT, INK, PAPER, SHADE, SOFT, light_colour, theme_css
 
 HUES = ("expert", "rival", "routed", "oracle", "control", "wanda", "magnitude", "base")
 """Colours of series, in their order; a dash and a marker tell them apart as well."""
@@ -49,7 +49,7 @@ def _series(found: Sequence[str]) -> dict[str, dict[str, Any]]:
     """How each series is drawn."""
     return {
         name: {
-            "color": colour(HUES[i % len(HUES)]),
+            "color": light_colour(HUES[i % len(HUES)]),
             "ls": _DASHES[i % len(_DASHES)],
             "marker": _MARKERS[i % len(_MARKERS)],
         }
@@ -59,11 +59,11 @@ def _series(found: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 def _legend(figure: Figure, looks: Mapping[str, Mapping[str, Any]]) -> None:
     legend_above(
-        figure, [Line2D([], [], markersize=4, lw=1.4, label=plain(n, 34), **look) for n, look in looks.items()]
+        figure, [Line2D([], [], markersize=4, lw=1.4, label=drawable_name(n, 34), **look) for n, look in looks.items()]
     )
 
 
-@styled
+@with_report_style
 def curves(
     found: Mapping[str, Curves], x: str, y: str, level: Mapping[str, float] | None = None, width: float = WIDE
 ) -> Figure | None:
@@ -79,24 +79,24 @@ def curves(
     if not any(points for panel in found.values() for points in panel.values()):
         return None
     looks = _series([name for panel in found.values() for name in panel])
-    figure, axes = panels(len(found), 3, width=width, height=2.6)
+    figure, axes = make_panels(len(found), 3, width=width, height=2.6)
     for place, (title, panel) in zip(axes, found.items(), strict=True):
         for name, points in panel.items():
             place.plot([a for a, _ in points], [b for _, b in points], lw=1.3, markersize=3.4, **looks[name])
         if level and title in level:
             place.axhline(level[title], color=INK, lw=0.9, ls=(0, (4, 3)))
-        heading(place, title, most=30)
+        set_panel_title(place, title, most=30)
         place.yaxis.set_major_locator(MaxNLocator(5))
         place.grid()
         place.margins(y=0.1)
         if first_column(place):
             place.set_ylabel(y)
     _legend(figure, looks)
-    below(figure, x)
+    set_bottom_label(figure, x)
     return figure
 
 
-@styled
+@with_report_style
 def tallies(
     found: Mapping[str, Sequence[tuple[float, float, float, float]]], x: str, width: float = WIDE
 ) -> Figure | None:
@@ -104,11 +104,11 @@ def tallies(
     if not any(found.values()):
         return None
     most = max(max(row[2:]) for rows in found.values() for row in rows)
-    figure, axes = panels(len(found), 2, width=width, height=2.7)
+    figure, axes = make_panels(len(found), 2, width=width, height=2.7)
     for place, (title, rows) in zip(axes, found.items(), strict=True):
         for start, end, better, worse in rows:
-            look = {"edgecolor": colour("expert"), "lw": 1}
-            place.bar((start + end) / 2, better, 0.85 * (end - start), color=colour("expert"), **look)
+            look = {"edgecolor": light_colour("expert"), "lw": 1}
+            place.bar((start + end) / 2, better, 0.85 * (end - start), color=light_colour("expert"), **look)
             place.bar((start + end) / 2, -worse, 0.85 * (end - start), color=PAPER, **look)
         place.axhline(0, color=INK, lw=0.9)
         place.set_xlim(0, 1)
@@ -116,20 +116,20 @@ def tallies(
         place.yaxis.set_major_locator(MaxNLocator(6, integer=True))
         place.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{abs(v):g}"))
         place.grid(axis="y", color=FAINT)
-        heading(place, title, most=34)
+        set_panel_title(place, title, most=34)
         if first_column(place):
             place.set_ylabel("worse   |   improved")
-    below(figure, x)
+    set_bottom_label(figure, x)
     return figure
 
 
-@styled
+@with_report_style
 def boxes(found: Mapping[str, Mapping[str, Sequence[float]]], x: str, width: float = WIDE) -> Figure | None:
     """Box plots (MoDE Fig. 4): title -> label -> lowest, lower quarter, median, upper quarter, highest."""
     if not any(found.values()):
         return None
     count = max(len(rows) for rows in found.values())
-    figure, axes = panels(len(found), 2, width=width, height=0.9 + 0.3 * count)
+    figure, axes = make_panels(len(found), 2, width=width, height=0.9 + 0.3 * count)
     figure.set_figheight(
         max(float(figure.get_size_inches()[1]), 0.6 + (1.1 + 0.26 * count) * (len(found) if is_narrow(width) else 1))
     )
@@ -137,21 +137,21 @@ def boxes(found: Mapping[str, Mapping[str, Sequence[float]]], x: str, width: flo
         for at, (low, first, middle, third, high) in enumerate(rows.values()):
             place.plot([low, high], [at, at], color=SOFT, lw=1, zorder=1)
             place.barh(at, third - first, 0.56, left=first, color=SHADE, edgecolor=SOFT, zorder=2)
-            place.plot([middle] * 2, [at - 0.28, at + 0.28], color=colour("expert"), lw=2.2, zorder=3)
+            place.plot([middle] * 2, [at - 0.28, at + 0.28], color=light_colour("expert"), lw=2.2, zorder=3)
             for end in (low, high):
                 place.plot([end] * 2, [at - 0.14, at + 0.14], color=SOFT, lw=1)
         place.axvline(0, color=INK, lw=0.9, zorder=0)
-        place.set_yticks(range(len(rows)), [plain(name, 18 if is_narrow(width) else 26) for name in rows])
+        place.set_yticks(range(len(rows)), [drawable_name(name, 18 if is_narrow(width) else 26) for name in rows])
         place.set_ylim(len(rows) - 0.5, -0.5)
         place.xaxis.set_major_locator(MaxNLocator(5))
         place.tick_params(axis="y", length=0)
         place.grid(axis="x")
-        heading(place, title, most=34)
-    below(figure, x)
+        set_panel_title(place, title, most=34)
+    set_bottom_label(figure, x)
     return figure
 
 
-@styled
+@with_report_style
 def bars(found: Mapping[str, Bars], y: str, width: float = WIDE) -> Figure | None:
     """Bars with intervals (Free-MoE Fig. 5): title -> category -> series -> value, low, high."""
     shown = {title: panel for title, panel in found.items() if panel}
@@ -159,14 +159,14 @@ def bars(found: Mapping[str, Bars], y: str, width: float = WIDE) -> Figure | Non
         return None
     looks = _series([s for panel in shown.values() for own in panel.values() for s in own])
     rows = math.ceil(len(shown) / (1 if is_narrow(width) else 2))
-    figure, axes = panels(len(shown), 2, width=width, height=2.8)
+    figure, axes = make_panels(len(shown), 2, width=width, height=2.8)
     figure.set_figheight((2.2 if is_narrow(width) else 2.9) * rows + 0.6)
     for place, (title, panel) in zip(axes, shown.items(), strict=True):
         _bars(place, panel, looks, is_narrow(width))
-        heading(place, title, most=34)
+        set_panel_title(place, title, most=34)
         if first_column(place):
             place.set_ylabel(y)
-    legend_above(figure, [Patch(color=look["color"], label=plain(n)) for n, look in looks.items()])
+    legend_above(figure, [Patch(color=look["color"], label=drawable_name(n)) for n, look in looks.items()])
     return figure
 
 
@@ -181,13 +181,13 @@ def _bars(axes: Axes, panel: Bars, looks: Mapping[str, Mapping[str, Any]], narro
                 axes.plot([x, x], [low, high], color=INK, lw=1)
     axes.axhline(0, color=INK, lw=0.9)
     turned = {"rotation": 30, "ha": "right"} if narrow or len(panel) > 4 else {}
-    axes.set_xticks(range(len(panel)), [plain(name, 18) for name in panel], **turned)
+    axes.set_xticks(range(len(panel)), [drawable_name(name, 18) for name in panel], **turned)
     axes.tick_params(axis="x", length=0)
     axes.grid(axis="y")
     axes.margins(y=0.12)
 
 
-@styled
+@with_report_style
 def radars(found: Mapping[str, Mapping[str, Mapping[str, float]]], width: float = WIDE) -> Figure | None:
     """Radars (Free-MoE Fig. 4), bars where spokes are few or a phone is narrow: title -> series -> spoke -> value."""
     shown = {title: panel for title, panel in found.items() if panel}
@@ -207,7 +207,7 @@ def radars(found: Mapping[str, Mapping[str, Mapping[str, float]]], width: float 
     for number, (title, panel) in enumerate(shown.items()):
         axes = figure.add_subplot(math.ceil(len(shown) / columns), columns, number + 1, projection="polar")
         _radar(axes, panel, looks)
-        heading(axes, title, most=34)
+        set_panel_title(axes, title, most=34)
     _legend(figure, looks)
     return figure
 
@@ -224,7 +224,7 @@ def _radar(axes: Any, panel: Mapping[str, Mapping[str, float]], looks: Mapping[s
     axes.yaxis.set_major_locator(MaxNLocator(4))
     axes.tick_params(axis="y", labelsize=7.5)
     axes.spines["polar"].set_color(FAINT)
-    axes.set_xticks(angles, [plain(s, 18) for s in spokes])
+    axes.set_xticks(angles, [drawable_name(s, 18) for s in spokes])
 
 
 # ---------------------------------------------------------------------- as a file that stands alone
@@ -248,6 +248,6 @@ def as_file(figure: Figure | None, words: Words) -> str:
     if figure is None:
         raise ValueError(f"{words.name}: nothing to draw.")
     svg = to_svg(figure, words.name, words.title, words.text)
-    look = f":root{{--font:system-ui,sans-serif;background:var(--paper)}}\n{css()}"
+    look = f":root{{--font:system-ui,sans-serif;background:var(--paper)}}\n{theme_css()}"
     svg = svg.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1)
     return svg.replace(">", f">\n<style>{look}</style>", 1)

@@ -15,10 +15,10 @@ from typing import Any
 
 import yaml
 
-from freemoe.core.environment import DECIDING, environment, versions
+from freemoe.core.environment import DECIDING, describe_environment, package_versions
 from freemoe.core.errors import FreeMoEError, LockedError
-from freemoe.core.files import digest, write_atomic
-from freemoe.core.run.lock import alone
+from freemoe.core.files import json_digest, write_atomic
+from freemoe.core.run.lock import output_lock
 from freemoe.core.run.progress import Progress
 from freemoe.recipes import Recipe, recipe_from, set_path
 from reproduce.table import Measured, Row, Scene, Table, Way, load_function
@@ -47,7 +47,7 @@ class Run:
     def key(self) -> str:
         """Its identity: equal runs of different tables are one."""
         fields = self.recipe.model_dump(mode="json", exclude={"output", "threads", "preset"})
-        return digest([self.work, fields, self.arguments, versions(DECIDING)])
+        return json_digest([self.work, fields, self.arguments, package_versions(DECIDING)])
 
 
 def run_of(row: Row, way: Way, scene: Scene) -> Run:
@@ -91,7 +91,7 @@ class Records:
             LockedError: Another process is at it.
             FreeMoEError: What the run met; what it has done so far stays for the next try.
         """
-        with alone(self.folder / f"{run.key}.json"):
+        with output_lock(self.folder / f"{run.key}.json"):
             return self._carried_out(run, progress)
 
     def _carried_out(self, run: Run, progress: Progress) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class Records:
         found = load_function(run.work)(recipe, folder, progress, **run.arguments)
         fields = run.recipe.model_dump(mode="json")
         record = {"found": found, "recipe": fields, "arguments": run.arguments, "seconds": time.perf_counter() - began}
-        text = json.dumps(record | {"environment": environment()}, allow_nan=True)
+        text = json.dumps(record | {"environment": describe_environment()}, allow_nan=True)
         write_atomic(self.folder / f"{run.key}.json", text.encode())
         if not self.keep:
             shutil.rmtree(folder, ignore_errors=True)
@@ -142,7 +142,7 @@ def measure(
         "approximated": table.approximated.get(scene.scale, ""),
         "absent": table.absent,
         "rows": rows,
-        "environment": environment(),
+        "environment": describe_environment(),
     }
 
 

@@ -35,7 +35,7 @@ def scored(
         progress: Where to report.
         apart: Columns that do not count in the mean.
     """
-    from freemoe.evals.evaluation import evaluate
+    from freemoe.evals.evaluation import evaluate_target
     from freemoe.evals.summary import mean_of_domains
 
     if not tasks:
@@ -51,6 +51,6 @@ def scored(
     }
     evaluation = recipe_from(asked, "The table's evaluation")
     assert isinstance(evaluation, EvalRecipe)
-    domains = evaluate(evaluation, subject, progress=progress)["domains"]
+    domains = evaluate_target(evaluation, subject, progress=progress)["domains"]
     found = {d["name"]: {w: {"score": r["score"], "gain": r["gain"]} for w, r in d["rows"].items()} for d in domains}
     return found | {AVERAGE: mean_of_domains([d for d in domains if d["name"] not in apart])}

@@ -97,8 +97,8 @@ def markdown(filled: Mapping[str, Any]) -> str:
     """The table as Markdown."""
     header, rows = grid(filled)
     lines = [f"### {heading(filled)}", "", "| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    lines += ["| " + " | ".join(neutral.markdown(cell) for cell in row) + " |" for row in rows]
-    return "\n".join([*lines, "", *map(neutral.markdown, notes(filled)), ""])
+    lines += ["| " + " | ".join(neutral.escape_markdown(cell) for cell in row) + " |" for row in rows]
+    return "\n".join([*lines, "", *map(neutral.escape_markdown, notes(filled)), ""])
 
 
 def save(filled: dict[str, Any], table: Table, folder: Path) -> dict[str, Path]:

@@ -228,7 +228,7 @@ def _record(device: str, dry: bool) -> dict[str, Any] | None:
     import torch
 
     from benchmarks.devices import about
-    from freemoe.core.environment import environment, versions
+    from freemoe.core.environment import describe_environment, package_versions
 
     if device != "cpu" and not torch.cuda.is_available():
         return None
@@ -236,7 +236,7 @@ def _record(device: str, dry: bool) -> dict[str, Any] | None:
         "dry": dry,
         "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "device": about(device),
-        "environment": environment() | {"triton": versions(["triton"]).get("triton")},
+        "environment": describe_environment() | {"triton": package_versions(["triton"]).get("triton")},
         "budget": DRY_BUDGET if dry else BUDGET,
         "steps": [],
     }

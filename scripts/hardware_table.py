@@ -17,14 +17,14 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from benchmarks.speed.artefact import stand_in
-from freemoe.domain_experts.cost.memory import fitting, stage_peaks
+from freemoe.domain_experts.cost.memory import fitting_devices, stage_peaks
 from freemoe.models.offload import resident_bytes
 from freemoe.models.sublayers import find_sublayers
 from freemoe.models.weights import find_weights
 from freemoe.recipes import BuildRecipe, ConvertRecipe
 from freemoe.serve.engine.cache import token_bytes
-from freemoe.serve.settings import Limits
-from freemoe.tomoe.cost.memory import sizes
+from freemoe.serve.settings import EngineLimits
+from freemoe.tomoe.cost.memory import estimate_memory
 from freemoe.tomoe.gates.hypernetwork import Hypernetwork
 from freemoe.tomoe.material import block_length
 
@@ -50,7 +50,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 """As their config.json has them."""
 
-SERVED = Limits(context=4096)
+SERVED = EngineLimits(context=4096)
 """The server's own, with the most tokens of a sequence that it takes by default."""
 
 
@@ -84,8 +84,8 @@ def _convert(name: str, model: Any, base: int) -> Iterator[tuple[str, float, flo
         with torch.device("meta"):
             gates = Hypernetwork(sublayers, recipe.experts, recipe.seed)
         trained = sum(p.numel() for p in gates.parameters() if p.requires_grad)
-        size = sizes(recipe, sublayers, base, model.config.vocab_size, block_length(recipe, model), trained)
-        yield f"`convert`{', `--checkpointing`' if checkpointing else ''}", base, size.peak - base
+        size = estimate_memory(recipe, sublayers, base, model.config.vocab_size, block_length(recipe, model), trained)
+        yield f"`convert`{', `--checkpointing`' if checkpointing else ''}", base, size.peak_bytes - base
 
 
 def table() -> Iterator[str]:
@@ -94,7 +94,7 @@ def table() -> Iterator[str]:
     yield "|---|---|---|---|---|"
     for name in SHAPES:
         for command, base, above in needed(name):
-            yield f"| {name} | {command} | {base / 2**30:.1f} | {above / 2**30:.1f} | {fitting(base + above)} |"
+            yield f"| {name} | {command} | {base / 2**30:.1f} | {above / 2**30:.1f} | {fitting_devices(base + above)} |"
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from freemoe.assets.tiny_world import WORLD_SEED, Document, Mix, World, write_benchmark
+from freemoe.assets.tiny_world import WORLD_SEED, TrainingDocument, TrainingMix, World, write_benchmark
 
 ASSETS = Path(__file__).resolve().parents[1] / "src" / "freemoe" / "assets"
 SEED, EVAL_SEED, STEPS = 11, 7301, 1900
@@ -96,7 +96,7 @@ def new_model(tokenizer: Any, seed: int) -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-def rows(documents: Iterator[Document], tokenizer: Any, rng: random.Random) -> Iterator[list[Row]]:
+def rows(documents: Iterator[TrainingDocument], tokenizer: Any, rng: random.Random) -> Iterator[list[Row]]:
     """Pools of rows; a row is one document from position 0 on, or many joined to `PACKED_LENGTH`."""
     end = tokenizer.eos_token_id
     newline = tokenizer.encode("\n")
@@ -119,7 +119,7 @@ def rows(documents: Iterator[Document], tokenizer: Any, rng: random.Random) -> I
         yield pool
 
 
-def encode(documents: list[Document], tokenizer: Any) -> list[Row]:
+def encode(documents: list[TrainingDocument], tokenizer: Any) -> list[Row]:
     """Tokens and loss weights; prompt and completion meet where the benchmark's scorer cuts them."""
     prompts = tokenizer([document.prompt or "\n" for document in documents])["input_ids"]
     wholes = tokenizer([document.text for document in documents])["input_ids"]
@@ -267,7 +267,7 @@ def recipe(seed: int, eval_seed: int, steps: int) -> dict[str, object]:
         "weight_decay": WEIGHT_DECAY,
         "prompt_weight": PROMPT_WEIGHT,
         "completion_weight": COMPLETION_WEIGHT,
-        "mix": {name: dict(values) for name, values in asdict(Mix()).items()},
+        "mix": {name: dict(values) for name, values in asdict(TrainingMix()).items()},
     }
 
 
@@ -277,7 +277,7 @@ def make_base(out: Path, seed: int, eval_seed: int, steps: int = STEPS) -> None:
     The model is written last and appears whole or not at all, so a folder that has one is finished.
     """
     began = time.monotonic()
-    world, mix = World(), Mix()
+    world, mix = World(), TrainingMix()
     tokenizer = train_tokenizer(world)
     model = new_model(tokenizer, seed)
     rng = random.Random(f"rows/{seed}")

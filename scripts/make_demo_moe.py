@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from freemoe.assets.tiny_world import WORLD_SEED, Mix, World
+from freemoe.assets.tiny_world import WORLD_SEED, TrainingMix, World
 from scripts.make_demo_model import (
     ASSETS,
     MAX_POSITIONS,
@@ -86,7 +86,7 @@ def make_moe(out: Path, seed: int, steps: int = STEPS) -> None:
     tokenizer = train_tokenizer(world)
     model = new_moe(tokenizer, seed)
     rng = random.Random(f"rows/{seed}")
-    pools = rows(world.documents(seed, Mix()), tokenizer, rng)
+    pools = rows(world.documents(seed, TrainingMix()), tokenizer, rng)
     tokens = train(model, batches(pools, tokenizer.pad_token_id, rng), steps, LEARNING_RATE, BALANCE)
     record = provenance(recipe(seed, steps), model, tokens, began)
     # Half precision saves space in the package; on most CPUs it runs several times slower than fp32.

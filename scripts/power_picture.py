@@ -8,7 +8,7 @@ from pathlib import Path
 import matplotlib
 
 from freemoe.evals.statistics import detectable_gain
-from freemoe.report.figures.drawing import PALETTE, new_figure, ratio_ticks, style
+from freemoe.report.figures.drawing import PALETTE, new_figure, ratio_ticks, report_style
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "power.svg"
 DOCUMENTS = (15, 20, 25, 30, 40, 50, 70, 100, 150, 200, 300, 500, 700, 1000)
@@ -18,7 +18,7 @@ ALPHA = 0.05
 
 def main(path: Path) -> None:
     """Write the picture; the same figures give the same bytes."""
-    with style(), matplotlib.rc_context({"svg.fonttype": "none"}):
+    with report_style(), matplotlib.rc_context({"svg.fonttype": "none"}):
         figure = new_figure(7.0, 3.6)
         axes = figure.subplots()
         for tests, colour in zip(TESTS, PALETTE, strict=False):

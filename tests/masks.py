@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from freemoe.models.mask import Mask
-from freemoe.models.weights import Weight
+from freemoe.models.weights import WeightMatrix
 
 
-def mask_of(indices: Mapping[str, Tensor], weights: Sequence[Weight]) -> Mask:
+def mask_of(indices: Mapping[str, Tensor], weights: Sequence[WeightMatrix]) -> Mask:
     """The mask of flat indices by weight."""
     return Mask.of_indices(indices, weights)
 

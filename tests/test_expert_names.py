@@ -9,10 +9,10 @@ import pytest
 
 from freemoe import FreeMoE
 from freemoe.core.errors import ArtifactError, DataError, RecipeError, UnknownNameError
-from freemoe.domain_experts.expert import Expert
+from freemoe.domain_experts.expert import DomainExpert
 from freemoe.recipes import expert_names, recipe_from
 from freemoe.recipes.expert_names import MAX_NAME, ExpertRef, make_names, name_fault
-from freemoe.serve.catalogue import Catalogue
+from freemoe.serve.catalogue import ExpertCatalogue
 from tests.artefacts import rewritten
 from tests.serve.conftest import folders  # noqa: F401  (a fixture)
 
@@ -66,14 +66,14 @@ def test_what_cannot_be_a_name_is_refused_wherever_it_comes_from(
     says: str,
 ) -> None:
     with pytest.raises(DataError, match=says):
-        FreeMoE.__init__(object.__new__(FreeMoE), tiny := _model(), [Expert(name)])
+        FreeMoE.__init__(object.__new__(FreeMoE), tiny := _model(), [DomainExpert(name)])
     host = FreeMoE(tiny, [])
     # As what stands before another name it may do: then it is the whole that counts.
     before = name.removesuffix("a")
     if name_fault(before + "a"):
         for load in (
             lambda: host.load_expert(folders.own, prefix=before),
-            lambda: Catalogue().plus(folders.own, before),
+            lambda: ExpertCatalogue().with_artefact(folders.own, before),
         ):
             with pytest.raises(DataError, match="The name "):
                 load()
@@ -105,10 +105,16 @@ def test_groups_of_documents_are_called_by_names_that_can_be() -> None:
 
 def test_experts_are_loaded_up_to_one_limit(folders: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     monkeypatch.setattr(expert_names, "MAX_EXPERTS", 5)
-    host, catalogue = FreeMoE.from_pretrained(str(folders.base), folders.own), Catalogue().plus(folders.own)
+    host, catalogue = (
+        FreeMoE.from_pretrained(str(folders.base), folders.own),
+        ExpertCatalogue().with_artefact(folders.own),
+    )
     host.load_expert(folders.own, prefix="x-")
-    catalogue = catalogue.plus(folders.own, "x-")
-    for more in (lambda: host.load_expert(folders.own, prefix="y-"), lambda: catalogue.plus(folders.own, "y-")):
+    catalogue = catalogue.with_artefact(folders.own, "x-")
+    for more in (
+        lambda: host.load_expert(folders.own, prefix="y-"),
+        lambda: catalogue.with_artefact(folders.own, "y-"),
+    ):
         with pytest.raises(DataError, match=r"4 experts are on this base, and 2 more exceed the limit of 5\. Delete"):
             more()
     host.add_expert("one-more", union=["a", "b"])

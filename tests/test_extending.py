@@ -21,7 +21,7 @@ from freemoe.domain_experts.build import build
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.rank.importance import METRICS, Metric
 from freemoe.domain_experts.route.router import LEVELS, Level
-from freemoe.models.spec import FAMILIES, Family
+from freemoe.models.spec import FAMILIES, ModelFamily
 from freemoe.tomoe.convert import convert
 from freemoe.tomoe.structures.rivals import RIVALS
 from freemoe.tomoe.structures.structure import LayerStructure
@@ -73,7 +73,7 @@ def add_family() -> None:
     AutoModelForCausalLM.register(OddConfig, Odd)
     linears = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("self_attn.o_proj",)
     mlp = ("mlp.gate_proj", "mlp.up_proj"), ("mlp.down_proj",)
-    FAMILIES.add("odd", Family("odd", ("odd",), ("model.layers",), linears, mlp), "a layout of another package")
+    FAMILIES.add("odd", ModelFamily("odd", ("odd",), ("model.layers",), linears, mlp), "a layout of another package")
 
 
 def by_spread(x, y, classes, seed):

@@ -14,8 +14,8 @@ from torch import nn
 from freemoe.domain_experts.purify.gradients import backward, gradients_to
 from freemoe.evals.engine.output_head import output_replayed
 from freemoe.hookmoe.decoding.quick import quick_decoding
-from freemoe.hookmoe.hooks.upper_half import remade, upper
-from freemoe.models.hooks import instead
+from freemoe.hookmoe.hooks.upper_half import checkpoint_layers, start_at_layer
+from freemoe.models.hooks import replace_method
 from freemoe.models.weights import find_weights
 from tests.domain_experts.purify.test_greedy import batches
 from tests.tiny import tiny_model
@@ -45,11 +45,11 @@ def hooked_model(case: str) -> tuple[Any, Counting, list[nn.Module]]:
 
 BLOCKS: dict[str, Callable[[Any], AbstractContextManager[Any]]] = {
     "layers checkpointed": lambda m: gradients_to(m, find_weights(m)[:1], lambda *_: None, checkpointing=True),
-    "layers made again": remade,
-    "layers passing on": lambda m: upper(m, 1),
+    "layers made again": checkpoint_layers,
+    "layers passing on": lambda m: start_at_layer(m, 1),
     "decoder answering again": lambda m: output_replayed(m.model.layers[0], IDS),
     "decoding": quick_decoding,
-    "forward exchanged": lambda m: instead(m.model.layers[0], lambda x, *_, **__: x),
+    "forward exchanged": lambda m: replace_method(m.model.layers[0], lambda x, *_, **__: x),
 }
 
 

@@ -10,10 +10,10 @@ import pytest
 from freemoe.cli import build as build_cli
 from freemoe.cli import convert as convert_cli
 from freemoe.cli import trim as trim_cli
-from freemoe.cli.flags import Command
+from freemoe.cli.flags import RecipeCommand
 from freemoe.core.errors import RecipeError
 from freemoe.recipes import BuildRecipe, ConvertRecipe, EvalRecipe, Recipe, SearchSection, TrimRecipe, recipe_from
-from freemoe.recipes.keywords import nested, recipe_of
+from freemoe.recipes.keywords import nest_keywords, recipe_of
 
 BUILD = {"model": "m", "domains": {"law": "law.jsonl"}}
 KINDS = [BuildRecipe, EvalRecipe, ConvertRecipe, TrimRecipe]
@@ -42,7 +42,7 @@ def test_keywords_are_the_recipe_that_yaml_says():
 
 
 @pytest.mark.parametrize("command", [build_cli.COMMAND, convert_cli.COMMAND, trim_cli.COMMAND], ids=lambda c: c.name)
-def test_flags_of_the_command_line_are_keywords(command: Command) -> None:
+def test_flags_of_the_command_line_are_keywords(command: RecipeCommand) -> None:
     kind: Any = command.recipe
     for name, flag in command.flags.items():
         path = flag if isinstance(flag, str) else flag.path
@@ -51,7 +51,7 @@ def test_flags_of_the_command_line_are_keywords(command: Command) -> None:
         if name in ("even",):
             continue  # a switch; the field is layout
         section, _, field = path.rpartition(".")
-        assert nested(kind, {name: "x"}) == ({section: {field: "x"}} if section else {path: "x"}), name
+        assert nest_keywords(kind, {name: "x"}) == ({section: {field: "x"}} if section else {path: "x"}), name
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,9 @@ from freemoe.recipes import (
     recipe_from,
     set_path,
 )
-from freemoe.recipes.sections import Section
+from freemoe.recipes.sections import RecipeSection
 
-KINDS: tuple[type[Section], ...] = (BuildRecipe, EvalRecipe, ConvertRecipe, TrimRecipe)
+KINDS: tuple[type[RecipeSection], ...] = (BuildRecipe, EvalRecipe, ConvertRecipe, TrimRecipe)
 SMALLEST: dict[str, dict[str, Any]] = {
     "build": {"model": "m", "domains": {"a": ["a.jsonl"]}},
     "eval": {"artefact": "m", "domains": {"a": ["a.jsonl"]}},
@@ -38,9 +38,9 @@ SMALLEST: dict[str, dict[str, Any]] = {
 }
 
 
-def fields(section: type[Section], path: str = "") -> Iterator[tuple[str, FieldInfo]]:
+def fields(section: type[RecipeSection], path: str = "") -> Iterator[tuple[str, FieldInfo]]:
     for name, field in section.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+        if isinstance(field.annotation, type) and issubclass(field.annotation, RecipeSection):
             yield from fields(field.annotation, f"{path}{name}.")
         elif name != "command":
             yield path + name, field
@@ -171,7 +171,7 @@ def test_grids_of_bands_are_bounded(bands: dict[str, float], reason: str) -> Non
 
 
 def test_the_finest_grid_is_quick_and_without_doubles() -> None:
-    edges = BandSection(step=1e-4, ratio=1e-4).edges()
+    edges = BandSection(step=1e-4, ratio=1e-4).band_edges()
     assert len(edges) == len(set(edges)) == 10_000
     assert all(a < b for a, b in edges)
 

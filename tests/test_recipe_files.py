@@ -37,7 +37,7 @@ def test_a_recipe_is_the_papers_protocol(file: Path) -> None:
     recipe = load(file)
     assert (recipe.search.metrics, recipe.search.method, recipe.search.select) == (("wanda",), "exhaustive", "argmax")
     assert (recipe.bands.start, recipe.bands.end, recipe.bands.step) == (0.0, 0.5, 0.05)
-    assert len(recipe.bands.edges()) == 10
+    assert len(recipe.bands.band_edges()) == 10
     assert recipe.evidence.oracle, "the papers' figure is the row oracle"
     assert {t for tasks in recipe.domains.values() for t in tasks} <= set(BENCHMARKS)
     # Whoever runs a file decides about running programs, not the file.

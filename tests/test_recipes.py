@@ -336,7 +336,7 @@ def test_no_file(name: str, tmp_path: Path) -> None:
 
 def test_the_papers_grid_in_their_orientation() -> None:
     """Tables 7-11 of MoDE: 50-100 % in steps of 5 %, ten bands that touch and do not overlap."""
-    edges = BandSection(start=0.5, end=1.0, step=0.05, ratio=0.05).edges()
+    edges = BandSection(start=0.5, end=1.0, step=0.05, ratio=0.05).band_edges()
     assert edges == [
         (0.5, 0.55),
         (0.55, 0.6),
@@ -352,14 +352,14 @@ def test_the_papers_grid_in_their_orientation() -> None:
 
 
 def test_the_papers_grid_in_ours() -> None:
-    edges = BandSection(start=0.0, end=0.5, step=0.05, ratio=0.05).edges()
+    edges = BandSection(start=0.0, end=0.5, step=0.05, ratio=0.05).band_edges()
     assert edges[0] == (0.0, 0.05)
     assert edges[-1] == (0.45, 0.5)
     assert len(edges) == 10
 
 
 def test_the_default_grid_covers_everything_once() -> None:
-    edges = BandSection().edges()
+    edges = BandSection().band_edges()
     assert edges == [
         (0.0, 0.1),
         (0.1, 0.2),
@@ -377,7 +377,7 @@ def test_the_default_grid_covers_everything_once() -> None:
 @pytest.mark.parametrize("step", [0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 1 / 3])
 @pytest.mark.parametrize("ratio", [0.01, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0])
 def test_any_grid_stays_inside_and_does_not_drift(step: float, ratio: float) -> None:
-    edges = BandSection(start=0.0, end=1.0, step=step, ratio=ratio).edges()
+    edges = BandSection(start=0.0, end=1.0, step=step, ratio=ratio).band_edges()
     assert edges
     for i, (a, b) in enumerate(edges):
         assert a == round(i * step, 6)
@@ -388,5 +388,5 @@ def test_any_grid_stays_inside_and_does_not_drift(step: float, ratio: float) -> 
 
 
 def test_bands_begin_below_the_end_of_the_grid_and_may_overlap() -> None:
-    edges = BandSection(start=0.0, end=0.15, step=0.05, ratio=0.2).edges()
+    edges = BandSection(start=0.0, end=0.15, step=0.05, ratio=0.2).band_edges()
     assert edges == [(0.0, 0.2), (0.05, 0.25), (0.1, 0.3)]

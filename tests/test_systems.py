@@ -13,9 +13,9 @@ from freemoe.core.errors import ArtifactError, DataError, UnknownNameError
 from freemoe.hookmoe.adapter import Trimmed, save_adapter
 from freemoe.hookmoe.artefact_files import KIND
 from freemoe.hookmoe.plans.apply import plan_of
-from freemoe.hookmoe.plans.plan import uniform
-from freemoe.models.checkpoints.fingerprint import fingerprint
-from freemoe.tomoe.export import export
+from freemoe.hookmoe.plans.plan import uniform_plan
+from freemoe.models.checkpoints.fingerprint import fingerprint_model
+from freemoe.tomoe.export import export_converted_model
 from tests.tiny import tiny_model, tiny_tokenizer
 from tests.tomoe.random_structures import random_structure
 
@@ -35,7 +35,7 @@ def continued(model, **options) -> str:
 
 
 def manifest(folder: Path, kind: str, base: Path, model) -> None:
-    body = {"kind": kind, "base_model_name_or_path": str(base), "base_fingerprint": fingerprint(model)}
+    body = {"kind": kind, "base_model_name_or_path": str(base), "base_fingerprint": fingerprint_model(model)}
     write_manifest(folder, {**body, "freemoe_version": "0", "revision": None})
 
 
@@ -54,7 +54,7 @@ def test_a_plain_model_answers_as_itself(tmp_path: Path) -> None:
 def test_a_trimmed_mixture_answers_trimmed_or_whole(tmp_path: Path) -> None:
     base = tiny_model("mixtral", num_hidden_layers=3)
     source, folder = saved(base, tmp_path / "base"), tmp_path / "trimmed"
-    trimmed = Trimmed(uniform(plan_of(base), 1))
+    trimmed = Trimmed(uniform_plan(plan_of(base), 1))
     folder.mkdir()
     save_adapter(trimmed, base, folder)
     manifest(folder, KIND, source, base)
@@ -72,7 +72,7 @@ def test_a_trimmed_mixture_answers_trimmed_or_whole(tmp_path: Path) -> None:
 
 def test_a_converted_model_needs_no_base(tmp_path: Path) -> None:
     model, folder = tiny_model("llama"), tmp_path / "converted"
-    export(model, random_structure(model), folder, mode="shared", tokenizer=tiny_tokenizer())
+    export_converted_model(model, random_structure(model), folder, mode="shared", tokenizer=tiny_tokenizer())
     manifest(folder, "converted", tmp_path, model)
     opened = freemoe.load(folder, device="cpu")
     assert opened.model.config.model_type.startswith("tomoe_")

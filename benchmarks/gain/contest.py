@@ -24,12 +24,12 @@ from freemoe.core.memory import peak_memory_bytes
 from freemoe.core.run.progress import Progress
 from freemoe.domain_experts.expert import switch_expert
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches, mean_loss
-from freemoe.domain_experts.purify.greedy import purify
-from freemoe.domain_experts.purify.learned import learn
+from freemoe.domain_experts.purify.greedy import greedy_purify
+from freemoe.domain_experts.purify.learned import learn_switches
 from freemoe.evals.engine.evaluator import Evaluator
-from freemoe.evals.engine.scorer import Pair, Scorer
+from freemoe.evals.engine.scorer import Scorer, TokenPair
 from freemoe.evals.tasks.documents import Document
-from freemoe.evals.tasks.task import Grader, grade_choice
+from freemoe.evals.tasks.task import TaskGrader, grade_choice
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
@@ -129,8 +129,8 @@ def compete(job: Job) -> dict[str, Any]:
 
 def _switches(job: Job, model: Any, weights: list, gradient: list[AnswerBatch], stop: list[AnswerBatch]) -> Any:
     if job.method == "greedy":
-        return purify(model, weights, gradient, stop, step=3e-4, budget=job.budget)
-    return learn(
+        return greedy_purify(model, weights, gradient, stop, step=3e-4, budget=job.budget)
+    return learn_switches(
         model,
         weights,
         gradient,
@@ -144,13 +144,13 @@ def _switches(job: Job, model: Any, weights: list, gradient: list[AnswerBatch], 
     )
 
 
-def _batches(scorer: Scorer, pairs: Sequence[Pair]) -> list[AnswerBatch]:
-    rows = [(scorer.fit(pair)[0], pair.continuation) for pair in pairs]
+def _batches(scorer: Scorer, pairs: Sequence[TokenPair]) -> list[AnswerBatch]:
+    rows = [(scorer.fit_to_context(pair)[0], pair.continuation) for pair in pairs]
     return answer_batches(rows, [0] * len(rows), _BATCH_TOKENS, "cpu")
 
 
 def _score(scorer: Scorer, documents: Sequence[Document]) -> dict[str, Any]:
-    grader = Grader(documents[0].task, "acc", lambda d, found: grade_choice(d, found, [len(a) for a in d.answers]))
+    grader = TaskGrader(documents[0].task, "acc", lambda d, found: grade_choice(d, found, [len(a) for a in d.answers]))
     scores = Evaluator(scorer, {grader.name: grader}).score(documents)
     keys = [d.key for d in documents]
     if documents[0].kind == "text":

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from freemoe.core.errors import DataError
-from freemoe.domain_experts.select.choice import shares
-from freemoe.evals.engine.scorer import Pair, Scorer
+from freemoe.domain_experts.select.choice import split_by_share
+from freemoe.evals.engine.scorer import Scorer, TokenPair
 from freemoe.evals.tasks.documents import Document, content_key
 from freemoe.evals.tasks.text_tasks import TextTask
 from freemoe.recipes import SaliencySection
@@ -39,8 +39,8 @@ class Material:
         reported: Documents that chose nothing: kind ``text`` or ``choice``.
     """
 
-    gradient: list[Pair]
-    stop: list[Pair]
+    gradient: list[TokenPair]
+    stop: list[TokenPair]
     reported: list[Document]
 
 
@@ -70,7 +70,9 @@ def _text(name: str, reference: Sequence[str], reported: Sequence[str]) -> Calla
         documents = task.reference()
         section = SaliencySection()
         # Parted as a build does it: the guard's part stays unread here, so that all methods see what a build's see.
-        gradient, stop, _ = shares([d.key for d in documents], [section.gradient_share, section.stop_share], seed)
+        gradient, stop, _ = split_by_share(
+            [d.key for d in documents], [section.gradient_share, section.stop_share], seed
+        )
         pairs = [scorer.gold_pair(d) for d in documents]
         return Material([pairs[i] for i in gradient], [pairs[i] for i in stop], task.reported())
 
@@ -97,7 +99,7 @@ def _matching(
         rng = random.Random(f"{name}/{seed}")
         drawn = rng.sample(list(train), min(len(train), limit or _TRAINED + _STOPPING))
         texts = [scorer.text_pair(scorer.tokenizer.encode(q + a, add_special_tokens=False)) for q, a in drawn]
-        texts = [Pair(t.context, t.continuation[: scorer.max_length - 1]) for t in texts]
+        texts = [TokenPair(t.context, t.continuation[: scorer.max_length - 1]) for t in texts]
         stopping = min(_STOPPING, len(texts) // 4)
         documents = [
             Document(name, str(i), content_key(question), "choice", question, answers, gold)

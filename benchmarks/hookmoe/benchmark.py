@@ -15,12 +15,19 @@ from benchmarks.harness import Figure, Outcome, Settings
 from benchmarks.hookmoe import mixtures, speed
 from benchmarks.hookmoe import quality as trim_quality
 from freemoe.core.errors import RecipeError
-from freemoe.hookmoe.measure import measure
-from freemoe.hookmoe.plans.apply import applied, plan_of
-from freemoe.hookmoe.plans.dynamic import Dynamic, act_of, kept_slots, ramp, router_weights, tuned
+from freemoe.hookmoe.measure import measure_quality
+from freemoe.hookmoe.plans.apply import apply_plan, plan_of
+from freemoe.hookmoe.plans.dynamic import (
+    DynamicRule,
+    act_of,
+    kept_slots,
+    ramp_thresholds,
+    router_weights,
+    tune_thresholds,
+)
 from freemoe.hookmoe.plans.methods import describe_point, kl_drop, pareto_list
-from freemoe.hookmoe.plans.plan import Plan, tlnle
-from freemoe.hookmoe.plans.search import pareto
+from freemoe.hookmoe.plans.plan import LayerPlan, tlnle
+from freemoe.hookmoe.plans.search import pareto_front
 from freemoe.recipes import PlanSection
 
 
@@ -69,7 +76,7 @@ def _undone(model: Any, name: str = "93M shape") -> Figure:
     before, changed = logits(), 0
     base = plan_of(model)
     for layer in range(len(base.ks)):
-        with applied(model, base.with_k(layer, 1)):
+        with apply_plan(model, base.with_k(layer, 1)):
             if torch.equal(logits(), before):
                 raise RuntimeError(f"the plan with one expert in layer {layer} changed nothing")
         changed += int((logits() != before).sum())
@@ -88,7 +95,7 @@ def _formulas() -> Figure:
     gaps = [abs(act("top_p", p) - (3 - 1 / p)) for p in (0.52, 0.6, 0.7)]
     gaps += [abs(act("rel_threshold", t) - (2 - t)) for t in (0.5, 0.6, 0.9)]
     for rule, start, formula in (("top_p", 0.7, lambda p: 3 - 1 / p), ("rel_threshold", 0.5, lambda t: 2 - t)):
-        thresholds = ramp(rule, start, range(32), 0.2).values()
+        thresholds = ramp_thresholds(rule, start, range(32), 0.2).values()
         gaps.append(abs(statistics.fmean(act(rule, t) - formula(t) for t in thresholds)))
     return Figure("Act of dynamic rules against formulas, largest gap of 8", max(gaps), 0.01, "lower", "", 4)
 
@@ -106,8 +113,8 @@ def _plans(bench: trim_quality.Bench, settings: Settings) -> tuple[list[Figure],
         rows.append(
             {
                 "act": plan.act,
-                "tlnle": plan.text(),
-                "knapsack": own.plan.text(),
+                "tlnle": plan.to_text(),
+                "knapsack": own.plan.to_text(),
                 "held_out": [drop(plan), own.drop],
                 "test": [on_test(plan), on_test(own.plan)],
             }
@@ -126,7 +133,7 @@ def _plans(bench: trim_quality.Bench, settings: Settings) -> tuple[list[Figure],
     )
     record = {
         "profile": [{"layer": n, "k": k, "drop": d} for (n, k), d in profile.items()],
-        "pareto": [describe_point(p) for p in pareto(points)],
+        "pareto": [describe_point(p) for p in pareto_front(points)],
         "against_tlnle": rows,
     }
     return [figure], record
@@ -134,26 +141,26 @@ def _plans(bench: trim_quality.Bench, settings: Settings) -> tuple[list[Figure],
 
 def _dynamic(bench: trim_quality.Bench) -> tuple[list[Figure], dict[str, Any]]:
     """Beside the plans: rules that choose k per token, tuned to Act 1.5 on training text, measured on the test part."""
-    weights = router_weights(bench.model, bench.text.train.rows(range(min(32, len(bench.text.train)))))
+    weights = router_weights(bench.model, bench.text.train.select_rows(range(min(32, len(bench.text.train)))))
     found = {}
     for rule in ("top_p", "rel_threshold"):
-        with Dynamic(rule, tuned(rule, weights, 1.5)).applied(bench.model) as counts:
-            quality = measure(bench.model, bench.text.test, bench.test_teacher)
-        found[rule] = {"act": act_of(counts), **quality.describe()}
+        with DynamicRule(rule, tune_thresholds(rule, weights, 1.5)).apply_rule(bench.model) as counts:
+            quality = measure_quality(bench.model, bench.text.test, bench.test_teacher)
+        found[rule] = {"act": act_of(counts), **quality.as_json()}
     drop = kl_drop(bench.model, bench.text.held_out, bench.material.held_out_teacher, rescale=bench.rescale)
-    half = [Plan(ks) for ks in _half_plans(plan_of(bench.model))]
+    half = [LayerPlan(ks) for ks in _half_plans(plan_of(bench.model))]
     plan = min(half, key=drop)
-    with applied(bench.model, plan, bench.rescale):
-        quality = measure(bench.model, bench.text.test, bench.test_teacher)
-    found["plan"] = {"act": plan.act, "plan": plan.text(), **quality.describe()}
+    with apply_plan(bench.model, plan, bench.rescale):
+        quality = measure_quality(bench.model, bench.text.test, bench.test_teacher)
+    found["plan"] = {"act": plan.act, "plan": plan.to_text(), **quality.as_json()}
     kl = found["rel_threshold"]["kl"] / found["plan"]["kl"]
-    note = f"relative threshold tuned to Act {found['rel_threshold']['act']:.2f}, plan {plan.text()}; both on the test part"
+    note = f"relative threshold tuned to Act {found['rel_threshold']['act']:.2f}, plan {plan.to_text()}; both on the test part"
     return [Figure("KL of dynamic k over the best plan's at Act 1.5", kl, note=note)], found
 
 
-def _half_plans(base: Plan) -> list[tuple[int | None, ...]]:
+def _half_plans(base: LayerPlan) -> list[tuple[int | None, ...]]:
     """Every plan of a small model with Act 1.5."""
     plans: list[tuple[int | None, ...]] = [()]
     for full in base.ks:
         plans = [(*p, k) for p in plans for k in ([None] if full is None else range(1, full + 1))]
-    return [p for p in plans if Plan(p).act == 1.5] or [base.with_k(0, 1).ks]
+    return [p for p in plans if LayerPlan(p).act == 1.5] or [base.with_k(0, 1).ks]

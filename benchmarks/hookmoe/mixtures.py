@@ -32,8 +32,8 @@ from transformers import (
 
 from benchmarks.harness import cache_folder
 from freemoe.core.errors import DataError, RecipeError
-from freemoe.core.files import digest, write_atomic
-from freemoe.text.blocks import passages, split
+from freemoe.core.files import json_digest, write_atomic
+from freemoe.text.blocks import cut_passages, split_passages
 from freemoe.text.documents import read_documents
 from scripts.make_demo_model import END, PAD, WEIGHT_DECAY, provenance, save, train
 
@@ -93,9 +93,9 @@ def read_text(data_root: Path) -> tuple[list[str], list[str], list[str]]:
     found = [name for name in TEXTS if (data_root / name).is_file()]
     if not found:
         raise DataError(f"None of {', '.join(TEXTS)} is below {str(data_root)!r}; a mixture is trained on these.")
-    pieces = passages([d for name in found for d in read_documents(f"{_ASKED.get(name, '')}{data_root / name}")])
+    pieces = cut_passages([d for name in found for d in read_documents(f"{_ASKED.get(name, '')}{data_root / name}")])
     # A seed of its own: a trim divides what is unseen here by the same hash.
-    parts = split(pieces, held_out=UNSEEN / 2, test=UNSEEN / 2, seed=SEED)
+    parts = split_passages(pieces, held_out=UNSEEN / 2, test=UNSEEN / 2, seed=SEED)
     return parts.train, parts.held_out + parts.test, found
 
 
@@ -214,7 +214,7 @@ def make_mixture(
         raise RecipeError(f"shape is {shape!r}; allowed: {', '.join(SHAPES)}.")
     began = time.monotonic()
     seen, unseen, names = read_text(data_root)
-    wanted = recipe(shape, seed, steps, quick, digest([names, seen, unseen]))
+    wanted = recipe(shape, seed, steps, quick, json_digest([names, seen, unseen]))
     old = kept(folder)
     if old is not None and all(old.get(key) == value for key, value in json.loads(json.dumps(wanted)).items()):
         return folder

@@ -27,19 +27,19 @@ from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.statistics import Interval
 from freemoe.evals.tasks.documents import Document, FrozenChoice
 from freemoe.evals.tasks.domains import load_domain
-from freemoe.evals.tasks.task import Grader
+from freemoe.evals.tasks.task import TaskGrader
 from freemoe.hookmoe.adapter import Trimmed
 from freemoe.hookmoe.hooks.closed_form import ScaleBias, fit_scale_bias, ridge_start
-from freemoe.hookmoe.hooks.hook import allocate, new_hooks
-from freemoe.hookmoe.hooks.teacher import Teacher, teach
-from freemoe.hookmoe.hooks.training import Material, Schedule, train
+from freemoe.hookmoe.hooks.hook import allocate_units, new_hooks
+from freemoe.hookmoe.hooks.teacher import TeacherLogits, compute_teacher_logits
+from freemoe.hookmoe.hooks.training import TrainingData, TrainingSchedule, train_compensation
 from freemoe.hookmoe.material import DEMO, TextParts, load_text
-from freemoe.hookmoe.measure import as_json, measure, recovered
-from freemoe.hookmoe.plans.apply import applied, plan_of
+from freemoe.hookmoe.measure import as_json, measure_quality, recovered_share
+from freemoe.hookmoe.plans.apply import apply_plan, plan_of
 from freemoe.hookmoe.plans.layers import moe_layers
 from freemoe.hookmoe.plans.methods import best_rule, default_units, kl_drop, paper_units, rules_asked
-from freemoe.hookmoe.plans.plan import Plan
-from freemoe.hookmoe.plans.search import even
+from freemoe.hookmoe.plans.plan import LayerPlan
+from freemoe.hookmoe.plans.search import even_plan
 from freemoe.models.checkpoints.loading import BUNDLED_MOE, load_base
 from freemoe.recipes import HookTraining, TrimRecipe
 
@@ -73,14 +73,14 @@ class Bench:
 
     model: Any
     text: TextParts
-    material: Material
-    test_teacher: Teacher
+    material: TrainingData
+    test_teacher: TeacherLogits
     scorer: Scorer
-    plan: Plan
+    plan: LayerPlan
     rescale: str
     records: Records
     documents: dict[str, list[Document]] = field(default_factory=dict)
-    graders: dict[str, dict[str, Grader]] = field(default_factory=dict)
+    graders: dict[str, dict[str, TaskGrader]] = field(default_factory=dict)
 
 
 def prepare(settings: Settings, model_name: str = BUNDLED_MOE, text_name: str = DEMO) -> Bench:
@@ -96,16 +96,17 @@ def prepare(settings: Settings, model_name: str = BUNDLED_MOE, text_name: str = 
     model, tokenizer = load_base(model_name, dtype="float32", device="cpu")
     text = load_text(recipe, tokenizer)
     teachers = [
-        teach(model, part, training.top, progress=settings.progress) for part in (text.train, text.held_out, text.test)
+        compute_teacher_logits(model, part, training.top, progress=settings.progress)
+        for part in (text.train, text.held_out, text.test)
     ]
-    plan = even(plan_of(model), plan_of(model).act / 2)
+    plan = even_plan(plan_of(model), plan_of(model).act / 2)
     drops = {r: kl_drop(model, text.held_out, teachers[1], rescale=r) for r in rules_asked(model, "auto")}
     rescale = best_rule(drops, plan)[0]
-    decided = [quick, training.model_dump(mode="json"), plan.text(), rescale, ROWS, EVERY, RATE, PAPER_RATE]
+    decided = [quick, training.model_dump(mode="json"), plan.to_text(), rescale, ROWS, EVERY, RATE, PAPER_RATE]
     bench = Bench(
         model,
         text,
-        Material(text.train, teachers[0], text.held_out, teachers[1]),
+        TrainingData(text.train, teachers[0], text.held_out, teachers[1]),
         teachers[2],
         Scorer(model, tokenizer),
         plan,
@@ -123,7 +124,7 @@ def look(bench: Bench, context: AbstractContextManager[Any], parameters: int = 0
     """Measure the model as a context leaves it."""
     wrong = []
     with context:
-        quality = measure(bench.model, bench.text.test, bench.test_teacher)
+        quality = measure_quality(bench.model, bench.text.test, bench.test_teacher)
         for domain, documents in bench.documents.items():
             scores = Evaluator(bench.scorer, bench.graders[domain]).score(documents)
             right = torch.tensor([score.value for score in scores], dtype=torch.float64)
@@ -136,12 +137,12 @@ def look(bench: Bench, context: AbstractContextManager[Any], parameters: int = 0
 def free_rows(bench: Bench) -> dict[str, Row]:
     """What needs no training: full model, plan under the model's own rule, compensators."""
     model, plan = bench.model, bench.plan
-    fit = fit_scale_bias(model, plan, bench.text.train.rows(range(min(64, len(bench.text.train)))))
-    rows = {"full": look(bench, contextlib.nullcontext()), "plan": look(bench, applied(model, plan))}
+    fit = fit_scale_bias(model, plan, bench.text.train.select_rows(range(min(64, len(bench.text.train)))))
+    rows = {"full": look(bench, contextlib.nullcontext()), "plan": look(bench, apply_plan(model, plan))}
     rows["scale and bias"] = look(bench, _fitted(bench, fit))
     # The rule that is not the router's own.
     other = rules_asked(model, "auto")[1]
-    rows[OTHER_RULE[other]] = look(bench, applied(model, plan, other))
+    rows[OTHER_RULE[other]] = look(bench, apply_plan(model, plan, other))
     return rows
 
 
@@ -151,7 +152,7 @@ OTHER_RULE = {"kept_mass": "kept mass", "renorm": "renormalised"}
 
 @contextlib.contextmanager
 def _fitted(bench: Bench, fit: ScaleBias) -> Iterator[None]:
-    with applied(bench.model, bench.plan), fit.attached(bench.model):
+    with apply_plan(bench.model, bench.plan), fit.attached(bench.model):
         yield
 
 
@@ -185,16 +186,23 @@ class Training:
         """A row from the records, or measured now."""
         return self.bench.records.row(f"{name}, {self.steps} steps", self.seed, measured)
 
-    def fit(self, name: str, trained: Any, plan: Plan, loss: str, rescale: str, rate: float = RATE) -> None:
+    def fit(self, name: str, trained: Any, plan: LayerPlan, loss: str, rescale: str, rate: float = RATE) -> None:
         """Train hooks, or LoRA, on the mixture under a plan."""
         bench = self.bench
         hidden = moe_layers(bench.model)[0].hidden
-        asked = Schedule(loss, self.steps, ROWS, rate / hidden, EVERY, self.seed)
+        asked = TrainingSchedule(loss, self.steps, ROWS, rate / hidden, EVERY, self.seed)
         shown, progress = f"{name}, seed {self.seed}", self.settings.progress
-        train(bench.model, plan, trained, bench.material, asked, rescale=rescale, progress=progress, name=shown)
+        train_compensation(
+            bench.model, plan, trained, bench.material, asked, rescale=rescale, progress=progress, name=shown
+        )
 
     def hooks(
-        self, name: str, widths: dict[int, int], loss: str = "kd", position: str = "parallel", to: Plan | None = None
+        self,
+        name: str,
+        widths: dict[int, int],
+        loss: str = "kd",
+        position: str = "parallel",
+        to: LayerPlan | None = None,
     ) -> Row:
         """Hooks of these widths; those beside the blocks of the trimmed mixture begin in closed form, ``loss`` "": and end so."""
         bench, plan = self.bench, to or self.bench.plan
@@ -207,7 +215,7 @@ class Training:
                 ridge_start(bench.model, plan, hooks, bench.text.train, rescale)
             if loss:
                 self.fit(name, hooks, plan, loss, rescale, RATE if position == "parallel" else PAPER_RATE)
-            return look(bench, Trimmed(plan, hooks, rescale).attached(bench.model), hooks.size)
+            return look(bench, Trimmed(plan, hooks, rescale).attached(bench.model), hooks.num_parameters)
 
         return self.kept(name, measured)
 
@@ -218,7 +226,7 @@ class Training:
         def measured() -> Row:
             lora = LowRank(bench.model, size, self.seed)
             self.fit("LoRA", lora, bench.plan, "kd", bench.rescale)
-            with applied(bench.model, bench.plan, bench.rescale):
+            with apply_plan(bench.model, bench.plan, bench.rescale):
                 return look(bench, lora.attached(bench.model), sum(p.numel() for p in lora.parameters()))
 
         return self.kept("LoRA", measured)
@@ -235,7 +243,7 @@ def trained_rows(
     training = Training(bench, settings, 4 if settings.quick else STEPS if papers else MIXTURE_STEPS, seed)
     residual, theirs = residuals[bench.rescale], residuals["none"]
     units = default_units(model, bench.plan)
-    several, one = allocate(units, residual), {max(residual, key=lambda n: residual[n]): units}
+    several, one = allocate_units(units, residual), {max(residual, key=lambda n: residual[n]): units}
     asked: list[tuple[Any, ...]] = [
         ("one hook", one),
         ("several hooks, closed form alone", several, ""),
@@ -250,7 +258,7 @@ def trained_rows(
             ("the paper's hook, lm", whole, "lm", "pre"),
         ]
     rows = {found[0]: training.hooks(*found) for found in asked}
-    return rows | {"LoRA": training.lora(new_hooks(model, several, "block", "parallel").size)}
+    return rows | {"LoRA": training.lora(new_hooks(model, several, "block", "parallel").num_parameters)}
 
 
 def run(bench: Bench, settings: Settings, name: str = "") -> tuple[list[Figure], dict[str, Any]]:
@@ -297,8 +305,8 @@ def run(bench: Bench, settings: Settings, name: str = "") -> tuple[list[Figure],
             if row in JUDGED:
                 figures.append(Figure(f"{title} won back, lower end: {shown}", won.low, LEAST, "higher", " %", 0))
     return figures, {
-        "plan": bench.plan.text(),
-        "base": plan_of(bench.model).text(),
+        "plan": bench.plan.to_text(),
+        "base": plan_of(bench.model).to_text(),
         "rescale": bench.rescale,
         "shares": shares,
         "free": {n: r.describe() for n, r in free.items()},
@@ -341,4 +349,4 @@ def share(full: Row, plan: Row, seeds: Sequence[Row], what: str, control: bool =
     top, bottom = full.losses(what), plan.losses(what)
     now = [row.losses(what) for row in seeds]
     each = [100 * float(((top if control else bottom) - n).sum() / (bottom - top).sum()) for n in now]
-    return recovered(top, bottom, torch.stack(now).mean(0), start=top if control else None).scaled(100), each
+    return recovered_share(top, bottom, torch.stack(now).mean(0), start=top if control else None).scaled(100), each

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.real_llm.protocol import model_digest
-from freemoe.core.environment import DECIDING, versions
-from freemoe.core.files import digest, write_atomic
+from freemoe.core.environment import DECIDING, package_versions
+from freemoe.core.files import json_digest, write_atomic
 from freemoe.hookmoe.material import TextParts
-from freemoe.hookmoe.measure import Quality
+from freemoe.hookmoe.measure import TextQuality
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +29,7 @@ class Row:
         parameters: Trained ones.
     """
 
-    quality: Quality
+    quality: TextQuality
     wrong: Tensor
     parameters: int = 0
 
@@ -44,7 +44,7 @@ class Row:
 
     def describe(self) -> dict[str, float]:
         """As JSON."""
-        return {**self.quality.describe(), "accuracy": self.accuracy, "parameters": self.parameters}
+        return {**self.quality.as_json(), "accuracy": self.accuracy, "parameters": self.parameters}
 
 
 @dataclass(frozen=True)
@@ -61,18 +61,18 @@ class Records:
 
     def row(self, name: str, seed: int, measured: Callable[[], Row]) -> Row:
         """A row that is kept, or that is measured now."""
-        key = digest([self.decided, name, seed])
+        key = json_digest([self.decided, name, seed])
         path = self.folder / f"{key}.json"
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             row = measured()
-            values = {f.name: getattr(row.quality, f.name).tolist() for f in fields(Quality)}
+            values = {f.name: getattr(row.quality, f.name).tolist() for f in fields(TextQuality)}
             record = {"row": name, "seed": seed, **values, "wrong": row.wrong.tolist(), "parameters": row.parameters}
             self.folder.mkdir(parents=True, exist_ok=True)
             write_atomic(path, json.dumps(record).encode())
             return row
-        quality = Quality(*(torch.tensor(found[f.name], dtype=torch.float64) for f in fields(Quality)))
+        quality = TextQuality(*(torch.tensor(found[f.name], dtype=torch.float64) for f in fields(TextQuality)))
         return Row(quality, torch.tensor(found["wrong"], dtype=torch.float64), found["parameters"])
 
 
@@ -86,4 +86,4 @@ def records_of(folder: Path, model: str, text: TextParts, decided: Any) -> Recor
         decided: What else decides a row, as plain data.
     """
     ids = [part.ids.tolist() for part in (text.train, text.held_out, text.test)]
-    return Records(folder, digest([model_digest(model), digest(ids), decided, versions(DECIDING)]))
+    return Records(folder, json_digest([model_digest(model), json_digest(ids), decided, package_versions(DECIDING)]))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from freemoe.hookmoe.plans.layers import decoder_layers
-from freemoe.models.hooks import after
+from freemoe.models.hooks import forward_hook
 from freemoe.models.spec import family_of
 
 
@@ -47,7 +47,7 @@ class LowRank(nn.Module):
         with ExitStack() as stack:
             for (number, path), a, b in zip(self.paths, self.a, self.b, strict=True):
                 linear = decoder_layers(model)[number].get_submodule(path)
-                stack.enter_context(after(linear, _beside(a, b)))
+                stack.enter_context(forward_hook(linear, _beside(a, b)))
             yield
 
 

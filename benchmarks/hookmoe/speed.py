@@ -22,15 +22,15 @@ from torch import Tensor
 from benchmarks.devices import dtype_on, is_accelerator
 from benchmarks.harness import Figure, Outcome, Settings, one_clock
 from benchmarks.speed.shapes import random_model
-from freemoe.compat.transformers import experts_way
+from freemoe.compat.transformers import experts_backend
 from freemoe.evals.speed import time_request
 from freemoe.hookmoe.adapter import Trimmed
 from freemoe.hookmoe.decoding.quick import quick_decoding
-from freemoe.hookmoe.hooks.hook import allocate, new_hooks
+from freemoe.hookmoe.hooks.hook import allocate_units, new_hooks
 from freemoe.hookmoe.metrics import count_parameters
 from freemoe.hookmoe.plans.apply import plan_of
 from freemoe.hookmoe.plans.methods import default_units
-from freemoe.hookmoe.plans.plan import uniform
+from freemoe.hookmoe.plans.plan import uniform_plan
 from freemoe.models.checkpoints.loading import BUNDLED_MOE, load_base
 
 TTFT, ITL = 1.42, 1.3
@@ -132,8 +132,8 @@ def halved(model: Any) -> Trimmed:
     """Half of every layer's experts, with the default hooks beside the blocks."""
     base = plan_of(model)
     layers = {number: 1.0 for number, k in enumerate(base.ks) if k is not None}
-    plan = uniform(base, max(1, max(k or 0 for k in base.ks) // 2))
-    hooks = new_hooks(model, allocate(default_units(model, plan), layers), "block", "parallel")
+    plan = uniform_plan(base, max(1, max(k or 0 for k in base.ks) // 2))
+    hooks = new_hooks(model, allocate_units(default_units(model, plan), layers), "block", "parallel")
     return Trimmed(plan, hooks, "kept_mass")
 
 
@@ -195,7 +195,7 @@ def _contest(name: str, length: int, settings: Settings) -> tuple[list[Figure], 
     seconds = _measured(model, trimmed, prompt, 3 * settings.rounds, sides)
     ttft, itl = ({s: statistics.median(pair[i] for pair in seconds[s]) for s in sides} for i in (0, 1))
     idle = _idle(name, settings) if name in SHAPES else None
-    own = experts_way(model.config)
+    own = experts_backend(model.config)
     judged = name in SHAPES
     first, further = ceilings(model, trimmed, length)
     a, b = (False, False), (True, False)
@@ -218,9 +218,9 @@ def _contest(name: str, length: int, settings: Settings) -> tuple[list[Figure], 
             note += f", beside {1000 * idle[a]:.2f} and {1000 * idle[b]:.2f} ms without weights {left:.2f}x"
         figures.append(Figure(f"ITL, {title}", itl[a] / itl[b], ITL if judged and a[1] else None, note=note))
     return figures, {
-        "experts": [plan_of(model).text(), trimmed.plan.text()],
-        "parameters": count_parameters(model, plan_of(model)).describe(),
-        "trimmed": count_parameters(model, trimmed.plan, trimmed.hooks).describe(),
+        "experts": [plan_of(model).to_text(), trimmed.plan.to_text()],
+        "parameters": count_parameters(model, plan_of(model)).as_json(),
+        "trimmed": count_parameters(model, trimmed.plan, trimmed.hooks).as_json(),
         "ceilings": [first, further],
         "seconds": {
             f"{'trimmed' if s[0] else 'full'}, {OURS if s[1] else own}": [[round(v, 6) for v in p] for p in found]

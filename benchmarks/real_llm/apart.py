@@ -17,8 +17,8 @@ from benchmarks.real_llm.cells import Cell, Store
 from benchmarks.real_llm.work import Job
 from freemoe.core.errors import FreeMoEError
 from freemoe.core.files import write_atomic
-from freemoe.core.run.away import Parcel
-from freemoe.core.run.pool import Pool
+from freemoe.core.run.away import ObjectRef
+from freemoe.core.run.pool import WorkerPool
 from freemoe.core.run.progress import Progress
 from freemoe.core.run.units import Unit
 
@@ -50,7 +50,7 @@ class _Carried:
         return self.blob
 
 
-def run_side_by_side(plan: Plan, cells: Sequence[Cell], end: float, progress: Progress, pool: Pool) -> None:
+def run_side_by_side(plan: Plan, cells: Sequence[Cell], end: float, progress: Progress, pool: WorkerPool) -> None:
     """Measure what is missing of some cells; one that stands on others when those are there.
 
     Args:
@@ -92,7 +92,7 @@ def _unit(plan: Plan, cell: Cell, share: Any) -> Unit:
     return Unit(cell.name, f"{__name__}:{measure.__name__}", {"job": job, "function": plan.function, "needs": needs})
 
 
-def measure(job: Job, function: str, needs: Sequence[Parcel | None]) -> tuple[bool, Any, bytes | None, float]:
+def measure(job: Job, function: str, needs: Sequence[ObjectRef | None]) -> tuple[bool, Any, bytes | None, float]:
     """Measure a cell in a fresh process of this machine.
 
     Args:

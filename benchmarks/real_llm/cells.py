@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from freemoe.core.files import digest, write_atomic
+from freemoe.core.files import json_digest, write_atomic
 
 BASE, ALL, EVERYTHING = "base", "tasks", "all"
 
@@ -107,13 +107,19 @@ class Store:
             record = json.loads(self.path(cell).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
-        same = isinstance(record, dict) and record.get("identity") == digest(identity)
+        same = isinstance(record, dict) and record.get("identity") == json_digest(identity)
         return record if same else None
 
     def save(self, cell: Cell, identity: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
         """Write a finished cell; returns the record as it will be read."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        whole = {**record, "cell": asdict(cell), "name": cell.name, "identity": digest(identity), "settings": identity}
+        whole = {
+            **record,
+            "cell": asdict(cell),
+            "name": cell.name,
+            "identity": json_digest(identity),
+            "settings": identity,
+        }
         text = json.dumps(whole)
         write_atomic(self.path(cell), text.encode())
         return json.loads(text)

@@ -15,13 +15,13 @@ from typing import Any, Literal
 from benchmarks.gain.materials import needed
 from benchmarks.real_llm.protocol import Protocol
 from freemoe.core.errors import DataError
-from freemoe.domain_experts.select.choice import shares
+from freemoe.domain_experts.select.choice import split_by_share
 from freemoe.evals.tasks.benchmarks import BENCHMARKS, find_benchmark
 from freemoe.evals.tasks.documents import Document, FrozenChoice, content_key
 from freemoe.evals.tasks.domains import join_tasks, load_domain
 from freemoe.evals.tasks.harness.rows import MBPP_IDS
-from freemoe.evals.tasks.splits import draw
-from freemoe.evals.tasks.task import DomainData, Grader, Response, grade_choice
+from freemoe.evals.tasks.splits import draw_balanced
+from freemoe.evals.tasks.task import DomainData, Response, TaskGrader, grade_choice
 from freemoe.evals.tasks.text_tasks import TextTask
 from freemoe.recipes import SaliencySection
 from freemoe.text.documents import read_documents
@@ -71,7 +71,7 @@ class Parts:
     stop: list[Document]
     guard: list[Document]
     reported: list[Document]
-    graders: dict[str, Grader]
+    graders: dict[str, TaskGrader]
     notes: tuple[str, ...]
 
 
@@ -82,7 +82,7 @@ def parts_of(material: Material, data: DomainData, protocol: Protocol, seed: int
         reference = _drawn(reference, protocol.reference)
     section = SaliencySection()
     keys = [d.key for d in reference]
-    groups = shares(keys, [section.gradient_share, section.stop_share], seed)
+    groups = split_by_share(keys, [section.gradient_share, section.stop_share], seed)
     gradient, stop, guard = ([reference[i] for i in part] for part in groups)
     # Nothing is chosen by what stands in a record, so its reported part may be opened.
     reported = list(data.reported.open(FrozenChoice("bench real")))
@@ -92,7 +92,7 @@ def parts_of(material: Material, data: DomainData, protocol: Protocol, seed: int
 
 
 def _drawn(documents: Sequence[Document], limit: int) -> list[Document]:
-    taken = draw([d.id for d in documents], [d.field for d in documents], limit)
+    taken = draw_balanced([d.id for d in documents], [d.field for d in documents], limit)
     return [documents[i] for i in taken]
 
 

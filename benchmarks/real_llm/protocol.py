@@ -105,10 +105,10 @@ def model_digest(model: str) -> str:
         kinds = (".safetensors", ".json", ".gguf", ".bin", ".model", ".txt")
         names = sorted(p for p in path.iterdir() if p.suffix in kinds)
         return hashlib.sha256("".join(f"{p.name}:{file_sum(p)};" for p in names).encode()).hexdigest()[:16]
-    from freemoe.models.checkpoints.fingerprint import fingerprint
+    from freemoe.models.checkpoints.fingerprint import fingerprint_model
     from freemoe.models.checkpoints.loading import load_base
 
-    return fingerprint(load_base(model, dtype="float32", device="cpu")[0])[:16]
+    return fingerprint_model(load_base(model, dtype="float32", device="cpu")[0])[:16]
 
 
 def identity(cell: Cell, protocol: Protocol, model: str, data: str, needs: dict[str, str]) -> dict[str, Any]:

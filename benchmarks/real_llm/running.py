@@ -34,11 +34,11 @@ from benchmarks.real_llm.protocol import (
 )
 from benchmarks.real_llm.work import Job
 from freemoe.core.errors import DataError, LockedError
-from freemoe.core.run.lock import alone
-from freemoe.core.run.places import Place
+from freemoe.core.run.lock import output_lock
+from freemoe.core.run.places import ExecutorSpec
 from freemoe.core.run.processes import end_with_parent
 from freemoe.core.run.progress import Progress
-from freemoe.distributed.executors import pool
+from freemoe.distributed.executors import make_pool
 
 
 @dataclass(eq=False)
@@ -156,7 +156,7 @@ class Bench:
         return None if cell.name in self.finished else self.identity(cell)
 
     def run_missing(
-        self, only: str | None, minutes: float | None, progress: Progress, place: Place | None = None
+        self, only: str | None, minutes: float | None, progress: Progress, place: ExecutorSpec | None = None
     ) -> None:
         """Run, in order, what is not there yet.
 
@@ -168,9 +168,9 @@ class Bench:
         """
         end = time.monotonic() + 60 * minutes if minutes is not None else float("inf")
         chosen = [c for c in self.wanted if matches(c, only)]
-        if place is not None and place.several:
+        if place is not None and place.is_parallel:
             read = [path for path in (self.model, str(self.root)) if path]
-            with pool(place, threads=torch.get_num_threads(), needs=read) as workers:
+            with make_pool(place, threads=torch.get_num_threads(), needs=read) as workers:
                 run_side_by_side(self, chosen, end, progress, workers)
             return
         with progress.stage("cells", len(chosen)) as advance:
@@ -189,7 +189,7 @@ class Bench:
             known = self.identity(cell)
             if cell.name in self.finished or known is None:
                 return
-            with alone(self.store.path(cell)):
+            with output_lock(self.store.path(cell)):
                 self.run(cell, known)
         except LockedError as error:
             progress.say(f"{cell.name}: left to another run ({error})")

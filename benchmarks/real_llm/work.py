@@ -30,10 +30,10 @@ from freemoe.core.errors import DataError
 from freemoe.core.files import write_atomic
 from freemoe.core.memory import peak_memory_bytes
 from freemoe.models.checkpoints.loading import load_base
-from freemoe.models.hooks import before
+from freemoe.models.hooks import forward_pre_hook
 from freemoe.models.mask import Mask
 from freemoe.models.switching import switched_off
-from freemoe.models.weights import Weight, find_weights
+from freemoe.models.weights import WeightMatrix, find_weights
 
 _PREFILL, _DECODE, _TIMED = 512, 16, 3
 
@@ -82,7 +82,7 @@ def measure_cell(job: Job) -> dict[str, Any]:
 
 def _trained(job: Job, stand: Stand) -> dict[str, Any]:
     tokens = _Seen()
-    with before(stand.model.get_input_embeddings(), tokens.count):
+    with forward_pre_hook(stand.model.get_input_embeddings(), tokens.count):
         began = time.perf_counter()
         found = METHODS.get(job.cell.method)(stand)
         seconds = time.perf_counter() - began
@@ -215,7 +215,7 @@ def _column(job: Job, stand: Stand, column: str) -> dict[str, Any]:
     return {"kind": data.kind, "ids": ids, "keys": keys, **per_document(data.kind, scores)}
 
 
-def joined(weights: Sequence[Weight], experts: Sequence[dict[str, Tensor]]) -> Mask:
+def joined(weights: Sequence[WeightMatrix], experts: Sequence[dict[str, Tensor]]) -> Mask:
     """What any of several kept experts switches off."""
     codes = ({k.removeprefix(OFF): code for k, code in found.items() if k.startswith(OFF)} for found in experts)
     return Mask().union(*(Mask.decode(own, weights) for own in codes))

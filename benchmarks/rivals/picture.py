@@ -11,7 +11,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from freemoe.report.figures.drawing import PALETTE, SOFT, heading, new_figure, plain, style
+from freemoe.report.figures.drawing import PALETTE, SOFT, drawable_name, new_figure, report_style, set_panel_title
 
 Entry = dict[str, Any]
 
@@ -28,7 +28,7 @@ def picture(details: dict[str, Any]) -> str | None:
     places = list(dict.fromkeys((e["base"], e["material"], e["group"]) for e in entries))
     if not places:
         return None
-    with style():
+    with report_style():
         rows = math.ceil(len(places) / _COLUMNS)
         figure = new_figure(4.2 * min(_COLUMNS, len(places)) + 0.4, 3.3 * rows + 0.5)
         grid = figure.subplots(rows, min(_COLUMNS, len(places)), squeeze=False).flatten()
@@ -57,7 +57,9 @@ def _panel(axes: Axes, entries: Sequence[Entry], title: str, group: str) -> None
     for entry in entries:
         off = f" {entry['asked_off']:.0%}" if entry["asked_off"] else ""
         where = (max(_NOTHING, entry["bytes"]), entry["gain"][0])
-        axes.annotate(plain(entry["rival"] + off), where, (4, 2), textcoords="offset points", fontsize=6, color=SOFT)
+        axes.annotate(
+            drawable_name(entry["rival"] + off), where, (4, 2), textcoords="offset points", fontsize=6, color=SOFT
+        )
     _byte_axis(axes, [max(_NOTHING, e["bytes"]) for e in entries])
     lowest, highest = (pick(e["gain"][0] for e in entries) for pick in (min, max))
     if entries[0]["kind"] == "text" and lowest < -1:
@@ -68,7 +70,7 @@ def _panel(axes: Axes, entries: Sequence[Entry], title: str, group: str) -> None
         axes.yaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("shipped (log)")
     unit = "nats per token" if entries[0]["kind"] == "text" else "points"
-    heading(axes, title, f"{group}: gain, {unit}", most=40)
+    set_panel_title(axes, title, f"{group}: gain, {unit}", most=40)
 
 
 def _byte_axis(axes: Axes, values: Sequence[float]) -> None:

@@ -19,7 +19,7 @@ from freemoe.core.errors import RecipeError
 from freemoe.core.registry import Registry
 from freemoe.domain_experts.purify.batches import AnswerBatch
 from freemoe.evals.tasks.documents import Document
-from freemoe.models.weights import Weight
+from freemoe.models.weights import WeightMatrix
 
 Group = Literal["adaptation", "compression"]
 Base = Literal["dense", "mixture"]
@@ -44,7 +44,7 @@ class Materials:
     kind: Literal["text", "task"]
     tokenizer: Any
     length: int
-    weights: list[Weight]
+    weights: list[WeightMatrix]
     gradient: tuple[Document, ...]
     stop: tuple[Document, ...]
     batches: Callable[[Sequence[Document]], list[AnswerBatch]]
@@ -170,7 +170,7 @@ def add(rival: Rival) -> Rival:
 
 
 @contextmanager
-def restored(model: Any, weights: Sequence[Weight]) -> Iterator[None]:
+def restored(model: Any, weights: Sequence[WeightMatrix]) -> Iterator[None]:
     """Behind the block these weights have their values again, bit by bit, and all parameters their flags and gradients."""
     flags = [(p, p.requires_grad, p.grad) for p in model.parameters()]
     values = [(w.parameter, w.parameter.data, w.parameter.detach().clone()) for w in weights]

@@ -1,6 +1,6 @@
 """The rivals of switches: LoRA (PEFT) and full tuning, trained on the same documents, stopped by the same rule.
 
-Every method sees the steps that `learned.draw` makes of the gradient documents, looks at the stopping documents after
+Every method sees the steps that `learned.draw_steps` makes of the gradient documents, looks at the stopping documents after
 every ``every`` steps, ends after ``patience`` looks without a better loss, and keeps its best.
 """
 
@@ -15,12 +15,12 @@ from torch import nn
 
 from benchmarks.compat import with_lora_beside
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_loss, mean_loss
-from freemoe.domain_experts.purify.learned import draw
+from freemoe.domain_experts.purify.learned import draw_steps
 from freemoe.models.precision import held_in
-from freemoe.models.weights import Weight
-from freemoe.training.descent import descend
-from freemoe.training.loop import train
-from freemoe.training.states import Best
+from freemoe.models.weights import WeightMatrix
+from freemoe.training.descent import optimizer_step
+from freemoe.training.loop import run_training_loop
+from freemoe.training.states import BestCheckpoint
 
 
 @dataclass(frozen=True)
@@ -59,24 +59,24 @@ def tune(
     for p in parameters:
         p.requires_grad_(True)
     optimizer = torch.optim.Adam(parameters, lr=rate)
-    best = Best({str(i): p for i, p in enumerate(parameters)})
-    drawn = draw(gradient, schedule.step_tokens, seed)
+    best = BestCheckpoint({str(i): p for i, p in enumerate(parameters)})
+    drawn = draw_steps(gradient, schedule.step_tokens, seed)
 
     def step(number: int) -> None:
         batches = next(drawn)
         tokens = sum(b.answer_tokens for b in batches)
-        descend(optimizer, (answer_loss(model, b) / tokens for b in batches), number)
+        optimizer_step(optimizer, (answer_loss(model, b) / tokens for b in batches), number)
 
     def look(done: int) -> bool:
-        return best.look(mean_loss(model, stop)) >= schedule.patience
+        return best.record_loss(mean_loss(model, stop)) >= schedule.patience
 
-    train(step, look, schedule.steps, schedule.every)
-    best.restore()
+    run_training_loop(step, look, schedule.steps, schedule.every)
+    best.restore_best()
     return best.losses
 
 
 def with_lora(
-    model: Any, weights: Sequence[Weight], rank: int, seed: int, *, lengths: bool = False
+    model: Any, weights: Sequence[WeightMatrix], rank: int, seed: int, *, lengths: bool = False
 ) -> tuple[Any, list[nn.Parameter]]:
     """Put PEFT's LoRA of one rank beside every one of ``weights``; returns the model and the new parameters.
 
@@ -90,7 +90,7 @@ def with_lora(
 
 def train_lora(
     model: Any,
-    weights: Sequence[Weight],
+    weights: Sequence[WeightMatrix],
     gradient: Sequence[AnswerBatch],
     stop: Sequence[AnswerBatch],
     rank: int,

@@ -15,10 +15,10 @@ from typing import Any
 from benchmarks.harness import Figure, Outcome, Settings, in_turns, ratio
 from benchmarks.scale.kill import Killer
 from benchmarks.scale.simulation import Measured, stops_at, table, told_inputs
-from freemoe.core.run.places import Place
-from freemoe.core.run.pool import Pool
+from freemoe.core.run.places import ExecutorSpec
+from freemoe.core.run.pool import WorkerPool
 from freemoe.core.run.units import Unit
-from freemoe.distributed.executors import has_ray, pool
+from freemoe.distributed.executors import has_ray, make_pool
 
 WORK = "benchmarks.scale.work"
 DEVICES = (8, 16, 32, 64, 128, 256, 512)
@@ -53,7 +53,7 @@ def run(settings: Settings) -> Outcome:
         found.details["ray"] = "not installed: pip install 'freemoe[ray]'"
     with tempfile.TemporaryDirectory() as folder:
         _bytes(settings, Path(folder), found, with_ray)
-    places = {"processes": Place(workers=2), **({"Ray": Place(ray=True, workers=2)} if with_ray else {})}
+    places = {"processes": ExecutorSpec(workers=2), **({"Ray": ExecutorSpec(ray=True, workers=2)} if with_ray else {})}
     for name, place in places.items():
         _speed(settings, name, place, found)
     _paper(settings, found)
@@ -120,9 +120,9 @@ class Clock:
 
 def _passes(recipe: Any, clock: Clock, total: float) -> dict[str, float]:
     """What the stages of a build took, in forward passes over the documents that they are about."""
-    from freemoe.domain_experts.context import prepare
+    from freemoe.domain_experts.context import prepare_context
 
-    bench = prepare(recipe)
+    bench = prepare_context(recipe)
     took, scored = [], 0
     for _ in range(2):
         began, scored = time.perf_counter(), 0
@@ -141,14 +141,14 @@ def _passes(recipe: Any, clock: Clock, total: float) -> dict[str, float]:
 # ------------------------------------------------------------------------------ speed and overhead
 
 
-def _speed(settings: Settings, name: str, place: Place, found: _Found) -> None:
+def _speed(settings: Settings, name: str, place: ExecutorSpec, found: _Found) -> None:
     """What two workers bring over one, and what a unit costs that does nothing."""
     units = [
         Unit(f"score {n}", f"{WORK}:score", {"documents": 16, "length": 64, "times": 2 if settings.quick else 40})
         for n in range(4 if settings.quick else 16)
     ]
     idle = [Unit(f"nothing {n}", f"{WORK}:nothing", {}) for n in range(20 if settings.quick else 500)]
-    with pool(place, threads=1) as workers:
+    with make_pool(place, threads=1) as workers:
         began = time.perf_counter()
         list(workers.run(idle[:2]))
         started = time.perf_counter() - began
@@ -169,7 +169,7 @@ def _speed(settings: Settings, name: str, place: Place, found: _Found) -> None:
         found.unit_seconds, found.start_seconds = cost, started
 
 
-def _with(workers: Pool, count: int, units: list[Unit]) -> None:
+def _with(workers: WorkerPool, count: int, units: list[Unit]) -> None:
     workers.count = count
     assert len(list(workers.run(units))) == len(units)
 

@@ -52,7 +52,7 @@ def run(settings: Settings) -> Outcome:
                     rivals[clients].append(in_own_process("benchmarks.serve.load", [other, clients, asked]))
             advance(1)
         if isinstance(engine.runner, SlotRunner):
-            details["cache_bytes"] = engine.runner.cache.bytes
+            details["cache_bytes"] = engine.runner.cache.num_bytes
     details["one_at_a_time_tokens_per_second"] = [round(speed, 2) for speed in singly]
     figures = [_speed(clients, rounds[clients], singly) for clients in several]
     for clients in several:

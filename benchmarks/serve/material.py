@@ -15,11 +15,11 @@ from benchmarks.serve.experts import random_experts
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.evals.engine.tokens import context_length
 from freemoe.models.checkpoints.loading import BUNDLED, load_base
-from freemoe.serve.engine.engine import Engine
+from freemoe.serve.engine.engine import InferenceEngine
 from freemoe.serve.http.app import make_app
-from freemoe.serve.http.metrics import Metrics
-from freemoe.serve.http.server import Server
-from freemoe.serve.settings import Limits
+from freemoe.serve.http.metrics import ServerMetrics
+from freemoe.serve.http.server import EngineServer
+from freemoe.serve.settings import EngineLimits
 
 NAMES = ("one", "two", "three", "four")
 
@@ -71,11 +71,11 @@ def generated(moe: FreeMoE, wish: Wish) -> list[int]:
 @contextlib.contextmanager
 def serving(
     moe: FreeMoE, slots: int, roots: Sequence[Path] = (), batch_invariant: bool = False
-) -> Iterator[tuple[str, Engine]]:
+) -> Iterator[tuple[str, InferenceEngine]]:
     """A server; its address, and its engine."""
-    metrics = Metrics()
+    metrics = ServerMetrics()
     context = min(1024, context_length(moe.model, moe.tokenizer))
-    engine = Engine(moe, Limits(context, batch=slots, batch_invariant=batch_invariant), metrics).start()
-    server = Server(make_app(engine, metrics, roots=roots), engine, "127.0.0.1", 0)
-    with server.running() as url:
+    engine = InferenceEngine(moe, EngineLimits(context, batch=slots, batch_invariant=batch_invariant), metrics).start()
+    server = EngineServer(make_app(engine, metrics, roots=roots), engine, "127.0.0.1", 0)
+    with server.run_in_thread() as url:
         yield url, engine

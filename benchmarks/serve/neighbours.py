@@ -17,9 +17,9 @@ from benchmarks.serve.experts import random_experts
 from benchmarks.serve.material import Wish, generated, wishes
 from freemoe import FreeMoE
 from freemoe.models.checkpoints.loading import BUNDLED, load_base
-from freemoe.serve.engine.engine import Engine
-from freemoe.serve.engine.requests import Done, Piece, SequenceRequest
-from freemoe.serve.settings import Limits
+from freemoe.serve.engine.engine import InferenceEngine
+from freemoe.serve.engine.requests import SequenceDone, SequenceRequest, TextChunk
+from freemoe.serve.settings import EngineLimits
 
 KINDS = {
     "base": ["base"],
@@ -31,7 +31,7 @@ KINDS = {
 
 def answers(moe: FreeMoE, requests: list[Wish], batch_invariant: bool) -> list[list[int]]:
     """The tokens that the engine writes, all requests at once."""
-    engine = Engine(moe, Limits(256, queue=len(requests), batch_invariant=batch_invariant)).start()
+    engine = InferenceEngine(moe, EngineLimits(256, queue=len(requests), batch_invariant=batch_invariant)).start()
     try:
         boxes = engine.submit([SequenceRequest(w.prompt, w.expert, w.tokens) for w in requests])
         return [_tokens(box) for box in boxes]
@@ -44,9 +44,9 @@ def _tokens(box: Any) -> list[int]:
     while True:
         for event in box.take(600):
             match event:
-                case Piece():
+                case TextChunk():
                     tokens += [token.id for token in event.tokens]
-                case Done():
+                case SequenceDone():
                     return tokens
                 case failure:
                     raise RuntimeError(failure)

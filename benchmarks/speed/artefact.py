@@ -26,11 +26,11 @@ from benchmarks.harness import Figure, Outcome, Settings
 from benchmarks.speed.shapes import random_model
 from freemoe.core.errors import FreeMoEError
 from freemoe.core.files import write_atomic
-from freemoe.domain_experts.expert import Expert, band_expert, switch_expert
-from freemoe.domain_experts.rank.bands import Band, Rankings
+from freemoe.domain_experts.expert import DomainExpert, band_expert, switch_expert
+from freemoe.domain_experts.rank.bands import Band, BandRankings
 from freemoe.models.mask import Mask
-from freemoe.models.sorted_code import encode
-from freemoe.models.weights import Weight, find_weights
+from freemoe.models.sorted_code import encode_sorted
+from freemoe.models.weights import WeightMatrix, find_weights
 
 # As published with the models: model_type, then what differs from the type's own defaults.
 PUBLISHED: dict[str, tuple[str, dict[str, int]]] = {
@@ -106,9 +106,9 @@ def stand_in(model_type: str, values: dict[str, Any]) -> Any:
     return model
 
 
-def _norms(weights: Sequence[Weight], rng: np.random.Generator) -> dict[str, Tensor]:
+def _norms(weights: Sequence[WeightMatrix], rng: np.random.Generator) -> dict[str, Tensor]:
     """Input norms with the heavy tail that real ones have: tap -> ``(E, C)`` fp32."""
-    shapes = {w.tap: (w.experts, w.columns) for w in weights}
+    shapes = {w.tap: (w.num_experts, w.num_columns) for w in weights}
     return {tap: torch.from_numpy(rng.lognormal(size=shape)).float() for tap, shape in shapes.items()}
 
 
@@ -141,7 +141,7 @@ def _published(name: str, seed: int) -> tuple[list[Figure], dict[str, Any]]:
     weights = find_weights(model)
     base = 2 * sum(p.numel() for p in model.parameters())
     ends: dict[str, tuple[Tensor | None, Tensor | None]] = {
-        w.name: tuple(torch.from_numpy(rng.integers(0, w.columns, (w.experts, w.rows))) for _ in range(2))
+        w.name: tuple(torch.from_numpy(rng.integers(0, w.num_columns, (w.num_experts, w.num_rows))) for _ in range(2))
         for w in weights
     }  # pyright: ignore[reportAssignmentType]
     band = shapes_of(band_expert("domain/0", BAND, ends, _norms(weights, rng), weights).to_tensors())
@@ -149,7 +149,7 @@ def _published(name: str, seed: int) -> tuple[list[Figure], dict[str, Any]]:
     @cache
     def coded(size: int) -> int:
         # Codes of equal sizes are equally long, up to a few bytes in a hundred thousand.
-        return len(encode(_scattered(size, rng)))
+        return len(encode_sorted(_scattered(size, rng)))
 
     switch = {f"domain/0|switch|{w.name}": (torch.uint8, (coded(w.size),)) for w in weights}
     sizes = file_bytes(band), file_bytes(switch)
@@ -171,11 +171,11 @@ def _built(folder: Path, settings: Settings) -> tuple[list[Figure], dict[str, An
         model = random_model("llama", settings.seed, **sizes_of).to(dtype)
         weights = find_weights(model)
         norms = _norms(weights, rng)
-        rankings = Rankings(weights, norms.__getitem__)
-        band = band_expert("domain/0", BAND, rankings.ends(BAND), norms, weights)
+        rankings = BandRankings(weights, norms.__getitem__)
+        band = band_expert("domain/0", BAND, rankings.band_ends(BAND), norms, weights)
         scattered = Mask.of_indices({w.name: _scattered(w.size, rng) for w in weights}, weights)
         switch = switch_expert("domain/0", scattered)
-        expected = {"band": rankings.mask(BAND), "switch": scattered}
+        expected = {"band": rankings.mask_of_band(BAND), "switch": scattered}
 
         name = str(dtype).removeprefix("torch.")
         model.save_pretrained(folder / name)
@@ -215,10 +215,10 @@ def _built(folder: Path, settings: Settings) -> tuple[list[Figure], dict[str, An
     return [exact, *figures], details
 
 
-def _through_disk(expert: Expert, path: Path, weights: list[Weight]) -> tuple[Mask, float]:
+def _through_disk(expert: DomainExpert, path: Path, weights: list[WeightMatrix]) -> tuple[Mask, float]:
     """Write an expert and regenerate it from the file on another load of its base; also the seconds to regenerate."""
     write_atomic(path, save(expert.to_tensors()))
-    described = json.loads(json.dumps(expert.describe()))
+    described = json.loads(json.dumps(expert.manifest_entry()))
     began = time.perf_counter()
-    found = Expert.from_parts(described, load_file(path)).mask(weights)
+    found = DomainExpert.from_parts(described, load_file(path)).mask(weights)
     return found, time.perf_counter() - began

@@ -14,8 +14,8 @@ import torch
 from benchmarks.harness import Figure, Outcome, Settings, in_turns, ratio
 from benchmarks.speed.shapes import llama_shape, random_model
 from freemoe.core.errors import NumericError
-from freemoe.domain_experts.rank.calibrate import POWERS, Batch, Norms, calibrate
-from freemoe.models.taps import tapped
+from freemoe.domain_experts.rank.calibrate import POWERS, Batch, InputNorms, calibrate
+from freemoe.models.taps import tap_inputs
 from freemoe.models.weights import find_weights
 
 TARGET = 1.15
@@ -81,7 +81,7 @@ def contest(model: Any, settings: Settings, count: int, rounds: int) -> tuple[fl
     """Ratio of calibrating to running, and what belongs beside it."""
     weights = find_weights(model)
     batches = [_on(batch, model.device) for batch in _batches(model.config.vocab_size, count, settings)]
-    results: list[Norms] = []
+    results: list[InputNorms] = []
 
     @torch.no_grad()
     def plain() -> None:
@@ -103,7 +103,7 @@ def contest(model: Any, settings: Settings, count: int, rounds: int) -> tuple[fl
 
 
 @torch.no_grad()
-def _check(model: Any, weights: Any, batch: Batch, norms: Norms, alone: bool) -> None:
+def _check(model: Any, weights: Any, batch: Batch, norms: InputNorms, alone: bool) -> None:
     """Raise unless the first batch's sums are what adding up its inputs gives, and outputs are the plain pass's."""
     ids, mask, labels = batch
     token_labels = torch.where(mask.bool(), labels[:, None], -1).reshape(-1)
@@ -118,7 +118,7 @@ def _check(model: Any, weights: Any, batch: Batch, norms: Norms, alone: bool) ->
                     expected[group] = torch.stack([here.sum(0), (here**2).sum(0), (here**4).sum(0), here.amax(0)])
 
     bare = model.base_model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
-    with tapped(model, weights, on_input):
+    with tap_inputs(model, weights, on_input):
         seen = model.base_model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
     if not torch.equal(bare, seen):
         raise NumericError("The model's outputs change while its inputs are read.")

@@ -19,20 +19,20 @@ from benchmarks.speed.artefact import PUBLISHED, stand_in
 from benchmarks.speed.scorer import word_tokenizer
 from benchmarks.speed.shapes import random_model
 from freemoe.core.memory import free_now, peak_memory_bytes, reset_peak_memory, used_memory_bytes
-from freemoe.domain_experts.cost.memory import STAGES, Peaks, stage_peaks
-from freemoe.domain_experts.expert import Expert, switch_expert
+from freemoe.domain_experts.cost.memory import STAGES, MemoryPeaks, stage_peaks
+from freemoe.domain_experts.expert import DomainExpert, switch_expert
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches, gold_rows
-from freemoe.domain_experts.purify.greedy import purify
-from freemoe.domain_experts.purify.learned import learn
-from freemoe.domain_experts.rank.bands import Band, Rankings
-from freemoe.domain_experts.rank.calibrate import Norms, calibrate
+from freemoe.domain_experts.purify.greedy import greedy_purify
+from freemoe.domain_experts.purify.learned import learn_switches
+from freemoe.domain_experts.rank.bands import Band, BandRankings
+from freemoe.domain_experts.rank.calibrate import InputNorms, calibrate
 from freemoe.domain_experts.rank.random_mask import random_mask
 from freemoe.evals.engine.evaluator import Evaluator
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import Document
 from freemoe.models.mask import Mask
 from freemoe.models.switching import switched_off
-from freemoe.models.weights import Weight, find_weights
+from freemoe.models.weights import WeightMatrix, find_weights
 
 # 1.1 G parameters, and a second one half as deep.
 SHAPE = {
@@ -68,7 +68,7 @@ class Bench:
     """A loaded base and what the stages are given; documents are text of random words."""
 
     model: Any
-    weights: list[Weight]
+    weights: list[WeightMatrix]
     scorer: Scorer
     documents: Sequence[Document]
 
@@ -79,7 +79,7 @@ class Bench:
         return answer_batches(rows, [0] * len(rows), TOKENS, self.model.device)
 
     @property
-    def norms(self) -> Norms:
+    def norms(self) -> InputNorms:
         """Of one calibration."""
         return calibrate(self.model, self.weights, ((b.ids, b.mask, b.labels) for b in self.batches), 1)
 
@@ -139,7 +139,7 @@ def _computed(model: Any) -> dict[str, Any]:
     return {"base": base, **{stage: _row(peak, weights) for stage, peak in peaks.items()}}
 
 
-def _row(peak: Peaks, weights: Sequence[Weight]) -> dict[str, float]:
+def _row(peak: MemoryPeaks, weights: Sequence[WeightMatrix]) -> dict[str, float]:
     size = sum(w.size for w in weights)
     return {"said": peak.said, "most": peak.most, "bytes_per_weight": round(peak.said / size, 3)}
 
@@ -201,16 +201,16 @@ def _search(bench: Bench) -> Callable[[], None]:
 
     def search() -> None:
         bands = [Band("wanda", i * WIDTH, (i + 1) * WIDTH) for i in range(2)]
-        rankings = Rankings(bench.weights, lambda tap: norms.norm(tap, 0, 2), bands)
+        rankings = BandRankings(bench.weights, lambda tap: norms.input_norm(tap, 0, 2), bands)
         for band in bands:
-            bench.score(rankings.mask(band))
+            bench.score(rankings.mask_of_band(band))
 
     return search
 
 
 def _greedy(bench: Bench) -> Callable[[], Any]:
     batches = bench.batches
-    return lambda: purify(
+    return lambda: greedy_purify(
         bench.model, bench.weights, batches[:1], batches[1:], step=CUT, budget=CUT, checkpointing="auto"
     )
 
@@ -218,7 +218,7 @@ def _greedy(bench: Bench) -> Callable[[], Any]:
 def _learned(bench: Bench) -> Callable[[], Any]:
     # It stops on what it learns from, so that it finds something even in random weights: a forecast is made of that.
     batches = bench.batches[:1]
-    return lambda: learn(
+    return lambda: learn_switches(
         bench.model, bench.weights, batches, batches, budget=BUDGET, steps=3, step_tokens=TOKENS, every=3,
         checkpointing="auto",
     )  # fmt: skip
@@ -228,18 +228,18 @@ def _report(bench: Bench) -> Callable[[], None]:
     """Accepted experts are kept as they are written; their masks, the controls' and the oracle's are made one at a time."""
     norms = bench.norms
     band = Band("wanda", 0.4, 0.4 + WIDTH)
-    rankings = Rankings(bench.weights, lambda tap: norms.norm(tap, 0, 2), [band])
-    expert: Expert = switch_expert("expert", random_mask(_first(bench.weights), 0))
+    rankings = BandRankings(bench.weights, lambda tap: norms.input_norm(tap, 0, 2), [band])
+    expert: DomainExpert = switch_expert("expert", random_mask(_first(bench.weights), 0))
 
     def report() -> None:
-        for mask in (lambda: expert.mask(bench.weights), lambda: rankings.mask(band)):
+        for mask in (lambda: expert.mask(bench.weights), lambda: rankings.mask_of_band(band)):
             bench.score(mask())
             bench.score(random_mask(mask(), 1))
 
     return report
 
 
-def _first(weights: Sequence[Weight]) -> Mask:
+def _first(weights: Sequence[WeightMatrix]) -> Mask:
     return Mask.of_indices({w.name: torch.arange(math.ceil(BUDGET * w.size)) for w in weights}, weights)
 
 

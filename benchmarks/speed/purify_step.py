@@ -18,14 +18,14 @@ from benchmarks.harness import Figure, Outcome, Settings, in_own_process, in_tur
 from benchmarks.rivals.training import with_lora
 from benchmarks.speed.shapes import random_model
 from freemoe.core.memory import peak_memory_bytes
-from freemoe.domain_experts.purify.activations import parts
+from freemoe.domain_experts.purify.activations import split_by_memory
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_loss
 from freemoe.domain_experts.purify.curvature import measure_curvature
-from freemoe.domain_experts.purify.learned import Switches, _gather, _switch
+from freemoe.domain_experts.purify.learned import WeightSwitches, _accumulate_gradients, _switch_topk
 from freemoe.models.mask import Mask
 from freemoe.models.precision import held_in
 from freemoe.models.switching import switched_off
-from freemoe.models.weights import Weight, find_weights
+from freemoe.models.weights import WeightMatrix, find_weights
 
 TIME, MEMORY = 1.6, 3.0
 # The shape of a model of 135 million parameters with a vocabulary of 49,152.
@@ -97,10 +97,12 @@ def _side(name: str, settings: Settings) -> Callable[[], None]:
     return _lora(model, weights, batch, settings.seed, "all logits" in name)
 
 
-def switches_step(model: Any, weights: list[Weight], batch: AnswerBatch, half: bool = False) -> Callable[[], None]:
+def switches_step(
+    model: Any, weights: list[WeightMatrix], batch: AnswerBatch, half: bool = False
+) -> Callable[[], None]:
     """A step of learned switches, the curvature being measured before the first."""
     _FOR_GOOD.enter_context(held_in(model, torch.bfloat16 if half else None))
-    switches = {w.name: Switches.fresh(w) for w in weights}
+    switches = {w.name: WeightSwitches.all_on(w) for w in weights}
     curvature = measure_curvature(model, weights, [batch], checkpointing="auto")
     most = sum(w.size for w in weights) // 100
     rate = curvature.small_cost(weights) * batch.answer_tokens**0.5
@@ -110,21 +112,21 @@ def switches_step(model: Any, weights: list[Weight], batch: AnswerBatch, half: b
     def step() -> None:
         nonlocal mask, line
         with switched_off(weights, mask):
-            _gather(model, switches, [batch], "auto")
+            _accumulate_gradients(model, switches, [batch], "auto")
         for switch in switches.values():
-            switch.advance(rate)
-        mask, line = _switch(switches, curvature, most, line)
+            switch.update_evidence(rate)
+        mask, line = _switch_topk(switches, curvature, most, line)
 
     return step
 
 
-def _lora(model: Any, weights: list[Weight], batch: AnswerBatch, seed: int, whole: bool) -> Callable[[], None]:
+def _lora(model: Any, weights: list[WeightMatrix], batch: AnswerBatch, seed: int, whole: bool) -> Callable[[], None]:
     tuned, parameters = with_lora(model, weights, 1, seed)
     optimizer = torch.optim.Adam(parameters, lr=1e-3)
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        for part in [batch] if whole else parts(tuned, batch):
+        for part in [batch] if whole else split_by_memory(tuned, batch):
             if whole:
                 logits = tuned(input_ids=part.ids, use_cache=False).logits.flatten(0, 1).float()
                 loss = torch.nn.functional.cross_entropy(

@@ -17,8 +17,14 @@ from safetensors.torch import save
 from benchmarks.gain.materials import MODEL
 from benchmarks.harness import Figure, Outcome, Settings
 from freemoe.domain_experts.demo import demo_recipe
-from freemoe.domain_experts.route.router import Level, Router, calibration_errors, latency, train_on_subdomains
-from freemoe.domain_experts.route.subdomains import divide, features
+from freemoe.domain_experts.route.router import (
+    DomainRouter,
+    Level,
+    calibration_errors,
+    routing_latency,
+    train_on_subdomains,
+)
+from freemoe.domain_experts.route.subdomains import divide_domain, prompt_features
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import FrozenChoice
 from freemoe.evals.tasks.domains import load_domains
@@ -67,7 +73,7 @@ def real_recipe(root: Path, seed: int, limit: int) -> BuildRecipe:
     return recipe
 
 
-def wide_router(seed: int) -> Router:
+def wide_router(seed: int) -> DomainRouter:
     """A router of a 7B model's width with drawn weights: its latency does not depend on them."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -77,12 +83,12 @@ def wide_router(seed: int) -> Router:
 
     domains = [f"d{i}" for i in range(_DOMAINS)]
     levels = {d: level([f"{d}/{k}" for k in range(_SUBDOMAINS)]) for d in domains}
-    return Router(torch.zeros(_WIDE), torch.ones(_WIDE), level(domains), levels, 0.5)
+    return DomainRouter(torch.zeros(_WIDE), torch.ones(_WIDE), level(domains), levels, 0.5)
 
 
-def _latency(router: Router, feature: torch.Tensor, rounds: int) -> dict[str, float]:
+def _latency(router: DomainRouter, feature: torch.Tensor, rounds: int) -> dict[str, float]:
     """Percentiles of 200 prompts each, median over the rounds."""
-    found = [latency(router, feature) for _ in range(rounds)]
+    found = [routing_latency(router, feature) for _ in range(rounds)]
     return {key: statistics.median(f[key] for f in found) for key in found[0]}
 
 
@@ -99,12 +105,12 @@ def _case(case: str, recipe: BuildRecipe, rounds: int) -> tuple[list[Figure], di
     feature, divided, keys = {}, {}, {}
     for name, data in domains.items():
         documents = data.reference.documents
-        feature[name] = features(model, [scorer.prompt_ids(d) for d in documents], kind)
-        divided[name] = divide(name, data.reference, feature[name], recipe.subdomains, recipe.seed)
+        feature[name] = prompt_features(model, [scorer.prompt_ids(d) for d in documents], kind)
+        divided[name] = divide_domain(name, data.reference, feature[name], recipe.subdomains, recipe.seed)
         keys[name] = [d.key for d in documents]
 
     details: dict[str, Any] = {}
-    trained: dict[str, tuple[Router, dict[str, Any]]] = {}
+    trained: dict[str, tuple[DomainRouter, dict[str, Any]]] = {}
     for level2 in ("linear", "centroid"):
         section = RouterSection(level2=level2, precision=recipe.router.precision)
         trained[level2] = train_on_subdomains(divided, feature, keys, section, kind=kind, seed=recipe.seed)
@@ -114,7 +120,7 @@ def _case(case: str, recipe: BuildRecipe, rounds: int) -> tuple[list[Figure], di
     right: dict[str, list[bool]] = {}
     for name, data in domains.items():
         documents = data.reported.open(choice)
-        found = features(model, [scorer.prompt_ids(d) for d in documents], kind)
+        found = prompt_features(model, [scorer.prompt_ids(d) for d in documents], kind)
         known = [divided[name].names[k] for k in divided[name].assign(documents, found)]
         for level2, (router, _) in trained.items():
             routes = router.route(found)

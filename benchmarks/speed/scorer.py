@@ -21,7 +21,7 @@ import torch
 from benchmarks.compat import answers_of, own_backend
 from benchmarks.harness import Figure, Outcome, Settings, in_turns, ratio
 from freemoe.core.errors import NumericError
-from freemoe.evals.engine.scorer import Pair, Scorer
+from freemoe.evals.engine.scorer import Scorer, TokenPair
 from freemoe.evals.tasks.harness.rows import require_lm_eval
 
 BATCH_SIZES = (1, 4, 8, 16, 32)
@@ -104,7 +104,7 @@ class Contest:
         self.choices = [len(d) for d in documents]
         self.texts = [text for d in documents for text in d]
         self.scorer = Scorer(model, tokenizer)
-        self.pairs = [self.scorer.pair(*text) for text in self.texts]
+        self.pairs = [self.scorer.encode_pair(*text) for text in self.texts]
         self.tokens = [(t, list(p.context), list(p.continuation)) for t, p in zip(self.texts, self.pairs, strict=True)]
         self.details: dict[str, Any] = {
             "documents": len(documents),
@@ -188,12 +188,12 @@ def _rounded(seconds: dict[str, list[float]]) -> dict[str, list[float]]:
     return {side: [round(s, 4) for s in values] for side, values in seconds.items()}
 
 
-def _tokens_whole(pairs: Sequence[Pair]) -> int:
+def _tokens_whole(pairs: Sequence[TokenPair]) -> int:
     """Tokens of every different input: choices that differ in their last token only are one."""
     return sum(len(ids) for ids in {pair.context + pair.continuation[:-1] for pair in pairs})
 
 
-def _tokens_once(pairs: Sequence[Pair]) -> int:
+def _tokens_once(pairs: Sequence[TokenPair]) -> int:
     """Tokens when every beginning that two rows share is run once."""
     rows = sorted({pair.context + pair.continuation[:-1] for pair in pairs})
     total = len(rows[0])

@@ -18,7 +18,7 @@ from benchmarks.speed.memory import QUICK, SHAPE, TOKENS, WIDTH, Bench, document
 from benchmarks.speed.scorer import word_tokenizer
 from benchmarks.speed.shapes import write_random_checkpoint
 from freemoe.core.memory import free_now, peak_memory_bytes, reset_peak_memory, used_memory_bytes
-from freemoe.domain_experts.rank.bands import Band, Rankings
+from freemoe.domain_experts.rank.bands import Band, BandRankings
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.mask import Mask
@@ -74,8 +74,8 @@ def weigh(folder: str, vocabulary: int, seed: int) -> dict[str, Any]:
 
     def band() -> None:
         chosen = Band("wanda", 0.2, 0.2 + WIDTH)
-        rankings = Rankings(state["bench"].weights, lambda tap: state["norms"].norm(tap, 0, 2), [chosen])
-        state["mask"] = rankings.mask(chosen)
+        rankings = BandRankings(state["bench"].weights, lambda tap: state["norms"].norm(tap, 0, 2), [chosen])
+        state["mask"] = rankings.mask_of_band(chosen)
 
     def score_band() -> None:
         state["bench"].score(state.pop("mask"))

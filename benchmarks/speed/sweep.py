@@ -19,17 +19,17 @@ from benchmarks.harness import Figure, Outcome, Settings, in_turns, ratio
 from benchmarks.speed.scorer import Contest, Shape, letters_model, questions, word_tokenizer
 from freemoe.core.errors import NumericError
 from freemoe.domain_experts.purify.batches import answer_batches, gold_rows
-from freemoe.domain_experts.rank.bands import Band, Rankings, grid, rank_range
-from freemoe.domain_experts.rank.calibrate import Norms, calibrate
+from freemoe.domain_experts.rank.bands import Band, BandRankings, band_grid, rank_range
+from freemoe.domain_experts.rank.calibrate import InputNorms, calibrate
 from freemoe.domain_experts.select.scores import ScoreTable
 from freemoe.domain_experts.select.search import SEARCHES
-from freemoe.evals.engine.evaluator import Evaluator, Score
+from freemoe.evals.engine.evaluator import DocumentScore, Evaluator
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import Document, ReferenceSplit
 from freemoe.evals.tasks.harness.rows import require_lm_eval
-from freemoe.evals.tasks.task import Grader
+from freemoe.evals.tasks.task import TaskGrader
 from freemoe.models.switching import switched_off
-from freemoe.models.weights import Weight, find_weights
+from freemoe.models.weights import WeightMatrix, find_weights
 from freemoe.recipes import BandSection
 
 TARGET = 10.0
@@ -65,9 +65,9 @@ class World:
     model: Any
     tokenizer: Any
     vocabulary: int
-    weights: list[Weight]
+    weights: list[WeightMatrix]
     splits: list[ReferenceSplit]
-    norms: Norms
+    norms: InputNorms
     bands: list[Band]
     rival: Contest
 
@@ -159,7 +159,7 @@ def _world(vocabulary: int, shape: Shape, settings: Settings) -> World:
     labels = [i // shape.documents for i in range(len(documents))]
     batches = answer_batches(gold_rows(scorer, documents), labels, 4096, model.device)
     norms = calibrate(model, weights, ((b.ids, b.mask, b.labels) for b in batches), len(splits))
-    bands = grid(BandSection(start=0.0, end=1.0, step=0.1, ratio=0.1), "wanda", settings.seed)
+    bands = band_grid(BandSection(start=0.0, end=1.0, step=0.1, ratio=0.1), "wanda", settings.seed)
     rival = Contest(model, tokenizer, texts, settings)
     return World(model, tokenizer, vocabulary, weights, splits, norms, bands, rival)
 
@@ -172,21 +172,21 @@ def _grade(document: Document, responses: Any) -> dict[str, float]:
 def _ours(world: World, search: str, seed: int) -> Found:
     """Rankings, switching and scoring as a build does them, nothing kept from an earlier round."""
     search = "exhaustive" if search == "freemoe" else search
-    evaluator = Evaluator(Scorer(world.model, world.tokenizer), {"letters": Grader("letters", "acc", _grade)})
+    evaluator = Evaluator(Scorer(world.model, world.tokenizer), {"letters": TaskGrader("letters", "acc", _grade)})
     by_name = {band.name: band for band in world.bands}
     found = Found()
     for group, split in enumerate(world.splits):
-        rankings = Rankings(world.weights, lambda tap, g=group: world.norms.norm(tap, g, 2), world.bands)
+        rankings = BandRankings(world.weights, lambda tap, g=group: world.norms.input_norm(tap, g, 2), world.bands)
         table: Table = {name: [] for name in by_name}
 
         def compute(
             name: str,
             numbers: list[int],
             split: ReferenceSplit = split,
-            rankings: Rankings = rankings,
+            rankings: BandRankings = rankings,
             table: Table = table,
-        ) -> list[Score]:
-            with switched_off(world.weights, rankings.mask(by_name[name])):
+        ) -> list[DocumentScore]:
+            with switched_off(world.weights, rankings.mask_of_band(by_name[name])):
                 scores = evaluator.score([split.documents[i] for i in numbers])
             table[name] += [s.value for s in scores]
             return scores
@@ -208,7 +208,9 @@ def _plain(world: World) -> Found:
         for band in world.bands:
             saved = {w.name: w.parameter.clone() for w in world.weights}
             for weight in world.weights:
-                weight.parameter.masked_fill_(_plain_mask(weight, world.norms.norm(weight.tap, group, 2), band), 0)
+                weight.parameter.masked_fill_(
+                    _plain_mask(weight, world.norms.input_norm(weight.tap, group, 2), band), 0
+                )
             requests = [
                 Instance("loglikelihood", {}, (document.prompt, answer), i)
                 for i, document in enumerate(split.documents)
@@ -223,10 +225,10 @@ def _plain(world: World) -> Found:
     return found
 
 
-def _plain_mask(weight: Weight, norm: Tensor, band: Band) -> Tensor:
+def _plain_mask(weight: WeightMatrix, norm: Tensor, band: Band) -> Tensor:
     """Mask of a Llama's matrix, (rows, columns)."""
     order = torch.sort(weight.parameter.abs() * norm, dim=-1, stable=True).indices
-    low, high = rank_range(band.start, band.end, weight.columns)
+    low, high = rank_range(band.start, band.end, weight.num_columns)
     return torch.zeros_like(order, dtype=torch.bool).scatter_(-1, order[:, low:high], True)
 
 
@@ -245,10 +247,10 @@ def _check_same(world: World, found: Sides) -> None:
 
 def _check_near(world: World, group: int, band: str, number: int) -> None:
     """Raise unless a document's two best answers are as good as equal under a band."""
-    rankings = Rankings(world.weights, lambda tap: world.norms.norm(tap, group, 2))
+    rankings = BandRankings(world.weights, lambda tap: world.norms.input_norm(tap, group, 2))
     scorer = Scorer(world.model, world.tokenizer)
     document = world.splits[group].documents[number]
-    with switched_off(world.weights, rankings.mask(next(b for b in world.bands if b.name == band))):
+    with switched_off(world.weights, rankings.mask_of_band(next(b for b in world.bands if b.name == band))):
         values = sorted(s.loglikelihood for s in scorer.score(scorer.document_pairs(document)))
     if values[-1] - values[-2] > CLOSE:
         raise NumericError(

@@ -19,9 +19,9 @@ from freemoe.core.errors import NumericError
 from freemoe.domain_experts.rank.bands import Band, band_mask
 from freemoe.domain_experts.rank.random_mask import random_mask
 from freemoe.models.mask import Mask
-from freemoe.models.switchboard import Switchboard
+from freemoe.models.switchboard import ExpertCache
 from freemoe.models.switching import switch_off
-from freemoe.models.weights import Weight, find_weights
+from freemoe.models.weights import WeightMatrix, find_weights
 
 TARGET = 1.5
 DTYPES = (torch.float32, torch.bfloat16)
@@ -43,11 +43,11 @@ class Case:
         """As it is printed."""
         return f"band of {self.share:.0%} width" if self.kind == "band" else f"single switches, {self.share:.0%} off"
 
-    def mask(self, weights: list[Weight], seed: int) -> Mask:
+    def mask(self, weights: list[WeightMatrix], seed: int) -> Mask:
         """What the expert of a seed switches off."""
         if self.kind == "band":
             generator = torch.Generator().manual_seed(seed)
-            norms = {w.tap: torch.rand(w.experts, w.columns, generator=generator) + 0.01 for w in weights}
+            norms = {w.tap: torch.rand(w.num_experts, w.num_columns, generator=generator) + 0.01 for w in weights}
             return band_mask(Band("wanda", 0.0, self.share), weights, norms.__getitem__)
         first = {w.name: torch.arange(round(w.size * self.share)) for w in weights}
         return random_mask(Mask.of_indices(first, weights), seed)
@@ -74,23 +74,23 @@ def run(settings: Settings) -> Outcome:
     return Outcome(tuple(figures), details)
 
 
-def _contest(weights: list[Weight], case: Case, settings: Settings) -> tuple[float, dict[str, Any]]:
+def _contest(weights: list[WeightMatrix], case: Case, settings: Settings) -> tuple[float, dict[str, Any]]:
     """Ratio of switching to copying, and what belongs beside it."""
     experts = {name: case.mask(weights, settings.seed + i) for i, name in enumerate("ab")}
     masked = {name: _masked(weights, mask) for name, mask in experts.items()}
-    board = Switchboard(weights)
+    board = ExpertCache(weights)
     first: list[float] = []
     for name, mask in experts.items():
         began = time.perf_counter()
-        board.learn(name, mask)
-        board.switch(name)
+        board.add_expert(name, mask)
+        board.activate_expert(name)
         first.append(time.perf_counter() - began)
         _check(weights, masked[name])
     # Somewhere else, so that the board's weights stay its own; the same memory and the same work.
     target = [torch.empty_like(w.parameter.detach()) for w in weights]
 
     def switch() -> None:
-        board.switch("a" if board.active == "b" else "b")
+        board.activate_expert("a" if board.active_expert == "b" else "b")
 
     def copy() -> None:
         for into, weight in zip(target, weights, strict=True):
@@ -98,13 +98,13 @@ def _contest(weights: list[Weight], case: Case, settings: Settings) -> tuple[flo
 
     rounds = 1 if settings.quick else CALLS * settings.rounds
     seconds = in_turns({"switch": switch, "copy": copy}, rounds)
-    assert board.active is not None
-    _check(weights, masked[board.active])
-    board.switch("b" if board.active == "a" else "a")
-    _check(weights, masked[board.active])
+    assert board.active_expert is not None
+    _check(weights, masked[board.active_expert])
+    board.activate_expert("b" if board.active_expert == "a" else "a")
+    _check(weights, masked[board.active_expert])
     held, off = board.held_bytes("a"), experts["a"].count
     base = sum(w.size * w.parameter.element_size() for w in weights)
-    board.switch(None)
+    board.activate_expert(None)
     _check(weights, _base(weights, masked))
     share = held / base
     return ratio(seconds, "switch", "copy"), {
@@ -118,15 +118,15 @@ def _contest(weights: list[Weight], case: Case, settings: Settings) -> tuple[flo
     }
 
 
-def _masked(weights: list[Weight], mask: Mask) -> dict[str, Tensor]:
+def _masked(weights: list[WeightMatrix], mask: Mask) -> dict[str, Tensor]:
     """Copies of the weights with what an expert has off at zero."""
     found = {w.name: w.parameter.detach().clone() for w in weights}
     for weight in weights:
-        found[weight.name].view(-1)[mask[weight.name].bools()] = 0
+        found[weight.name].view(-1)[mask[weight.name].to_bools()] = 0
     return found
 
 
-def _base(weights: list[Weight], masked: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
+def _base(weights: list[WeightMatrix], masked: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
     """The base's weights, as far as two masked copies know them: where one is off, the other's value."""
     a, b = masked["a"], masked["b"]
     known = {w.name: torch.where(a[w.name] != 0, a[w.name], b[w.name]) for w in weights}
@@ -134,13 +134,13 @@ def _base(weights: list[Weight], masked: dict[str, dict[str, Tensor]]) -> dict[s
     return {w.name: torch.where(known[w.name] != 0, known[w.name], w.parameter.detach()) for w in weights}
 
 
-def _check(weights: list[Weight], expected: dict[str, Tensor]) -> None:
+def _check(weights: list[WeightMatrix], expected: dict[str, Tensor]) -> None:
     for weight in weights:
         if not torch.equal(weight.parameter.detach(), expected[weight.name]):
             raise NumericError(f"{weight.name} is not what the expert's masked copy says.")
 
 
-def _without_holding(weights: list[Weight], experts: dict[str, Mask]) -> float:
+def _without_holding(weights: list[WeightMatrix], experts: dict[str, Mask]) -> float:
     """Seconds of switching off and on again from a mask alone, as a search does it."""
     began = time.perf_counter()
     switch_off(weights, experts["a"]).restore()

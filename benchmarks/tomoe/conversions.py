@@ -22,11 +22,11 @@ from benchmarks.gain.contest import side_by_side
 from benchmarks.harness import Settings
 from benchmarks.real_llm.protocol import file_sum, model_digest
 from freemoe.assets import DOMAINS
-from freemoe.core.environment import DECIDING, versions
+from freemoe.core.environment import DECIDING, package_versions
 from freemoe.core.errors import LockedError
-from freemoe.core.files import digest, write_atomic
+from freemoe.core.files import json_digest, write_atomic
 from freemoe.core.run.execute import NOT_DECIDING
-from freemoe.core.run.lock import alone
+from freemoe.core.run.lock import output_lock
 from freemoe.recipes import ConvertRecipe, EvalRecipe, recipe_from
 
 # Asked for once per job that may be kept.
@@ -96,7 +96,7 @@ def measured(job: Job) -> dict[str, Any] | None:
     if found is not None or (job.until is not None and time.time() > job.until):
         return found
     try:
-        with alone(Path(job.record)), tempfile.TemporaryDirectory() as scratch:
+        with output_lock(Path(job.record)), tempfile.TemporaryDirectory() as scratch:
             found = {**converted(job, Path(scratch) / "converted"), "identity": identity(job)}
             write_atomic(Path(job.record), json.dumps(found).encode())
     except LockedError:
@@ -119,7 +119,7 @@ def identity(job: Job) -> str:
         mode="json", exclude={"model", "text", "output", *NOT_DECIDING}
     )
     text = [file_sum(Path(name)) for name in job.text]
-    return digest([decided, text, _model_digest(job.model), versions(DECIDING), job.quick])
+    return json_digest([decided, text, _model_digest(job.model), package_versions(DECIDING), job.quick])
 
 
 def recipe_of(job: Job, output: Path) -> ConvertRecipe:
@@ -175,7 +175,7 @@ def converted(job: Job, output: Path) -> dict[str, Any]:
 
 def task_accuracy(model: str, quick: bool) -> float:
     """Mean accuracy over the bundled domains' test items."""
-    from freemoe.evals.evaluation import evaluate
+    from freemoe.evals.evaluation import evaluate_target
 
     recipe = recipe_from(
         {
@@ -191,4 +191,4 @@ def task_accuracy(model: str, quick: bool) -> float:
         "The benchmark",
     )
     assert isinstance(recipe, EvalRecipe)
-    return float(np.mean([d["rows"]["base"]["score"] for d in evaluate(recipe)["domains"]]))
+    return float(np.mean([d["rows"]["base"]["score"] for d in evaluate_target(recipe)["domains"]]))

@@ -31,7 +31,7 @@ from benchmarks.tomoe.conversions import (
     run_all,
 )
 from freemoe.assets import DOMAINS, benchmark_path
-from freemoe.core.files import digest
+from freemoe.core.files import json_digest
 from freemoe.evals.statistics import over_seeds
 from freemoe.models.checkpoints.loading import BUNDLED
 from freemoe.recipes import ConvertRecipe, recipe_from
@@ -65,7 +65,7 @@ def run(settings: Settings) -> Outcome:
             share,
             many,
             settings.seed + seed,
-            str(folder / f"{digest(name_of(base, share, many, settings.seed + seed))}.json"),
+            str(folder / f"{json_digest(name_of(base, share, many, settings.seed + seed))}.json"),
             settings.quick,
             until,
         )

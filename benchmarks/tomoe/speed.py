@@ -25,14 +25,14 @@ from benchmarks.harness import Figure, Outcome, Settings, in_turns, one_clock, r
 from benchmarks.speed.shapes import random_model
 from benchmarks.tomoe.alone import PAST, STEPS, seconds_alone
 from freemoe.core.errors import NumericError
-from freemoe.models.sublayers import Sublayers, find_sublayers
-from freemoe.tomoe.export import converted, export
+from freemoe.models.sublayers import DecoderSublayers, find_sublayers
+from freemoe.tomoe.export import build_converted_model, export_converted_model
 from freemoe.tomoe.modules import sparse_tokens
-from freemoe.tomoe.structures.masked import masked
+from freemoe.tomoe.structures.masked import apply_structure
 from freemoe.tomoe.structures.structure import (
     LayerStructure,
     Structure,
-    ValueGate,
+    ValueGateTensors,
     active_parameters,
     dense_parameters,
     from_tensors,
@@ -56,7 +56,7 @@ QUICK_TOKENS = (1, 8, 64, 128)
 SIZE_TARGET = 1.05
 
 
-def random_masks(settings: Settings, sublayers: list[Sublayers]) -> Structure:
+def random_masks(settings: Settings, sublayers: list[DecoderSublayers]) -> Structure:
     """Half of everything, drawn at random; every expert of the same width."""
     generator = torch.Generator().manual_seed(settings.seed)
 
@@ -69,9 +69,9 @@ def random_masks(settings: Settings, sublayers: list[Sublayers]) -> Structure:
 
     return [
         LayerStructure(
-            qk=half(1, layer.rotary.bits)[0],
-            vo=ValueGate(
-                project=normal(INNER, layer.hidden),
+            qk=half(1, layer.rotary.num_bits)[0],
+            vo=ValueGateTensors(
+                project=normal(INNER, layer.hidden_size),
                 embedding=normal(INNER),
                 norm_weight=torch.ones(INNER),
                 norm_bias=torch.zeros(INNER),
@@ -79,15 +79,15 @@ def random_masks(settings: Settings, sublayers: list[Sublayers]) -> Structure:
                 offset=torch.zeros(layer.rotary.head_dim),
                 keep=torch.tensor(round(SHARE * layer.rotary.head_dim)),
             ),
-            router_weight=normal(EXPERTS, layer.hidden),
+            router_weight=normal(EXPERTS, layer.hidden_size),
             router_bias=torch.zeros(EXPERTS),
-            experts=half(EXPERTS, layer.width),
+            experts=half(EXPERTS, layer.intermediate_size),
         )
         for layer in sublayers
     ]
 
 
-def tiled(structure: Structure, sublayers: list[Sublayers]) -> Structure:
+def tiled(structure: Structure, sublayers: list[DecoderSublayers]) -> Structure:
     """The masks of a small model, repeated until they fill a larger one: their shares, patterns and overlaps stay.
 
     Args:
@@ -103,11 +103,11 @@ def tiled(structure: Structure, sublayers: list[Sublayers]) -> Structure:
     for number, layer in enumerate(sublayers):
         own = structure[number % len(structure)]
         head_dim = layer.rotary.head_dim
-        if isinstance(own.vo, ValueGate):
+        if isinstance(own.vo, ValueGateTensors):
             share = int(own.vo.keep) / len(own.vo.offset)
             vo = replace(
                 own.vo,
-                project=over(own.vo.project, layer.hidden),
+                project=over(own.vo.project, layer.hidden_size),
                 decode=over(own.vo.decode.T, head_dim).T,
                 offset=over(own.vo.offset, head_dim),
                 keep=torch.tensor(max(1, round(share * head_dim))),
@@ -116,18 +116,18 @@ def tiled(structure: Structure, sublayers: list[Sublayers]) -> Structure:
             vo = over(own.vo, head_dim)
         found.append(
             LayerStructure(
-                qk=over(own.qk, layer.rotary.bits),
+                qk=over(own.qk, layer.rotary.num_bits),
                 vo=vo,
-                router_weight=over(own.router_weight, layer.hidden),
+                router_weight=over(own.router_weight, layer.hidden_size),
                 router_bias=own.router_bias,
-                experts=over(own.experts, layer.width),
+                experts=over(own.experts, layer.intermediate_size),
             )
         )
     return found
 
 
 # Name -> masks for the shape. Those of a trained small model are one more row: ``tiled(its structure, sublayers)``.
-def trained_masks(settings: Settings, sublayers: list[Sublayers]) -> Structure:
+def trained_masks(settings: Settings, sublayers: list[DecoderSublayers]) -> Structure:
     """The masks of the bundled model's own conversion, tiled up."""
     from safetensors.torch import load_file
 
@@ -139,7 +139,7 @@ def trained_masks(settings: Settings, sublayers: list[Sublayers]) -> Structure:
         return tiled(from_tensors(load_file(convert(recipe, progress=settings.progress) / STRUCTURE)), sublayers)
 
 
-SOURCES: dict[str, Callable[[Settings, list[Sublayers]], Structure]] = {
+SOURCES: dict[str, Callable[[Settings, list[DecoderSublayers]], Structure]] = {
     "random masks": random_masks,
     "trained masks": trained_masks,
 }
@@ -168,7 +168,7 @@ def run(settings: Settings) -> Outcome:
             if not settings.wants(name):
                 continue
             structure = source(settings, sublayers)
-            new = converted(model, structure)
+            new = build_converted_model(model, structure)
             _check(model, new, structure, settings)
             new = _as_run(new, settings)
             more: dict[str, Any] = {}
@@ -200,7 +200,7 @@ def _as_run(model: Any, settings: Settings) -> Any:
 def _check(model: Any, new: Any, structure: Structure, settings: Settings) -> None:
     """Raise unless both compute the same."""
     ids = _ids(64, settings.seed).to(model.device)
-    with masked(model, structure):
+    with apply_structure(model, structure):
         want = model(ids).logits
     error = float((new(ids).logits - want).abs().max() / want.abs().max())
     if error > 1e-4:
@@ -262,24 +262,24 @@ def ceilings(model: Any, structure: Structure, count: int) -> tuple[float, float
     dense_work = ours_work = head / count
     dense_read = ours_read = float(head)
     for layer, own in zip(sublayers, structure, strict=True):
-        query_width = int(layer.rotary.spread(own.qk.float()).sum())
+        query_width = int(layer.rotary.expand_bits(own.qk.float()).sum())
         whole, parts = layer.rotary.head_dim, len(layer.up) + 1
-        per_dimension = layer.hidden * (layer.heads + layer.kv_heads)
-        gate = own.vo.project.numel() + own.vo.decode.numel() if isinstance(own.vo, ValueGate) else 0
-        few = not isinstance(own.vo, ValueGate) or count <= sparse_tokens(own.value_width, whole)
+        per_dimension = layer.hidden_size * (layer.heads + layer.kv_heads)
+        gate = own.vo.project.numel() + own.vo.decode.numel() if isinstance(own.vo, ValueGateTensors) else 0
+        few = not isinstance(own.vo, ValueGateTensors) or count <= sparse_tokens(own.value_width, whole)
         values = own.value_width if few else whole
         extra = gate + own.router_weight.numel()
-        mlp = parts * layer.hidden
+        mlp = parts * layer.hidden_size
         # Scores, and sums of values, among a prompt's tokens or with those in the cache.
         others = layer.heads * ((count + 1) / 2 if count > 1 else PAST)
-        dense_work += 2 * per_dimension * whole + mlp * layer.width + 2 * others * whole
-        ours_work += per_dimension * (query_width + values) + mlp * max(own.widths) + extra
+        dense_work += 2 * per_dimension * whole + mlp * layer.intermediate_size + 2 * others * whole
+        ours_work += per_dimension * (query_width + values) + mlp * max(own.neuron_counts) + extra
         ours_work += others * (query_width + whole)
         asked = min(len(own.experts), round(len(own.experts) * (1 - (1 - 1 / len(own.experts)) ** count)))
         touched = int(own.experts[: max(1, asked)].any(dim=0).sum())
-        dense_read += 2 * per_dimension * whole + mlp * layer.width
+        dense_read += 2 * per_dimension * whole + mlp * layer.intermediate_size
         # Each of several tokens keeps other dimensions, and together they read them all.
-        read = own.value_width if count == 1 or not isinstance(own.vo, ValueGate) else whole
+        read = own.value_width if count == 1 or not isinstance(own.vo, ValueGateTensors) else whole
         ours_read += per_dimension * (query_width + read) + mlp * touched + extra
     return dense_work / ours_work, dense_read / ours_read
 
@@ -291,7 +291,7 @@ def _folder(
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         model.save_pretrained(root / "dense")
-        export(model, structure, root / "ours")
+        export_converted_model(model, structure, root / "ours")
         sizes = [sum(p.stat().st_size for p in (root / side).rglob("*")) for side in ("ours", "dense")]
         # That process has no device of its own.
         alone = () if is_accelerator(settings.device) else ALONE
@@ -306,15 +306,15 @@ def _folder(
     return figures, seconds
 
 
-def _share(structure: Structure, sublayers: list[Sublayers], name: str) -> Figure:
+def _share(structure: Structure, sublayers: list[DecoderSublayers], name: str) -> Figure:
     """Active share as ToMoE counts it, and the share of weights that a prompt's token really multiplies."""
     dense = dense_parameters(sublayers)
     nominal = active_parameters(structure, sublayers) / dense
     # Values that are masked are computed, and the gate and the router are work of their own.
     idle = extra = 0
     for layer, own in zip(sublayers, structure, strict=True):
-        if isinstance(own.vo, ValueGate):
-            idle += layer.hidden * (layer.heads + layer.kv_heads) * (layer.rotary.head_dim - own.value_width)
+        if isinstance(own.vo, ValueGateTensors):
+            idle += layer.hidden_size * (layer.heads + layer.kv_heads) * (layer.rotary.head_dim - own.value_width)
             extra += own.vo.project.numel() + own.vo.decode.numel()
         extra += own.router_weight.numel()
     real = nominal + (idle + extra) / dense

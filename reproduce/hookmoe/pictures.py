@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from freemoe.report.figures.drawing import heading, new_figure, shaded, styled
+from freemoe.report.figures.drawing import draw_heatmap, new_figure, set_panel_title, with_report_style
 from reproduce.drawing import Filled, bars, lines, standalone, values
 from reproduce.hookmoe.work import GROUPS
 from reproduce.scoring import AVERAGE
@@ -16,7 +16,7 @@ def sweep(filled: Filled) -> str:
     return standalone(_sweep(filled), filled, text)
 
 
-@styled
+@with_report_style
 def _sweep(filled: Filled) -> Figure:
     figure = new_figure(10.0, 4.2)
     for axes, who in zip(figure.subplots(1, 2), ("paper", "ours"), strict=True):
@@ -30,12 +30,12 @@ def _sweep(filled: Filled) -> Figure:
             if value is not None:
                 shares[first][last] = 0.1 + 0.9 * (value - low) / ((high - low) or 1.0)
                 numbers[first, last] = f"{value:.1f}"
-        shaded(axes, shares, 1.0, "expert", lambda i, j, n=numbers: n.get((i, j), ""))
+        draw_heatmap(axes, shares, 1.0, "expert", lambda i, j, n=numbers: n.get((i, j), ""))
         axes.set_xticks([g + 0.5 for g in range(GROUPS)], [str(g) for g in range(GROUPS)])
         axes.set_yticks([g + 0.5 for g in range(GROUPS)], [str(g) for g in range(GROUPS)])
         axes.set_xlabel("last group")
         axes.set_ylabel("first group")
-        heading(axes, who, "mean score, %")
+        set_panel_title(axes, who, "mean score, %")
     return figure
 
 

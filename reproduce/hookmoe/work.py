@@ -11,7 +11,7 @@ from typing import Any
 
 from freemoe.assets import benchmark_path
 from freemoe.core.errors import DataError
-from freemoe.core.files import digest, write_atomic
+from freemoe.core.files import json_digest, write_atomic
 from freemoe.core.run.progress import Progress
 from freemoe.recipes import TrimRecipe
 from reproduce.scoring import scored
@@ -161,25 +161,25 @@ def plans_record(
     Returns:
         Name -> ``tasks``: name -> row -> score and gain, for ``full`` and ``plan``; ``text``: their rows of `compare_plans`.
     """
-    from freemoe.evals.evaluation import Subject, under
-    from freemoe.hookmoe.compare import calibration_weights, compare_plans, opened, read_ways
-    from freemoe.hookmoe.material import prepare
+    from freemoe.evals.evaluation import EvalTarget, make_variant
+    from freemoe.hookmoe.compare import apply_variant, calibration_weights, compare_plans, read_variants
+    from freemoe.hookmoe.material import prepare_trim
 
-    model, tokenizer, text = prepare(recipe)
-    ways = {name: read_ways([_spelled(plan, model)], model)[0] for name, plan in plans.items()}
+    model, tokenizer, text = prepare_trim(recipe)
+    ways = {name: read_variants([_spelled(plan, model)], model)[0] for name, plan in plans.items()}
     weights = calibration_weights(model, list(ways.values()), text.train)
     found: dict[str, Any] = {}
     with progress.stage("plans", len(plans)) as advance:
         for name, way in ways.items():
             # Groups of few layers are the same plan.
-            file = folder / f"{digest(way.name)}.json"
+            file = folder / f"{json_digest(way.name)}.json"
             if not file.is_file():
                 full, own = compare_plans(model, text.test, [way.name], calibration=text.train)
                 rows = {
-                    "full": under(contextlib.nullcontext),
-                    "plan": under(functools.partial(opened, model, way, weights)),
+                    "full": make_variant(contextlib.nullcontext),
+                    "plan": make_variant(functools.partial(apply_variant, model, way, weights)),
                 }
-                subject = Subject(model, tokenizer, rows)
+                subject = EvalTarget(model, tokenizer, rows)
                 on_tasks = scored(recipe.model, lambda _, s=subject: s, recipe, tasks, data, progress, {DOMAIN})
                 write_atomic(file, json.dumps({"text": {"full": full, "plan": own}, "tasks": on_tasks}).encode())
             found[name] = json.loads(file.read_text(encoding="utf-8"))

@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from freemoe.report.figures.drawing import heading, new_figure, styled
+from freemoe.report.figures.drawing import new_figure, set_panel_title, with_report_style
 from freemoe.report.palette import BASE, CONTROL, EXPERT, ORACLE, RIVAL, ROUTED
 from reproduce.drawing import Filled, standalone, value
 
@@ -42,7 +42,7 @@ def usage(filled: Filled) -> str:
     )
 
 
-@styled
+@with_report_style
 def _by_depth(filled: Filled, columns: Sequence[str]) -> Figure:
     figure = new_figure(6.0, 3.2)
     axes = figure.subplots()
@@ -62,7 +62,7 @@ def boxes(filled: Filled) -> str:
     return standalone(_boxes(filled), filled, "A box per layer: least, quartiles and most of its experts' widths.")
 
 
-@styled
+@with_report_style
 def _boxes(filled: Filled) -> Figure:
     figure = new_figure(6.0, 3.2)
     axes = figure.subplots()
@@ -81,7 +81,7 @@ def dynamics(filled: Filled) -> str:
     return standalone(_dynamics(filled), filled, "Four panels of losses against steps; one line per active share.")
 
 
-@styled
+@with_report_style
 def _dynamics(filled: Filled) -> Figure:
     figure = new_figure(8.0, 5.0)
     shares: dict[str, list[Mapping[str, Any]]] = {}
@@ -91,7 +91,7 @@ def _dynamics(filled: Filled) -> Figure:
         for look, (share, rows) in enumerate(shares.items()):
             steps = [100 * n / (len(rows) - 1) for n in range(len(rows))]
             _line(axes, look, f"{share} active", steps, [value(row, column) for row in rows])
-        heading(axes, column)
+        set_panel_title(axes, column)
         axes.set_xlabel("% of the steps")
     figure.axes[0].legend(fontsize=7.5)
     return figure
@@ -102,7 +102,7 @@ def ablation(filled: Filled) -> str:
     return standalone(_bars(filled, "Average"), filled, "Bars: mean score of every setting, with its interval.")
 
 
-@styled
+@with_report_style
 def _bars(filled: Filled, column: str) -> Figure:
     figure = new_figure(7.0, 3.4)
     axes = figure.subplots()
@@ -120,7 +120,7 @@ def accuracy(filled: Filled) -> str:
     return standalone(_accuracy(filled), filled, "Accuracy against active share; the paper's points and ours.")
 
 
-@styled
+@with_report_style
 def _accuracy(filled: Filled) -> Figure:
     figure = new_figure(6.0, 3.2)
     axes = figure.subplots()

@@ -21,7 +21,7 @@ from reproduce.scoring import scored
 from reproduce.table import Scene, Way
 
 if TYPE_CHECKING:
-    from freemoe.evals.evaluation import Subject
+    from freemoe.evals.evaluation import EvalTarget
 
 DENSE, OURS = "dense", "converted"
 
@@ -219,17 +219,21 @@ def _off_diagonal(shares: list[list[float]]) -> dict[str, float]:
     return {"least": min(others), "mean": statistics.fmean(others), "most": max(others)}
 
 
-def _both(recipe: ConvertRecipe) -> Subject:
+def _both(recipe: ConvertRecipe) -> EvalTarget:
     """The dense model, and under the conversion's masks: what the folder computes, in one model's memory."""
-    from freemoe.evals.evaluation import Subject, under
+    from freemoe.evals.evaluation import EvalTarget, make_variant
     from freemoe.models.checkpoints.loading import load_base
-    from freemoe.tomoe.structures.masked import masked
+    from freemoe.tomoe.structures.masked import apply_structure
     from freemoe.tomoe.structures.structure import read_structure
 
     model, tokenizer = load_base(recipe.model, recipe.revision, recipe.dtype, recipe.device)
     structure = read_structure(recipe.output)
 
-    return Subject(model, tokenizer, {DENSE: under(nullcontext), OURS: under(partial(masked, model, structure))})
+    return EvalTarget(
+        model,
+        tokenizer,
+        {DENSE: make_variant(nullcontext), OURS: make_variant(partial(apply_structure, model, structure))},
+    )
 
 
 def _seen_in(recipe: ConvertRecipe, batches: Sequence[int]) -> dict[str, Any]:

@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any
 from freemoe.core.artifacts import MANIFEST, read_manifest
 from freemoe.core.errors import ArtifactError
 from freemoe.core.registry import Registry
-from freemoe.hub.fetch import Access, fetch_artefact
-from freemoe.results import BuildResult, ConvertResult, Result, TrimResult
+from freemoe.hub.fetch import HubAccess, fetch_artefact
+from freemoe.results import BuildResult, ConvertResult, RunResult, TrimResult
 
 if TYPE_CHECKING:
     from freemoe.core.run.progress import Progress
-    from freemoe.evals.engine.answering import Opened
-    from freemoe.evals.evaluation import Subject
+    from freemoe.evals.engine.answering import LoadedArtifact
+    from freemoe.evals.evaluation import EvalTarget
     from freemoe.models.checkpoints.placement import Placement
     from freemoe.recipes import EvalRecipe
 
 
 @dataclass(frozen=True)
-class System:
+class ArtefactSystem:
     """One row.
 
     Attributes:
@@ -45,28 +45,28 @@ class System:
         own_text_plan: Folder, base or None -> what that would measure, as plain data.
     """
 
-    result: type[Result]
-    load: Callable[[Path, str | None, str, Placement, Access], Opened]
+    result: type[RunResult]
+    load: Callable[[Path, str | None, str, Placement, HubAccess], LoadedArtifact]
     inspect: Callable[[Path, str | None], dict[str, Any]]
     tables: Callable[[Any], tuple[list[Any], list[str]]]
     page: Callable[[Any], str]
-    subject: Callable[[EvalRecipe], Subject]
+    subject: Callable[[EvalRecipe], EvalTarget]
     merge: Callable[..., dict[str, Any]] | str
     own_text: Callable[..., tuple[Any, dict[str, Any]]] | None = None
     own_text_plan: Callable[[str, str | None], dict[str, Any]] | None = None
 
 
-def _at(path: str) -> Callable[..., Any]:
+def _lazy_function(path: str) -> Callable[..., Any]:
     """The function ``module:name`` below this package, imported when it is called."""
     module, _, name = path.partition(":")
     return lambda *args, **kwargs: getattr(importlib.import_module(f"freemoe.{module}"), name)(*args, **kwargs)
 
 
-SYSTEMS: Registry[System] = Registry("kind of artefact")
+SYSTEMS: Registry[ArtefactSystem] = Registry("kind of artefact")
 """By the ``kind`` in an artefact's manifest."""
 
 
-def system_of(folder: str | Path) -> System | None:
+def system_of(folder: str | Path) -> ArtefactSystem | None:
     """The system that wrote a folder; None where there is no manifest: a plain model, or nothing.
 
     Raises:
@@ -93,7 +93,7 @@ def load(
     token: str | bool | None = None,
     cache_dir: str | Path | None = None,
     local_files_only: bool = False,
-) -> Opened:
+) -> LoadedArtifact:
     """Open any artefact, or a plain model.
 
     Args:
@@ -114,7 +114,7 @@ def load(
         ArtifactError: When the artefact is damaged, of an unknown kind, or made for another base.
         DataError: When there is no such model.
     """
-    access = Access(revision, token, cache_dir, local_files_only)
+    access = HubAccess(revision, token, cache_dir, local_files_only)
     place = fetch_artefact(folder, access)
     system = system_of(place)
     if system is not None:
@@ -144,7 +144,7 @@ def evaluate(recipe: EvalRecipe, *, progress: Progress | None = None, overwrite:
     Raises:
         FreeMoEError: Its child that says what is wrong.
     """
-    from freemoe.evals.evaluation import evaluate as evaluate_as
+    from freemoe.evals.evaluation import evaluate_target as evaluate_as
     from freemoe.report.evaluation import page, page_of, require_page_place
     from freemoe.report.page import write_page as write
 
@@ -168,7 +168,7 @@ def score_elsewhere(recipe: dict[str, Any], **what: Any) -> Any:
     return score_way(recipe, subject, place, **what)
 
 
-def _subject_at(artefact: str) -> tuple[Callable[[EvalRecipe], Subject], str]:
+def _subject_at(artefact: str) -> tuple[Callable[[EvalRecipe], EvalTarget], str]:
     """What opens an artefact for an evaluation, and its folder; a plain model is opened by the name that it was given."""
     from freemoe.evals.evaluation import plain_model
 
@@ -207,21 +207,21 @@ def write_page(folder: Path) -> Path:
     return write(folder, lambda result: SYSTEMS.get(result.kind).page(result))
 
 
-def _load_experts(folder: Path, base: str | None, dtype: str, device: Placement, access: Access) -> Opened:
+def _load_experts(folder: Path, base: str | None, dtype: str, device: Placement, access: HubAccess) -> LoadedArtifact:
     from freemoe.domain_experts.mixture import FreeMoE
 
     return FreeMoE.from_pretrained(base, folder, dtype=dtype, device=device, **access.for_base())
 
 
 def _merge_experts(*what: Any, dry: bool, **how: Any) -> dict[str, Any]:
-    from freemoe.domain_experts.merging import merge, outlook
+    from freemoe.domain_experts.merging import merge, plan_merge
 
     if dry:
-        return outlook(*what, **{name: value for name, value in how.items() if name not in ("dtype", "device")})
+        return plan_merge(*what, **{name: value for name, value in how.items() if name not in ("dtype", "device")})
     return merge(*what, **how)
 
 
-def _load_converted(folder: Path, base: str | None, dtype: str, device: Placement, access: Access) -> Opened:
+def _load_converted(folder: Path, base: str | None, dtype: str, device: Placement, access: HubAccess) -> LoadedArtifact:
     from freemoe.evals.engine.answering import Answering
     from freemoe.models.checkpoints.loading import load_base
     from freemoe.models.checkpoints.placement import require_one_device
@@ -234,7 +234,7 @@ def _load_converted(folder: Path, base: str | None, dtype: str, device: Placemen
     return Answering(*load_base(folder, None, dtype, device), ways={"converted": nullcontext}, folder=folder)
 
 
-def _subject_of_conversion(recipe: EvalRecipe) -> Subject:
+def _subject_of_conversion(recipe: EvalRecipe) -> EvalTarget:
     from freemoe.evals.evaluation import plain_model
     from freemoe.models.checkpoints.placement import require_one_device
 
@@ -242,7 +242,7 @@ def _subject_of_conversion(recipe: EvalRecipe) -> Subject:
     return plain_model(recipe)
 
 
-def _load_trimmed(folder: Path, base: str | None, dtype: str, device: Placement, access: Access) -> Opened:
+def _load_trimmed(folder: Path, base: str | None, dtype: str, device: Placement, access: HubAccess) -> LoadedArtifact:
     from freemoe.evals.engine.answering import Answering
     from freemoe.hookmoe.adapter import load_trimmed
 
@@ -252,35 +252,35 @@ def _load_trimmed(folder: Path, base: str | None, dtype: str, device: Placement,
 
 
 def _own_text_of_trim(*where: Any) -> tuple[Any, dict[str, Any]]:
-    from freemoe.hookmoe.card import table
+    from freemoe.hookmoe.card import trim_table
     from freemoe.hookmoe.evaluation import evaluate_text
     from freemoe.report.tables import plain_table
 
     found = evaluate_text(*where)
-    return plain_table(*table(found["rows"])), found
+    return plain_table(*trim_table(found["rows"])), found
 
 
 SYSTEMS.add(
     "domain-experts",
-    System(
+    ArtefactSystem(
         result=BuildResult,
         load=_load_experts,
-        inspect=_at("domain_experts.inspection:inspect_artefact"),
-        tables=_at("report.experts:tables"),
-        page=_at("report.experts:page"),
-        subject=_at("domain_experts.prove.evaluation:experts_of"),
+        inspect=_lazy_function("domain_experts.inspection:inspect_artefact"),
+        tables=_lazy_function("report.experts:tables"),
+        page=_lazy_function("report.experts:page"),
+        subject=_lazy_function("domain_experts.prove.evaluation:experts_of"),
         merge=_merge_experts,
     ),
     "experts of domains behind a router, on a base (freemoe build, demo)",
 )
 SYSTEMS.add(
     "converted",
-    System(
+    ArtefactSystem(
         result=ConvertResult,
         load=_load_converted,
-        inspect=_at("tomoe.inspection:inspect_converted"),
-        tables=_at("report.conversion:tables"),
-        page=_at("report.conversion:page"),
+        inspect=_lazy_function("tomoe.inspection:inspect_converted"),
+        tables=_lazy_function("report.conversion:tables"),
+        page=_lazy_function("report.conversion:page"),
         subject=_subject_of_conversion,
         merge="it is a whole model already. Load its folder with transformers' from_pretrained(trust_remote_code=True).",
     ),
@@ -288,16 +288,16 @@ SYSTEMS.add(
 )
 SYSTEMS.add(
     "trimmed-moe",
-    System(
+    ArtefactSystem(
         result=TrimResult,
         load=_load_trimmed,
-        inspect=_at("hookmoe.inspection:inspect_trimmed"),
-        tables=_at("report.trimmed:tables"),
-        page=_at("report.trimmed:page"),
-        subject=_at("hookmoe.evaluation:trimmed_of"),
+        inspect=_lazy_function("hookmoe.inspection:inspect_trimmed"),
+        tables=_lazy_function("report.trimmed:tables"),
+        page=_lazy_function("report.trimmed:page"),
+        subject=_lazy_function("hookmoe.evaluation:trimmed_of"),
         merge="no plain checkpoint can say how many experts a layer runs, nor hold hooks. Use freemoe.load, generate or eval.",
         own_text=_own_text_of_trim,
-        own_text_plan=_at("hookmoe.evaluation:plan_evaluation"),
+        own_text_plan=_lazy_function("hookmoe.evaluation:plan_evaluation"),
     ),
     "a mixture that runs fewer experts, with hooks (freemoe trim)",
 )

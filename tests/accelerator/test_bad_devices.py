@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from freemoe.cli import _ended
+from freemoe.cli import _run_arguments
 from freemoe.core.errors import RecipeError
 from freemoe.models.checkpoints.loading import load_base
 from tests.tiny import save_base_and_text
@@ -40,7 +40,7 @@ def test_a_device_that_fills_up_on_the_way_ends_in_a_message(
     command += ["-o", str(files / "out"), "--device", "pretend", "--json", "-q"]
     base, _ = load_base(files / "model", device="cpu")
     with pretend_accelerator.room_for(6 * sum(p.numel() * p.element_size() for p in base.parameters())):
-        assert _ended(command) == 2
+        assert _run_arguments(command) == 2
     said = json.loads(capsys.readouterr().out)
     assert said["kind"] == "DataError"
     assert all(word in said["error"] for word in ("not enough memory", "--dry-run", "--dtype", "--batch-tokens"))

@@ -11,7 +11,7 @@ from freemoe import systems
 from freemoe.domain_experts.expert import band_expert, switch_expert
 from freemoe.domain_experts.hosting.several import STRATEGIES
 from freemoe.domain_experts.mixture import FreeMoE
-from freemoe.domain_experts.rank.bands import Band, Rankings
+from freemoe.domain_experts.rank.bands import Band, BandRankings
 from freemoe.hookmoe.trim import trim
 from freemoe.models.sublayers import CONVERTIBLE
 from freemoe.models.weights import find_weights
@@ -31,15 +31,15 @@ def mixture(case: str, device: str) -> FreeMoE:
     """A model with an expert of switches and one of a band, made on the device."""
     model = tiny_model(case).to(device)
     weights = find_weights(model)
-    few = {w.name: torch.arange(0, w.size, 40, device=device) for w in weights if not w.fused}
+    few = {w.name: torch.arange(0, w.size, 40, device=device) for w in weights if not w.is_fused}
     # Of a mixture's experts no rows can be given to single sequences.
     low = Band("magnitude", 0.0, 0.3)
-    dense = [w for w in weights if not w.fused]
+    dense = [w for w in weights if not w.is_fused]
     return FreeMoE(
         model,
         [
             switch_expert("few", mask_of(few, weights)),
-            band_expert("low", low, Rankings(dense, None).ends(low), {}, dense),
+            band_expert("low", low, BandRankings(dense, None).band_ends(low), {}, dense),
         ],
         None,
         tiny_tokenizer(),

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from freemoe import systems
 from freemoe.core.errors import ArtifactError
-from freemoe.core.run.journal import Journal
+from freemoe.core.run.journal import RunJournal
 from freemoe.domain_experts.build import build
 from freemoe.hookmoe.trim import trim
 from freemoe.models.checkpoints.loading import load_base
@@ -82,11 +82,11 @@ class Killed(Exception):
 
 def killed_every(units: int, run: Callable[[], Path]) -> tuple[Path, int]:
     """Run, killed whenever so many units of work were written, until it ends; and how often it was killed."""
-    unit, kills = Journal.unit, 0
+    unit, kills = RunJournal.run_unit, 0
     while True:
         left = units
 
-        def dying(journal: Journal, name: str, work: Callable[[], Any]) -> Any:
+        def dying(journal: RunJournal, name: str, work: Callable[[], Any]) -> Any:
             nonlocal left
             new = name not in journal
             found = unit(journal, name, work)
@@ -96,7 +96,7 @@ def killed_every(units: int, run: Callable[[], Path]) -> tuple[Path, int]:
             return found
 
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(Journal, "unit", dying)
+            patched.setattr(RunJournal, "run_unit", dying)
             try:
                 return run(), kills
             except Killed:

@@ -8,18 +8,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from freemoe.training.mean import Mean
+from freemoe.training.mean import ParameterMean
 
 
 def test_a_mean_goes_on_where_its_parameters_are(accelerator: str, tmp_path: Path) -> None:
     parameters = {"p": nn.Parameter(torch.arange(5.0, device=accelerator))}
-    first, second = Mean(parameters, 1.0), Mean(parameters, 1.0)
-    first.update()
-    save_file(first.state(), tmp_path / "state.safetensors")
-    second.load(load_file(tmp_path / "state.safetensors"))
+    first, second = ParameterMean(parameters, 1.0), ParameterMean(parameters, 1.0)
+    first.update_mean()
+    save_file(first.to_state(), tmp_path / "state.safetensors")
+    second.load_state(load_file(tmp_path / "state.safetensors"))
     parameters["p"].data += 1
     for mean in (first, second):
-        mean.update()
+        mean.update_mean()
     assert second.values["p"].device == parameters["p"].device
     assert torch.equal(second.values["p"], first.values["p"])
     assert not torch.equal(second.values["p"], parameters["p"])

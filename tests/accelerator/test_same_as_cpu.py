@@ -14,19 +14,19 @@ from torch import Tensor
 from benchmarks.speed.shapes import random_model
 from freemoe.domain_experts.expert import band_expert, switch_expert
 from freemoe.domain_experts.mixture import FreeMoE
-from freemoe.domain_experts.rank.bands import Band, Rankings
+from freemoe.domain_experts.rank.bands import Band, BandRankings
 from freemoe.hookmoe.adapter import Trimmed
 from freemoe.hookmoe.hooks.hook import new_hooks
 from freemoe.hookmoe.plans.apply import plan_of
-from freemoe.hookmoe.plans.compact import skipping
-from freemoe.hookmoe.plans.plan import uniform
+from freemoe.hookmoe.plans.compact import use_compact_experts
+from freemoe.hookmoe.plans.plan import uniform_plan
 from freemoe.kernels import optional
 from freemoe.kernels.optional import importable
 from freemoe.kernels.sparse.bands import tiles_available
 from freemoe.models.mask import Mask
 from freemoe.models.weights import find_weights
-from freemoe.tomoe.export import converted
-from freemoe.tomoe.structures.masked import masked
+from freemoe.tomoe.export import build_converted_model
+from freemoe.tomoe.structures.masked import apply_structure
 from tests.accelerator.worlds import WORKS, World, each_family, numbers
 from tests.kernels.triton_cases import CASES, CLOSE, COMPILED, DTYPES, moved
 from tests.tiny import tiny_model, tiny_tokenizer
@@ -66,9 +66,11 @@ def test_masks_are_the_same_bits(accelerator: str) -> None:
         here = Mask.of_indices(chosen, weights)
         there = Mask.of_indices({name: i.to(accelerator) for name, i in chosen.items()}, weights)
         for name, own in here.items():
-            assert torch.equal(own.bools(), there[name].bools().cpu())
+            assert torch.equal(own.to_bools(), there[name].to_bools().cpu())
             assert torch.equal(own.indices(), there[name].indices().cpu())
-            assert torch.equal((own ^ own.to(accelerator).to("cpu")).bools(), torch.zeros(own.size, dtype=torch.bool))
+            assert torch.equal(
+                (own ^ own.to(accelerator).to("cpu")).to_bools(), torch.zeros(own.size, dtype=torch.bool)
+            )
 
 
 @pytest.mark.parametrize("band", [
@@ -80,13 +82,13 @@ def test_bands_are_the_same_bits(band: Band, accelerator: str) -> None:
         # In bfloat16 many weights are equally important.
         weights = find_weights(tiny_model("llama").to(device, torch.bfloat16))
         generator = torch.Generator().manual_seed(0)
-        norms = {w.tap: torch.rand(w.experts, w.columns, generator=generator) for w in weights}
-        return Rankings(weights, norms.__getitem__, [band]).mask(band)
+        norms = {w.tap: torch.rand(w.num_experts, w.num_columns, generator=generator) for w in weights}
+        return BandRankings(weights, norms.__getitem__, [band]).mask_of_band(band)
 
     here, there = masks("cpu"), masks(accelerator)
     assert here.count > 0
     for name, own in here.items():
-        assert torch.equal(own.bools(), there[name].bools().cpu())
+        assert torch.equal(own.to_bools(), there[name].to_bools().cpu())
 
 
 def test_a_random_model_is_drawn_where_it_is_wanted(accelerator: str) -> None:
@@ -110,12 +112,12 @@ def test_a_random_model_is_drawn_where_it_is_wanted(accelerator: str) -> None:
 def test_a_converted_model_is_the_masked_one(dtype: torch.dtype, static: bool, accelerator: str) -> None:
     dense = tiny_model("llama")
     structure = random_structure(dense, static=static)
-    with masked(dense, structure):
+    with apply_structure(dense, structure):
         want = dense(ids("cpu")).logits
     there = copy.deepcopy(dense).to(accelerator)
-    with masked(there, structure):
+    with apply_structure(there, structure):
         torch.testing.assert_close(there(ids(accelerator)).logits.cpu(), want, **NEAR)
-    new = converted(there, structure).to(dtype)
+    new = build_converted_model(there, structure).to(dtype)
     found = new(ids(accelerator)).logits
     if dtype == torch.float32:
         torch.testing.assert_close(found.cpu(), want, **NEAR)
@@ -137,9 +139,9 @@ def test_a_trimmed_mixture_is_the_same(compact: bool, accelerator: str) -> None:
         hooks = new_hooks(model, {0: 4, 1: 4}, "block", "parallel")
         for hook in hooks.by_layer.values():
             hook.down.weight.fill_(0.1)
-        with Trimmed(uniform(plan_of(model), 1), hooks, "kept_mass").attached(model):
+        with Trimmed(uniform_plan(plan_of(model), 1), hooks, "kept_mass").attached(model):
             if compact:
-                with skipping(model):
+                with use_compact_experts(model):
                     found = [model(ids(device)).logits, model(ids(device, 1)).logits]
             else:
                 found = [model(ids(device)).logits, model(ids(device, 1)).logits]
@@ -192,7 +194,7 @@ def test_a_mixed_batch_is_each_sequence_alone(dtype: torch.dtype, accelerator: s
     few = Mask.of_indices({w.name: torch.arange(0, w.size, 40) for w in weights}, weights)
     moe = FreeMoE(
         model,
-        [switch_expert("few", few), band_expert("low", low, Rankings(weights, None).ends(low), {}, weights)],
+        [switch_expert("few", few), band_expert("low", low, BandRankings(weights, None).band_ends(low), {}, weights)],
         None,
         tiny_tokenizer(),
     )
@@ -205,5 +207,5 @@ def test_a_mixed_batch_is_each_sequence_alone(dtype: torch.dtype, accelerator: s
             close = 1e-4 if dtype == torch.float32 else 0.1
             torch.testing.assert_close(found, alone, rtol=close, atol=close)
     # Of a band an accelerator holds the rule, where its kernel can be compiled.
-    rule = sum(4 * (w.columns + 2 * w.rows) for w in weights)
+    rule = sum(4 * (w.num_columns + 2 * w.num_rows) for w in weights)
     assert (moe.mixed_bytes("low") == rule) == tiles_available(weights[0].parameter)

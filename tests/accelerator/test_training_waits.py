@@ -16,9 +16,9 @@ from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches
 from freemoe.domain_experts.rank.calibrate import calibrate
 from freemoe.hookmoe.hooks import training
 from freemoe.hookmoe.hooks.hook import new_hooks
-from freemoe.hookmoe.plans.plan import Plan
+from freemoe.hookmoe.plans.plan import LayerPlan
 from freemoe.models.weights import find_weights
-from freemoe.tomoe.gates.train import Trainer
+from freemoe.tomoe.gates.train import GateTrainer
 from tests.hookmoe.hooks.test_training import material
 from tests.tiny import tiny_model
 from tests.tomoe.gates.test_train import recipe, trainer
@@ -60,8 +60,10 @@ def test_a_step_of_learned_switches_waits_for_less_than_one_thing_a_weight(
 ) -> None:
     model = tiny_model("llama", **shape).to(DEVICE)
     weights = find_weights(model)
-    with each_call(pretend_accelerator, learned._Training, "_one") as seen:
-        learned.learn(model, weights, answers(50, 0), answers(10, 1), budget=0.02, steps=8, step_tokens=40, every=8)
+    with each_call(pretend_accelerator, learned._SwitchTraining, "_train_step") as seen:
+        learned.learn_switches(
+            model, weights, answers(50, 0), answers(10, 1), budget=0.02, steps=8, step_tokens=40, every=8
+        )
     # The first step knows no line to look for the highest scores at, the last one looks at the stopping documents.
     for count in seen[2:-1]:
         assert count.total <= 11 < len(weights), count
@@ -72,8 +74,8 @@ def test_a_step_of_learned_switches_waits_for_less_than_one_thing_a_weight(
 )
 def test_a_step_of_gates(values: dict[str, Any], pretend_accelerator: ModuleType) -> None:
     own = trainer(recipe(**values), device=DEVICE)
-    with each_call(pretend_accelerator, Trainer, "_one") as seen:
-        own.run(4)
+    with each_call(pretend_accelerator, GateTrainer, "_train_step") as seen:
+        own.train_until(4)
     for count in seen:
         assert count.total <= 4, count
 
@@ -84,8 +86,10 @@ def test_a_step_of_hooks(loss: str, pretend_accelerator: ModuleType) -> None:
     # What the family's own experts wait for is not ours.
     model.set_experts_implementation("batched_mm")
     hooks = new_hooks(model, {1: 8, 2: 8}, "block", "pre")
-    with each_call(pretend_accelerator, training, "descend") as seen:
-        training.train(model, Plan((1, 1, 1)), hooks, material(model), training.Schedule(loss, 4, 3, 1e-2, 4))
+    with each_call(pretend_accelerator, training, "optimizer_step") as seen:
+        training.train_compensation(
+            model, LayerPlan((1, 1, 1)), hooks, material(model), training.TrainingSchedule(loss, 4, 3, 1e-2, 4)
+        )
     assert len(seen) == 4
     for count in seen:
         assert count.total <= 2, count

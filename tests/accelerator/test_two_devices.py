@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from freemoe.models.hooks import before, hooked
+from freemoe.models.hooks import combined_hooks, forward_pre_hook
 from freemoe.models.spec import family_of, find_layers
 from tests.accelerator.worlds import WORKS, World, each_family, numbers
 
@@ -33,7 +33,9 @@ def test_nothing_is_made_without_its_neighbours_device(
     for layer in second:
         layer.to("pretend:1")
     crossings = [(layer, "pretend:1") for layer in second] + [(world.model.model.norm, "pretend:0")]
-    with hooked(*(before(m, lambda _, a, k, d=d: (moved(a, d), moved(k, d)), kwargs=True) for m, d in crossings)):
+    with combined_hooks(
+        *(forward_pre_hook(m, lambda _, a, k, d=d: (moved(a, d), moved(k, d)), kwargs=True) for m, d in crossings)
+    ):
         found = work(world)
     # Attention is computed another way.
     assert list(numbers(found)) == pytest.approx(list(numbers(expected)), rel=1e-4, abs=1e-4)

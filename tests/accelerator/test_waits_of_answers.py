@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from freemoe.domain_experts.expert import Expert, band_expert, switch_expert, unit_expert
+from freemoe.domain_experts.expert import DomainExpert, band_expert, switch_expert, unit_expert
 from freemoe.domain_experts.mixture import FreeMoE
-from freemoe.domain_experts.rank.bands import Band, Rankings
+from freemoe.domain_experts.rank.bands import Band, BandRankings
 from freemoe.domain_experts.structured.masks import units_off
 from freemoe.domain_experts.structured.units import find_units
-from freemoe.evals.engine.sampling import Sampling
+from freemoe.evals.engine.sampling import SamplingConfig
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.kernels.sparse import bands
 from freemoe.models.mask import Mask
@@ -25,10 +25,10 @@ from freemoe.serve.engine import acting
 from freemoe.serve.engine.outbox import EventQueue
 from freemoe.serve.engine.requests import EngineStats, SequenceRequest
 from freemoe.serve.engine.runner import SlotRunner, runner_for
-from freemoe.serve.engine.scheduler import Scheduler
-from freemoe.serve.engine.sequence import Running
-from freemoe.serve.settings import Limits
-from freemoe.tomoe.structures.masked import masked
+from freemoe.serve.engine.scheduler import BatchScheduler
+from freemoe.serve.engine.sequence import SequenceState
+from freemoe.serve.settings import EngineLimits
+from freemoe.tomoe.structures.masked import apply_structure
 from tests.masks import mask_of
 from tests.tiny import tiny_model, tiny_tokenizer
 from tests.tomoe.random_structures import random_structure
@@ -38,18 +38,18 @@ THINLY, MUCH, UNITS, BANDS = "a few places", "every fifth place", "whole rows an
 GREEDY: dict[str, Any] = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
 
 
-def expert_of(kind: str, number: int, model: Any) -> Expert:
+def expert_of(kind: str, number: int, model: Any) -> DomainExpert:
     weights, name = find_weights(model), NAMES[number]
     if kind == UNITS:
         units = find_units(model, "neuron")
         off = {layer.number: torch.tensor([number, number + 5]) for layer in units.layers}
-        return unit_expert(name, "neuron", units.lines(off), Mask())
+        return unit_expert(name, "neuron", units.line_indices(off), Mask())
     if kind == BANDS:
         norms = {
-            w.tap: torch.rand(1, w.columns, generator=torch.Generator().manual_seed(number)) + 0.1 for w in weights
+            w.tap: torch.rand(1, w.num_columns, generator=torch.Generator().manual_seed(number)) + 0.1 for w in weights
         }
         band = Band("wanda", 0.0, 0.2 + number / 20)
-        return band_expert(name, band, Rankings(weights, norms.__getitem__).ends(band), norms, weights)
+        return band_expert(name, band, BandRankings(weights, norms.__getitem__).band_ends(band), norms, weights)
     every = number + (30 if kind == THINLY else 5)
     return switch_expert(name, mask_of({w.name: torch.arange(number, w.size, every) for w in weights}, weights))
 
@@ -115,7 +115,7 @@ def test_a_mixed_batch_has_all_its_places_there(
     if kind == BANDS:
         # What is around the kernel, and the way of more rows than it is the best for.
         monkeypatch.setattr(bands, "tiles_available", lambda weight: True)
-        monkeypatch.setattr(bands, "products", bands.reference)
+        monkeypatch.setattr(bands, "tiled_products", bands.reference_tiled_products)
     moe = mixture(kind, accelerator)
     for strategy in ("fused", "scratch"):
         with moe.mixed(strategy) as run:
@@ -164,17 +164,19 @@ def test_a_step_of_the_server(
     """One wait for each pass, whose rows are sent together, and some for the step, however many sequences and layers there are."""
     monkeypatch.setattr(acting, "worth_mixing", lambda weights, rows: experts == "mixed")
     for layers, sequences in ((1, 4), (2, 8)):
-        moe, limits = mixture(THINLY, accelerator, layers), Limits(128, batch=8)
+        moe, limits = mixture(THINLY, accelerator, layers), EngineLimits(128, batch=8)
         runner = runner_for(moe, limits)
         assert isinstance(runner, SlotRunner)
-        scheduler = Scheduler(runner, limits, EngineStats())
+        scheduler = BatchScheduler(runner, limits, EngineStats())
         for n in range(sequences):
             name = NAMES[0 if experts == 1 else n % len(NAMES)]
             # No two ask for the same.
-            own_wishes = {"sampling": Sampling(temperature=0.5 + n / 10, top_p=0.9), "logprobs": n} if wishes else {}
+            own_wishes = (
+                {"sampling": SamplingConfig(temperature=0.5 + n / 10, top_p=0.9), "logprobs": n} if wishes else {}
+            )
             ask = SequenceRequest(tuple(range(5, 10 + n)), name, 40, **{**wishes, **own_wishes})
-            scheduler.waiting.append(Running(ask, EventQueue(1000), moe.tokenizer, ()))
-        scheduler.admit()
+            scheduler.waiting.append(SequenceState(ask, EventQueue(1000), moe.tokenizer, ()))
+        scheduler.admit_waiting()
         for _ in range(3):
             scheduler.step()
         with pretend_accelerator.waits() as waits:
@@ -184,8 +186,8 @@ def test_a_step_of_the_server(
         assert waits.total == 4 * (passes + own), waits
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(2, 0.8, 0.9)], ids=["greedy", "sampled"])
-def test_generations_of_the_scorer(sampling: Sampling, per_token: Any, accelerator: str) -> None:
+@pytest.mark.parametrize("sampling", [SamplingConfig(), SamplingConfig(2, 0.8, 0.9)], ids=["greedy", "sampled"])
+def test_generations_of_the_scorer(sampling: SamplingConfig, per_token: Any, accelerator: str) -> None:
     scorer = Scorer(tiny_model("llama").to(accelerator), tiny_tokenizer())
     # One is the text's, which may have ended, the other in transformers, which looks whether anything is masked.
     assert per_token(lambda n: scorer.samples(["one two", "three"], ["\n"], n, sampling)) <= 2
@@ -198,7 +200,7 @@ def test_a_structure_on_the_dense_model(
 ) -> None:
     model = tiny_model("llama")
     structure = random_structure(model, static=static)
-    no_more_than_the_base(model.to(accelerator), ids, lambda: masked(model, structure))
+    no_more_than_the_base(model.to(accelerator), ids, lambda: apply_structure(model, structure))
 
 
 @torch.no_grad()

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from freemoe.domain_experts.purify.batches import answer_batches, gold_rows
-from freemoe.domain_experts.purify.greedy import purify
-from freemoe.domain_experts.purify.learned import learn
-from freemoe.domain_experts.rank.bands import Band, Rankings
+from freemoe.domain_experts.purify.greedy import greedy_purify
+from freemoe.domain_experts.purify.learned import learn_switches
+from freemoe.domain_experts.rank.bands import Band, BandRankings
 from freemoe.domain_experts.rank.calibrate import calibrate
 from freemoe.domain_experts.rank.random_mask import random_mask
 from freemoe.evals.engine.evaluator import Evaluator
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import Document
-from freemoe.evals.tasks.task import Grader
-from freemoe.models.switchboard import Switchboard
+from freemoe.evals.tasks.task import TaskGrader
+from freemoe.models.switchboard import ExpertCache
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
 from tests.tiny import CASES, tiny_model, tiny_tokenizer
@@ -60,7 +60,7 @@ def score(world: World) -> Any:
     return [
         s.value
         for s in Evaluator(
-            world.scorer, {"q": Grader("q", "first", lambda document, answers: {"first": answers[0][0]})}
+            world.scorer, {"q": TaskGrader("q", "first", lambda document, answers: {"first": answers[0][0]})}
         ).score(world.documents)
     ]
 
@@ -69,8 +69,8 @@ def bands(world: World) -> Any:
     norms = calibrate(world.model, world.weights, ((b.ids, b.mask, b.labels) for b in world.batches()), 2)
     found = []
     for band in (Band("wanda", 0.2, 0.4), Band("wanda", 0.2, 0.4, scope="layer"), Band("magnitude", 0.1, 0.3, patch=2)):
-        rankings = Rankings(world.weights, lambda tap: norms.norm(tap, 0, 2), [band])
-        with switched_off(world.weights, rankings.mask(band)):
+        rankings = BandRankings(world.weights, lambda tap: norms.input_norm(tap, 0, 2), [band])
+        with switched_off(world.weights, rankings.mask_of_band(band)):
             found.append(score(world))
     return found
 
@@ -78,24 +78,24 @@ def bands(world: World) -> Any:
 def board(world: World) -> Any:
     norms = calibrate(world.model, world.weights, ((b.ids, b.mask, b.labels) for b in world.batches()), 2)
     band = Band("wanda", 0.2, 0.4)
-    mask = Rankings(world.weights, lambda tap: norms.norm(tap, 0, 2), [band]).mask(band)
-    switchboard, found = Switchboard(world.weights), []
+    mask = BandRankings(world.weights, lambda tap: norms.input_norm(tap, 0, 2), [band]).mask_of_band(band)
+    switchboard, found = ExpertCache(world.weights), []
     for name in ("band", "random"):
-        switchboard.learn(name, random_mask(mask, 0) if name == "random" else mask)
-        switchboard.switch(name)
+        switchboard.add_expert(name, random_mask(mask, 0) if name == "random" else mask)
+        switchboard.activate_expert(name)
         found.append(score(world))
-    switchboard.switch(None)
+    switchboard.activate_expert(None)
     return found, score(world)
 
 
 def greedy(world: World) -> Any:
     batches = world.batches()
-    return purify(world.model, world.weights, batches[:1], batches[1:], step=0.01, budget=0.03).losses
+    return greedy_purify(world.model, world.weights, batches[:1], batches[1:], step=0.01, budget=0.03).losses
 
 
 def learned(world: World) -> Any:
     batches = world.batches()
-    return learn(
+    return learn_switches(
         world.model, world.weights, batches[:1], batches[1:], budget=0.03, steps=6, step_tokens=4, every=3
     ).losses
 

@@ -90,7 +90,7 @@ def test_names_are_completed(
 
 def test_what_is_completed_is_what_there_is() -> None:
     assert COMPLETED == (BUNDLED, BUNDLED_MOE)
-    assert SYSTEMS.loaded() == SYSTEMS.names()
+    assert SYSTEMS.loaded_names() == SYSTEMS.names()
     assert "gsm8k" in BENCHMARKS
 
 

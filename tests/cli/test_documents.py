@@ -13,7 +13,7 @@ from rich.table import Table
 import freemoe as package
 from freemoe.cli import common, failures
 from freemoe.cli.build import COMMAND as BUILD
-from freemoe.cli.common import Shown
+from freemoe.cli.common import CommandOutput
 from freemoe.cli.documents import FORMAT, lines_of, print_json
 from freemoe.core.errors import DataError
 from freemoe.results.documents import DOCUMENTS
@@ -141,7 +141,7 @@ def test_what_is_told_of_a_run(capsys: pytest.CaptureFixture[str], monkeypatch: 
 
     def told(**shown: bool) -> str:
         lines = ["n", "a: 1 -> 2", "b"]
-        Shown(**shown).tell("trim", Path("out"), lines, lambda: [Table("head", box=None)], plans=None)
+        CommandOutput(**shown).print_result("trim", Path("out"), lines, lambda: [Table("head", box=None)], plans=None)
         return capsys.readouterr().out
 
     assert [line.strip() for line in told().splitlines()] == [

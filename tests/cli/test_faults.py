@@ -19,7 +19,7 @@ from freemoe.cli import failures
 from freemoe.core.files import cache_folder
 from tests.cli.conftest import Freemoe, document
 
-ROWS = "freemoe.cli.listing._rows"
+ROWS = "freemoe.cli.listing._listing_rows"
 
 
 def breaks(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:

@@ -15,7 +15,7 @@ from freemoe.cli import build as build_cli
 from freemoe.cli import convert as convert_cli
 from freemoe.cli import evaluate as eval_cli
 from freemoe.cli import trim as trim_cli
-from freemoe.cli.flags import Command, Flags
+from freemoe.cli.flags import Flags, RecipeCommand
 from freemoe.domain_experts.demo import demo_recipe
 from freemoe.recipes import BuildRecipe, EvalRecipe, dump, load_recipe, recipe_from
 from tests.cli.conftest import Freemoe
@@ -176,7 +176,7 @@ def test_every_option_of_build_and_eval_is_accounted_for() -> None:
 
 
 @pytest.mark.parametrize("command", [build_cli.COMMAND, convert_cli.COMMAND, trim_cli.COMMAND, eval_cli.COMMAND])
-def test_help_says_what_a_field_is_may_be_and_is_by_default(command: Command) -> None:
+def test_help_says_what_a_field_is_may_be_and_is_by_default(command: RecipeCommand) -> None:
     shown = {p.name: p for p in typer.main.get_command(app).commands[command.name].params}  # type: ignore[attr-defined]
     for name, path in plain(command.flags).items():
         field: Any = command.recipe
@@ -223,7 +223,7 @@ def test_flags_yaml_and_run_say_the_same(arguments: list[str], tmp_path: Path, f
     flags = {flag: VALUES[flag][1] for flag in BUILD_PATHS} if arguments else {}
     more = {"subdomains": "math=2", "theta": "0:0.5:0.05", "layers": "0:2"} if arguments else {}
     sets = ["search.alpha=0.1"] if arguments else []
-    assert recipe == build_cli.COMMAND.read(
+    assert recipe == build_cli.COMMAND.read_recipe(
         {"model": "some/model", "domain": ["math=gsm8k"], "sets": sets, **flags, **more}
     )
     again = freemoe("run", str(tmp_path / "printed.yaml"), "--print-recipe")

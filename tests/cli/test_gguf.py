@@ -211,7 +211,7 @@ def test_a_gguf_that_fails_leaves_nothing(
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("freemoe.models.checkpoints.gguf_writing._encoded", full)
+    monkeypatch.setattr("freemoe.models.checkpoints.gguf_writing._quantize_tensor", full)
     done = freemoe("merge", str(world.out), EXPERT, "-o", str(tmp_path / "merged"), "--gguf", "f16")
     check_refusal(done, ["could not be written", "The disk is full"])
     assert list(tmp_path.iterdir()) == []

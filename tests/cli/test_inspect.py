@@ -21,7 +21,7 @@ def test_super_weights_are_those_of_the_model(freemoe: Freemoe, tmp_path: Path) 
     shown = found["super_weights"]
     weights = {w.name: w for w in find_weights(load_base("freemoe-demo")[0])}
     for row in shown:
-        assert row["value"] == float(weights[row["weight"]].view()[row["expert"], row["row"], row["column"]])
+        assert row["value"] == float(weights[row["weight"]].canonical_view()[row["expert"], row["row"], row["column"]])
     assert len(shown) == 10
     disturbances = [row["disturbance"] for row in shown]
     assert disturbances == sorted(disturbances, reverse=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from freemoe.core.run.journal import Journal
+from freemoe.core.run.journal import RunJournal
 from tests.cli.conftest import Done, Freemoe
 
 LAW = ["--domain", "law=law.jsonl"]
@@ -151,7 +151,7 @@ def interrupt(*_: Any, **__: Any) -> Any:
 
 
 def test_ctrl_c_before_any_work(folder: Path, freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Journal, "unit", interrupt)
+    monkeypatch.setattr(RunJournal, "run_unit", interrupt)
     done = freemoe(*SMALL)
     assert done.code == 130
     assert "Stopped before any unit of work was finished." in done.err
@@ -167,15 +167,15 @@ def test_ctrl_c_in_an_evaluation(folder: Path, freemoe: Freemoe, monkeypatch: py
 
 
 def test_a_build_goes_on_after_ctrl_c(folder: Path, freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Journal.unit
+    real = RunJournal.run_unit
 
-    def unit(self: Journal, name: str, work: Any) -> Any:
+    def unit(self: RunJournal, name: str, work: Any) -> Any:
         if self.done == 3:
             raise KeyboardInterrupt
         return real(self, name, work)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Journal, "unit", unit)
+        patched.setattr(RunJournal, "run_unit", unit)
         stopped = freemoe(*SMALL)
     assert stopped.code == 130
     assert "'out.partial'; run the same command again to go on" in stopped.err

@@ -124,14 +124,14 @@ def test_replicas_without_ray_serve_name_what_to_install(
 def test_a_plain_model_and_other_kinds_can_be_hosts(folders: SimpleNamespace) -> None:  # noqa: F811
     from freemoe import FreeMoE
     from freemoe.evals.engine.answering import Answering
-    from freemoe.serve.engine.hosts import Ways
+    from freemoe.serve.engine.hosts import VariantHost
     from freemoe.serve.served import open_host
     from tests.serve.conftest import alone, ask, engine_on, read
 
     host = open_host(str(folders.base), [], "auto", "cpu")
     assert isinstance(host, FreeMoE)
     assert host.experts == []
-    ways = Ways(Answering(host.model, host.tokenizer, {"converted": host.disable_expert}))
+    ways = VariantHost(Answering(host.model, host.tokenizer, {"converted": host.disable_expert}))
     with engine_on(ways) as engine:
         for name in ("converted", "base"):
             assert read(engine.submit([ask(host, "court?", name)])[0]).text == alone(host, "court?")
@@ -145,19 +145,19 @@ def test_requests_are_logged_and_an_engine_that_fails_ends_the_command(
     caplog: pytest.LogCaptureFixture,
     quiet: list[str],
 ) -> None:
-    from freemoe.serve.engine.engine import Engine
+    from freemoe.serve.engine.engine import InferenceEngine
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
 
-    def fail(engine: Engine) -> bool:
+    def fail(engine: InferenceEngine) -> bool:
         while True:
             with contextlib.suppress(httpx.ConnectError):
                 httpx.get(f"http://127.0.0.1:{port}/health")
                 raise RuntimeError("planted")
 
-    monkeypatch.setattr(Engine, "_wait", fail)
+    monkeypatch.setattr(InferenceEngine, "_wait_for_work", fail)
     done = any_freemoe("serve", str(folders.own), "--port", str(port), *quiet)
     assert done.code == 70
     assert ('"GET /health HTTP/1.1" 200' in caplog.text) is not bool(quiet)

@@ -189,14 +189,14 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     from freemoe.core.artifacts import write_manifest
     from freemoe.hookmoe.adapter import Trimmed, save_adapter
     from freemoe.hookmoe.plans.apply import plan_of
-    from freemoe.tomoe.export import export
+    from freemoe.tomoe.export import export_converted_model
     from tests.tiny import tiny_model
     from tests.tomoe.random_structures import random_structure
 
     root, found = tmp_path_factory.mktemp("others"), SimpleNamespace()
     for family in ("llama", "phi"):
         model = tiny_model(family)
-        export(model, random_structure(model), root / family)
+        export_converted_model(model, random_structure(model), root / family)
         write_manifest(root / family, {"kind": "converted", "freemoe_version": "0"})
         setattr(found, family, root / family)
     for family in ("mixtral", "gpt_oss"):

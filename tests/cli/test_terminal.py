@@ -13,9 +13,9 @@ import pytest
 from rich.table import Table
 
 from freemoe.cli import common
-from freemoe.cli.common import PIPED, Shown, make_console, progress_of
+from freemoe.cli.common import PIPED, CommandOutput, make_console, progress_of
 from freemoe.core.run import progress
-from freemoe.core.run.progress import Bars, Lines, Pace, Quiet, default_progress
+from freemoe.core.run.progress import BarProgress, LineProgress, QuietProgress, StageTimer, default_progress
 from tests.cli.conftest import Freemoe
 
 XTERM = {"TERM": "xterm-256color"}
@@ -80,11 +80,11 @@ class Stream(io.StringIO):
 @pytest.mark.parametrize(
     ("terminal", "term", "quiet", "expected"),
     [
-        (True, "xterm", False, Bars),
-        (True, "dumb", False, Lines),
-        (False, "xterm", False, Lines),
-        (True, "xterm", True, Quiet),
-        (False, "xterm", True, Quiet),
+        (True, "xterm", False, BarProgress),
+        (True, "dumb", False, LineProgress),
+        (False, "xterm", False, LineProgress),
+        (True, "xterm", True, QuietProgress),
+        (False, "xterm", True, QuietProgress),
     ],
 )
 def test_bars_lines_or_nothing(
@@ -96,15 +96,15 @@ def test_bars_lines_or_nothing(
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert isinstance(progress_of(quiet), expected)
     # JSON on standard output takes nothing from standard error.
-    assert isinstance(Shown(as_json=True, quiet=quiet).progress(), expected)
+    assert isinstance(CommandOutput(as_json=True, quiet=quiet).make_progress(), expected)
 
 
 def test_a_bar_says_the_time_left_of_steps_that_are_longer_than_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     console, shown = make_console(False, True, {**XTERM, "COLUMNS": "100"}), io.StringIO()
     console.file = shown
-    monkeypatch.setattr(progress, "Pace", lambda total: Pace(total, lambda: now))
-    with Bars(console).stage("cells", 4) as advance:
+    monkeypatch.setattr(progress, "StageTimer", lambda total: StageTimer(total, lambda: now))
+    with BarProgress(console).stage("cells", 4) as advance:
         now = 600
         advance(1)
         now = 1200
@@ -151,7 +151,8 @@ def test_the_installed_command_heeds_columns_in_a_pipe() -> None:
 
 
 @pytest.mark.parametrize(
-    ("terminal", "term", "kind"), [(True, "xterm", Bars), (True, "dumb", Quiet), (False, "xterm", Quiet)]
+    ("terminal", "term", "kind"),
+    [(True, "xterm", BarProgress), (True, "dumb", QuietProgress), (False, "xterm", QuietProgress)],
 )
 def test_python_draws_bars_on_a_terminal_alone(
     terminal: bool, term: str, kind: type, monkeypatch: pytest.MonkeyPatch
@@ -166,4 +167,4 @@ def test_python_draws_bars_on_a_terminal_alone(
     assert type(found) is kind
     with found.stage("cells", 2) as advance:
         advance(2)
-    assert ("2/2" in shown.getvalue()) == (kind is Bars)
+    assert ("2/2" in shown.getvalue()) == (kind is BarProgress)

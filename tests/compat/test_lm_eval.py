@@ -33,19 +33,19 @@ def config():
 def test_loggers_are_quiet_inside_alone():
     logger = logging.getLogger("lm_eval.tasks")
     before = logger.level
-    with compat.quiet():
+    with compat.quiet_loggers():
         assert logger.level == logging.ERROR
     assert logger.level == before
-    with pytest.raises(RuntimeError, match="on purpose"), compat.quiet():
+    with pytest.raises(RuntimeError, match="on purpose"), compat.quiet_loggers():
         raise RuntimeError("on purpose")
     assert logger.level == before
-    with compat.quiet("lm_eval.of.no.one"):
+    with compat.quiet_loggers("lm_eval.of.no.one"):
         assert logging.getLogger("lm_eval.of.no.one").level == logging.ERROR
         assert logger.level == before
 
 
 def test_the_command_can_be_called():
-    assert callable(compat.command())
+    assert callable(compat.lm_eval_main())
 
 
 def test_a_configuration_is_lm_evals_own():

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from freemoe.compat.names import TRIED, attribute_of, missing, name_of
+from freemoe.compat.names import TRIED, attribute_of, missing_name_error, name_of
 from freemoe.core.errors import VersionError
 
 PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
@@ -40,10 +40,10 @@ def test_a_missing_attribute_says_whose_it_is():
 
 
 def test_a_package_that_is_not_installed(monkeypatch):
-    monkeypatch.setattr("freemoe.compat.names.versions", lambda packages: {})
+    monkeypatch.setattr("freemoe.compat.names.package_versions", lambda packages: {})
     expected = r"^lm-eval, which has lm_eval\.x, is not installed; .* tried with lm-eval>=0\.4\.13\."
     with pytest.raises(VersionError, match=expected):
-        raise missing("lm-eval", "lm_eval.x", "test it")
+        raise missing_name_error("lm-eval", "lm_eval.x", "test it")
 
 
 def test_releases_that_are_tried_are_those_that_are_asked_for():

@@ -35,9 +35,9 @@ def test_a_gguf_is_dequantised_where_it_has_to_be_asked_for(monkeypatch):
     import transformers
 
     if hasattr(transformers, "GgufConfig"):  # 5.16 has none yet
-        assert compat.dequantised()["quantization_config"].dequantize is True
+        assert compat.dequantise_options()["quantization_config"].dequantize is True
     monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace())
-    assert compat.dequantised() == {}
+    assert compat.dequantise_options() == {}
 
 
 def test_marks_of_quantisation_go_whichever_there_are():
@@ -67,7 +67,7 @@ def test_attention_of_a_release_without_it(monkeypatch):
 
 def test_a_model_that_is_to_be_filled():
     model = tiny_model("llama")
-    new = compat.unfilled(type(model), model.config, torch.bfloat16, "eager")
+    new = compat.make_uninitialised(type(model), model.config, torch.bfloat16, "eager")
     assert type(new) is type(model)
     assert new.dtype == torch.bfloat16
     assert compat.attention_of(new.config) == "eager"
@@ -78,7 +78,7 @@ def test_a_model_that_is_to_be_filled():
 
 def test_experts_run_by_a_function_of_ours():
     model = tiny_model("mixtral")
-    own, plain, seen = compat.experts_way(model.config), logits(model), []
+    own, plain, seen = compat.experts_backend(model.config), logits(model), []
 
     def nothing(experts, hidden, *_, **__):
         seen.append(experts)
@@ -86,16 +86,16 @@ def test_experts_run_by_a_function_of_ours():
 
     try:
         with compat.experts_run_by(model, "nothing", nothing):
-            assert compat.experts_way(model.config) == "nothing"
+            assert compat.experts_backend(model.config) == "nothing"
             assert not torch.equal(logits(model), plain)
             with compat.experts_run_by(model, "nothing", nothing):
                 pass
-            assert compat.experts_way(model.config) == "nothing"
+            assert compat.experts_backend(model.config) == "nothing"
         assert len(seen) == model.config.num_hidden_layers
-        assert compat.experts_way(model.config) == own
+        assert compat.experts_backend(model.config) == own
         with pytest.raises(RuntimeError, match="on purpose"), compat.experts_run_by(model, "nothing", nothing):
             raise RuntimeError("on purpose")
-        assert compat.experts_way(model.config) == own
+        assert compat.experts_backend(model.config) == own
         assert torch.equal(logits(model), plain)
     finally:
         moe.ALL_EXPERTS_FUNCTIONS._global_mapping.pop("nothing")

@@ -19,26 +19,26 @@ UNSAFE = [
 
 @pytest.mark.parametrize("character", UNSAFE, ids=lambda c: f"U+{ord(c):04X}")
 def test_unsafe_characters_become_their_escapes(character: str) -> None:
-    shown = neutral.printable(f"a{character}b")
+    shown = neutral.escape_terminal(f"a{character}b")
     assert character not in shown
     assert shown.isprintable()
     # Nothing is lost: the escape is Python's own.
     assert shown.encode().decode("unicode_escape") == f"a{character}b"
-    for made in (neutral.html, neutral.markdown, neutral.code, neutral.one_line):
+    for made in (neutral.escape_html, neutral.escape_markdown, neutral.code_span, neutral.one_line):
         # White space at the most stays of it: a line separator, where one line is asked for.
         assert character not in made(f"a{character}b")
-    assert json.loads(neutral.json_text(json.dumps([f"a{character}b"], ensure_ascii=False))) == [f"a{character}b"]
-    assert character not in neutral.json_text(json.dumps([f"a{character}b"], ensure_ascii=False))
+    assert json.loads(neutral.escape_json(json.dumps([f"a{character}b"], ensure_ascii=False))) == [f"a{character}b"]
+    assert character not in neutral.escape_json(json.dumps([f"a{character}b"], ensure_ascii=False))
 
 
 @pytest.mark.parametrize(
     "text", ["wörter_1-x", "محمد", "שלום", "日本語", "😀 👩‍👩‍👧", "a\tb\nc", "50 % [8.7, 9.7] (x)", "math/0+code/1"]
 )
 def test_ordinary_text_stays_as_it_is(text: str) -> None:
-    assert neutral.printable(text) == text
-    assert neutral.html(text) == text
+    assert neutral.escape_terminal(text) == text
+    assert neutral.escape_html(text) == text
     if "\n" not in text:
-        assert neutral.markdown(text) == text
+        assert neutral.escape_markdown(text) == text
         assert neutral.one_line(text) == text
 
 
@@ -64,7 +64,7 @@ def test_ordinary_text_stays_as_it_is(text: str) -> None:
 )
 def test_markdown_is_text_again_when_it_is_rendered(text: str) -> None:
     markdown = pytest.importorskip("markdown")
-    made = neutral.markdown(text)
+    made = neutral.escape_markdown(text)
     assert "\n" not in made
     rendered = markdown.markdown(made, extensions=["tables"])
     inside = rendered.removeprefix("<p>").removesuffix("</p>")
@@ -77,14 +77,17 @@ def test_markdown_is_text_again_when_it_is_rendered(text: str) -> None:
 @pytest.mark.parametrize("text", ["a`b", "``", "`", "a``b`c", "plain"])
 def test_a_span_of_code_holds_what_it_was_given(text: str) -> None:
     markdown = pytest.importorskip("markdown")
-    assert markdown.markdown(f"x {neutral.code(text)} y") == f"<p>x <code>{html.escape(text, quote=False)}</code> y</p>"
+    assert (
+        markdown.markdown(f"x {neutral.code_span(text)} y")
+        == f"<p>x <code>{html.escape(text, quote=False)}</code> y</p>"
+    )
 
 
 def test_html_and_svg_stay_well_formed() -> None:
     hostile = "\x00\x1b]0;x\x07<b a='\"'>&\u202e"
-    made = f'<t a="{neutral.html(hostile)}">{neutral.html(hostile)}</t>'
+    made = f'<t a="{neutral.escape_html(hostile)}">{neutral.escape_html(hostile)}</t>'
     read = ElementTree.fromstring(made)
-    assert read.text == read.get("a") == neutral.printable(hostile)
+    assert read.text == read.get("a") == neutral.escape_terminal(hostile)
 
 
 def test_one_line_is_short_where_it_must_be() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from freemoe.core.numbers import decimals, percent
+from freemoe.core.numbers import format_decimals, format_percent
 
 
 @pytest.mark.parametrize(
@@ -24,8 +24,8 @@ from freemoe.core.numbers import decimals, percent
     ],
 )
 def test_decimals(value: float, places: int, expected: str) -> None:
-    assert decimals(value, places) == expected
+    assert format_decimals(value, places) == expected
 
 
 def test_percent() -> None:
-    assert [percent(share) for share in (0.5, 0.0004, 0.0, 0.00123)] == ["50.0%", "0.04%", "0.0%", "0.1%"]
+    assert [format_percent(share) for share in (0.5, 0.0004, 0.0, 0.00123)] == ["50.0%", "0.04%", "0.0%", "0.1%"]

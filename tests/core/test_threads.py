@@ -10,7 +10,7 @@ import pytest
 
 from freemoe.core import threads
 from freemoe.core.errors import BusyError
-from freemoe.core.threads import Turn, turn_of
+from freemoe.core.threads import ModelLock, model_lock_of
 
 
 class Thing:
@@ -31,7 +31,7 @@ def is_free(turn):
     free = entered.wait(1)
     given_up.set()
     thread.join()
-    return free and not turn.mine()
+    return free and not turn.is_owned()
 
 
 def interrupt_at(number_of_event, work):
@@ -63,7 +63,7 @@ def interrupt_at(number_of_event, work):
 
 def use_nested(turn):
     with turn.held(), turn.held():
-        assert turn.mine()
+        assert turn.is_owned()
 
 
 def use_after_another(turn):
@@ -88,7 +88,7 @@ def use_after_another(turn):
 @pytest.mark.parametrize("use", [use_nested, use_after_another])
 def test_an_interrupt_at_any_line_leaves_the_turn_free(use):
     for number in range(1, 500):
-        turn = Turn()
+        turn = ModelLock()
         # The error stays alive with its frames, as the last one does in a notebook.
         error = interrupt_at(number, lambda turn=turn: use(turn))
         assert is_free(turn), number
@@ -99,13 +99,13 @@ def test_an_interrupt_at_any_line_leaves_the_turn_free(use):
 
 @pytest.mark.skipif(not hasattr(ctypes, "pythonapi"), reason="interrupts of this interpreter only")
 def test_interrupts_at_random_leave_one_thread_at_a_time_and_the_turn_free():
-    turn, over, last, wrong, errors = Turn(), threading.Event(), [0], [], []
+    turn, over, last, wrong, errors = ModelLock(), threading.Event(), [0], [], []
 
     def work():
         me = threading.get_ident()
         while not over.is_set():
             try:
-                with turn.held(), turn.held():
+                with turn.hold_lock(), turn.hold_lock():
                     last[0] = me
                     for _ in range(20):
                         if last[0] != me:
@@ -136,56 +136,56 @@ def test_interrupts_at_random_leave_one_thread_at_a_time_and_the_turn_free():
 
 def test_everybody_asks_the_same_turn():
     thing = Thing()
-    assert turn_of(thing) is turn_of(thing)
-    assert turn_of(thing) is not turn_of(Thing())
+    assert model_lock_of(thing) is model_lock_of(thing)
+    assert model_lock_of(thing) is not model_lock_of(Thing())
 
 
 def test_first_come_first_served():
-    turn, order = Turn(), []
+    turn, order = ModelLock(), []
 
     def work(number):
-        with turn.held():
+        with turn.hold_lock():
             order.append(number)
 
     threads = []
-    with turn.held():
-        assert turn.mine()
+    with turn.hold_lock():
+        assert turn.is_owned()
         for number in range(6):
             threads.append(threading.Thread(target=work, args=(number,)))
             threads[-1].start()
             while len(turn._places) < number + 2:
                 pass
-        with turn.held():
+        with turn.hold_lock():
             assert order == []
     for thread in threads:
         thread.join(20)
     assert order == list(range(6))
-    assert not turn.mine()
+    assert not turn.is_owned()
 
 
 def test_who_gives_up_waits_no_longer():
-    turn, given_up, found = Turn(), threading.Event(), []
+    turn, given_up, found = ModelLock(), threading.Event(), []
 
     def work():
         try:
-            with turn.held(given_up=given_up):
+            with turn.hold_lock(given_up=given_up):
                 found.append("in")
         except BusyError as error:
             found.append(str(error))
 
-    with turn.held():
+    with turn.hold_lock():
         thread = threading.Thread(target=work)
         thread.start()
         given_up.set()
         thread.join(20)
     assert found == ["The text was closed before the model was free to begin it."]
-    with turn.held("raise"):
+    with turn.hold_lock("raise"):
         pass
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_an_error_ends_a_turn(error):
-    turn = Turn()
-    with pytest.raises(error), turn.held():
+    turn = ModelLock()
+    with pytest.raises(error), turn.hold_lock():
         raise error
     assert is_free(turn)

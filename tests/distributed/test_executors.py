@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from freemoe.core.errors import WorkerError
-from freemoe.core.run.processes import Processes
+from freemoe.core.run.processes import ProcessPool
 from freemoe.distributed import executors
 from freemoe.distributed.executors import executor_of, require_place
 from freemoe.recipes import BuildRecipe, recipe_from
@@ -25,16 +25,16 @@ def test_processes_share_the_threads_unless_they_are_told_theirs() -> None:
     import torch
 
     pool = executor_of(recipe(place="local:3", threads=2, unit_seconds=60))
-    assert isinstance(pool, Processes)
+    assert isinstance(pool, ProcessPool)
     assert (pool.count, pool.threads, pool.limit) == (3, 2, 60)
     pool = executor_of(recipe(workers=2))
-    assert isinstance(pool, Processes)
+    assert isinstance(pool, ProcessPool)
     assert (pool.count, pool.threads) == (2, max(1, torch.get_num_threads() // 2))
 
 
 def test_what_a_recipe_reads_is_looked_for_on_every_machine(tmp_path: Path) -> None:
     asked = recipe(domains={"law": ["law.jsonl@5"], "wiki": ["text:notes.txt"]}, data={"root": "data"}, output="out")
-    found = set(executors._paths(asked.model_dump(mode="json")))
+    found = set(executors._input_paths(asked.model_dump(mode="json")))
     assert {"base", "notes.txt", "data"} <= found
     assert "out" not in found
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from freemoe.core.errors import NumericError, WorkerError
-from freemoe.core.run.processes import Processes
-from freemoe.core.run.units import Serial
+from freemoe.core.run.processes import ProcessPool
+from freemoe.core.run.units import SerialExecutor
 from freemoe.distributed import actor
 from freemoe.distributed.executors import has_ray
 from freemoe.distributed.ray_pool import RayPool
@@ -33,8 +33,8 @@ def two() -> Iterator[RayPool]:
 
 def test_the_same_results_as_here_and_in_processes(two: RayPool) -> None:
     units = [unit(f"u{n}", "square", number=n) for n in range(5)]
-    with Processes(2, 1) as processes:
-        here, there, far = (dict(results(executor, units)) for executor in (Serial(), processes, two))
+    with ProcessPool(2, 1) as processes:
+        here, there, far = (dict(results(executor, units)) for executor in (SerialExecutor(), processes, two))
     assert here.keys() == there.keys() == far.keys()
     for name, result in here.items():
         assert result["square"] == there[name]["square"] == far[name]["square"]

@@ -6,7 +6,7 @@ import torch
 
 from freemoe.domain_experts.purify.batches import mean_loss
 from freemoe.domain_experts.purify.curvature import measure_curvature
-from freemoe.domain_experts.purify.learned import draw
+from freemoe.domain_experts.purify.learned import draw_steps
 from freemoe.models.switching import switched_off
 from tests.masks import mask_of
 
@@ -43,9 +43,9 @@ def slow_learn(model, weights, gradient, stop, *, budget, steps, step_tokens, ev
     def named(mask):
         return {w.name: p.nonzero().flatten() for w, p in zip(weights, mask.split(sizes), strict=True) if p.any()}
 
-    drawn = draw(gradient, min(step_tokens, sum(b.answer_tokens for b in gradient) // 8), seed)
+    drawn = draw_steps(gradient, min(step_tokens, sum(b.answer_tokens for b in gradient) // 8), seed)
     curvature = measure_curvature(model, weights, [*next(drawn), *next(drawn)])
-    h = torch.cat([curvature.of(w).flatten() for w in weights])
+    h = torch.cat([curvature.weight_curvature(w).flatten() for w in weights])
     own = torch.cat([w.view().reshape(-1) for w in weights])
     cost = own.abs() * h.sqrt()
     unit = float(cost.sort().values[round(0.1 * total) - 1])

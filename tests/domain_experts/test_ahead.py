@@ -14,12 +14,12 @@ from contextlib import contextmanager
 import pytest
 
 from freemoe.core.errors import NumericError
-from freemoe.core.run.journal import Journal
-from freemoe.core.run.units import Serial
+from freemoe.core.run.journal import RunJournal
+from freemoe.core.run.units import SerialExecutor
 from freemoe.domain_experts import build as build_file
-from freemoe.domain_experts.ahead import Ahead
+from freemoe.domain_experts.ahead import ParallelBuildStages
 from freemoe.domain_experts.build import build, work_ahead
-from freemoe.domain_experts.cost.dry_run import plan
+from freemoe.domain_experts.cost.dry_run import plan_build
 from freemoe.evals.engine.evaluator import Evaluator
 from freemoe.recipes import dump
 from tests.distributed.test_ray_pool import needs_ray
@@ -114,7 +114,7 @@ def test_killed_while_workers_run(world, alone, tmp_path, killed):
     assert code == -signal.SIGKILL
     assert not (tmp_path / "out").exists()
     kept = sum(text.count(b"\n") for text in _texts(parts))
-    kept += len(Journal(tmp_path / "out.partial" / "journal.jsonl")._values)
+    kept += len(RunJournal(tmp_path / "out.partial" / "journal.jsonl")._values)
     # With another number of workers: what the killed ones had finished is not done again.
     first, second = same(build(recipe(world, tmp_path)), alone)
     assert first["cost"]["units_done"] <= second["cost"]["units_done"]
@@ -152,7 +152,9 @@ def _soon(asked):
 @pytest.fixture
 def here(monkeypatch):
     """Workers that are this very process: no time to start them."""
-    monkeypatch.setattr(build_file, "Ahead", functools.partial(Ahead, executor=Serial()))
+    monkeypatch.setattr(
+        build_file, "ParallelBuildStages", functools.partial(ParallelBuildStages, executor=SerialExecutor())
+    )
     build_file._prepared_once.cache_clear()
     yield
     build_file._prepared_once.cache_clear()
@@ -174,7 +176,7 @@ def test_units_are_fitted_ahead_too(world, tmp_path, here):
 
 def stopped(world, folder, monkeypatch, name):
     """A build that stops when it comes to a unit of work."""
-    unit = Journal.unit
+    unit = RunJournal.run_unit
 
     def stopping(journal, asked, work):
         if asked.startswith(name) and asked not in journal:
@@ -182,7 +184,7 @@ def stopped(world, folder, monkeypatch, name):
         return unit(journal, asked, work)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Journal, "unit", stopping)
+        patch.setattr(RunJournal, "run_unit", stopping)
         with pytest.raises(KeyboardInterrupt):
             build(recipe(world, folder))
 
@@ -190,8 +192,10 @@ def stopped(world, folder, monkeypatch, name):
 def test_a_run_of_one_process_goes_on_with_two(world, alone, tmp_path, here, monkeypatch):
     stopped(world, tmp_path, monkeypatch, "purify|sums")
     purified = []
-    fill = Ahead.fill
-    monkeypatch.setattr(Ahead, "fill", lambda ahead, *given: purified.append(given[:2]) or fill(ahead, *given))
+    fill = ParallelBuildStages.run_stage
+    monkeypatch.setattr(
+        ParallelBuildStages, "run_stage", lambda ahead, *given: purified.append(given[:2]) or fill(ahead, *given)
+    )
     same(build(recipe(world, tmp_path, workers=2)), alone)
     # One that is left is not worth a process.
     assert purified[0] == ("purify", ["sums/all"])
@@ -215,7 +219,7 @@ def test_the_reported_split_stays_closed_until_the_choice_is_written(half, monke
     data, output = half
     asked = []
     monkeypatch.setattr(build_file, "reported_evidence", lambda *given: asked.append(given))
-    division = build_file._prepared_once(json.dumps(data), output).division()
+    division = build_file._prepared_once(json.dumps(data), output).division_hash()
     with pytest.raises(NumericError, match=r"found another experts.safetensors"):
         work_ahead(data, output, division, "report", "law")
     assert not asked
@@ -223,7 +227,7 @@ def test_the_reported_split_stays_closed_until_the_choice_is_written(half, monke
 
 def test_a_plan_counts_every_workers_memory(world, tmp_path):
     def memory(workers):
-        found = plan(recipe(world, tmp_path, workers=workers))
+        found = plan_build(recipe(world, tmp_path, workers=workers))
         assert found["workers"] == workers
         return found["memory_bytes"], found["base_bytes"]
 

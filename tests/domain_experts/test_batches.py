@@ -9,7 +9,7 @@ from transformers import TextIteratorStreamer
 
 from freemoe.core.errors import DataError
 from freemoe.domain_experts.expert import switch_expert
-from freemoe.domain_experts.hosting.batches import joined, left_padded
+from freemoe.domain_experts.hosting.batches import left_padded, merge_generated
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.models.weights import find_weights
 from tests.domain_experts.test_mixture import PROMPTS
@@ -150,11 +150,11 @@ def test_several_sequences_per_prompt(moe):
 
 def test_groups_that_end_early_are_padded_or_refused():
     parts = [([1], torch.tensor([[4, 5]])), ([0, 2], torch.tensor([[6, 7, 8], [9, 9, 9]]))]
-    assert joined(parts, 3).tolist() == [[6, 7, 8], [4, 5, 3], [9, 9, 9]]
+    assert merge_generated(parts, 3).tolist() == [[6, 7, 8], [4, 5, 3], [9, 9, 9]]
     with pytest.raises(DataError, match="Pass pad_token_id"):
-        joined(parts, None)
+        merge_generated(parts, None)
     level = [([1], torch.tensor([[4, 5, 1]])), parts[1]]
-    assert joined(level, None).tolist() == [[6, 7, 8], [4, 5, 1], [9, 9, 9]]
+    assert merge_generated(level, None).tolist() == [[6, 7, 8], [4, 5, 1], [9, 9, 9]]
 
 
 def test_the_padding_token_that_is_asked_for_fills_up(moe):

@@ -9,15 +9,15 @@ from safetensors.torch import load_file
 
 from freemoe.core.artifacts import MANIFEST, read_manifest
 from freemoe.core.errors import ArtifactError, DataError, FamilyError, FreeMoEError
-from freemoe.core.run.folder import interrupted
+from freemoe.core.run.folder import interrupted_message
 from freemoe.domain_experts.build import build
-from freemoe.domain_experts.expert import Expert
+from freemoe.domain_experts.expert import DomainExpert
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.evals.engine.evaluator import Evaluator
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import FrozenChoice
 from freemoe.evals.tasks.domains import load_domain
-from freemoe.models.checkpoints.fingerprint import fingerprint
+from freemoe.models.checkpoints.fingerprint import fingerprint_model
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
 from freemoe.recipes import load_recipe
@@ -35,7 +35,7 @@ def test_the_artefact_is_whole(world, artefact):
     assert set(manifest["files"]) == {
         "experts.safetensors", "router.safetensors", "seen.safetensors", "recipe.yaml", "result.json", "README.md"
     }  # fmt: skip
-    assert manifest["base_fingerprint"] == fingerprint(world.model)
+    assert manifest["base_fingerprint"] == fingerprint_model(world.model)
     assert [e["name"] for e in manifest["experts"]] == ["law/0", "law/1", "sums/all"]
     assert not artefact.with_name("out.partial").exists()
     assert not list(artefact.rglob("*.tmp"))
@@ -55,7 +55,7 @@ def test_the_result_is_what_the_experts_do(world, artefact):
     result, tensors = read_result(artefact), load_file(artefact / "experts.safetensors")
     model = tiny_model("llama")
     weights = find_weights(model)
-    experts = {e["name"]: Expert.from_parts(e, tensors) for e in read_manifest(artefact)["experts"]}
+    experts = {e["name"]: DomainExpert.from_parts(e, tensors) for e in read_manifest(artefact)["experts"]}
     for domain, spec in zip(result["domains"], (world.law, world.sums), strict=True):
         data, documents = reported(world, domain["name"], spec)
         evaluator = Evaluator(Scorer(model, world.tokenizer), {data.reference.documents[0].task: _task(data)})
@@ -121,7 +121,7 @@ def test_facts_of_subdomains(world, artefact):
     moe = FreeMoE.from_pretrained(world.model, artefact)
     total = sum(w.size for w in find_weights(world.model))
     assert result["base"]["weights"] == total
-    assert result["base"]["fingerprint"] == fingerprint(world.model)
+    assert result["base"]["fingerprint"] == fingerprint_model(world.model)
     for domain in result["domains"]:
         assert sum(s["reference_documents"] for s in domain["subdomains"]) == domain["reference_documents"]
         for sub in domain["subdomains"]:
@@ -141,7 +141,7 @@ def test_text(world, text_artefact):
     model = tiny_model("llama")
     weights = find_weights(model)
     (described,) = read_manifest(text_artefact)["experts"]
-    expert = Expert.from_parts(described, load_file(text_artefact / "experts.safetensors"))
+    expert = DomainExpert.from_parts(described, load_file(text_artefact / "experts.safetensors"))
     assert expert.kind == "switch"
     _, documents = reported(world, "wiki", f"text:{world.text}")
     scorer = Scorer(model, world.tokenizer)
@@ -289,7 +289,7 @@ def test_a_prompt_that_is_cut_is_said(world, tmp_path):
 
 def test_what_an_interrupted_run_is_told(world, tmp_path):
     recipe = text_recipe(world, tmp_path / "out")
-    assert "before any unit" in interrupted(recipe.output)
+    assert "before any unit" in interrupted_message(recipe.output)
     (tmp_path / "out.partial").mkdir()
     (tmp_path / "out.partial" / "journal.jsonl").write_text(json.dumps({}))
-    assert "run the same command again" in interrupted(recipe.output)
+    assert "run the same command again" in interrupted_message(recipe.output)

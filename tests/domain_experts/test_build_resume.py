@@ -11,7 +11,7 @@ import pytest
 
 from freemoe.core.errors import ArtifactError, DataError
 from freemoe.core.files import MANIFEST
-from freemoe.core.run.journal import Journal
+from freemoe.core.run.journal import RunJournal
 from freemoe.domain_experts import build as build_file
 from freemoe.domain_experts.build import build
 from freemoe.domain_experts.purify import methods as purification
@@ -46,7 +46,12 @@ class Counter:
 
     def __init__(self, monkeypatch, output):
         self.units, self.scored, self.purified, self.features = [], [], [], 0
-        unit, score, purify, feature = Journal.unit, Evaluator.score, purification.purify, build_file.features
+        unit, score, purify, feature = (
+            RunJournal.run_unit,
+            Evaluator.score,
+            purification.greedy_purify,
+            build_file.prompt_features,
+        )
         self.stop_after = None
 
         def counted_unit(journal, name, work):
@@ -72,10 +77,10 @@ class Counter:
             self.features += 1
             return feature(*args)
 
-        monkeypatch.setattr(build_file, "features", counted_features)
-        monkeypatch.setattr(Journal, "unit", counted_unit)
+        monkeypatch.setattr(build_file, "prompt_features", counted_features)
+        monkeypatch.setattr(RunJournal, "run_unit", counted_unit)
         monkeypatch.setattr(Evaluator, "score", counted_score)
-        monkeypatch.setattr(purification, "purify", counted_purify)
+        monkeypatch.setattr(purification, "greedy_purify", counted_purify)
 
 
 def same(a, b):
@@ -137,7 +142,7 @@ def test_killed_without_warning(world, unbroken, tmp_path):
     script = f"""
 import os, signal
 from freemoe.core.run.journal import Journal
-unit, count = Journal.unit, 0
+unit, count = RunJournal.run_unit, 0
 def dying(journal, name, work):
     global count
     count += 1
@@ -146,7 +151,7 @@ def dying(journal, name, work):
             stream.write(b'{{"unit": "score|half')
         os.kill(os.getpid(), signal.SIGKILL)
     return unit(journal, name, work)
-Journal.unit = dying
+RunJournal.run_unit = dying
 from freemoe.domain_experts.build import build
 from freemoe.recipes import load_recipe
 build(load_recipe({str(tmp_path / "recipe.yaml")!r}))
@@ -256,7 +261,7 @@ def test_overwriting_keeps_the_old_artefact_until_the_end(world, unbroken, tmp_p
     manifest = tmp_path / "out" / MANIFEST
     old = manifest.stat().st_ino
     calls = []
-    unit = Journal.unit
+    unit = RunJournal.run_unit
 
     def late(journal, name, work):
         calls.append(name)
@@ -265,7 +270,7 @@ def test_overwriting_keeps_the_old_artefact_until_the_end(world, unbroken, tmp_p
         assert manifest.stat().st_ino == old
         return unit(journal, name, work)
 
-    monkeypatch.setattr(Journal, "unit", late)
+    monkeypatch.setattr(RunJournal, "run_unit", late)
     with pytest.raises(KeyboardInterrupt):
         build(small(world, tmp_path), overwrite=True)
     assert manifest.stat().st_ino == old

@@ -9,10 +9,10 @@ import torch
 from freemoe.core.errors import DataError, NumericError
 from freemoe.core.run.folder import RunFolder
 from freemoe.domain_experts.candidates import check_division, make_subdomains, purify_all
-from freemoe.domain_experts.context import prepare
+from freemoe.domain_experts.context import prepare_context
 from freemoe.domain_experts.purify import methods as purification
-from freemoe.domain_experts.purify.greedy import Purified
-from freemoe.domain_experts.route.subdomains import divide
+from freemoe.domain_experts.purify.greedy import PurifyResult
+from freemoe.domain_experts.route.subdomains import divide_domain
 from freemoe.evals.statistics import detectable_gain
 from freemoe.models.mask import Mask, TensorMask
 from freemoe.models.weights import find_weights
@@ -54,7 +54,7 @@ def made(world, folder, counts, **changes):
         **{"search": {"metrics": ["saliency"], "select": "guarded"}, **changes},
     )
     told = Told()
-    context = prepare(recipe, told)
+    context = prepare_context(recipe, told)
     told.lines.clear()
     for i, n in enumerate(counts):
         assert len(context.domains[f"d{i}"].reference) == n
@@ -64,7 +64,7 @@ def made(world, folder, counts, **changes):
 
 def divided(context):
     return {
-        name: divide(name, data.reference, torch.zeros(len(data.reference), 32), context.recipe.subdomains, 0)
+        name: divide_domain(name, data.reference, torch.zeros(len(data.reference), 32), context.recipe.subdomains, 0)
         for name, data in context.domains.items()
     }
 
@@ -74,7 +74,7 @@ def test_parts_are_disjoint_and_whole(world, tmp_path):
     gradient, stop, guard = sub.parts
     assert sorted(gradient + stop + guard) == list(range(40))
     assert (len(gradient), len(stop), len(guard)) == (16, 10, 14)
-    assert sub.guard == guard
+    assert sub.guard_indices == guard
     assert not [line for line in told.lines if line.startswith("warning")]
 
 
@@ -155,15 +155,15 @@ def test_of_both_ways_the_lower_stopping_loss_is_kept(monkeypatch, greedy, learn
                 more["on_round"](number, value, 0.0)
             # The best round is not the last one; a round may be worse than the base.
             best = int(loss < 1)
-            return Purified(one_off(position) if best else Mask(), (1.0, loss, 0.9 + loss), best)
+            return PurifyResult(one_off(position) if best else Mask(), (1.0, loss, 0.9 + loss), best)
 
         return run
 
-    monkeypatch.setattr(purification, "purify", stub(1, greedy))
-    monkeypatch.setattr(purification, "learn", stub(2, learned))
+    monkeypatch.setattr(purification, "greedy_purify", stub(1, greedy))
+    monkeypatch.setattr(purification, "learn_switches", stub(2, learned))
     told = []
     model = tiny_model("llama")
-    task = purification.Task(model, [], [], [], False, 0, lambda number, loss, off: told.append((number, loss)))
+    task = purification.PurifyTask(model, [], [], [], False, 0, lambda number, loss, off: told.append((number, loss)))
     section = SaliencySection(method="both", budget=0.01, step=0.001)
     found = purification.METHODS.get("both").run(task, section)
     assert {name: at.tolist() for name, at in indices_of(found.mask).items()} == ({"w": [kept]} if kept else {})
@@ -188,18 +188,18 @@ def test_the_recipe_says_who_purifies(world, tmp_path, monkeypatch, method, make
         def run(model, weights, gradient, stop, **more):
             calls.append((name, more))
             more["on_round"](1, 1.0, 0.0)
-            return Purified(mask_of({weights[0].name: torch.tensor([1, 4])}, weights), (2.0, 1.0), 1)
+            return PurifyResult(mask_of({weights[0].name: torch.tensor([1, 4])}, weights), (2.0, 1.0), 1)
 
         return run
 
-    monkeypatch.setattr(purification, "purify", stub("greedy"))
-    monkeypatch.setattr(purification, "learn", stub("learned"))
+    monkeypatch.setattr(purification, "greedy_purify", stub("greedy"))
+    monkeypatch.setattr(purification, "learn_switches", stub("learned"))
     section = {"method": method, "patience": 3, "budget": 0.02, "checkpointing": True, "steps": 70, "every": 20}
     search = {"metrics": ["saliency"], "select": "argmax"}
     common = {"saliency": section, "seed": 1, "search": search, "subdomains": {"by": "none"}}
     recipe = make(world, tmp_path / "out", **common)
     told = Told()
-    context = prepare(recipe, told)
+    context = prepare_context(recipe, told)
     subs = make_subdomains(context, divided(context), None)
     purify_all(context, RunFolder(tmp_path / "out", {}), subs)
     asked = ("learned" if make is text_recipe else "greedy") if method == "auto" else method
@@ -213,7 +213,7 @@ def test_the_recipe_says_who_purifies(world, tmp_path, monkeypatch, method, make
             assert more["step"] == (3e-4 if make is text_recipe else 5e-5)
     for sub in subs:
         assert sub.curve == (2.0, 1.0)
-        assert indices_of(sub.mask("saliency"))[context.weights[0].name].tolist() == [1, 4]
+        assert indices_of(sub.candidate_mask("saliency"))[context.weights[0].name].tolist() == [1, 4]
     # The bar ends full, though every subdomain took one round only.
     most = {"learned": 4, "greedy": int(0.02 / (3e-4 if make is text_recipe else 5e-5))}
     rounds = sum(most[name] for name in expected)
@@ -224,7 +224,7 @@ def test_broken_numbers_name_the_subdomain_and_keep_what_is_done(world, tmp_path
     context, _, (first, second) = made(world, tmp_path, [40, 44])
     before = {k: v.clone() for k, v in context.model.state_dict().items()}
     run = RunFolder(tmp_path / "out", {})
-    real = context.batches
+    real = context.make_batches
     spoilt = {id(second.split.documents[i]) for i in second.parts[0]}
 
     def batches(documents, labels=None):
@@ -233,7 +233,7 @@ def test_broken_numbers_name_the_subdomain_and_keep_what_is_done(world, tmp_path
             context.model.model.norm.weight.data.fill_(math.nan)
         return found
 
-    context.batches = batches
+    context.make_batches = batches
     with pytest.raises(NumericError, match=r"Subdomain 'd1/all': .*loss.*\n?.*subdomains done before are kept"):
         purify_all(context, run, [first, second])
     assert f"purify|{first.name}" in run.journal

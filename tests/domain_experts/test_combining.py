@@ -5,8 +5,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from freemoe.core.errors import ArtifactError, DataError, UnknownNameError
-from freemoe.domain_experts.expert import Expert, switch_expert, unit_expert
-from freemoe.domain_experts.hosting.combining import combine, combined_mask
+from freemoe.domain_experts.expert import DomainExpert, switch_expert, unit_expert
+from freemoe.domain_experts.hosting.combining import combine_experts, combined_mask
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.structured.units import find_units
 from freemoe.models.mask import Mask
@@ -97,7 +97,7 @@ def test_combinations_that_cannot_be(moe):
     )
     with pytest.raises(DataError, match=r"intersection of 'law/0', 'd/else' is the base itself: no weight"):
         moe.add_expert("x", intersection=["law/0", "d/else"])
-    moe._experts["d/none"] = Expert("d/none")
+    moe._experts["d/none"] = DomainExpert("d/none")
     with pytest.raises(DataError, match="nothing is off in any"):
         moe.described("d/none+d/none")
     assert "x" not in moe.experts
@@ -129,9 +129,9 @@ def test_units_stay_units():
     _, second = units_of(model, "neuron", [3, 5])
     q = next(w for w in weights if w.sublayer == "attention")
     single = mask_of({q.name: torch.tensor([1, 2])}, weights)
-    a = unit_expert("a", "neuron", units.lines(first), single)
-    b = unit_expert("b", "neuron", units.lines(second), Mask())
-    union, both = (combine("x", how, [a, b], weights) for how in ("union", "intersection"))
+    a = unit_expert("a", "neuron", units.line_indices(first), single)
+    b = unit_expert("b", "neuron", units.line_indices(second), Mask())
+    union, both = (combine_experts("x", how, [a, b], weights) for how in ("union", "intersection"))
     assert {k: v.tolist() for k, v in units.of_lines(union.lines).items()} == {
         layer.number: [0, 3, 4, 5] for layer in units.layers
     }
@@ -144,7 +144,7 @@ def test_units_stay_units():
     assert list(union.switches) == [q.name]
     assert not both.switches
     # With single switches: the units of one, and what else is off.
-    mixed = combine("x", "union", [a, switch_expert("c", single)], weights)
+    mixed = combine_experts("x", "union", [a, switch_expert("c", single)], weights)
     assert mixed.unit == "neuron"
     assert places(mixed.mask(weights)) == places(a.mask(weights))
 
@@ -153,10 +153,10 @@ def test_whole_experts_of_a_mixture_stay_so():
     model = tiny_model("mixtral")
     weights = find_weights(model)
     units, off = units_of(model, "expert", [1])
-    a = unit_expert("a", "expert", units.lines(off), Mask())
+    a = unit_expert("a", "expert", units.line_indices(off), Mask())
     q = next(w for w in weights if w.sublayer == "attention")
     b = switch_expert("b", mask_of({q.name: torch.arange(50)}, weights))
-    union = combine("x", "union", [b, a], weights)
+    union = combine_experts("x", "union", [b, a], weights)
     assert (union.unit, places(union.mask(weights))) == ("expert", places(a.mask(weights)) | places(b.mask(weights)))
     moe = FreeMoE(model, [a, b])
     with pytest.raises(ArtifactError, match="routers do not choose"):

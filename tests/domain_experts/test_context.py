@@ -9,10 +9,10 @@ import torch
 from freemoe.core.errors import DataError
 from freemoe.core.run.folder import RunFolder
 from freemoe.domain_experts.build import build
-from freemoe.domain_experts.context import _as_row, _score, prepare
+from freemoe.domain_experts.context import _as_row, _score_from_row, prepare_context
 from freemoe.domain_experts.purify.batches import mean_loss
 from freemoe.domain_experts.select.scores import ReportedScores
-from freemoe.evals.engine.evaluator import Score
+from freemoe.evals.engine.evaluator import DocumentScore
 from freemoe.evals.tasks.documents import FrozenChoice
 from freemoe.models.mask import Mask
 from tests.domain_experts.conftest import choice_rows, task_recipe, text_recipe, write_jsonl
@@ -21,7 +21,7 @@ from tests.masks import mask_of
 
 @pytest.fixture(scope="module")
 def context(world, tmp_path_factory):
-    return prepare(task_recipe(world, tmp_path_factory.mktemp("context") / "out"))
+    return prepare_context(task_recipe(world, tmp_path_factory.mktemp("context") / "out"))
 
 
 def test_batches_hold_prompt_and_gold_answer(world, context):
@@ -38,9 +38,9 @@ def test_batches_hold_prompt_and_gold_answer(world, context):
 
 
 def test_batches_of_text(world, tmp_path):
-    context = prepare(text_recipe(world, tmp_path / "out"))
+    context = prepare_context(text_recipe(world, tmp_path / "out"))
     documents = context.domains["wiki"].reference.documents
-    batches = context.batches(documents)
+    batches = context.make_batches(documents)
     assert sum(b.answer_tokens for b in batches) == sum(len(d.tokens) for d in documents)
     found = context.scorer.score([context.scorer.gold_pair(d) for d in documents])
     assert mean_loss(context.model, batches) == pytest.approx(
@@ -74,9 +74,9 @@ def test_scores_are_journalled_and_the_base_comes_back(context, tmp_path):
 
 
 def test_other_figures_of_an_answer_come_back_from_the_journal():
-    for score in (Score(0.5, -3.0, 4, (("pass@10", 1.0), ("pass@100", 0.25))), Score(1.0, -2.0, 3)):
-        assert _score(json.loads(json.dumps(_as_row(score)))) == score
-    assert _score([1.0, -2.0, 3]) == Score(1.0, -2.0, 3), "a journal from before there were any"
+    for score in (DocumentScore(0.5, -3.0, 4, (("pass@10", 1.0), ("pass@100", 0.25))), DocumentScore(1.0, -2.0, 3)):
+        assert _score_from_row(json.loads(json.dumps(_as_row(score)))) == score
+    assert _score_from_row([1.0, -2.0, 3]) == DocumentScore(1.0, -2.0, 3), "a journal from before there were any"
 
 
 def test_reported_scores_have_a_type_of_their_own(context):
@@ -92,14 +92,14 @@ def test_domains_do_not_report_on_each_others_reference(world, tmp_path):
     third = write_jsonl(tmp_path / "other.jsonl", rows[30:])
     domains = {"a": [f"{first}::{second}"], "b": [f"{third}::{first}"]}
     with pytest.raises(DataError, match="'a'"):
-        prepare(task_recipe(world, tmp_path / "out", domains=domains))
+        prepare_context(task_recipe(world, tmp_path / "out", domains=domains))
     some = write_jsonl(tmp_path / "some.jsonl", rows[15:20])
-    context = prepare(
+    context = prepare_context(
         task_recipe(world, tmp_path / "out", domains={"a": [f"{first}::{second}"], "b": [f"{third}::{some}"]})
     )
     assert len(context.domains["a"].reference) == 15
     keys = {d.key for x in context.domains.values() for d in x.reference.documents}
-    assert not keys & {k for x in context.domains.values() for k in x.reported.keys()}  # noqa: SIM118
+    assert not keys & {k for x in context.domains.values() for k in x.reported.content_keys()}
 
 
 def test_tasks_of_one_name_in_two_domains_keep_their_own_grader(world, tmp_path):
@@ -109,9 +109,9 @@ def test_tasks_of_one_name_in_two_domains_keep_their_own_grader(world, tmp_path)
     two = write_jsonl(
         tmp_path / "b" / "task.jsonl", [{"prompt": f"{i}?", "target": "x", "key": f"z{i}"} for i in range(20)]
     )
-    context = prepare(task_recipe(world, tmp_path / "out", domains={"a": [str(one)], "b": [str(two)]}))
+    context = prepare_context(task_recipe(world, tmp_path / "out", domains={"a": [str(one)], "b": [str(two)]}))
     for name, data in context.domains.items():
-        found = context.scores(name, "base", Mask, data.reference.documents)
+        found = context.score_documents(name, "base", Mask, data.reference.documents)
         assert {s.value for s in found} <= {0.0, 1.0}
 
 
@@ -136,9 +136,9 @@ def test_what_another_domain_reports_on_is_no_reference(world, tmp_path):
     c = write_jsonl(tmp_path / "c.jsonl", [*choice_rows(16, seed=6), *rows[:4]])
     domains = {"one": [f"{c}::{b}"], "two": [f"{b}::{a}"]}
     with pytest.raises(DataError, match="other domains report on all of its 16"):
-        prepare(task_recipe(world, tmp_path / "out", domains=domains))
+        prepare_context(task_recipe(world, tmp_path / "out", domains=domains))
     domains = {"one": [f"{c}::{b}"], "two": [f"{write_jsonl(tmp_path / 'd.jsonl', choice_rows(9, seed=7))}::{a}"]}
-    found = prepare(task_recipe(world, tmp_path / "out", domains=domains)).domains
+    found = prepare_context(task_recipe(world, tmp_path / "out", domains=domains)).domains
     assert len(found["one"].reference) == 16
     assert "4 reference documents dropped: another domain reports on them" in found["one"].notes
-    assert not {d.key for d in found["one"].reference.documents} & found["two"].reported.keys()
+    assert not {d.key for d in found["one"].reference.documents} & found["two"].reported.content_keys()

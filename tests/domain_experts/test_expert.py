@@ -8,11 +8,11 @@ from safetensors.torch import load, load_file, save_file
 
 from freemoe.core.errors import ArtifactError
 from freemoe.domain_experts.expert import (
-    Expert,
+    DomainExpert,
     band_expert,
     switch_expert,
 )
-from freemoe.domain_experts.rank.bands import Band, Rankings
+from freemoe.domain_experts.rank.bands import Band, BandRankings
 from freemoe.models.mask import Mask, TensorMask
 from freemoe.models.weights import find_weights
 from tests.masks import indices_of, mask_of
@@ -23,7 +23,7 @@ def through_disk(expert, folder):
     """The expert as another process finds it."""
     save_file(expert.to_tensors(), folder / "e.safetensors")
     described = json.loads(json.dumps(expert.describe()))
-    return Expert.from_parts(described, load_file(folder / "e.safetensors"))
+    return DomainExpert.from_parts(described, load_file(folder / "e.safetensors"))
 
 
 def norms_of(weights, p, seed=0):
@@ -53,15 +53,15 @@ def test_a_band_comes_back_bit_by_bit(rule, case, dtype, tmp_path):
     metric, _, p = rule.partition(" ")
     weights = find_weights(tiny_model(case).to(dtype))
     norms = norms_of(weights, p or "2")
-    rankings = Rankings(weights, lambda tap: norms[tap])
+    rankings = BandRankings(weights, lambda tap: norms[tap])
     for scope, patch, (start, end) in [("row", 1, (0.1, 0.2)), ("layer", 1, (0.9, 1)), ("row", 4, (0, 0.3))]:
         band = Band(metric, start, end, p or "2", scope, patch=patch, seed=5)
-        expert = band_expert("d/0", band, rankings.ends(band), norms, weights)
+        expert = band_expert("d/0", band, rankings.band_ends(band), norms, weights)
         back = through_disk(expert, tmp_path)
         assert (back.name, back.kind, back.band) == ("d/0", "band", band)
         # Another load of the same base, as on another machine.
         fresh = find_weights(tiny_model(case).to(dtype))
-        assert back.mask(fresh).same(rankings.mask(band))
+        assert back.mask(fresh).is_equal(rankings.mask_of_band(band))
         assert same(back.to_tensors(), expert.to_tensors())
 
 
@@ -69,10 +69,10 @@ def test_a_band_comes_back_bit_by_bit(rule, case, dtype, tmp_path):
 def test_bands_at_the_edges(edge, tmp_path):
     weights = find_weights(tiny_model("llama"))
     band = Band("magnitude", *edge, layers=(0, 1), sublayers="mlp")
-    rankings = Rankings(weights, None)
-    expert = band_expert("d/0", band, rankings.ends(band), {}, weights)
+    rankings = BandRankings(weights, None)
+    expert = band_expert("d/0", band, rankings.band_ends(band), {}, weights)
     back = through_disk(expert, tmp_path)
-    expected = indices_of(rankings.mask(band))
+    expected = indices_of(rankings.mask_of_band(band))
     assert same(indices_of(back.mask(weights)), expected)
     assert back.band == band
     if edge == (0.0, 1.0):
@@ -84,20 +84,20 @@ def test_bands_at_the_edges(edge, tmp_path):
 def test_a_band_expert_stores_norms_and_columns_only():
     weights = find_weights(tiny_model("llama"))
     norms = norms_of(weights, "2")
-    rankings = Rankings(weights, lambda tap: norms[tap])
+    rankings = BandRankings(weights, lambda tap: norms[tap])
     band = Band("wanda", 0.2, 0.3, sublayers="attention")
-    tensors = band_expert("d/0", band, rankings.ends(band), norms, weights).to_tensors()
+    tensors = band_expert("d/0", band, rankings.band_ends(band), norms, weights).to_tensors()
     mine = [w for w in weights if w.sublayer == "attention"]
     columns = sum(t.numel() for t in {w.tap: norms[w.tap] for w in mine}.values())
-    rows = sum(w.rows for w in mine)
+    rows = sum(w.num_rows for w in mine)
     assert sum(t.numel() * t.element_size() for t in tensors.values()) == 4 * columns + 2 * 2 * rows
-    free = band_expert("d/0", Band("magnitude", 0, 0.1), rankings.ends(Band("magnitude", 0, 0.1)), norms, weights)
+    free = band_expert("d/0", Band("magnitude", 0, 0.1), rankings.band_ends(Band("magnitude", 0, 0.1)), norms, weights)
     assert free.norms == {}
 
 
 def test_columns_beyond_two_bytes_keep_their_value(tmp_path):
     ends = {"w": (torch.tensor([[65535, 3]]), torch.tensor([[65536, 70000]]))}
-    back = through_disk(Expert("d/0", "band", Band("magnitude", 0.1, 0.2), {}, ends), tmp_path)
+    back = through_disk(DomainExpert("d/0", "band", Band("magnitude", 0.1, 0.2), {}, ends), tmp_path)
     assert back.ends["w"][0].tolist() == [[65535, 3]]
     assert back.ends["w"][1].tolist() == [[65536, 70000]]
 
@@ -115,27 +115,27 @@ def test_switches_come_back(tmp_path):
 
 def test_a_base_expert_switches_nothing_off(tmp_path):
     weights = find_weights(tiny_model("llama"))
-    expert = Expert("d/0")
+    expert = DomainExpert("d/0")
     assert expert.to_tensors() == {}
-    back = Expert.from_parts(expert.describe(), {})
+    back = DomainExpert.from_parts(expert.manifest_entry(), {})
     assert (back.kind, back.mask(weights).count) == ("base", 0)
 
 
 def test_experts_share_a_file_without_mixing():
     weights = find_weights(tiny_model("llama"))
     norms = norms_of(weights, "2")
-    rankings = Rankings(weights, lambda tap: norms[tap])
+    rankings = BandRankings(weights, lambda tap: norms[tap])
     band = Band("wanda", 0.1, 0.2)
     experts = [
-        band_expert("d/a", band, rankings.ends(band), norms, weights),
+        band_expert("d/a", band, rankings.band_ends(band), norms, weights),
         switch_expert("d/a|b", mask_of({weights[0].name: torch.tensor([1, 2])}, weights)),
         switch_expert("d/a b", mask_of({weights[1].name: torch.tensor([7])}, weights)),
-        band_expert("d/a|norm", Band("magnitude", 0, 0.1), rankings.ends(Band("magnitude", 0, 0.1)), {}, weights),
+        band_expert("d/a|norm", Band("magnitude", 0, 0.1), rankings.band_ends(Band("magnitude", 0, 0.1)), {}, weights),
     ]
     tensors = {k: v for e in experts for k, v in e.to_tensors().items()}
     for expert in experts:
-        back = Expert.from_parts(expert.describe(), tensors)
-        assert back.mask(weights).same(expert.mask(weights)), expert.name
+        back = DomainExpert.from_parts(expert.manifest_entry(), tensors)
+        assert back.mask(weights).is_equal(expert.mask(weights)), expert.name
         assert same(back.to_tensors(), expert.to_tensors())
 
 
@@ -149,7 +149,7 @@ def test_an_expert_of_another_base():
         beyond.mask(weights)
     ends = {"gone": (torch.zeros(1, 4).long(), None)}
     with pytest.raises(ArtifactError, match="'gone'"):
-        Expert("d/b", "band", Band("magnitude", 0.5, 1), {}, ends).mask(weights)
+        DomainExpert("d/b", "band", Band("magnitude", 0.5, 1), {}, ends).mask(weights)
 
 
 def test_the_file_holds_no_pickled_code(tmp_path):

@@ -14,20 +14,20 @@ import pytest
 
 from freemoe.core.artifacts import MANIFEST, read_manifest, write_manifest
 from freemoe.core.errors import ArtifactError, DataError, RecipeError
-from freemoe.core.run.progress import Quiet
+from freemoe.core.run.progress import QuietProgress
 from freemoe.domain_experts.build import build
 from freemoe.evals.held_out import SEEN_FILE, read_record
 from freemoe.evals.tasks.domains import load_domain
 from freemoe.recipes import recipe_from
 from freemoe.systems import evaluate
-from freemoe.text.words import words
+from freemoe.text.words import split_words
 from tests.domain_experts.conftest import task_recipe, write_jsonl
 from tests.tiny import tiny_model, tiny_tokenizer
 
 SEED = 3
 
 
-class Told(Quiet):
+class Told(QuietProgress):
     """Keeps what is said."""
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ def test_a_text_cut_otherwise_shares_no_run_of_words_with_what_was_searched(
     small: SimpleNamespace, tmp_path: Path
 ) -> None:
     def runs(text: str) -> set[tuple[str, ...]]:
-        found = words(text)
+        found = split_words(text)
         return {tuple(found[i : i + 13]) for i in range(len(found) - 12)}
 
     known = set().union(*(runs(d.reference) for d in searched(small, "wiki", f"text:{small.text}")))
@@ -136,7 +136,7 @@ def test_a_text_cut_otherwise_shares_no_run_of_words_with_what_was_searched(
     assert domain["set_aside"]["of"] == len(reported)
     assert 0 < domain["set_aside"]["by"]["text"] <= domain["set_aside"]["documents"] < len(reported)
     kept = {d["id"] for d in domain["documents"]}
-    inside = load_domain("wiki", [shifted], tokenizer=tokenizer).reported.only(
+    inside = load_domain("wiki", [shifted], tokenizer=tokenizer).reported.filter_documents(
         lambda documents: [bool(known & runs(d.reference)) for d in documents]
     )
     assert len(inside) == domain["set_aside"]["documents"]
@@ -239,4 +239,4 @@ def test_the_hashes_say_nothing_of_documents_that_were_not_searched(small: Simpl
     assert record.seen is not None
     assert len(record.seen.keys) == len(np.unique(record.seen.keys))
     law = load_domain("law", [str(small.law)], tokenizer=tiny_tokenizer(), seed=SEED)
-    assert len(law.reported.only(lambda ds: [not r for r in record.seen.reasons(ds)])) == 40  # pyright: ignore
+    assert len(law.reported.filter_documents(lambda ds: [not r for r in record.seen.seen_reasons(ds)])) == 40  # pyright: ignore

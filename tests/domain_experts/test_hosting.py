@@ -161,8 +161,8 @@ def test_a_merged_model_is_the_plain_model_with_zeros(moe, name):
 
 def test_whole_experts_of_a_mixture_cannot_be_unloaded():
     model = tiny_model("mixtral")
-    weights = [w for w in find_weights(model) if w.fused]
-    off = {w.name: torch.arange(w.rows * w.columns) for w in weights}
+    weights = [w for w in find_weights(model) if w.is_fused]
+    off = {w.name: torch.arange(w.num_rows * w.num_columns) for w in weights}
     moe = FreeMoE(model, [switch_expert("d/x", mask_of(off, find_weights(model)))])
     before = bits(model)
     with pytest.raises(ArtifactError, match="routers do not choose"):

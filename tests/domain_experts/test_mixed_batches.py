@@ -13,7 +13,7 @@ from freemoe.core.errors import BusyError, DataError, RecipeError
 from freemoe.domain_experts.expert import band_expert, switch_expert, unit_expert
 from freemoe.domain_experts.hosting.several import STRATEGIES
 from freemoe.domain_experts.mixture import FreeMoE
-from freemoe.domain_experts.rank.bands import Band, Rankings
+from freemoe.domain_experts.rank.bands import Band, BandRankings
 from freemoe.kernels.sparse import bands
 from freemoe.models.mask import Mask
 from freemoe.models.mixed import linear
@@ -31,7 +31,7 @@ GREEDY: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False}
 def mixture(family: str = "llama", **given: Any) -> FreeMoE:
     model = tiny_model(family)
     weights = find_weights(model)
-    dense = [w for w in weights if not w.fused]
+    dense = [w for w in weights if not w.is_fused]
     found = [
         switch_expert(f"d/{i}", mask_of({w.name: torch.arange(i, w.size, 9 + i) for w in dense}, weights))
         for i in range(2)
@@ -170,7 +170,7 @@ def test_memory_is_held_from_the_first_use_on() -> None:
 
 def test_a_mixture_of_experts_falls_back_or_says_why() -> None:
     moe = mixture("mixtral")
-    fused = next(w for w in find_weights(moe.model) if w.fused)
+    fused = next(w for w in find_weights(moe.model) if w.is_fused)
     moe._experts["inside"] = switch_expert(
         "inside", mask_of({fused.name: torch.arange(0, fused.size, 5)}, find_weights(moe.model))
     )
@@ -204,9 +204,9 @@ def banded(bias: bool = False) -> FreeMoE:
     """Two experts of bands, one of them of MLPs only, beside those of `mixture`."""
     moe = mixture("qwen2" if bias else "llama")
     weights = find_weights(moe.model)
-    norms = {w.tap: torch.rand(1, w.columns, generator=torch.Generator().manual_seed(5)) + 0.1 for w in weights}
+    norms = {w.tap: torch.rand(1, w.num_columns, generator=torch.Generator().manual_seed(5)) + 0.1 for w in weights}
     for name, band in (("low", Band("wanda", 0.0, 0.3)), ("mid", Band("magnitude", 0.25, 0.5, sublayers="mlp"))):
-        ends = Rankings(weights, norms.__getitem__).ends(band)
+        ends = BandRankings(weights, norms.__getitem__).band_ends(band)
         moe._experts[name] = band_expert(name, band, ends, norms, weights)
     return moe
 
@@ -223,7 +223,9 @@ def test_bands_are_found_while_weights_are_read(bias: bool, names: list[str], mo
     for kernel, most in ((False, 256), (True, 256), (True, 3)):
         # No accelerator is needed for what surrounds its kernel.
         monkeypatch.setattr(bands, "tiles_available", lambda weight, kernel=kernel: kernel)
-        monkeypatch.setattr(bands, "products", lambda *given: called.append(1) or bands.reference(*given))
+        monkeypatch.setattr(
+            bands, "tiled_products", lambda *given: called.append(1) or bands.reference_tiled_products(*given)
+        )
         monkeypatch.setattr(linear, "row_limits", lambda device, most=most: RowLimits(256, 512, most))
         called.clear()
         fresh = FreeMoE(moe.model, list(moe._experts.values()), None, moe.tokenizer)

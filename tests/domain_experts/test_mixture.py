@@ -9,7 +9,7 @@ import torch
 
 from freemoe.core.artifacts import MANIFEST, write_manifest
 from freemoe.core.errors import ArtifactError, DataError, UnknownNameError
-from freemoe.domain_experts.expert import Expert, switch_expert
+from freemoe.domain_experts.expert import DomainExpert, switch_expert
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.route.subdomains import prompt_feature
 from freemoe.models.mask import Mask
@@ -64,7 +64,7 @@ def test_without_an_expert_it_is_the_base(world, moe, expert):
 
 
 def test_an_expert_with_nothing_off_is_the_base(world):
-    moe = FreeMoE(world.model, [Expert("d/none"), switch_expert("d/empty", Mask())])
+    moe = FreeMoE(world.model, [DomainExpert("d/none"), switch_expert("d/empty", Mask())])
     ids, _ = ids_of("abc")
     for name in ("d/none", "d/empty"):
         assert torch.equal(moe(ids, expert=name).logits, world.model(ids).logits)

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from freemoe.core.errors import FamilyError, RecipeError
 from freemoe.domain_experts.build import build
-from freemoe.domain_experts.cost.dry_run import plan
+from freemoe.domain_experts.cost.dry_run import plan_build
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.recipes import recipe_from
 from tests.domain_experts.conftest import read_result, task_recipe
@@ -50,14 +50,16 @@ def test_experts_are_used_and_merged_on_disk(world, built, tmp_path):
 
 def test_what_needs_gradients_is_refused_before_the_search(world, tmp_path):
     with pytest.raises(FamilyError, match="--metric saliency needs all weights in memory"):
-        plan(task_recipe(world, tmp_path / "out", device="disk"))
+        plan_build(task_recipe(world, tmp_path / "out", device="disk"))
     with pytest.raises(FamilyError, match="--unit neuron needs all weights in memory"):
-        plan(task_recipe(world, tmp_path / "out", device="disk", search=BANDS, units={"unit": "neuron", "off": 0.2}))
+        plan_build(
+            task_recipe(world, tmp_path / "out", device="disk", search=BANDS, units={"unit": "neuron", "off": 0.2})
+        )
     with pytest.raises(RecipeError, match="needs all of it on one device"):
         recipe_from({"command": "convert", "model": str(world.base), "text": "t", "output": "o", "device": "disk"})
 
 
 def test_the_dry_run_counts_what_is_in_memory(world, tmp_path):
-    found = plan(task_recipe(world, tmp_path / "out", device="disk", search=BANDS))
-    whole = plan(task_recipe(world, tmp_path / "out", device="cpu", search=BANDS))
+    found = plan_build(task_recipe(world, tmp_path / "out", device="disk", search=BANDS))
+    whole = plan_build(task_recipe(world, tmp_path / "out", device="cpu", search=BANDS))
     assert found["document_scores_to_search"] == whole["document_scores_to_search"]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from freemoe.core.artifacts import MANIFEST
 from freemoe.core.errors import ArtifactError
-from freemoe.domain_experts.expert import Expert, switch_expert, unit_expert
+from freemoe.domain_experts.expert import DomainExpert, switch_expert, unit_expert
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.structured.units import find_units
 from freemoe.models.mask import Mask, TensorMask
@@ -28,7 +28,7 @@ def logits(moe: FreeMoE, expert: str) -> Tensor:
         return moe.model(input_ids=torch.arange(3, 40)[None]).logits
 
 
-def random_expert(model, name: str, seed: int) -> Expert:
+def random_expert(model, name: str, seed: int) -> DomainExpert:
     generator = torch.Generator().manual_seed(seed)
     masks = {w.name: TensorMask.of_bools(torch.rand(w.size, generator=generator) < 0.1) for w in find_weights(model)}
     return switch_expert(name, Mask(masks))
@@ -38,8 +38,8 @@ def by_hand(world) -> FreeMoE:
     units = find_units(world.model, "neuron")
     experts = [
         random_expert(world.model, "law/mine", 0),
-        unit_expert("law/units", "neuron", units.lines({0: torch.arange(4), 1: torch.arange(2, 6)}), Mask()),
-        Expert("law/none"),
+        unit_expert("law/units", "neuron", units.line_indices({0: torch.arange(4), 1: torch.arange(2, 6)}), Mask()),
+        DomainExpert("law/none"),
     ]
     return FreeMoE(world.model, experts, tokenizer=world.tokenizer)
 
@@ -121,7 +121,7 @@ def test_what_could_not_be_read_again_is_not_written(world, tmp_path: Path) -> N
     nothing = FreeMoE(world.model, [switch_expert("law/empty", Mask())], tokenizer=world.tokenizer)
     with pytest.raises(ArtifactError, match=r"law/empty.*nothing that is off"):
         nothing.save_pretrained(tmp_path / "x", base=str(world.base))
-    nameless = FreeMoE(tiny_model("llama"), [Expert("law/none")])
+    nameless = FreeMoE(tiny_model("llama"), [DomainExpert("law/none")])
     with pytest.raises(ArtifactError, match="does not say where it was loaded from"):
         nameless.save_pretrained(tmp_path / "x")
     with pytest.raises(ArtifactError, match="no experts to save"):

@@ -15,7 +15,7 @@ from freemoe.domain_experts.inspection import inspect_artefact
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.evals.held_out import read_record
 from freemoe.models.checkpoints.loading import load_tokenizer
-from freemoe.serve.catalogue import Catalogue
+from freemoe.serve.catalogue import ExpertCatalogue
 from freemoe.systems import load, merge
 from tests.artefacts import rename, rewritten
 from tests.domain_experts.structured.artefacts import unit_artefact
@@ -319,7 +319,7 @@ def test_nobody_reads_a_manifest_that_is_none(artefact: Path, tmp_path: Path, wo
         lambda: inspect_artefact(copy),
         lambda: merge(copy, ["law/0", "law/1"], tmp_path / "merged", op="union", dry=True),
         lambda: FreeMoE.from_pretrained(world.model, copy),
-        lambda: Catalogue().plus(copy),
+        lambda: ExpertCatalogue().with_artefact(copy),
         lambda: read_record(copy),
     ):
         with pytest.raises(ArtifactError, match="is not whole"):

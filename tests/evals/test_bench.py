@@ -11,12 +11,12 @@ from benchmarks.serve.experts import random_experts
 from freemoe.core.errors import DataError
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.evals import speed
-from freemoe.evals.bench import Sizes, bench
+from freemoe.evals.bench import BenchSizes, benchmark_artifact
 from freemoe.evals.engine.answering import Answering
 from freemoe.evals.speed import in_turns
 from tests.tiny import tiny_model
 
-SIZES = Sizes(prompt=6, new=4, batch=3, rounds=2)
+SIZES = BenchSizes(prompt=6, new=4, batch=3, rounds=2)
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_experts_beside_the_base_and_in_one_batch(moe: FreeMoE, monkeypatch: pyt
         moe, "generate", lambda *a, expert=None, **k: asked.append(expert) or generate(*a, expert=expert, **k)
     )
     before = {name: p.clone() for name, p in moe.model.named_parameters()}
-    found = bench(moe, SIZES, most=2)
+    found = benchmark_artifact(moe, SIZES, most=2)
     assert list(found["requests"]) == ["base", "a", "b"]
     assert found["requests"]["base"]["first_token"]["times_as_fast"]["mean"] == 1.0
     assert found["switch"]["experts"] == ["a", "b"]
@@ -54,7 +54,7 @@ def test_experts_beside_the_base_and_in_one_batch(moe: FreeMoE, monkeypatch: pyt
 
 def test_ways_of_a_model_without_experts_and_another_to_hold_it_against() -> None:
     model, other = tiny_model("llama"), tiny_model("llama")
-    found = bench(Answering(model, None), SIZES, against=Answering(other, None))
+    found = benchmark_artifact(Answering(model, None), SIZES, against=Answering(other, None))
     assert list(found["requests"]) == ["against", "base"]
     assert not {"switch", "batch"} & set(found)
 
@@ -62,7 +62,7 @@ def test_ways_of_a_model_without_experts_and_another_to_hold_it_against() -> Non
 def test_a_ratio_is_of_the_same_round(monkeypatch: pytest.MonkeyPatch) -> None:
     model, times = tiny_model("llama"), iter([9.0, 9.0, 1.0, 2.0, 8.0, 4.0])
     monkeypatch.setattr(speed, "time_request", lambda *_: (next(times), 1.0))
-    found = bench(Answering(model, None), SIZES, against=Answering(model, None))
+    found = benchmark_artifact(Answering(model, None), SIZES, against=Answering(model, None))
     # Rounds of 1 and 4 seconds against 2 and 8: half as fast in each, so that the interval has no width.
     ratio = found["requests"]["base"]["first_token"]["times_as_fast"]
     assert (ratio["mean"], ratio["low"], ratio["high"]) == pytest.approx((0.5, 0.5, 0.5))
@@ -70,4 +70,4 @@ def test_a_ratio_is_of_the_same_round(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_does_not_fit_the_context_is_refused(moe: FreeMoE) -> None:
     with pytest.raises(DataError, match="do not fit the context"):
-        bench(moe, Sizes(prompt=10**6))
+        benchmark_artifact(moe, BenchSizes(prompt=10**6))

@@ -9,7 +9,7 @@ import pytest
 from freemoe.evals.guessing import against_guessing, guessing_text, text_against_guessing
 from freemoe.evals.statistics import mean_interval
 from freemoe.evals.tasks.documents import Document, Kind
-from freemoe.results.common import Guessing
+from freemoe.results.common import GuessingResult
 
 
 def questions(choices: list[int], kind: Kind = "choice") -> list[Document]:
@@ -27,7 +27,7 @@ def test_chance_is_averaged_over_the_questions() -> None:
     assert found["score"] == pytest.approx(40.0)
     expected = mean_interval([0.5, -0.5, -0.5, 0.5, -0.5] * 20, [d.key for d in asked])
     assert (found["low"], found["high"]) == pytest.approx((100 * expected.low + 50, 100 * expected.high + 50))
-    said = guessing_text("law", Guessing.model_validate(found))
+    said = guessing_text("law", GuessingResult.model_validate(found))
     assert said.startswith("base: 40.0 % [")
     assert "on law, chance is 37.5 % (100 questions): not to be told from guessing" in said
 
@@ -35,7 +35,7 @@ def test_chance_is_averaged_over_the_questions() -> None:
 def test_worse_than_chance_is_called_that() -> None:
     found = against_guessing(questions([2] * 100), [1.0, 0.0, 0.0, 0.0] * 25, 25.0, 100)
     assert "chance is 50.0 % (100 questions): worse than guessing" in guessing_text(
-        "law", Guessing.model_validate(found)
+        "law", GuessingResult.model_validate(found)
     )
 
 
@@ -59,7 +59,7 @@ def test_text_is_held_against_its_vocabulary() -> None:
     assert against_guessing(text, [-5.0], 287.9, 288) is None
     found = against_guessing(text, [-6.0], 403.4, 288)
     assert found == text_against_guessing(403.4, 288) == {"unit": "perplexity", "score": 403.4, "guessing": 288.0}
-    said = guessing_text("wiki", Guessing.model_validate(found))
+    said = guessing_text("wiki", GuessingResult.model_validate(found))
     assert f"base: {math.log(403.4):.2f} nats per token on wiki (perplexity 403.40)" in said
     assert f"all tokens alike have {math.log(288):.2f} (a vocabulary of 288)" in said
     assert text_against_guessing(288.0, 288) is not None  # no better is not better

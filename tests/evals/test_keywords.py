@@ -13,7 +13,7 @@ from datasets import Dataset, DatasetDict
 
 from freemoe.core.errors import ArtifactError, DataError, RecipeError
 from freemoe.evals.keywords import resolve_recipe
-from freemoe.models.checkpoints.lending import lent
+from freemoe.models.checkpoints.lending import provide_model
 from freemoe.models.checkpoints.loading import load_base, load_tokenizer
 from freemoe.recipes import BuildRecipe, ConvertRecipe, TrimRecipe
 from freemoe.tomoe.material import checkpoint_activations
@@ -170,7 +170,7 @@ def test_a_lent_model_comes_back_as_it_was():
     hooks = dict(model.lm_head._forward_hooks)
 
     def lend(error):
-        with lent("x", model, None):
+        with provide_model("x", model, None):
             assert not any(m.training for m in model.modules())
             checkpoint_activations(model)
             model.requires_grad_(False)

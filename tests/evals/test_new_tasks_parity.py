@@ -81,7 +81,7 @@ def made_up(tmp_path_factory):
     for subject in row.subjects:
         for part in ("train", "test"):
             for i in range(12):
-                put(f"{row.file(part, subject)}/{i}.json", _problem(part, subject, i))
+                put(f"{row.source_path(part, subject)}/{i}.json", _problem(part, subject, i))
     return root
 
 

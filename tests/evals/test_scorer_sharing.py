@@ -8,9 +8,9 @@ import torch
 
 from freemoe.evals.engine import scorer as scorer_module
 from freemoe.evals.engine.likelihoods import branch_mask
-from freemoe.evals.engine.scorer import Pair, Scorer
+from freemoe.evals.engine.scorer import Scorer, TokenPair
 from freemoe.evals.engine.shared_cache import SharedCache
-from freemoe.evals.engine.sharing import masks_are_dense, sliding_window, why_not
+from freemoe.evals.engine.sharing import masks_are_dense, sharing_problem, sliding_window
 from tests.tiny import CASES, tiny_model, tiny_tokenizer
 
 # Layers that see 16 tokens only, where the family has such layers.
@@ -121,7 +121,7 @@ def test_a_prefix_is_run_once_a_call_and_the_head_on_answers_only():
     scorer = Scorer(model, tiny_tokenizer(), batch_tokens=400)
     rng = random.Random(0)
     shared = "s" + text(rng, 79)
-    pairs = [scorer.pair(f"{shared}{letter}what?", f" {c}") for letter in "abcdefgh" for c in "ABCD"]
+    pairs = [scorer.encode_pair(f"{shared}{letter}what?", f" {c}") for letter in "abcdefgh" for c in "ABCD"]
     scorer.score(pairs)
     inputs, heads = counted(model)
     scorer.score(pairs)
@@ -134,7 +134,7 @@ def test_a_prefix_is_run_once_a_call_and_the_head_on_answers_only():
 def test_branches_run_a_context_once():
     model = tiny_model("llama")
     scorer = Scorer(model, tiny_tokenizer())
-    pairs = [scorer.pair("What is the answer?", answer) for answer in (" one.", " two.", " none.")]
+    pairs = [scorer.encode_pair("What is the answer?", answer) for answer in (" one.", " two.", " none.")]
     scorer.score(pairs)
     inputs, heads = counted(model)
     scorer.score(pairs)
@@ -152,7 +152,7 @@ def test_nothing_is_tried_where_nothing_is_shared():
 def test_weights_may_change_between_calls():
     model = tiny_model("llama")
     whole, shared = both(model)
-    pairs = [shared.pair(*p) for p in documents()]
+    pairs = [shared.encode_pair(*p) for p in documents()]
     before = shared.score(pairs)
     with torch.no_grad():
         model.model.layers[0].self_attn.k_proj.weight.mul_(0.5)
@@ -165,20 +165,20 @@ def test_weights_may_change_between_calls():
 def test_plans_are_kept_for_the_same_pairs_and_not_without_end(monkeypatch):
     made = []
     plan = scorer_module.plan
-    monkeypatch.setattr(scorer_module, "plan", lambda *a, **k: made.append(1) or plan(*a, **k))
+    monkeypatch.setattr(scorer_module, "plan_batches", lambda *a, **k: made.append(1) or plan(*a, **k))
     scorer = Scorer(tiny_model("llama"), tiny_tokenizer())
-    pairs = [scorer.pair(*p) for p in documents()]
+    pairs = [scorer.encode_pair(*p) for p in documents()]
     first = scorer.score(pairs)
     assert scorer.score(pairs) == first
     assert len(made) == 1
-    copies = [Pair(*p) for p in pairs]
+    copies = [TokenPair(*p) for p in pairs]
     assert scorer.score(copies) == first
     assert len(made) == 2
     assert_same(scorer.score(pairs[::-1])[::-1], first)
     assert len(made) == 3
     monkeypatch.setattr(scorer_module, "_KEPT_TOKENS", 600)
     for _ in range(3):
-        scorer.score([Pair((5, 6), (7, 8))])
+        scorer.score([TokenPair((5, 6), (7, 8))])
     assert len(scorer._plans) <= 4
     monkeypatch.setattr(scorer_module, "_KEPT_TOKENS", 0)
     assert_same(scorer.score(pairs[:5]), first[:5])
@@ -261,12 +261,12 @@ def test_branches_are_left_out_where_masks_are_not_dense(monkeypatch):
 
 def test_what_a_trial_says():
     model = tiny_model("llama")
-    assert why_not(model, (5,), 256) is None
-    assert why_not(model, tuple(range(3, 90)), 256) is None
-    assert "20 tokens is too short" in why_not(model, (5, 6, 7), 20)
+    assert sharing_problem(model, (5,), 256) is None
+    assert sharing_problem(model, tuple(range(3, 90)), 256) is None
+    assert "20 tokens is too short" in sharing_problem(model, (5, 6, 7), 20)
     with torch.no_grad():
         model.lm_head.weight.fill_(float("nan"))
-    assert why_not(model, (5, 6, 7), 256) is None
+    assert sharing_problem(model, (5, 6, 7), 256) is None
 
 
 # -------------------------------------------------------------------- generation
@@ -308,16 +308,16 @@ def test_the_cache_writes_behind_its_prefix():
     cache.update(*prefix, 0)
     cache.end_prefix()
     for rows, length in ((3, 4), (2, 3), (4, 2), (1, 9)):
-        cache.rewind()
+        cache.reset_to_prefix()
         assert cache.get_seq_length() == 5
         own = states(rows, length)
         found = cache.update(*own, 0)
         for got, first, new in zip(found, prefix, own, strict=True):
             assert torch.equal(got, torch.cat([first.expand(rows, -1, -1, -1), new], dim=2))
-    cache.rewind()
+    cache.reset_to_prefix()
     own, more = states(4, 2), states(2, 1)
     cache.update(*own, 0)
-    cache.keep(torch.tensor([0, 3]))
+    cache.select_rows(torch.tensor([0, 3]))
     keys, values = cache.update(*more, 0)
     assert torch.equal(keys, torch.cat([prefix[0].expand(2, -1, -1, -1), own[0][[0, 3]], more[0]], dim=2))
     assert values.shape == (2, 2, 8, 3)

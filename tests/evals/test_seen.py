@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from freemoe.core.errors import ArtifactError, DataError
-from freemoe.evals.held_out import Record, set_aside
-from freemoe.evals.seen import RUN, Seen, run_hashes, text_hashes
+from freemoe.evals.held_out import ProvenanceRecord, set_aside
+from freemoe.evals.seen import RUN, SeenHashes, run_hashes, text_hashes
 from freemoe.evals.tasks.documents import Document, FrozenChoice, ReferenceSplit, ReportedSplit
 from freemoe.evals.tasks.task import DomainData
-from freemoe.text.words import words
+from freemoe.text.words import split_words
 
 
 def prose(count: int, seed: int = 0) -> list[str]:
@@ -41,104 +41,104 @@ def test_runs_equal_the_slow_obvious_ones() -> None:
 
 def test_a_block_that_overlaps_is_found_whatever_its_offset_case_and_breaks() -> None:
     said = prose(300)
-    seen = Seen.of([text_document(" ".join(said[:200]), "a")])
+    seen = SeenHashes.from_documents([text_document(" ".join(said[:200]), "a")])
     for start in (0, 17, 150, 200 - RUN):
         block = "\n".join(w.upper() for w in said[start : start + 100])
-        assert seen.overlaps(text_document(f"{block}!", "b")), start
-    assert not seen.overlaps(text_document(" ".join(said[200 - RUN + 1 :]), "b"))
-    assert not seen.overlaps(text_document(" ".join(prose(400, 1)), "b"))
+        assert seen.has_document(text_document(f"{block}!", "b")), start
+    assert not seen.has_document(text_document(" ".join(said[200 - RUN + 1 :]), "b"))
+    assert not seen.has_document(text_document(" ".join(prose(400, 1)), "b"))
 
 
 def test_short_lines_are_found_in_another_order_and_tiny_ones_are_not() -> None:
     lines = [" ".join(prose(8, n)) for n in range(5)]
     assert all(len(line) >= 40 for line in lines)
-    seen = Seen.of_texts(["\n".join(lines)])
+    seen = SeenHashes.from_texts(["\n".join(lines)])
     assert seen.has_text(f"{lines[3]}\nsomething else\n")
-    assert not Seen.of_texts(["return None\nx = 1"]).has_text("return None\n")
+    assert not SeenHashes.from_texts(["return None\nx = 1"]).has_text("return None\n")
 
 
 def test_text_without_spaces_has_words() -> None:
     text = "白日依山尽黄河入海流欲穷千里目更上一层楼"
-    assert len(words(text)) == len(text)
-    assert Seen.of_texts([text]).has_text("序" + text[2:])
+    assert len(split_words(text)) == len(text)
+    assert SeenHashes.from_texts([text]).has_text("序" + text[2:])
 
 
 def test_what_the_own_reported_part_says_too_tells_nothing() -> None:
     licence = prose(30, 9)
     ours, theirs = [" ".join([*licence, *prose(60, n)]) for n in (1, 2)]
-    assert Seen.of([text_document(ours, "a")]).overlaps(text_document(theirs, "b"))
-    seen = Seen.of([text_document(ours, "a")], [text_document(theirs, "b")])
-    assert not seen.overlaps(text_document(theirs, "b"))
-    assert seen.overlaps(text_document(ours, "c"))
+    assert SeenHashes.from_documents([text_document(ours, "a")]).has_document(text_document(theirs, "b"))
+    seen = SeenHashes.from_documents([text_document(ours, "a")], [text_document(theirs, "b")])
+    assert not seen.has_document(text_document(theirs, "b"))
+    assert seen.has_document(text_document(ours, "c"))
 
 
 def test_a_question_is_found_by_key_and_by_its_words_with_the_same_answer() -> None:
     asked = [question(f"Question: how many legs has a {name}? Answer:", name[0], f"k{name}") for name in ("cow", "fly")]
-    seen = Seen.of(asked)
-    assert seen.reasons([asked[0]]) == ["key"]
+    seen = SeenHashes.from_documents(asked)
+    assert seen.seen_reasons([asked[0]]) == ["key"]
     shots = "Question: who sings best? Answer: birds\n\n"
     moved = question(shots + asked[0].prompt, "c", "other key", "another")
     unlike = question(shots + asked[0].prompt, "four", "other key", "another")
-    assert seen.reasons([moved, unlike]) == ["question", ""]
+    assert seen.seen_reasons([moved, unlike]) == ["question", ""]
     # A shown example is no held-out document.
     shown = [question(f"{asked[0].prompt} c\n\nQuestion: what is {n} times 7? Answer:", "1", f"n{n}") for n in (3, 4)]
-    assert seen.reasons(shown) == ["", ""]
+    assert seen.seen_reasons(shown) == ["", ""]
 
 
 def test_a_question_out_of_seen_text_is_found_but_few_shot_examples_are_not() -> None:
     passage = " ".join(prose(40))
-    seen = Seen.of_texts([passage])
+    seen = SeenHashes.from_texts([passage])
     inside = question(f"{passage} What is meant?", "x", "i")
-    assert seen.reasons([inside, question("Who goes there by night?", "y", "z")]) == ["text", ""]
+    assert seen.seen_reasons([inside, question("Who goes there by night?", "y", "z")]) == ["text", ""]
     # What the row asks counts, not what stands before it.
     shown = replace(inside, about=("What is meant?", "x"))
-    assert seen.reasons([shown]) == [""]
+    assert seen.seen_reasons([shown]) == [""]
 
 
 def test_prompts_that_are_all_alike_are_known_by_their_answers() -> None:
     alike = [question("Say it now", answer, answer) for answer in ("a", "b")]
-    assert Seen.of(alike[:1]).reasons([alike[0], alike[1]]) == ["key", ""]
+    assert SeenHashes.from_documents(alike[:1]).seen_reasons([alike[0], alike[1]]) == ["key", ""]
 
 
 def test_many_runs_are_sampled_evenly_and_a_union_is_a_sample_again() -> None:
     said = [" ".join(prose(400, n)) for n in range(12)]
     whole = np.unique(np.concatenate([text_hashes(text) for text in said]))
-    full = Seen.of_texts(said)
+    full = SeenHashes.from_texts(said)
     assert full.share == 1.0
     assert full.runs.tolist() == whole.tolist()
-    few = Seen.of_texts(said, most=500)
+    few = SeenHashes.from_texts(said, most=500)
     assert few.runs.tolist() == whole[:500].tolist()
     assert few.share == pytest.approx(500 / len(whole), rel=0.15)
     # 388 runs of which one in nine is kept: all found.
     assert all(few.has_text(text) for text in said)
-    joined = Seen.of_texts(said[:6], most=500).joined(Seen.of_texts(said[6:]), most=500)
+    joined = SeenHashes.from_texts(said[:6], most=500).union_with(SeenHashes.from_texts(said[6:]), most=500)
     assert joined.runs.tolist() == few.runs.tolist()
     assert joined.share == few.share
     assert joined.documents == 12
 
 
 def test_bytes_and_back() -> None:
-    seen = Seen.of([question("Who goes there?", "me", "k"), text_document(" ".join(prose(50)), "t")])
+    seen = SeenHashes.from_documents([question("Who goes there?", "me", "k"), text_document(" ".join(prose(50)), "t")])
     data = seen.to_bytes()
-    back = Seen.from_bytes(data)
+    back = SeenHashes.from_bytes(data)
     assert back.to_bytes() == data
-    assert back.describe() == seen.describe()
+    assert back.as_json() == seen.as_json()
     assert back.longest == seen.longest == 3
-    assert Seen.from_bytes(Seen().to_bytes()).reasons([question("Who?", "me", "k")]) == [""]
+    assert SeenHashes.from_bytes(SeenHashes().to_bytes()).seen_reasons([question("Who?", "me", "k")]) == [""]
     with pytest.raises(ArtifactError, match="cannot be read"):
-        Seen.from_bytes(data[:-4])
+        SeenHashes.from_bytes(data[:-4])
     with pytest.raises(ArtifactError, match="runs of 5 words"):
-        Seen.from_bytes(data.replace(b'"run": 13', b'"run": 5 '))
+        SeenHashes.from_bytes(data.replace(b'"run": 13', b'"run": 5 '))
 
 
 def test_setting_aside_counts_and_refuses_an_empty_rest() -> None:
     asked = [question(f"What is {n} plus {n + 3}?", str(2 * n + 3), f"k{n}") for n in range(6)]
     data = DomainData("sums", ReferenceSplit(tuple(asked[:1])), ReportedSplit(tuple(asked[1:])))
-    record = Record("out", 3, Seen.of(asked[:3]))
+    record = ProvenanceRecord("out", 3, SeenHashes.from_documents(asked[:3]))
     left, found = set_aside(data, record)
     assert found == {"documents": 2, "of": 5, "by": {"key": 2}}
     assert left.reported.open(FrozenChoice("x")) == tuple(asked[3:])
     assert "2 of 5 reported documents set aside" in left.notes[-1]
     assert set_aside(data, None) == (data, {"documents": 0, "of": 5, "by": {}})
     with pytest.raises(DataError, match=r"5 of 5 .* nothing is left.*own seed is 3"):
-        set_aside(data, Record("out", 3, Seen.of(asked)))
+        set_aside(data, ProvenanceRecord("out", 3, SeenHashes.from_documents(asked)))

@@ -13,9 +13,9 @@ import torch
 from freemoe.core.errors import RecipeError
 from freemoe.core.run.folder import RunFolder
 from freemoe.evals.speed import compare_prompts, compare_speed, prompt_lengths, speed_lines
-from freemoe.evals.verdict import sign
+from freemoe.evals.verdict import interval_sign
 from freemoe.recipes import TimingSection
-from freemoe.results.common import Speed
+from freemoe.results.common import SpeedResult
 from tests.tiny import tiny_model
 
 PROMPT = torch.arange(3, 19)
@@ -54,8 +54,8 @@ def test_what_is_slower_is_reliably_slower_and_by_how_much(model: Any, prompt_on
     clock = Clock()
     sides = {"base": lambda: clock.running(model), "ours": lambda: clock.running(model, 0.03, prompt_only)}
     found = compare_speed(sides, PROMPT[None], new=3, rounds=4, clock=lambda: clock.now)
-    assert sign(found["prefill"]) == -1
-    assert prompt_only or sign(found["decode"]) == -1
+    assert interval_sign(found["prefill"]) == -1
+    assert prompt_only or interval_sign(found["decode"]) == -1
     assert found["ours"]["ttft"] - found["base"]["ttft"] == pytest.approx(0.03, abs=0.001)
     more = found["ours"]["itl"] - found["base"]["itl"]
     assert more == pytest.approx(0.0 if prompt_only else 0.03, abs=0.001)
@@ -81,7 +81,7 @@ def test_each_prompt_is_timed_once_in_a_run_and_one_round_has_no_interval(model:
     speed = found[0]["speed"]
     assert [one["prompt"] for one in speed["lengths"]] == [8, 40]
     assert (speed["decode"]["low"], speed["decode"]["high"]) == (None, None)
-    Speed.model_validate(speed)
+    SpeedResult.model_validate(speed)
     assert "prompt of 40 tokens" in speed_lines(speed)[1]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from freemoe.evals.summary import average
+from freemoe.evals.summary import average_rows
 
 
 def test_the_average_counts_every_task_the_same_and_leaves_texts_out() -> None:
@@ -18,10 +18,10 @@ def test_the_average_counts_every_task_the_same_and_leaves_texts_out() -> None:
 
     large = domain("points", base=[1.0] * 10 + [0.0] * 30, other=[1.0] * 20 + [0.0] * 20)
     small = domain("points", base=[1.0, 0.0], other=[0.0, 0.0])
-    found = average([large, small, domain("perplexity", base=[9.0], other=[3.0])])
+    found = average_rows([large, small, domain("perplexity", base=[9.0], other=[3.0])])
     assert found["base"]["score"] == 37.5
     assert found["other"]["score"] == 25.0
     assert found["other"]["gain"]["mean"] == pytest.approx(-12.5)
     assert found["other"]["gain"]["low"] < -12.5 < found["other"]["gain"]["high"]
     assert found["base"]["gain"] == {"mean": 0.0, "low": 0.0, "high": 0.0}
-    assert average([large]) == {}
+    assert average_rows([large]) == {}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from freemoe.text.blocks import Blocks, pack_blocks
+from freemoe.text.blocks import PackedBlocks, pack_blocks
 from tests.tiny import CASES, tiny_model, tiny_tokenizer
 
 MIXTURES = ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3", "gpt_oss"]
@@ -23,9 +23,9 @@ def sentences(count: int, seed: int = 0) -> list[str]:
     return [" ".join(draw.choice(words) for _ in range(12)) + f" {n}.\n" for n in range(count)]
 
 
-def blocks_of(count: int = 6, length: int = 24, seed: int = 0) -> Blocks:
+def blocks_of(count: int = 6, length: int = 24, seed: int = 0) -> PackedBlocks:
     """Rows of tokens of the byte tokenizer, documents apart."""
-    return pack_blocks(tiny_tokenizer(), sentences(40, seed), length).rows(range(count))
+    return pack_blocks(tiny_tokenizer(), sentences(40, seed), length).select_rows(range(count))
 
 
 def logits(model: Any, ids: torch.Tensor | None = None) -> torch.Tensor:

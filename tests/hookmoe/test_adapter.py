@@ -23,9 +23,9 @@ from freemoe.hookmoe.hooks.hook import new_hooks
 from freemoe.hookmoe.inspection import inspect_trimmed
 from freemoe.hookmoe.plans.apply import plan_of
 from freemoe.hookmoe.plans.layers import moe_layers
-from freemoe.hookmoe.plans.plan import Plan, uniform
-from freemoe.models.checkpoints.fingerprint import fingerprint
-from freemoe.models.switchboard import Switchboard
+from freemoe.hookmoe.plans.plan import LayerPlan, uniform_plan
+from freemoe.models.checkpoints.fingerprint import fingerprint_model
+from freemoe.models.switchboard import ExpertCache
 from freemoe.models.weights import find_weights
 from tests.hookmoe.conftest import logits
 from tests.hookmoe.hooks.test_hook import stirred
@@ -38,7 +38,12 @@ def written(model: Any, trimmed: Trimmed, folder: Path) -> Path:
     save_adapter(trimmed, model, folder)
     write_manifest(
         folder,
-        {"kind": KIND, "base_model_name_or_path": "tiny", "base_fingerprint": fingerprint(model), "revision": None},
+        {
+            "kind": KIND,
+            "base_model_name_or_path": "tiny",
+            "base_fingerprint": fingerprint_model(model),
+            "revision": None,
+        },
     )
     return folder
 
@@ -46,7 +51,7 @@ def written(model: Any, trimmed: Trimmed, folder: Path) -> Path:
 def trimmed_of(model: Any, position: str = "pre") -> Trimmed:
     widths = {layer.number: 4 + layer.number for layer in moe_layers(model)}
     hooks = stirred(new_hooks(model, widths, "routed", position, bias=True))
-    return Trimmed(uniform(plan_of(model), 1), hooks)
+    return Trimmed(uniform_plan(plan_of(model), 1), hooks)
 
 
 @pytest.mark.parametrize("position", ["pre", "parallel"])
@@ -76,7 +81,7 @@ def test_half_precision_hooks_keep_their_scalar_in_fp32(tmp_path: Path) -> None:
 
 
 def test_the_rule_for_router_weights_is_part_of_the_artefact(mixtral: Any, tmp_path: Path) -> None:
-    trimmed = Trimmed(uniform(plan_of(mixtral), 1), None, "kept_mass")
+    trimmed = Trimmed(uniform_plan(plan_of(mixtral), 1), None, "kept_mass")
     with trimmed.attached(mixtral):
         wanted = logits(mixtral)
     with Trimmed(trimmed.plan).attached(mixtral):
@@ -96,16 +101,16 @@ def test_the_folder_is_no_adapter_of_pefts_and_one_with_its_names_still_loads(mi
     said = read_manifest(folder, check=False)
     said |= {"freemoe_version": "0.1.0", "created": "2026-01-01T00:00:00+00:00"}
     write_manifest(folder, {k: v for k, v in said.items() if k not in ("format", "files", "checksum")})
-    tensors = load_adapter(folder, mixtral).tensors()
-    assert tensors.keys() == trimmed.tensors().keys()
-    assert all(torch.equal(value, tensors[name]) for name, value in trimmed.tensors().items())
+    tensors = load_adapter(folder, mixtral).hook_tensors()
+    assert tensors.keys() == trimmed.hook_tensors().keys()
+    assert all(torch.equal(value, tensors[name]) for name, value in trimmed.hook_tensors().items())
     assert inspect_trimmed(folder)["bytes"] > 0
 
 
 def test_a_plan_alone_is_an_artefact_too(mixtral: Any, tmp_path: Path) -> None:
-    loaded = load_adapter(written(mixtral, Trimmed(Plan((1, 2, 1))), tmp_path / "a"), mixtral)
+    loaded = load_adapter(written(mixtral, Trimmed(LayerPlan((1, 2, 1))), tmp_path / "a"), mixtral)
     assert loaded.hooks is None
-    assert loaded.plan == Plan((1, 2, 1))
+    assert loaded.plan == LayerPlan((1, 2, 1))
 
 
 def test_another_base_family_shape_or_kind_is_refused(mixtral: Any, tmp_path: Path) -> None:
@@ -127,29 +132,29 @@ def test_another_base_family_shape_or_kind_is_refused(mixtral: Any, tmp_path: Pa
 
 
 def test_exports_say_what_engines_need(mixtral: Any, tmp_path: Path) -> None:
-    write_exports(tmp_path, mixtral, Plan((1, 1, 1)), hooked=True)
+    write_exports(tmp_path, mixtral, LayerPlan((1, 1, 1)), hooked=True)
     assert json.loads((tmp_path / "plan.json").read_text())["top_k"] == [1, 1, 1]
     vllm = json.loads((tmp_path / "exports" / "vllm.json").read_text())
     assert vllm["hf_overrides"] == {"num_experts_per_tok": 1}
     assert "hooks need" in vllm["covers"]
     for rescale, covers in (("none", "the whole artefact"), ("kept_mass", "the plan alone, with the model's own rule")):
-        write_exports(tmp_path, mixtral, Plan((1, 1, 1)), hooked=False, rescale=rescale)
+        write_exports(tmp_path, mixtral, LayerPlan((1, 1, 1)), hooked=False, rescale=rescale)
         assert json.loads((tmp_path / "exports" / "vllm.json").read_text())["covers"].startswith(covers)
 
 
 def test_a_plan_that_differs_by_layer_has_no_override(mixtral: Any, tmp_path: Path) -> None:
-    write_exports(tmp_path, mixtral, Plan((2, 1, 1)), hooked=False)
+    write_exports(tmp_path, mixtral, LayerPlan((2, 1, 1)), hooked=False)
     assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
 
 
 def test_the_override_is_the_plan(mixtral: Any, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    write_exports(tmp_path, mixtral, Plan((1, 1, 1)), hooked=False)
+    write_exports(tmp_path, mixtral, LayerPlan((1, 1, 1)), hooked=False)
     setting = json.loads((tmp_path / "exports" / "transformers.json").read_text())["from_pretrained"]
     mixtral.save_pretrained(tmp_path / "model")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model", **setting).eval()
-    with Trimmed(Plan((1, 1, 1))).attached(mixtral):
+    with Trimmed(LayerPlan((1, 1, 1))).attached(mixtral):
         assert torch.equal(logits(loaded), logits(mixtral))
 
 
@@ -159,30 +164,30 @@ def test_plan_hooks_and_domain_experts_together(mixture: Any) -> None:
     weights = find_weights(mixture)
     gates = {layer.number: [p.detach().clone() for p in layer.gate.parameters()] for layer in moe_layers(mixture)}
     assert not {w.name for w in weights} & {f"{layer.path}.gate.weight" for layer in moe_layers(mixture)}
-    board = Switchboard(weights)
-    fused = [w for w in weights if w.fused]
+    board = ExpertCache(weights)
+    fused = [w for w in weights if w.is_fused]
     assert fused
-    board.learn("law", mask_of({w.name: torch.arange(0, w.size, 7) for w in fused}, fused))
+    board.add_expert("law", mask_of({w.name: torch.arange(0, w.size, 7) for w in fused}, fused))
     trimmed = trimmed_of(mixture)
     with trimmed.attached(mixture):
         hooked = logits(mixture)
-    board.switch("law")
+    board.activate_expert("law")
     switched = logits(mixture)
     assert not torch.equal(switched, before)
     for weight in fused:
-        assert bool((weight.view().reshape(-1)[::7] == 0).all())
+        assert bool((weight.canonical_view().reshape(-1)[::7] == 0).all())
     with trimmed.attached(mixture):
         both = logits(mixture)
         assert not torch.equal(both, hooked)
-        board.switch(None)
+        board.activate_expert(None)
         assert torch.equal(logits(mixture), hooked)
-        board.switch("law")
+        board.activate_expert("law")
         assert torch.equal(logits(mixture), both)
     assert torch.equal(logits(mixture), switched)
     for layer in moe_layers(mixture):
         for now, then in zip(layer.gate.parameters(), gates[layer.number], strict=True):
             assert torch.equal(now, then)
-    board.switch(None)
+    board.activate_expert(None)
     assert torch.equal(logits(mixture), before)
 
 

@@ -11,24 +11,24 @@ import torch
 
 from freemoe.core.errors import RecipeError
 from freemoe.core.run.folder import RunFolder
-from freemoe.hookmoe.compare import compare_plans, read_ways
-from freemoe.hookmoe.hooks.teacher import teach
-from freemoe.hookmoe.measure import measure
-from freemoe.hookmoe.plans.apply import applied, plan_of
-from freemoe.hookmoe.plans.plan import Plan, uniform
+from freemoe.hookmoe.compare import compare_plans, read_variants
+from freemoe.hookmoe.hooks.teacher import compute_teacher_logits
+from freemoe.hookmoe.measure import measure_quality
+from freemoe.hookmoe.plans.apply import apply_plan, plan_of
+from freemoe.hookmoe.plans.plan import LayerPlan, uniform_plan
 from tests.hookmoe.conftest import blocks_of, logits
 from tests.tiny import tiny_model
 
 
 def test_a_sweep_is_every_run_of_groups() -> None:
     model = tiny_model("mixtral", num_hidden_layers=5)
-    ways = read_ways(["sweep:2", "uniform:1", "expert_n:2,0,1"], model)
+    ways = read_variants(["sweep:2", "uniform:1", "expert_n:2,0,1"], model)
     # Three groups, the last of one layer; a plan that is named twice counts once.
     assert [w.name for w in ways] == [
         *("expert_n:2,0,1", "expert_n:2,0,3", "expert_n:2,0,4", "expert_n:2,2,3", "expert_n:2,2,4", "expert_n:2,4,4"),
         "uniform:1",
     ]
-    assert ways[3].plan == Plan((2, 2, 1, 1, 2))
+    assert ways[3].plan == LayerPlan((2, 2, 1, 1, 2))
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_sweep_is_every_run_of_groups() -> None:
 )
 def test_what_cannot_be_read_is_refused(mixtral: Any, text: str, says: str) -> None:
     with pytest.raises(RecipeError, match=says):
-        read_ways([text], mixtral)
+        read_variants([text], mixtral)
 
 
 def test_rows_are_what_each_way_measures_alone(mixtral: Any, tmp_path: Path) -> None:
@@ -61,10 +61,10 @@ def test_rows_are_what_each_way_measures_alone(mixtral: Any, tmp_path: Path) -> 
     assert by["full"]["kl"] == pytest.approx(0.0, abs=1e-6)
     assert [r["act"] for r in rows[:3]] == [2.0, 1.0, pytest.approx(5 / 3)]
     assert by["2,1,2"]["act_per_layer"] == {"0": 2.0, "1": 1.0, "2": 2.0}
-    with applied(mixtral, uniform(plan_of(mixtral), 1)):
-        alone = measure(mixtral, blocks, teach(mixtral, blocks, 64))
+    with apply_plan(mixtral, uniform_plan(plan_of(mixtral), 1)):
+        alone = measure_quality(mixtral, blocks, compute_teacher_logits(mixtral, blocks, 64))
     assert by["uniform:1"]["loss"] == pytest.approx(alone.mean_ce)
-    assert by["uniform:1"]["accuracy"] == pytest.approx(100 * alone.accuracy)
+    assert by["uniform:1"]["accuracy"] == pytest.approx(100 * alone.token_accuracy)
     assert 1.0 < by["rel_threshold:act=1.5"]["act"] < 2.0
     assert 1.0 < by["naee"]["act"] < 2.0
     thresholds = by["top_p:0.6,0.1"]["thresholds"]
@@ -83,7 +83,7 @@ def test_the_accuracy_is_that_of_the_most_likely_token(mixtral: Any) -> None:
     blocks = blocks_of(3)
     with torch.no_grad():
         said = mixtral(input_ids=blocks.ids, position_ids=blocks.positions, use_cache=False).logits[:, :-1].argmax(-1)
-    counted = blocks.predicted()
+    counted = blocks.prediction_mask()
     right = (said == blocks.ids[:, 1:])[counted].float().mean()
     (row,) = compare_plans(mixtral, blocks, [])
     assert row["accuracy"] == pytest.approx(100 * float(right))

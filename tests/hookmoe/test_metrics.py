@@ -8,10 +8,17 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from freemoe.hookmoe.hooks.hook import Hooks, new_hooks
-from freemoe.hookmoe.metrics import act_equivalent, act_per_layer, agreement, count_parameters, load_cv, routes
-from freemoe.hookmoe.plans.apply import applied, plan_of
-from freemoe.hookmoe.plans.plan import Plan, uniform
+from freemoe.hookmoe.hooks.hook import HookSet, new_hooks
+from freemoe.hookmoe.metrics import (
+    act_equivalent,
+    act_per_layer,
+    count_parameters,
+    load_cv,
+    record_routes,
+    route_agreement,
+)
+from freemoe.hookmoe.plans.apply import apply_plan, plan_of
+from freemoe.hookmoe.plans.plan import LayerPlan, uniform_plan
 from tests.hookmoe.conftest import blocks_of
 
 _MIXTRAL = {"vocab_size": 32000, "num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2}
@@ -102,14 +109,17 @@ def test_parameters_of_the_published_models(name: str) -> None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **values))
     base = plan_of(model)
-    full, cut = count_parameters(model, base), count_parameters(model, uniform(base, k))
+    full, cut = count_parameters(model, base), count_parameters(model, uniform_plan(base, k))
     found = (full.total, full.active, cut.active)
     assert [round(n / 1e9, 3) for n in found] == list(billions)
     with torch.device("meta"):
         hooks = new_hooks(model, {len(base.ks) - 1: width}, "block", "pre")
-    assert round((hooks.size - 1) / 1e6, 2) == hook
-    with_hooks = count_parameters(model, uniform(base, k), hooks)
-    assert (with_hooks.total - full.total, with_hooks.active - cut.active) == (hooks.size, hooks.size)
+    assert round((hooks.num_parameters - 1) / 1e6, 2) == hook
+    with_hooks = count_parameters(model, uniform_plan(base, k), hooks)
+    assert (with_hooks.total - full.total, with_hooks.active - cut.active) == (
+        hooks.num_parameters,
+        hooks.num_parameters,
+    )
 
 
 def test_mixtrals_hook_is_two_thirds_of_an_expert_in_one_layer() -> None:
@@ -121,30 +131,30 @@ def test_mixtrals_hook_is_two_thirds_of_an_expert_in_one_layer() -> None:
 
 
 def test_a_plan_of_different_layers_sums_over_them(mixtral: Any) -> None:
-    full = count_parameters(mixtral, Plan((2, 2, 2))).active
-    one = full - count_parameters(mixtral, Plan((2, 1, 2))).active
+    full = count_parameters(mixtral, LayerPlan((2, 2, 2))).active
+    one = full - count_parameters(mixtral, LayerPlan((2, 1, 2))).active
     assert one == 3 * 32 * 48
-    assert full - count_parameters(mixtral, Plan((1, 1, 2))).active == 2 * one
+    assert full - count_parameters(mixtral, LayerPlan((1, 1, 2))).active == 2 * one
 
 
 def test_routes_act_and_agreement(mixture: Any) -> None:
     blocks, base = blocks_of(3), plan_of(mixture)
     counts = {n: 4 for n, k in enumerate(base.ks) if k is not None}
-    full = routes(mixture, blocks)
+    full = record_routes(mixture, blocks)
     assert set(act_per_layer(full, counts).values()) == {2.0}
-    assert set(agreement(full, full).values()) == {1.0}
-    with applied(mixture, uniform(base, 1)):
-        cut = routes(mixture, blocks)
+    assert set(route_agreement(full, full).values()) == {1.0}
+    with apply_plan(mixture, uniform_plan(base, 1)):
+        cut = record_routes(mixture, blocks)
     assert set(act_per_layer(cut, counts).values()) == {1.0}
     first = min(counts)
     # The first mixture layer sees the same input, so its one expert is among the two.
-    assert agreement(full, cut)[first] == 1.0
+    assert route_agreement(full, cut)[first] == 1.0
 
 
 def test_agreement_counts_experts_that_the_full_model_ran_too() -> None:
     full = {0: torch.tensor([[0, 1], [2, 3], [1, 3]])}
-    assert agreement(full, {0: torch.tensor([[1], [0], [3]])}) == {0: pytest.approx(2 / 3)}
-    assert agreement(full, {0: torch.tensor([[1, 0], [0, 3], [0, 2]])}) == {0: pytest.approx(3 / 6)}
+    assert route_agreement(full, {0: torch.tensor([[1], [0], [3]])}) == {0: pytest.approx(2 / 3)}
+    assert route_agreement(full, {0: torch.tensor([[1, 0], [0, 3], [0, 2]])}) == {0: pytest.approx(3 / 6)}
 
 
 def test_the_load_of_a_perfect_and_of_a_broken_router() -> None:
@@ -156,5 +166,5 @@ def test_the_load_of_a_perfect_and_of_a_broken_router() -> None:
 
 
 def test_no_hooks_no_parameters(mixtral: Any) -> None:
-    assert Hooks({}).size == 0
-    assert count_parameters(mixtral, Plan((2, 2, 2))).hooks == 0
+    assert HookSet({}).num_parameters == 0
+    assert count_parameters(mixtral, LayerPlan((2, 2, 2))).hooks == 0

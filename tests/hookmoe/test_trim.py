@@ -12,13 +12,13 @@ import torch
 
 from freemoe.core.errors import ArtifactError, DataError, FamilyError, RecipeError, UnknownNameError
 from freemoe.evals.engine.answering import BASE
-from freemoe.evals.evaluation import Subject, under
-from freemoe.evals.evaluation import evaluate as evaluate_as
+from freemoe.evals.evaluation import EvalTarget, make_variant
+from freemoe.evals.evaluation import evaluate_target as evaluate_as
 from freemoe.hookmoe import material
 from freemoe.hookmoe import trim as trim_module
 from freemoe.hookmoe.adapter import load_adapter, load_trimmed
 from freemoe.hookmoe.evaluation import evaluate_text
-from freemoe.hookmoe.hooks.training import Schedule
+from freemoe.hookmoe.hooks.training import TrainingSchedule
 from freemoe.hookmoe.plans import elsewhere
 from freemoe.hookmoe.plans.layers import moe_layers
 from freemoe.hookmoe.trim import trim
@@ -101,7 +101,7 @@ def test_plans_that_workers_measure_elsewhere_are_the_same(
 
 
 def test_parts_never_share_a_passage(saved: Path, tmp_path: Path) -> None:
-    *_, text = trim_module.prepare(recipe(saved, tmp_path / "out", {"limit": 500, "held_out": 500, "test": 500}))
+    *_, text = trim_module.prepare_trim(recipe(saved, tmp_path / "out", {"limit": 500, "held_out": 500, "test": 500}))
     assert min(text.passages) > 0
     assert sum(text.passages) == 150
 
@@ -117,7 +117,7 @@ def test_a_killed_trim_goes_on_to_the_same_artefact(
 ) -> None:
     whole = trim(recipe(saved, tmp_path / "whole"))
     asked = recipe(saved, tmp_path / "killed")
-    keep, left = trim_module.Store.keep, [kill]
+    keep, left = trim_module.CheckpointStore.load_or_compute, [kill]
 
     def dying(self: Any, name: str, work: Any) -> Any:
         if left[0] == 0:
@@ -125,7 +125,7 @@ def test_a_killed_trim_goes_on_to_the_same_artefact(
         left[0] -= 1
         return keep(self, name, work)
 
-    monkeypatch.setattr(trim_module.Store, "keep", dying)
+    monkeypatch.setattr(trim_module.CheckpointStore, "load_or_compute", dying)
     with pytest.raises(_Killed):
         trim(asked)
     assert not (tmp_path / "killed").exists()
@@ -198,7 +198,7 @@ def test_the_papers_search_deploys_one_hook_at_its_layer(saved: Path, tmp_path: 
     assert list(result["hooks"]["widths"]) == [str(min(result["plan"]["l_star"], 2))]
 
 
-PLAIN = {BASE: under(nullcontext)}
+PLAIN = {BASE: make_variant(nullcontext)}
 
 
 def test_tasks_are_scored_under_base_plan_and_hooks(saved: Path, tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_tasks_are_scored_under_base_plan_and_hooks(saved: Path, tmp_path: Path)
     assert stones["full"]["ratio"]["mean"] == 1.0
     model, tokenizer, trimmed = load_trimmed(folder, None, "auto", "auto")
     with trimmed.attached(model):
-        alone = evaluate_as(asked.model_copy(update={"output": None}), lambda r: Subject(model, tokenizer, PLAIN))
+        alone = evaluate_as(asked.model_copy(update={"output": None}), lambda r: EvalTarget(model, tokenizer, PLAIN))
     assert alone["domains"][1]["rows"]["base"]["score"] == stones["hooks"]["score"]
     with pytest.raises(UnknownNameError, match=r"'hook'.*'hooks'"):
         evaluate(asked.model_copy(update={"experts": ("hook",), "output": None}))
@@ -260,7 +260,7 @@ def test_tasks_are_scored_under_base_plan_and_hooks(saved: Path, tmp_path: Path)
 def test_what_cannot_be_done_is_refused_before_any_training(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], error: type, says: str
 ) -> None:
-    monkeypatch.setattr(trim_module, "train", lambda *a, **k: pytest.fail("training began"))
+    monkeypatch.setattr(trim_module, "train_compensation", lambda *a, **k: pytest.fail("training began"))
     with pytest.raises(error, match=says):
         trim(recipe(saved, tmp_path / "out", **fields))
     assert not list(tmp_path.iterdir())
@@ -310,7 +310,7 @@ def test_without_a_rate_it_falls_with_the_hidden_size(saved: Path, tmp_path: Pat
     before = recipe(saved, tmp_path / "out", hooks={"position": "pre"})
     assert trim_module.schedule_of(before, 96).rate == pytest.approx(0.1 / 96)
     given = recipe(saved, tmp_path / "out", {"rate": 0.5})
-    assert trim_module.schedule_of(given, 96, "lm") == Schedule("lm", 4, 2, 0.5, 2, 0)
+    assert trim_module.schedule_of(given, 96, "lm") == TrainingSchedule("lm", 4, 2, 0.5, 2, 0)
 
 
 @pytest.mark.parametrize("family", ["deepseek_v2", "gpt_oss"])

@@ -16,9 +16,9 @@ from freemoe.hookmoe.artefact_files import KIND
 from freemoe.hookmoe.hooks.hook import new_hooks
 from freemoe.hookmoe.inspection import inspect_trimmed
 from freemoe.hookmoe.plans.apply import plan_of
-from freemoe.hookmoe.plans.plan import uniform
-from freemoe.models.checkpoints.fingerprint import fingerprint
-from freemoe.models.checkpoints.identity import IDENTITY, identity
+from freemoe.hookmoe.plans.plan import uniform_plan
+from freemoe.models.checkpoints.fingerprint import fingerprint_model
+from freemoe.models.checkpoints.identity import IDENTITY, identify_base
 from tests.artefacts import rename, rewritten
 from tests.tiny import tiny_model, tiny_tokenizer
 
@@ -34,10 +34,10 @@ def base() -> Any:
 def trimmed(base: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trimmed") / "out"
     folder.mkdir()
-    plan = uniform(plan_of(base), 1)
+    plan = uniform_plan(plan_of(base), 1)
     save_adapter(Trimmed(plan, new_hooks(base, {0: 4, 1: 6}, "routed", "pre", bias=True)), base, folder)
     said = {"kind": KIND, "freemoe_version": "0", "base_model_name_or_path": "tiny", "plan": list(plan.ks)}
-    said |= {"base_fingerprint": fingerprint(base), IDENTITY: identity(base, tiny_tokenizer())}
+    said |= {"base_fingerprint": fingerprint_model(base), IDENTITY: identify_base(base, tiny_tokenizer())}
     write_manifest(folder, said)
     return folder
 

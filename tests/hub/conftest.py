@@ -14,10 +14,10 @@ from freemoe.core.run.folder import MANIFEST
 from freemoe.hookmoe.adapter import Trimmed, save_adapter
 from freemoe.hookmoe.artefact_files import KIND as TRIMMED
 from freemoe.hookmoe.plans.apply import plan_of
-from freemoe.hookmoe.plans.plan import uniform
+from freemoe.hookmoe.plans.plan import uniform_plan
 from freemoe.hub import reach
-from freemoe.models.checkpoints.fingerprint import fingerprint
-from freemoe.tomoe.export import export
+from freemoe.models.checkpoints.fingerprint import fingerprint_model
+from freemoe.tomoe.export import export_converted_model
 from tests.cli.conftest import freemoe  # noqa: F401  a fixture
 from tests.domain_experts.conftest import artefact, world  # noqa: F401  fixtures
 from tests.fake_hub import FakeHub, serving
@@ -80,7 +80,7 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 def finish(folder: Path, kind: str, base: str, model: object) -> Path:
     """Write a card and the manifest of a folder that holds the rest of an artefact."""
     (folder / "README.md").write_text(CARD, encoding="utf-8")
-    body = {"kind": kind, "base_model_name_or_path": base, "base_fingerprint": fingerprint(model)}
+    body = {"kind": kind, "base_model_name_or_path": base, "base_fingerprint": fingerprint_model(model)}
     write_manifest(folder, {**body, "freemoe_version": "0", "revision": None})
     return folder
 
@@ -94,9 +94,11 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
         model.save_pretrained(root / name)
         tiny_tokenizer().save_pretrained(root / name)
     (root / "trimmed").mkdir()
-    save_adapter(Trimmed(uniform(plan_of(mixture), 1)), mixture, root / "trimmed")
+    save_adapter(Trimmed(uniform_plan(plan_of(mixture), 1)), mixture, root / "trimmed")
     finish(root / "trimmed", TRIMMED, "maker/mixture", mixture)
-    export(dense, random_structure(dense), root / "converted", mode="shared", tokenizer=tiny_tokenizer())
+    export_converted_model(
+        dense, random_structure(dense), root / "converted", mode="shared", tokenizer=tiny_tokenizer()
+    )
     finish(root / "converted", "converted", "maker/dense", dense)
     return SimpleNamespace(root=root, **{p.name: p for p in root.iterdir()})
 

@@ -11,7 +11,7 @@ from huggingface_hub import ModelCard, ModelCardData, metadata_load
 
 from freemoe.domain_experts.prove.card import model_card as card_of_experts
 from freemoe.hookmoe.card import model_card as card_of_trim
-from freemoe.hub.cards import HERE, Measured, card_notes, head, loading
+from freemoe.hub.cards import HERE, CardMetric, card_header, card_notes, loading_example
 from freemoe.tomoe.card import model_card as card_of_conversion
 from tests.report.family import make_conversion, make_trim
 from tests.report.synthetic import typed
@@ -86,9 +86,9 @@ def test_the_figures_are_the_results(experts: Path, tmp_path: Path) -> None:
 
 
 def test_names_that_are_hard_for_yaml(tmp_path: Path) -> None:
-    figures = [Measured("yes: no", "accuracy", 1 / 3, 'a "name", %')]
+    figures = [CardMetric("yes: no", "accuracy", 1 / 3, 'a "name", %')]
     text = "\n".join(
-        head(
+        card_header(
             "maker/base@v1",
             "Title: with [all] & more",
             "adapter",
@@ -109,4 +109,4 @@ def test_names_that_are_hard_for_yaml(tmp_path: Path) -> None:
 def test_bundled_bases_are_found_by_others() -> None:
     assert card_notes("freemoe-demo") == []
     assert card_notes("freemoe-demo", typed({**make_trim(), "notes": ["a quick answer"]})) == ["a quick answer", ""]
-    assert any(line == f'moe = freemoe.load("{HERE}")' for line in loading("freemoe-demo", "moe", "x"))
+    assert any(line == f'moe = freemoe.load("{HERE}")' for line in loading_example("freemoe-demo", "moe", "x"))

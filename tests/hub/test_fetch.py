@@ -16,7 +16,7 @@ import freemoe
 from freemoe.core.artifacts import MANIFEST
 from freemoe.core.errors import ArtifactError, HubError, RecipeError
 from freemoe.domain_experts.mixture import FreeMoE
-from freemoe.hub.fetch import Access, fetch_artefact, fetch_model, is_repository
+from freemoe.hub.fetch import HubAccess, fetch_artefact, fetch_model, is_repository
 from freemoe.models.checkpoints.loading import load_base, load_tokenizer
 from tests.fake_hub import READER, FakeHub
 
@@ -108,7 +108,7 @@ def test_a_hub_that_went_away_is_asked_once_and_the_cache_serves(
     FreeMoE.from_pretrained("owner/experts", device="cpu")
     knocks = []
     monkeypatch.setattr(reach, "_asked", {})
-    monkeypatch.setattr(reach, "_knock", lambda where: knocks.append(where) or "nobody there")
+    monkeypatch.setattr(reach, "_probe_endpoint", lambda where: knocks.append(where) or "nobody there")
     asked = len(shelf.asked)
     assert FreeMoE.from_pretrained("owner/experts", device="cpu").experts
     assert len(shelf.asked) == asked
@@ -280,7 +280,7 @@ def test_what_an_older_client_left_in_the_cache_is_enough(hub: FakeHub, kinds: S
     from huggingface_hub import hf_hub_download
 
     hub.add("maker/dense", kinds.dense)
-    access = Access(local_files_only=True)
+    access = HubAccess(local_files_only=True)
     for name in ("config.json", "model.safetensors"):
         hf_hub_download("maker/dense", name)
     assert fetch_model("maker/dense", access).joinpath("config.json").is_file()
@@ -311,17 +311,17 @@ def test_the_client_is_as_it_was(hub: FakeHub) -> None:
     from huggingface_hub import constants
     from huggingface_hub.utils import http_backoff
 
-    from freemoe.hub.reach import asking
+    from freemoe.hub.reach import hub_session
 
     def state() -> tuple[object, ...]:
         return constants.HF_HUB_OFFLINE, dict(http_backoff.__kwdefaults__), logging.getLogger("huggingface_hub").level
 
     before = state()
-    with asking(local=True) as closed, asking(again=1):
+    with hub_session(local=True) as closed, hub_session(again=1):
         assert closed
         assert constants.HF_HUB_OFFLINE
         assert http_backoff.__kwdefaults__["max_retries"] == 1
     assert state() == before
-    with suppress(KeyError), asking(local=True):
+    with suppress(KeyError), hub_session(local=True):
         raise KeyError
     assert state() == before

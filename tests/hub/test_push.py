@@ -17,9 +17,9 @@ import freemoe
 from freemoe.core.artifacts import MANIFEST, read_manifest
 from freemoe.core.errors import ArtifactError, HubError
 from freemoe.domain_experts.build import build
-from freemoe.domain_experts.expert import Expert
+from freemoe.domain_experts.expert import DomainExpert
 from freemoe.domain_experts.mixture import FreeMoE
-from freemoe.hub.push import artefact_files, copy_artefact, push
+from freemoe.hub.push import artefact_files, copy_artefact, push_artefact
 from tests.domain_experts.conftest import task_recipe
 from tests.fake_hub import LARGE, READER, WRITER, FakeHub
 
@@ -78,7 +78,7 @@ def test_the_other_kinds_go_and_come_back(
         assert bytes_of(back.folder).keys() == bytes_of(folder).keys()
     # Pushed again it is the same commit's content, and a file that is no more goes.
     hub.add("owner/trimmed", {**hub.repositories["owner/trimmed"].files(), "mine.txt": b"kept"})
-    push(kinds.trimmed, "owner/trimmed")
+    push_artefact(kinds.trimmed, "owner/trimmed")
     assert hub.repositories["owner/trimmed"].files()["mine.txt"] == b"kept"
 
 
@@ -95,7 +95,7 @@ def test_from_a_base_of_the_hub_to_experts_on_it(
     # A folder that is called like the repository is in nobody's way.
     monkeypatch.chdir(tmp_path)
     (tmp_path / "owner" / "experts").mkdir(parents=True)
-    assert not push(folder, "owner/experts")["note"]
+    assert not push_artefact(folder, "owner/experts")["note"]
     (tmp_path / "owner" / "experts").rmdir()
     header = ModelCard(hub.repositories["owner/experts"].files()["README.md"].decode()).data
     assert header.base_model == "maker/base"
@@ -114,18 +114,18 @@ def test_files_of_the_artefact_before_go(hub: FakeHub, writer: None, kinds: Simp
     (old / "exports" / "old.json").write_text("{}")
     said = {k: v for k, v in read_manifest(old).items() if k not in ("format", "files", "checksum")}
     write_manifest(old, said)
-    push(old, "owner/trimmed")
+    push_artefact(old, "owner/trimmed")
     assert "exports/old.json" in hub.repositories["owner/trimmed"].files()
-    push(kinds.trimmed, "owner/trimmed")
+    push_artefact(kinds.trimmed, "owner/trimmed")
     assert "exports/old.json" not in hub.repositories["owner/trimmed"].files()
 
 
 def test_a_branch(hub: FakeHub, writer: None, kinds: SimpleNamespace) -> None:
-    push(kinds.trimmed, "owner/trimmed", revision="v1")
+    push_artefact(kinds.trimmed, "owner/trimmed", revision="v1")
     there = hub.repositories["owner/trimmed"]
     assert MANIFEST in there.files("v1")
     assert MANIFEST not in there.files("main")
-    push(kinds.trimmed, "owner/trimmed", revision="v2")
+    push_artefact(kinds.trimmed, "owner/trimmed", revision="v2")
     hub.add("maker/mixture", kinds.mixture)
     for how in ({"revision": "v2"}, {"token": READER, "revision": "v1"}):
         assert freemoe.load("owner/trimmed", device="cpu", **how).experts == ["trimmed", "base"]
@@ -133,7 +133,7 @@ def test_a_branch(hub: FakeHub, writer: None, kinds: SimpleNamespace) -> None:
 
 
 def test_a_converted_model_needs_no_freemoe_on_the_hub(hub: FakeHub, kinds: SimpleNamespace, tmp_path: Path) -> None:
-    push(kinds.converted, "owner/half", token=WRITER)
+    push_artefact(kinds.converted, "owner/half", token=WRITER)
     code = (
         "import sys, torch\n"
         "sys.modules['freemoe'] = None\n"
@@ -169,69 +169,69 @@ def test_what_stands_there_is_not_replaced(hub: FakeHub, writer: None, kinds: Si
         ("owner/odd", "no artefact"),
     ):
         with pytest.raises(ArtifactError, match=message):
-            push(experts, name)
+            push_artefact(experts, name)
         with pytest.raises(ArtifactError, match=message):
-            push(experts, name, revision="new")
+            push_artefact(experts, name, revision="new")
     assert {name: dict(r.branches) for name, r in hub.repositories.items()} == before
     hub.add("owner/empty", {"README.md": b"words"})
     for name in ("owner/plain", "owner/empty"):
-        push(experts, name, overwrite=True)
+        push_artefact(experts, name, overwrite=True)
         held = {n for n in hub.repositories[name].files() if n != ".gitattributes"}
         assert held == set(artefact_files(experts))
 
 
 def test_a_public_repository_is_not_taken_for_a_private_one(hub: FakeHub, writer: None, kinds: SimpleNamespace) -> None:
-    push(kinds.trimmed, "owner/trimmed")
+    push_artefact(kinds.trimmed, "owner/trimmed")
     with pytest.raises(ArtifactError, match="there already and public"):
-        push(kinds.trimmed, "owner/trimmed", private=True)
+        push_artefact(kinds.trimmed, "owner/trimmed", private=True)
 
 
 def test_tokens(hub: FakeHub, kinds: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(HubError, match=r"needs a token with the right to write.*HF_TOKEN.*hf auth login"):
-        push(kinds.trimmed, "owner/trimmed")
+        push_artefact(kinds.trimmed, "owner/trimmed")
     assert not [method for method, _ in hub.asked if method != "HEAD"]
     with pytest.raises(HubError, match=r"the hub forbids it \(HTTP 403\)"):
-        push(kinds.trimmed, "owner/trimmed", token=READER)
+        push_artefact(kinds.trimmed, "owner/trimmed", token=READER)
     assert not hub.repositories
     hub.add("owner/secret", kinds.trimmed, private=True)
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     with pytest.raises(HubError, match=r"'owner/secret'.*HTTP 403"):
-        push(kinds.trimmed, "owner/secret")
+        push_artefact(kinds.trimmed, "owner/secret")
 
 
 def test_a_hub_that_is_not_there(gone: str, kinds: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         HubError, match=f"Nothing can be pushed to 'owner/trimmed': the hub at {gone} cannot be reached"
     ):
-        push(kinds.trimmed, "owner/trimmed", token=WRITER)
+        push_artefact(kinds.trimmed, "owner/trimmed", token=WRITER)
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(HubError, match="HF_HUB_OFFLINE is set"):
-        push(kinds.trimmed, "owner/trimmed", token=WRITER)
+        push_artefact(kinds.trimmed, "owner/trimmed", token=WRITER)
 
 
 def test_a_hub_that_fails_while_it_is_written_to(hub: FakeHub, writer: None, kinds: SimpleNamespace) -> None:
     for part in ("repos/create", "preupload", "commit"):
         hub.failing, hub.asked = {part: 500}, []
         with pytest.raises(HubError, match=r"failed \(HTTP 500\)"):
-            push(kinds.trimmed, "owner/trimmed")
+            push_artefact(kinds.trimmed, "owner/trimmed")
         assert hub.count(part) <= 2
 
 
 @pytest.mark.parametrize("name", ["owner", "a/b/c", "owner/na me", "owner/name@v1", "./owner/name", "../x"])
 def test_no_name_of_a_repository(name: str, kinds: SimpleNamespace) -> None:
     with pytest.raises(HubError, match=r"no name of a repository\. Write owner/name"):
-        push(kinds.trimmed, name, dry=True)
+        push_artefact(kinds.trimmed, name, dry=True)
 
 
 def test_only_whole_artefacts_are_pushed_or_copied(kinds: SimpleNamespace, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="is not an artefact"):
-        push(kinds.dense, "owner/plain", dry=True)
+        push_artefact(kinds.dense, "owner/plain", dry=True)
     copy_artefact(kinds.trimmed, tmp_path / "copy")
     (tmp_path / "copy" / "hookmoe_config.json").write_text("{}")
     with pytest.raises(ArtifactError, match="was cut short or edited"):
-        push(tmp_path / "copy", "owner/trimmed", dry=True)
+        push_artefact(tmp_path / "copy", "owner/trimmed", dry=True)
     with pytest.raises(ArtifactError, match="was cut short or edited"):
         copy_artefact(tmp_path / "copy", tmp_path / "again")
     assert not (tmp_path / "again").exists()
@@ -260,7 +260,7 @@ def test_copies(kinds: SimpleNamespace, tmp_path: Path) -> None:
 def test_what_an_artefact_does_not_hold_is_not_pushed(experts: Path, world: SimpleNamespace) -> None:
     moe = FreeMoE.from_pretrained(world.model, experts)
     one = next(iter(moe._experts.values()))
-    assert isinstance(one, Expert)
+    assert isinstance(one, DomainExpert)
     with pytest.raises(ArtifactError, match="This FreeMoE was not opened from an artefact"):
         FreeMoE(world.model, [one]).push_to_hub("owner/x", token=WRITER)
     moe._experts = {"mine": one, **moe._experts}

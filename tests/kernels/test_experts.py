@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
 from freemoe.kernels import experts as kernels
-from freemoe.kernels.experts import Plan, Weights, index_mask, reference
+from freemoe.kernels.experts import ExpertNeurons, MLPWeights, index_mask, reference_experts
 from freemoe.kernels.rows import ACTIVATIONS, heads_sum, heads_times, rows_available
-from freemoe.kernels.triton_experts import blocks
+from freemoe.kernels.triton_experts import token_blocks
 
 HIDDEN, NEURONS, EXPERTS = 40, 70, 5
 CLOSE = {"rtol": 0, "atol": 1e-5}
@@ -36,7 +36,7 @@ def layer(parts: int = 2, biased: bool = False, name: str = "silu", share: float
     for row, own in zip(index, members, strict=True):
         row[: int(own.sum())] = own.nonzero().flatten()
     up_bias = normal(parts, NEURONS) if biased else None
-    weights = Weights(
+    weights = MLPWeights(
         normal(parts, NEURONS, HIDDEN), normal(NEURONS, HIDDEN), up_bias, normal(HIDDEN) if biased else None,
         ACT2FN[name], name,
     )  # fmt: skip
@@ -50,16 +50,16 @@ def tokens(count: int, seed: int = 1) -> tuple[Tensor, Tensor]:
     return x, torch.randint(EXPERTS - 1, (count,), generator=generator)
 
 
-def masked(x: Tensor, expert: Tensor, weights: Weights, index: Tensor) -> Tensor:
-    return kernels.masked(x, expert, weights, index_mask(index, NEURONS, x.dtype))
+def masked(x: Tensor, expert: Tensor, weights: MLPWeights, index: Tensor) -> Tensor:
+    return kernels.masked_experts(x, expert, weights, index_mask(index, NEURONS, x.dtype))
 
 
-def grouped(x: Tensor, expert: Tensor, weights: Weights, index: Tensor) -> Tensor:
-    return kernels.grouped(x, expert, weights, Plan(index, NEURONS))
+def grouped(x: Tensor, expert: Tensor, weights: MLPWeights, index: Tensor) -> Tensor:
+    return kernels.grouped_experts(x, expert, weights, ExpertNeurons(index, NEURONS))
 
 
-def few(x: Tensor, expert: Tensor, weights: Weights, index: Tensor) -> Tensor:
-    return kernels.few(x, expert, weights, Plan(index, NEURONS))
+def few(x: Tensor, expert: Tensor, weights: MLPWeights, index: Tensor) -> Tensor:
+    return kernels.rowwise_experts(x, expert, weights, ExpertNeurons(index, NEURONS))
 
 
 WAYS = [masked, grouped, pytest.param(few, marks=needs_numba)]
@@ -73,7 +73,7 @@ def test_equals_the_reference(way: Callable[..., Tensor], parts: int, biased: bo
     weights, index = layer(parts, biased, name)
     x, expert = tokens(count)
     before = x.clone()
-    torch.testing.assert_close(way(x, expert, weights, index), reference(x, expert, weights, index), **CLOSE)
+    torch.testing.assert_close(way(x, expert, weights, index), reference_experts(x, expert, weights, index), **CLOSE)
     assert torch.equal(x, before)
 
 
@@ -83,7 +83,7 @@ def test_equals_the_reference(way: Callable[..., Tensor], parts: int, biased: bo
 def test_every_activation(way: Callable[..., Tensor], name: str) -> None:
     weights, index = layer(name=name)
     x, expert = tokens(9)
-    torch.testing.assert_close(way(x, expert, weights, index), reference(x, expert, weights, index), **CLOSE)
+    torch.testing.assert_close(way(x, expert, weights, index), reference_experts(x, expert, weights, index), **CLOSE)
 
 
 @torch.no_grad()
@@ -91,16 +91,16 @@ def test_every_activation(way: Callable[..., Tensor], name: str) -> None:
 def test_bfloat16(way: Callable[..., Tensor]) -> None:
     weights, index = layer(biased=True)
     x, expert = tokens(6)
-    low = Weights(
+    low = MLPWeights(
         weights.up.bfloat16(), weights.down.bfloat16(), weights.up_bias.bfloat16(), weights.down_bias.bfloat16(),
         weights.activation, weights.name,
     )  # fmt: skip
     got = way(x.bfloat16(), expert, low, index)
     assert got.dtype == torch.bfloat16
-    high = Weights(
+    high = MLPWeights(
         low.up.float(), low.down.float(), low.up_bias.float(), low.down_bias.float(), low.activation, low.name
     )
-    want = reference(x.bfloat16().float(), expert, high, index)
+    want = reference_experts(x.bfloat16().float(), expert, high, index)
     torch.testing.assert_close(got.float(), want, rtol=0.02, atol=0.05)
 
 
@@ -113,16 +113,19 @@ def test_more_tokens_and_neurons_than_a_block(monkeypatch: pytest.MonkeyPatch) -
     x, _ = tokens(20)
     expert = torch.full((20,), 2)
     expert[5] = 0
-    kinds = [{type(part) for part in own} for own in Plan(index, NEURONS).parts]
+    kinds = [{type(part) for part in own} for own in ExpertNeurons(index, NEURONS).parts]
     assert kinds[2] == {slice}
     assert torch.Tensor in kinds[0]
-    torch.testing.assert_close(grouped(x, expert, weights, index), reference(x, expert, weights, index), **CLOSE)
+    torch.testing.assert_close(
+        grouped(x, expert, weights, index), reference_experts(x, expert, weights, index), **CLOSE
+    )
 
 
 def test_the_two_masks_are_one() -> None:
     _, index = layer()
     assert torch.equal(
-        index_mask(index, NEURONS, torch.float32), Plan(index, NEURONS).mask(torch.float32, index.device)
+        index_mask(index, NEURONS, torch.float32),
+        ExpertNeurons(index, NEURONS).neuron_mask(torch.float32, index.device),
     )
 
 
@@ -132,7 +135,7 @@ def test_all_neurons_are_the_dense_mlp() -> None:
     index = torch.arange(NEURONS, dtype=torch.int32).expand(EXPERTS, -1)
     x, expert = tokens(7)
     want = (F.silu(x @ weights.up[0].T) * (x @ weights.up[1].T)) @ weights.down
-    torch.testing.assert_close(reference(x, expert, weights, index), want, **CLOSE)
+    torch.testing.assert_close(reference_experts(x, expert, weights, index), want, **CLOSE)
 
 
 def test_masked_is_differentiable() -> None:
@@ -141,7 +144,7 @@ def test_masked_is_differentiable() -> None:
     again = x.clone().requires_grad_()
     x.requires_grad_()
     masked(x, expert, weights, index).sum().backward()
-    reference(again, expert, weights, index).sum().backward()
+    reference_experts(again, expert, weights, index).sum().backward()
     torch.testing.assert_close(x.grad, again.grad, **CLOSE)
 
 
@@ -180,7 +183,7 @@ def test_threads_and_blocks_of_tokens(monkeypatch: pytest.MonkeyPatch, cache: in
     monkeypatch.setattr("freemoe.kernels.rows._WORTH_A_THREAD", 100)
     monkeypatch.setattr("freemoe.kernels.rows._CACHE", cache)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    torch.testing.assert_close(few(x, expert, weights, index), reference(x, expert, weights, index), **CLOSE)
+    torch.testing.assert_close(few(x, expert, weights, index), reference_experts(x, expert, weights, index), **CLOSE)
     torch.testing.assert_close(heads_times(x, mask, weights.down, None), alone[0], **CLOSE)
     torch.testing.assert_close(heads_sum(x[:, :35], mask, weights.down[:35]), alone[1], **CLOSE)
 
@@ -188,7 +191,7 @@ def test_threads_and_blocks_of_tokens(monkeypatch: pytest.MonkeyPatch, cache: in
 @pytest.mark.parametrize("expert", [[0, 0, 0, 0, 0, 0, 0], [3, 1, 1, 0, 3, 3, 3], [2]])
 def test_blocks_hold_every_token_once_and_one_expert_each(expert: list[int]) -> None:
     owner_of = torch.tensor(expert)
-    order, owner, begin, end = blocks(owner_of, 4, size=2)
+    order, owner, begin, end = token_blocks(owner_of, 4, size=2)
     seen: list[int] = []
     for number, first, last in zip(owner.tolist(), begin.tolist(), end.tolist(), strict=True):
         if number >= 0:

@@ -12,17 +12,17 @@ from torch import Tensor
 
 from freemoe.kernels import one_token
 from freemoe.kernels.one_token import (
-    Attention,
-    Bottleneck,
-    Compiled,
-    Layer,
-    Linear,
-    Mixture,
-    Norm,
+    AttentionWeights,
+    BottleneckHook,
+    CompiledLayer,
+    LayerWeights,
+    LinearWeights,
+    MixtureWeights,
+    RMSNormWeights,
+    compiled_linear,
     one_token_available,
-    reference,
+    reference_layer,
     reference_mixture,
-    times,
 )
 from freemoe.kernels.rows import ACTIVATIONS, rows_available
 
@@ -40,33 +40,35 @@ class Made:
     def normal(self, *shape: int) -> Tensor:
         return (torch.randn(*shape, generator=self.generator) / shape[-1] ** 0.5).to(self.dtype)
 
-    def linear(self, outputs: int, inputs: int, biased: bool) -> Linear:
-        return Linear(self.normal(outputs, inputs), self.normal(outputs) if biased else None)
+    def linear(self, outputs: int, inputs: int, biased: bool) -> LinearWeights:
+        return LinearWeights(self.normal(outputs, inputs), self.normal(outputs) if biased else None)
 
-    def norm(self, width: int) -> Norm:
-        return Norm(1 + 0.1 * self.normal(width), 1e-5)
+    def norm(self, width: int) -> RMSNormWeights:
+        return RMSNormWeights(1 + 0.1 * self.normal(width), 1e-5)
 
-    def layer(self, norms: str = "head", biased: bool = True, hook: str = "after", clip: float = 0.0) -> Layer:
+    def layer(self, norms: str = "head", biased: bool = True, hook: str = "after", clip: float = 0.0) -> LayerWeights:
         kinds = {
             "head": (WIDTH, WIDTH),
             "all": (HEADS * WIDTH, KEY_HEADS * WIDTH),
         }
         query_norm, key_norm = (self.norm(n) for n in kinds[norms]) if norms in kinds else (None, None)
-        attention = Attention(
+        attention = AttentionWeights(
             self.linear(HEADS * WIDTH, HIDDEN, biased),
             self.linear(KEY_HEADS * WIDTH, HIDDEN, biased),
             self.linear(KEY_HEADS * WIDTH, HIDDEN, biased),
             self.linear(HIDDEN, HEADS * WIDTH, biased),
             query_norm, key_norm, WIDTH, WIDTH**-0.5, clip,
         )  # fmt: skip
-        mixture = Mixture(
+        mixture = MixtureWeights(
             3 * self.normal(EXPERTS, HIDDEN), self.normal(EXPERTS, 2 * NEURONS, HIDDEN),
             self.normal(EXPERTS, HIDDEN, NEURONS), "silu", 3, 2, True,
         )  # fmt: skip
-        bottleneck = Bottleneck(
+        bottleneck = BottleneckHook(
             self.linear(UNITS, HIDDEN, biased), self.linear(HIDDEN, UNITS, biased), 0.7, hook == "before"
         )
-        return Layer(self.norm(HIDDEN), attention, self.norm(HIDDEN), mixture, bottleneck if hook != "none" else None)
+        return LayerWeights(
+            self.norm(HIDDEN), attention, self.norm(HIDDEN), mixture, bottleneck if hook != "none" else None
+        )
 
     def token(self, past: int = 9, turned: int = WIDTH) -> tuple[Any, ...]:
         """A token, its place's rotary embedding, and a cache."""
@@ -79,13 +81,13 @@ class Made:
         return 5 * self.normal(HIDDEN), angle.cos(), angle.sin(), update
 
 
-def compare(layer: Layer, token: tuple[Any, ...], tolerance: float = 1e-5) -> None:
+def compare(layer: LayerWeights, token: tuple[Any, ...], tolerance: float = 1e-5) -> None:
     assert one_token_available(layer)
     before = token[0].clone()
-    got = Compiled(layer).step(*token)
+    got = CompiledLayer(layer).decode_token(*token)
     assert got.dtype == token[0].dtype
     assert torch.equal(token[0], before)
-    torch.testing.assert_close(got.float(), reference(layer, *token), rtol=0, atol=tolerance)
+    torch.testing.assert_close(got.float(), reference_layer(layer, *token), rtol=0, atol=tolerance)
 
 
 @torch.no_grad()
@@ -138,9 +140,9 @@ def test_threads(monkeypatch: pytest.MonkeyPatch, hook: str) -> None:
 def test_weights_that_change_in_place_are_seen() -> None:
     made = Made(6)
     layer, token = made.layer(), made.token()
-    step = Compiled(layer)
+    step = CompiledLayer(layer)
     layer.mixture.up.mul_(2)
-    torch.testing.assert_close(step.step(*token), reference(layer, *token), rtol=0, atol=1e-5)
+    torch.testing.assert_close(step.decode_token(*token), reference_layer(layer, *token), rtol=0, atol=1e-5)
 
 
 @torch.no_grad()
@@ -149,9 +151,11 @@ def test_weights_that_change_in_place_are_seen() -> None:
 def test_a_linear_layer(dtype: torch.dtype, biased: bool) -> None:
     made = Made(7, dtype)
     linear, x = made.linear(33, HIDDEN, biased), made.normal(HIDDEN)
-    torch.testing.assert_close(times(x, linear).float(), linear(x.float()), rtol=0.01, atol=0.02 if biased else 0.01)
+    torch.testing.assert_close(
+        compiled_linear(x, linear).float(), linear(x.float()), rtol=0.01, atol=0.02 if biased else 0.01
+    )
     if dtype == torch.float32:
-        torch.testing.assert_close(times(x, linear), linear(x), rtol=0, atol=1e-5)
+        torch.testing.assert_close(compiled_linear(x, linear), linear(x), rtol=0, atol=1e-5)
 
 
 @torch.no_grad()
@@ -167,20 +171,20 @@ def test_the_reference_of_all_experts_is_their_weighted_sum() -> None:
     torch.testing.assert_close(reference_mixture(everyone, x), want, rtol=0, atol=1e-5)
 
 
-def _half(layer: Layer) -> Layer:
+def _half(layer: LayerWeights) -> LayerWeights:
     return replace(layer, mixture=replace(layer.mixture, up=layer.mixture.up.half()))
 
 
-def _transposed(layer: Layer) -> Layer:
+def _transposed(layer: LayerWeights) -> LayerWeights:
     return replace(layer, mixture=replace(layer.mixture, down=layer.mixture.down.transpose(1, 2)))
 
 
-def _unknown(layer: Layer) -> Layer:
+def _unknown(layer: LayerWeights) -> LayerWeights:
     return replace(layer, mixture=replace(layer.mixture, activation="tanh"))
 
 
 @pytest.mark.parametrize("change", [_half, _transposed, _unknown])
-def test_what_the_loops_do_not_know(change: Callable[[Layer], Layer]) -> None:
+def test_what_the_loops_do_not_know(change: Callable[[LayerWeights], LayerWeights]) -> None:
     assert not one_token_available(change(Made().layer()))
 
 

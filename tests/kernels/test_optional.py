@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from freemoe.kernels import optional
-from freemoe.kernels.experts import reference
+from freemoe.kernels.experts import reference_experts
 from freemoe.kernels.optional import falls_back_to, importable, triton_takes
 from freemoe.kernels.triton_experts import triton_available, triton_experts
 from tests.kernels.test_experts import layer, tokens
@@ -72,7 +72,7 @@ def test_a_triton_of_another_version_gives_the_same_numbers(
     x, expert = tokens(7)
     with caplog.at_level(logging.WARNING):
         found = triton_experts(x, expert, weights, index)
-    torch.testing.assert_close(found, reference(x, expert, weights, index), rtol=0, atol=1e-5)
+    torch.testing.assert_close(found, reference_experts(x, expert, weights, index), rtol=0, atol=1e-5)
     assert [name for name, _ in optional.failures] == ["triton_experts"]
     assert len(caplog.records) == 1
 

@@ -72,7 +72,7 @@ def launches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Launches:
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     calls: Launches = []
-    for room, names in ((dense, ("up", "down")), (sparse, ("take_out", "band_products"))):
+    for room, names in ((dense, ("multiply_up", "multiply_down")), (sparse, ("take_out", "band_products"))):
         for name in names:
             monkeypatch.setattr(room, name, Recorded(getattr(room, name), calls))
     return calls

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from freemoe.kernels import experts
-from freemoe.kernels.experts import Weights
+from freemoe.kernels.experts import MLPWeights
 from freemoe.kernels.optional import TRITON_DTYPES
 from freemoe.kernels.sparse import bands, rows
 from freemoe.kernels.triton_experts import triton_experts
@@ -40,11 +40,11 @@ LAYERS = {
 
 def moved(value: Any, *to: Any) -> Any:
     """Tensors, a layer's weights and bands on another device or of another type; all else as it is."""
-    if isinstance(value, Weights):
+    if isinstance(value, MLPWeights):
         parts = (moved(part, *to) for part in (value.up, value.down, value.up_bias, value.down_bias))
-        return Weights(*parts, value.activation, value.name)
+        return MLPWeights(*parts, value.activation, value.name)
     if isinstance(value, bands.BandTiles):
-        return bands.BandTiles.of(
+        return bands.BandTiles.from_tiles(
             [bands.BandTile(*(t.to(*to) for t in (tile.scale, tile.low, tile.high))) for tile in value.tiles]
         )
     return value.to(*to) if isinstance(value, Tensor) else value
@@ -54,18 +54,26 @@ def of_experts(kind: str, count: int, dtype: torch.dtype) -> Case:
     weights, index = layer(*LAYERS[kind])
     x, expert = tokens(count)
     x, weights = x.to(dtype), moved(weights, dtype)
-    expected = experts.reference(x.float(), expert, moved(weights, torch.float32), index)
+    expected = experts.reference_experts(x.float(), expert, moved(weights, torch.float32), index)
     return triton_experts.__wrapped__, (x, expert, weights, index), expected
 
 
 def of_places(size: tuple[int, int], each: list[int], dtype: torch.dtype) -> Case:
     x, weight, *rest = test_rows.batch(each, size, dtype)
-    return rows.triton_products.__wrapped__, (x, weight, *rest), rows.reference(x.float(), weight.float(), *rest)
+    return (
+        rows.triton_products.__wrapped__,
+        (x, weight, *rest),
+        rows.reference_products(x.float(), weight.float(), *rest),
+    )
 
 
 def of_bands(size: tuple[int, int], each: list[int], dtype: torch.dtype) -> Case:
     x, weight, *rest = test_bands.batch(size, each, dtype)
-    return bands.products.__wrapped__, (x, weight, *rest), bands.reference(x.float(), weight.float(), *rest)
+    return (
+        bands.tiled_products.__wrapped__,
+        (x, weight, *rest),
+        bands.reference_tiled_products(x.float(), weight.float(), *rest),
+    )
 
 
 CASES: dict[str, Callable[[torch.dtype], Case]] = {

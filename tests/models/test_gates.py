@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from freemoe.domain_experts.structured.masks import units_off
-from freemoe.domain_experts.structured.units import Units, find_units
+from freemoe.domain_experts.structured.units import ModelUnits, find_units
 from freemoe.models.gates import left_out
-from freemoe.models.switchboard import Switchboard
+from freemoe.models.switchboard import ExpertCache
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
 from tests.masks import indices_of, mask_of
@@ -23,11 +23,11 @@ def logits(model) -> Tensor:
         return model(input_ids=IDS).logits
 
 
-def off(units: Units, *numbers: int) -> dict[int, Tensor]:
+def off(units: ModelUnits, *numbers: int) -> dict[int, Tensor]:
     return {layer.number: torch.tensor(numbers) for layer in units.layers}
 
 
-def by_mask(model, units: Units, *numbers: int) -> Tensor:
+def by_mask(model, units: ModelUnits, *numbers: int) -> Tensor:
     with units_off(units, off(units, *numbers)):
         return logits(model)
 
@@ -40,11 +40,11 @@ def test_positions_of_whole_experts_act_as_a_mask_on_the_router(case: str) -> No
     with switched_off(weights, units.mask(off(units, 1))):
         torch.testing.assert_close(logits(model), wanted, atol=1e-6, rtol=0)
     assert torch.equal(logits(model), whole)
-    board = Switchboard(weights)
-    board.learn("one", units.mask(off(units, 1)))
-    board.learn("two", units.mask(off(units, 0)))
+    board = ExpertCache(weights)
+    board.add_expert("one", units.mask(off(units, 1)))
+    board.add_expert("two", units.mask(off(units, 0)))
     for name, seen in (("one", wanted), ("two", by_mask(model, units, 0)), ("one", wanted), (None, whole)):
-        board.switch(name)
+        board.activate_expert(name)
         torch.testing.assert_close(logits(model), seen, atol=1e-6, rtol=0)
     assert torch.equal(logits(model), whole)
     assert not any("forward" in layer.module.__dict__ for layer in units.layers)
@@ -71,7 +71,7 @@ def test_an_expert_with_a_weight_left_is_still_chosen_and_so_are_the_last_ones()
     one_matrix = dict(list(indices_of(units.mask(off(units, 1))).items())[:1])
     assert left_out(weights, mask_of(one_matrix, weights)) == []
     # With fewer experts left than a token is given, the router has no choice.
-    everything = mask_of({w.name: torch.arange(w.size) for w in weights if w.fused}, weights)
+    everything = mask_of({w.name: torch.arange(w.size) for w in weights if w.is_fused}, weights)
     assert left_out(weights, everything) == []
     with switched_off(weights, everything):
         assert logits(model).isfinite().all()
@@ -81,17 +81,17 @@ def test_an_interrupted_switching_leaves_the_base(monkeypatch: pytest.MonkeyPatc
     model = tiny_model("mixtral")
     weights, units = find_weights(model), find_units(model, "expert")
     whole = logits(model)
-    board = Switchboard(weights)
+    board = ExpertCache(weights)
     for name, number in (("one", 1), ("two", 0)):
-        board.learn(name, units.mask(off(units, number)))
-    board.switch("one")
+        board.add_expert(name, units.mask(off(units, number)))
+    board.activate_expert("one")
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("freemoe.models.switchboard.without", stop)
+        patched.setattr("freemoe.models.switchboard.exclude_experts", stop)
         with pytest.raises(KeyboardInterrupt):
-            board.switch("two")
-    assert board.active is None
+            board.activate_expert("two")
+    assert board.active_expert is None
     assert torch.equal(logits(model), whole)

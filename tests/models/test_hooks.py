@@ -7,7 +7,16 @@ import pytest
 import torch
 from torch import nn
 
-from freemoe.models.hooks import accumulated, after, before, has_hooks, has_hooks_after, hooked, on_gradient, resting
+from freemoe.models.hooks import (
+    combined_hooks,
+    forward_hook,
+    forward_pre_hook,
+    has_hooks,
+    has_hooks_after,
+    hooks_disabled,
+    on_gradient,
+    post_accumulate_grad_hook,
+)
 
 X = torch.arange(6.0).view(2, 3)
 
@@ -23,9 +32,9 @@ def linear():
 def test_see_and_change_what_goes_in(linear):
     seen = []
     plain = linear(X)
-    with before(linear, lambda module, args: seen.append((module, args))):
+    with forward_pre_hook(linear, lambda module, args: seen.append((module, args))):
         assert torch.equal(linear(X), plain)
-    with before(linear, lambda module, args: (args[0] * 2,)):
+    with forward_pre_hook(linear, lambda module, args: (args[0] * 2,)):
         assert torch.equal(linear(X), linear.forward(X * 2))
     linear(X)
     ((module, args),) = seen
@@ -35,9 +44,9 @@ def test_see_and_change_what_goes_in(linear):
 
 def test_see_and_change_what_comes_out(linear):
     plain = linear(X)
-    with after(linear, lambda module, args, output: output + 1):
+    with forward_hook(linear, lambda module, args, output: output + 1):
         assert torch.equal(linear(X), plain + 1)
-    with after(linear, lambda module, args, output: None):
+    with forward_hook(linear, lambda module, args, output: None):
         assert torch.equal(linear(X), plain)
     assert torch.equal(linear(X), plain)
 
@@ -45,8 +54,8 @@ def test_see_and_change_what_comes_out(linear):
 def test_arguments_by_name(linear):
     seen = []
     with (
-        before(linear, lambda module, args, kwargs: seen.append((args, list(kwargs))), kwargs=True),
-        after(linear, lambda module, args, kwargs, output: seen.append((args, list(kwargs))), kwargs=True),
+        forward_pre_hook(linear, lambda module, args, kwargs: seen.append((args, list(kwargs))), kwargs=True),
+        forward_hook(linear, lambda module, args, kwargs, output: seen.append((args, list(kwargs))), kwargs=True),
     ):
         linear(input=X)
     assert seen == [((), ["input"])] * 2
@@ -59,9 +68,13 @@ def test_they_run_in_the_order_in_which_they_were_opened(linear):
         return lambda *_: seen.append(what)
 
     with (
-        after(linear, say("after 1")),
-        hooked(before(linear, say("before 1")), after(linear, say("after 2")), before(linear, say("before 2"))),
-        before(linear, say("before 3")),
+        forward_hook(linear, say("after 1")),
+        combined_hooks(
+            forward_pre_hook(linear, say("before 1")),
+            forward_hook(linear, say("after 2")),
+            forward_pre_hook(linear, say("before 2")),
+        ),
+        forward_pre_hook(linear, say("before 3")),
     ):
         linear(X)
     assert seen == ["before 1", "before 2", "before 3", "after 1", "after 2"]
@@ -69,8 +82,8 @@ def test_they_run_in_the_order_in_which_they_were_opened(linear):
 
 def test_they_nest(linear):
     seen = []
-    with after(linear, lambda *_: seen.append("outer")):
-        with after(linear, lambda *_: seen.append("inner")):
+    with forward_hook(linear, lambda *_: seen.append("outer")):
+        with forward_hook(linear, lambda *_: seen.append("inner")):
             linear(X)
         linear(X)
     linear(X)
@@ -78,13 +91,13 @@ def test_they_nest(linear):
 
 
 def test_nothing_stands_before_the_block_is_open(linear):
-    later = hooked(before(linear, print), after(linear, print))
+    later = combined_hooks(forward_pre_hook(linear, print), forward_hook(linear, print))
     assert not has_hooks(linear)
     with later:
         assert has_hooks(linear)
 
 
-@pytest.mark.parametrize("where", [before, after])
+@pytest.mark.parametrize("where", [forward_pre_hook, forward_hook])
 def test_gone_after_an_error(linear, where):
     def fail(*_):
         raise RuntimeError("on purpose")
@@ -98,7 +111,9 @@ def test_none_stays_when_a_later_one_cannot_be_opened(linear):
     frozen = torch.zeros(2)
     with (
         pytest.raises(RuntimeError, match="require"),
-        hooked(before(linear, print), after(linear, print), accumulated(frozen, print)),
+        combined_hooks(
+            forward_pre_hook(linear, print), forward_hook(linear, print), post_accumulate_grad_hook(frozen, print)
+        ),
     ):
         pytest.fail("the block was entered")
     assert not has_hooks(linear)
@@ -111,7 +126,7 @@ def test_gradients_as_they_have_been_added(linear):
         seen.append(parameter.grad)
         parameter.grad = None
 
-    with accumulated(linear.weight, take):
+    with post_accumulate_grad_hook(linear.weight, take):
         linear(X).sum().backward()
         assert linear.weight.grad is None
     linear(X).sum().backward()
@@ -123,7 +138,7 @@ def test_gradients_are_still_there_after_an_error(linear):
     def fail(parameter):
         raise RuntimeError("on purpose")
 
-    with pytest.raises(RuntimeError, match="on purpose"), accumulated(linear.weight, fail):
+    with pytest.raises(RuntimeError, match="on purpose"), post_accumulate_grad_hook(linear.weight, fail):
         linear(X).sum().backward()
     linear(X).sum().backward()
 
@@ -152,33 +167,36 @@ def test_a_hook_on_a_gradient_goes_with_its_tensor(linear):
 
 def test_hooks_rest_and_come_back(linear):
     seen = []
-    with before(linear, lambda *_: seen.append("before")), after(linear, lambda *_: seen.append("after")):
-        with resting(linear):
+    with (
+        forward_pre_hook(linear, lambda *_: seen.append("before")),
+        forward_hook(linear, lambda *_: seen.append("after")),
+    ):
+        with hooks_disabled(linear):
             linear(X)
         assert seen == []
-        with resting(linear, inputs=False):
+        with hooks_disabled(linear, inputs=False):
             linear(X)
         assert seen == ["before"]
-        with pytest.raises(RuntimeError, match="on purpose"), resting(linear):
+        with pytest.raises(RuntimeError, match="on purpose"), hooks_disabled(linear):
             raise RuntimeError("on purpose")
         linear(X)
     assert seen == ["before", "before", "after"]
 
 
 def test_a_hook_that_goes_while_it_rests_does_not_come_back(linear):
-    hook = after(linear, print)
+    hook = forward_hook(linear, print)
     hook.__enter__()
-    with resting(linear):
+    with hooks_disabled(linear):
         hook.__exit__(None, None, None)
     assert not has_hooks(linear)
 
 
 def test_which_hooks_stand(linear):
     assert not has_hooks(linear)
-    with before(linear, print):
+    with forward_pre_hook(linear, print):
         assert has_hooks(linear)
         assert not has_hooks_after(linear)
-    with after(linear, print):
+    with forward_hook(linear, print):
         assert has_hooks_after(linear)
     handle = linear.register_full_backward_hook(lambda *_: None)
     assert has_hooks(linear)

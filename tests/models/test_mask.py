@@ -42,22 +42,22 @@ def test_numbers_come_back_from_every_form(size: int, share: float) -> None:
     wanted[sorted(numbers)] = True
     assert mask.indices().tolist() == sorted(numbers)
     assert mask.indices().dtype == torch.int64
-    assert torch.equal(mask.bools(), wanted)
+    assert torch.equal(mask.to_bools(), wanted)
     assert (mask.count, len(mask), mask.size) == (len(numbers), len(numbers), size)
     for other in (TensorMask.of_bools(wanted), TensorMask.decode(mask.encode(), size), mask.to("cpu")):
-        assert other.same(mask)
+        assert other.is_equal(mask)
         assert (other.bits is None) == (mask.bits is None)
     # Never more than one bit per weight, or 16 bits per place, and what says where blocks end.
     blocks = 8 * (-(-size // BLOCK) + 1)
-    assert mask.bytes <= min(-(-size // 8), 2 * mask.count + blocks)
+    assert mask.num_bytes <= min(-(-size // 8), 2 * mask.count + blocks)
 
 
 def test_few_are_places_and_many_are_bits() -> None:
     few, many = made(drawn(4 * BLOCK, 0.01), 4 * BLOCK), made(drawn(4 * BLOCK, 0.1), 4 * BLOCK)
     assert few.bits is None
     assert many.places is None
-    assert few.bytes < 4 * BLOCK / 8 / 5
-    assert many.bytes == 4 * BLOCK / 8
+    assert few.num_bytes < 4 * BLOCK / 8 / 5
+    assert many.num_bytes == 4 * BLOCK / 8
 
 
 @pytest.mark.parametrize("size", [9, BLOCK + 5])
@@ -68,8 +68,8 @@ def test_joining_equals_sets(size: int, shares: tuple[float, float]) -> None:
         assert set((made(one, size) | made(other, size)).indices().tolist()) == expected
     assert set((made(a, size) ^ made(b, size)).indices().tolist()) == a ^ b
     assert set((made(a, size) - made(b, size)).indices().tolist()) == a - b
-    assert made(a, size).same(made(set(a), size))
-    assert made(a, size).same(made(b, size)) == (a == b)
+    assert made(a, size).is_equal(made(set(a), size))
+    assert made(a, size).is_equal(made(b, size)) == (a == b)
     with pytest.raises(MaskError, match=f"{size} numbers cannot be joined with one of {size + 1}"):
         made(a, size) | made(b, size + 1)
 
@@ -77,11 +77,11 @@ def test_joining_equals_sets(size: int, shares: tuple[float, float]) -> None:
 def test_values_are_picked_put_and_counted() -> None:
     values = torch.arange(24.0)
     mask = made({1, 5, 6, 20}, 24)
-    assert mask.pick(values.reshape(2, 3, 4)).tolist() == [1, 5, 6, 20]
-    mask.put(values, torch.tensor([-1.0, -5.0, -6.0, -20.0]))
+    assert mask.gather_values(values.reshape(2, 3, 4)).tolist() == [1, 5, 6, 20]
+    mask.scatter_values(values, torch.tensor([-1.0, -5.0, -6.0, -20.0]))
     assert values.tolist() == [-v if v in (1, 5, 6, 20) else v for v in range(24)]
-    assert made({0, 3}, 4).within(mask).same(made({1, 20}, 24))
-    assert mask.runs(8).tolist() == [3, 0, 1]
+    assert made({0, 3}, 4).expand_into(mask).is_equal(made({1, 20}, 24))
+    assert mask.count_per_row(8).tolist() == [3, 0, 1]
 
 
 @pytest.mark.parametrize("axis", AXES)
@@ -90,7 +90,7 @@ def test_lines_are_whole_rows_columns_or_experts(axis: str) -> None:
     off = torch.zeros(shape, dtype=torch.bool)
     for n in numbers:
         (off.view(12, 5)[n] if axis == "rows" else off[:, :, n] if axis == "columns" else off[n]).fill_(True)
-    assert TensorMask.of_lines(shape, axis, torch.tensor(numbers)).same(TensorMask.of_bools(off))
+    assert TensorMask.of_lines(shape, axis, torch.tensor(numbers)).is_equal(TensorMask.of_bools(off))
 
 
 @pytest.mark.parametrize(
@@ -117,15 +117,15 @@ def test_a_model_s_mask_counts_joins_and_travels() -> None:
     one = mask_of({a: torch.arange(100), b: torch.arange(0), c: torch.tensor([4])}, weights)
     assert list(one) == [a, c]
     assert one.count == 101
-    assert one.share(weights) == 101 / sum(w.size for w in weights)
-    assert one.bytes == sum(m.bytes for m in one.values())
-    assert (Mask().share([]), Mask().count, bool(Mask())) == (0.0, 0, False)
+    assert one.off_share(weights) == 101 / sum(w.size for w in weights)
+    assert one.num_bytes == sum(m.num_bytes for m in one.values())
+    assert (Mask().off_share([]), Mask().count, bool(Mask())) == (0.0, 0, False)
     two = mask_of({a: torch.arange(90, 110), b: torch.tensor([3])}, weights)
     assert {n: len(w) for n, w in one.union(two).items()} == {a: 110, c: 1, b: 1}
     assert indices_of(one.difference(two))[a].tolist() == list(range(90))
-    assert one.difference(one).same(Mask())
-    assert Mask.decode(one.encode(), weights).same(one)
-    assert not one.same(two)
+    assert one.difference(one).is_equal(Mask())
+    assert Mask.decode(one.encode(), weights).is_equal(one)
+    assert not one.is_equal(two)
     assert "101 off in 2 weights" in repr(one)
 
 
@@ -146,19 +146,19 @@ def test_random_numbers_are_the_same_however_many_draw_them(size: int, monkeypat
     monkeypatch.setattr(random_mask_module, "_PART", 4)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     expected = np.random.default_rng([5, 2]).random(size, dtype=np.float32)
-    assert random_mask_module._uniform([5, 2], size).tolist() == expected.tolist()
+    assert random_mask_module._uniform_numbers([5, 2], size).tolist() == expected.tolist()
 
 
 def test_a_random_mask_has_as_many_in_the_same_weights() -> None:
     weights = find_weights(tiny_model("llama"))
     own = mask_of({weights[0].name: torch.arange(100), weights[4].name: torch.tensor([7])}, weights)
     a, b, c = (random_mask(own, seed) for seed in (1, 1, 2))
-    assert a.same(b)
-    assert not a.same(c)
+    assert a.is_equal(b)
+    assert not a.is_equal(c)
     assert {k: len(v) for k, v in a.items()} == {k: len(v) for k, v in own.items()}
-    a.check(weights)
+    a.check_weights(weights)
     whole = mask_of({weights[0].name: torch.arange(weights[0].size)}, weights)
-    assert random_mask(whole, 0).same(whole)
+    assert random_mask(whole, 0).is_equal(whole)
     mean = float(a[weights[0].name].indices().float().mean()) / weights[0].size
     assert math.isclose(mean, 0.5, abs_tol=0.12)
 
@@ -190,7 +190,7 @@ def test_a_control_has_the_magnitudes_of_what_it_matches(kind: str, dtype: torch
     weight = heavy(300, 400).to(dtype)
     off = Mask({"w": TensorMask.of_bools(MATCHED[kind](weight.float()))})
     controls = [random_mask(off, seed, {"w": weight}.__getitem__) for seed in range(8)]
-    squares = [float(c["w"].pick(weight.double() ** 2).sum()) for c in (off, *controls)]
+    squares = [float(c["w"].gather_values(weight.double() ** 2).sum()) for c in (off, *controls)]
     assert {c.count for c in controls} == {off.count}
     assert np.mean(squares[1:]) == pytest.approx(squares[0], rel=0.05)
     assert all(s == pytest.approx(squares[0], rel=0.1) for s in squares[1:])
@@ -212,6 +212,6 @@ def test_anything_drawn_survives_what_accelerators_do(seed: int, monkeypatch: py
     not_cpu: Any = lambda tensor: False  # noqa: E731
     monkeypatch.setattr("freemoe.models.mask._on_cpu", not_cpu)
     other = made(numbers, size)
-    assert other.same(plain)
+    assert other.is_equal(plain)
     assert other.indices().tolist() == plain.indices().tolist() == sorted(numbers)
-    assert TensorMask.of_bools(plain.bools()).same(plain)
+    assert TensorMask.of_bools(plain.to_bools()).is_equal(plain)

@@ -12,14 +12,14 @@ from accelerate import cpu_offload
 
 from freemoe.core.errors import FamilyError
 from freemoe.domain_experts.mixture import FreeMoE
-from freemoe.domain_experts.rank.bands import Band, Rankings
+from freemoe.domain_experts.rank.bands import Band, BandRankings
 from freemoe.domain_experts.rank.calibrate import calibrate
 from freemoe.domain_experts.rank.random_mask import random_mask
-from freemoe.models.checkpoints.fingerprint import fingerprint
+from freemoe.models.checkpoints.fingerprint import fingerprint_model
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.mask import Mask
 from freemoe.models.offload import resident_bytes
-from freemoe.models.switchboard import Switchboard
+from freemoe.models.switchboard import ExpertCache
 from freemoe.models.switching import switch_off, switched_off
 from freemoe.models.weights import find_weights, require_in_memory
 from tests.tiny import CASES, tiny_model, tiny_tokenizer
@@ -56,8 +56,8 @@ def test_a_model_on_disk_is_the_one_in_memory(case, tmp_path):
     assert resident_bytes(disk) < resident_bytes(memory)
     for a, b in zip(near, far, strict=True):
         assert (a.name, a.shape, a.layout, a.tap) == (b.name, b.shape, b.layout, b.tap)
-        assert torch.equal(a.values(), b.values())
-    assert fingerprint(disk) == fingerprint(memory)
+        assert torch.equal(a.read_values(), b.read_values())
+    assert fingerprint_model(disk) == fingerprint_model(memory)
     before, files = logits(memory), digests(tmp_path)
     assert torch.equal(logits(disk), before)
     batch = (IDS, torch.ones_like(IDS), torch.tensor([0, 1]))
@@ -65,14 +65,14 @@ def test_a_model_on_disk_is_the_one_in_memory(case, tmp_path):
     assert all(torch.equal(sums[0].sums[tap], sums[1].sums[tap]) for tap in sums[0].sums)
     band = Band("wanda", 0.2, 0.5)
     masks = [
-        Rankings(w, lambda tap, n=n: n.norm(tap, 0, 2), [band]).mask(band)
+        BandRankings(w, lambda tap, n=n: n.input_norm(tap, 0, 2), [band]).mask_of_band(band)
         for w, n in zip((near, far), sums, strict=True)
     ]
-    assert masks[0].same(masks[1])
+    assert masks[0].is_equal(masks[1])
     with switched_off(near, masks[0]), switched_off(far, masks[0]):
         assert torch.equal(logits(disk), logits(memory))
         assert not torch.equal(logits(disk), before)
-        assert all(torch.equal(a.values(), b.values()) for a, b in zip(near, far, strict=True))
+        assert all(torch.equal(a.read_values(), b.read_values()) for a, b in zip(near, far, strict=True))
     assert torch.equal(logits(disk), before)
     assert digests(tmp_path) == files
 
@@ -87,7 +87,7 @@ def test_switching_nests_and_is_undone_after_an_error(tmp_path):
         with switched_off(far, second), switched_off(near, first.union(second)):
             assert torch.equal(logits(disk), logits(memory))
         with pytest.raises(FamilyError), switched_off(far, second):
-            far[0].view()
+            far[0].canonical_view()
         assert torch.equal(logits(disk), once)
     assert torch.equal(logits(disk), before)
     undo = switch_off(far, first)
@@ -104,12 +104,12 @@ def test_a_switchboard_switches_what_is_in_memory_and_what_is_not(tmp_path):
     near, far = find_weights(memory), find_weights(disk)
     assert {w.layer for w in far if w.stored is None} == {0}
     masks = {"one": some(near, 0), "two": some(near, 1)}
-    board = Switchboard(far)
+    board = ExpertCache(far)
     before = logits(disk)
     for name, mask in masks.items():
-        board.learn(name, mask)
+        board.add_expert(name, mask)
     for name in ("one", "two", None, "two", "one", None):
-        board.switch(name)
+        board.activate_expert(name)
         with switched_off(near, masks[name] if name else Mask()):
             assert torch.equal(logits(disk), logits(memory))
     assert torch.equal(logits(disk), before)
@@ -123,20 +123,20 @@ def test_weights_offloaded_to_memory_by_others_are_known(tmp_path):
     with switched_off(near, mask):
         expected = logits(memory)
     before = logits(memory)
-    kept = [w.values().clone() for w in near]
+    kept = [w.read_values().clone() for w in near]
     cpu_offload(memory)
     far = find_weights(memory)
     assert all(w.stored is not None for w in far)
     with switched_off(far, mask):
         assert torch.equal(logits(memory), expected)
     assert torch.equal(logits(memory), before)
-    assert all(torch.equal(w.values(), k) for w, k in zip(far, kept, strict=True))
+    assert all(torch.equal(w.read_values(), k) for w, k in zip(far, kept, strict=True))
 
 
 def test_what_needs_weights_in_memory_says_so(tmp_path):
     _, disk = on_disk(tmp_path)
     with pytest.raises(FamilyError, match=r"needs all weights in memory, and 1 of 1 .*q_proj.*--metric wanda"):
-        find_weights(disk)[0].view()
+        find_weights(disk)[0].canonical_view()
 
 
 def test_what_needs_one_device_says_which_there_are():

@@ -10,7 +10,7 @@ from freemoe.core.errors import NumericError
 from freemoe.domain_experts.purify.batches import answer_loss
 from freemoe.domain_experts.purify.gradients import backward, gradients_to
 from freemoe.models import precision
-from freemoe.models.precision import compute_dtype, held_in, speedup
+from freemoe.models.precision import bfloat16_speedup, compute_dtype, held_in
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
 from tests.domain_experts.purify.test_greedy import LAYOUTS, batches, bits, unchanged
@@ -83,17 +83,17 @@ def test_switches_off_around_it_stay_off_inside_and_come_back():
     others = {weights[0].name: torch.arange(1, weights[0].size, 3)}
     with switched_off(weights, mask_of(some, weights)):
         with held_in(model, torch.bfloat16), switched_off(weights, mask_of(others, weights)):
-            off = weights[0].view().reshape(-1) == 0
+            off = weights[0].canonical_view().reshape(-1) == 0
             assert off[some[weights[0].name]].all()
             assert off[others[weights[0].name]].all()
-        assert not (weights[0].view().reshape(-1)[others[weights[0].name]] == 0).any()
+        assert not (weights[0].canonical_view().reshape(-1)[others[weights[0].name]] == 0).any()
     assert unchanged(model, before)
 
 
 @pytest.mark.parametrize(("faster", "expected"), [(0.4, None), (1.2, None), (1.3, torch.bfloat16)])
 def test_what_is_clearly_faster_is_taken(faster, expected, monkeypatch):
     asked = []
-    monkeypatch.setattr(precision, "speedup", lambda *args: asked.append(args) or faster)
+    monkeypatch.setattr(precision, "bfloat16_speedup", lambda *args: asked.append(args) or faster)
     model = tiny_model("llama")
     # Small matrices are never measured.
     assert compute_dtype("auto", model) is None
@@ -109,20 +109,20 @@ def test_what_is_clearly_faster_is_taken(faster, expected, monkeypatch):
 
 @pytest.mark.parametrize("wish", ["auto", "own", "bfloat16"])
 def test_a_base_in_half_precision_keeps_its_own(wish, monkeypatch):
-    monkeypatch.setattr(precision, "speedup", lambda *args: 9.0)
+    monkeypatch.setattr(precision, "bfloat16_speedup", lambda *args: 9.0)
     assert compute_dtype(wish, tiny_model("llama").to(torch.bfloat16)) is None
 
 
 def test_a_measurement_is_kept_and_recorded():
-    speedup.cache_clear()
+    bfloat16_speedup.cache_clear()
     environment._MEASURED.clear()
-    assert "measured" not in environment.environment()
+    assert "measured" not in environment.describe_environment()
     before = torch.get_num_threads()
-    found = speedup(torch.device("cpu"), 64, 32)
+    found = bfloat16_speedup(torch.device("cpu"), 64, 32)
     assert found > 0
     assert torch.get_num_threads() == before
-    assert speedup(torch.device("cpu"), 64, 32) == found
-    ((name, value),) = environment.environment()["measured"].items()
+    assert bfloat16_speedup(torch.device("cpu"), 64, 32) == found
+    ((name, value),) = environment.describe_environment()["measured"].items()
     assert name == "bfloat16 against float32, 64 x 32 on cpu"
     assert value == round(found, 3)
     environment._MEASURED.clear()

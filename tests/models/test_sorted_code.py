@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from freemoe.core.errors import ArtifactError, DataError
-from freemoe.models.sorted_code import decode, encode
+from freemoe.models.sorted_code import decode_sorted, encode_sorted
 
 
 def read_slowly(code):
@@ -33,9 +33,9 @@ def test_numbers_come_back(seed):
     values = sorted({rng.randrange(top) for _ in range(count)})
     if rng.random() < 0.5 and values:
         values[0] = 0
-    code = encode(torch.tensor(values, dtype=torch.int64))
+    code = encode_sorted(torch.tensor(values, dtype=torch.int64))
     assert code.dtype == torch.uint8
-    back = decode(code)
+    back = decode_sorted(code)
     assert back.dtype == torch.int64
     assert back.tolist() == values
     assert read_slowly(code) == values
@@ -46,35 +46,35 @@ def test_numbers_come_back(seed):
     [[], [0], [1], [127], [128], [0, 127, 255], [2**63 - 1], [0, 2**63 - 1], [2**62, 2**63 - 1], list(range(999))],
 )
 def test_numbers_at_the_edges(values):
-    assert decode(encode(torch.tensor(values, dtype=torch.int64))).tolist() == values
+    assert decode_sorted(encode_sorted(torch.tensor(values, dtype=torch.int64))).tolist() == values
 
 
 def test_numbers_take_hardly_more_than_their_entropy():
-    assert encode(torch.arange(1000)).numel() == 9 + 125
-    assert encode(torch.arange(1000) * 128).numel() == 9 + 1000
+    assert encode_sorted(torch.arange(1000)).numel() == 9 + 125
+    assert encode_sorted(torch.arange(1000) * 128).numel() == 9 + 1000
     generator = torch.Generator().manual_seed(0)
     for share in (0.001, 0.01, 0.1):
         positions = (torch.rand(800_000, generator=generator) < share).nonzero().flatten()
         entropy = -(share * math.log2(share) + (1 - share) * math.log2(1 - share)) / share
-        bits = 8 * (encode(positions).numel() - 9) / positions.numel()
+        bits = 8 * (encode_sorted(positions).numel() - 9) / positions.numel()
         assert 0.97 * entropy < bits < 1.03 * entropy
 
 
 @pytest.mark.parametrize("bad", [[3, 2], [1, 1], [-1, 4]])
 def test_numbers_that_have_no_code(bad):
     with pytest.raises(DataError, match="must ascend"):
-        encode(torch.tensor(bad))
+        encode_sorted(torch.tensor(bad))
 
 
 def test_a_code_that_is_cut_short_or_too_long():
-    code = encode(torch.tensor([5, 1000, 70000]))
+    code = encode_sorted(torch.tensor([5, 1000, 70000]))
     for length in range(len(code)):
         with pytest.raises(ArtifactError, match="cut short"):
-            decode(code[:length])
+            decode_sorted(code[:length])
     for tail in (0, 1):
         with pytest.raises(ArtifactError, match="cut short or edited"):
-            decode(torch.cat([code, torch.tensor([tail], dtype=torch.uint8)]))
+            decode_sorted(torch.cat([code, torch.tensor([tail], dtype=torch.uint8)]))
     edited = code.clone()
     edited[1] += 1
     with pytest.raises(ArtifactError, match="cut short or edited"):
-        decode(edited)
+        decode_sorted(edited)

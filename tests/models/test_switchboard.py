@@ -9,7 +9,7 @@ from freemoe.core import threads
 from freemoe.core.errors import DataError
 from freemoe.models import switchboard
 from freemoe.models.mask import Mask, MaskError, TensorMask
-from freemoe.models.switchboard import Switchboard
+from freemoe.models.switchboard import ExpertCache
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
 from tests.masks import mask_of
@@ -24,10 +24,10 @@ def expected(model, weights, mask):
 
 
 def board_of(weights, shares=(0.1, 0.3, 0.02)):
-    board = Switchboard(weights)
+    board = ExpertCache(weights)
     experts = {f"e{i}": some(weights, share, i) for i, share in enumerate(shares)}
     for name, mask in experts.items():
-        board.learn(name, mask)
+        board.add_expert(name, mask)
     return board, experts
 
 
@@ -44,10 +44,10 @@ def test_any_order_of_experts_gives_what_plain_switching_gives(case, dtype):
     masked[None] = bits(model)
     rng = random.Random(0)
     for name in [*experts, None, *rng.choices([*experts, None], k=12)]:
-        board.switch(name)
-        assert board.active == name
+        board.activate_expert(name)
+        assert board.active_expert == name
         assert equal(bits(model), masked[name]), name
-    board.switch(None)
+    board.activate_expert(None)
     assert equal(bits(model), masked[None])
 
 
@@ -62,15 +62,15 @@ def test_strange_bits_survive(dtype):
         flat[0:4] = torch.tensor([lowest, 1, -1, -lowest - 1], dtype=BITS[size])
         flat[4:6] = torch.tensor([float("nan"), float("-inf")], dtype=dtype).view(BITS[size])
     before = bits(model)
-    board = Switchboard(weights)
-    board.learn("all", mask_of({w.name: torch.arange(w.size) for w in weights}, weights))
-    board.learn("few", mask_of({w.name: torch.arange(5) for w in weights}, weights))
+    board = ExpertCache(weights)
+    board.add_expert("all", mask_of({w.name: torch.arange(w.size) for w in weights}, weights))
+    board.add_expert("few", mask_of({w.name: torch.arange(5) for w in weights}, weights))
     for name in ("all", "few", "all", "few"):
-        board.switch(name)
+        board.activate_expert(name)
         for weight in weights:
             off = weight.size if name == "all" else 5
             assert int((weight.parameter.view(BITS[size]).view(-1) == 0).sum()) >= off
-    board.switch(None)
+    board.activate_expert(None)
     assert equal(bits(model), before)
 
 
@@ -84,9 +84,9 @@ def test_many_blocks_do_the_same(monkeypatch, case):
     masked = {name: expected(model, weights, mask) for name, mask in experts.items()}
     before = bits(model)
     for name in ("e0", "e1", "e2", "e0", "e2"):
-        board.switch(name)
+        board.activate_expert(name)
         assert equal(bits(model), masked[name])
-    board.switch(None)
+    board.activate_expert(None)
     assert equal(bits(model), before)
 
 
@@ -102,16 +102,16 @@ def test_threads_do_the_same(monkeypatch):
     monkeypatch.setattr(threads, "ThreadPoolExecutor", lambda n: seen.append(n) or pool(n))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     for name in ("e0", "e1", "e2", "e0"):
-        board.switch(name)
+        board.activate_expert(name)
         assert equal(bits(model), masked[name])
-    board.switch(None)
+    board.activate_expert(None)
     assert equal(bits(model), before)
     assert seen == [3] * 5
 
 
 def test_a_device_that_is_not_the_cpu_adds_by_index(monkeypatch):
     """The other way of adding, on the CPU: places and values are the same."""
-    part = switchboard._Part(torch.tensor([1, 4, 5], dtype=torch.int32), torch.tensor([-7, 3, -(2**31)]).int())
+    part = switchboard._ExpertBlock(torch.tensor([1, 4, 5], dtype=torch.int32), torch.tensor([-7, 3, -(2**31)]).int())
 
     class Elsewhere(torch.Tensor):
         device = torch.device("meta")
@@ -130,18 +130,18 @@ def test_others_may_edit_in_between():
     board, experts = board_of(weights)
     before = bits(model)
     masked = {name: expected(model, weights, mask) for name, mask in experts.items()}
-    board.switch("e0")
+    board.activate_expert("e0")
     with switched_off(weights, experts["e1"]):
         pass
-    board.switch("e2")
+    board.activate_expert("e2")
     assert equal(bits(model), masked["e2"])
-    board.switch("e0")
+    board.activate_expert("e0")
     with torch.no_grad():
         for weight in weights:
             weight.parameter.view(-1)[experts["e0"][weight.name].indices()] = 3.0
-    board.switch("e1")
+    board.activate_expert("e1")
     assert equal(bits(model), masked["e1"])
-    board.switch(None)
+    board.activate_expert(None)
     assert equal(bits(model), before)
     # Another base in the same memory: what the board knew is read anew.
     model.load_state_dict(tiny_model("llama", seed=5).state_dict())
@@ -149,9 +149,9 @@ def test_others_may_edit_in_between():
     assert not equal(other, before)
     masked = {name: expected(model, weights, mask) for name, mask in experts.items()}
     for name in ("e2", "e1", "e0"):
-        board.switch(name)
+        board.activate_expert(name)
         assert equal(bits(model), masked[name])
-    board.switch(None)
+    board.activate_expert(None)
     assert equal(bits(model), other)
 
 
@@ -164,9 +164,9 @@ def test_broken_off_anywhere_it_is_the_base_again(monkeypatch, error, after):
     board, experts = board_of(weights)
     masked = {name: expected(model, weights, mask) for name, mask in experts.items()}
     if after % 2:
-        board.switch("e1")
-    board.switch("e0")
-    add, calls = switchboard._Part.add, []
+        board.activate_expert("e1")
+    board.activate_expert("e0")
+    add, calls = switchboard._ExpertBlock.add, []
 
     def breaking(part, bits_, times):
         if len(calls) == after:
@@ -175,13 +175,13 @@ def test_broken_off_anywhere_it_is_the_base_again(monkeypatch, error, after):
         add(part, bits_, times)
 
     with monkeypatch.context() as patch:
-        patch.setattr(switchboard._Part, "add", breaking)
+        patch.setattr(switchboard._ExpertBlock, "add", breaking)
         with pytest.raises(error):
-            board.switch("e1")
-    assert board.active is None
+            board.activate_expert("e1")
+    assert board.active_expert is None
     assert equal(bits(model), before)
     for name in ("e1", "e0", None):
-        board.switch(name)
+        board.activate_expert(name)
         assert equal(bits(model), masked.get(name, before))
 
 
@@ -190,18 +190,18 @@ def test_broken_off_twice(monkeypatch):
     weights = find_weights(model)
     before = bits(model)
     board, _ = board_of(weights)
-    board.switch("e0")
-    board.switch("e1")
+    board.activate_expert("e0")
+    board.activate_expert("e1")
 
     def broken(*_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(switchboard._Part, "overwrite", broken)
-        patch.setattr(switchboard._Part, "add", broken)
+        patch.setattr(switchboard._ExpertBlock, "overwrite", broken)
+        patch.setattr(switchboard._ExpertBlock, "add", broken)
         with pytest.raises(KeyboardInterrupt):
-            board.switch("e0")
-    board.switch(None)
+            board.activate_expert("e0")
+    board.activate_expert(None)
     assert equal(bits(model), before)
 
 
@@ -213,9 +213,9 @@ def test_a_model_made_under_inference_mode():
     board, experts = board_of(weights)
     masked = {name: expected(model, weights, mask) for name, mask in experts.items()}
     for name in ("e0", "e1", "e0"):
-        board.switch(name)
+        board.activate_expert(name)
         assert equal(bits(model), masked[name])
-    board.switch(None)
+    board.activate_expert(None)
     assert equal(bits(model), before)
 
 
@@ -233,9 +233,9 @@ def test_a_parameter_that_is_not_contiguous():
     board, experts = board_of(weights)
     masked = {name: expected(model, weights, mask) for name, mask in experts.items()}
     for name in ("e0", "e1"):
-        board.switch(name)
+        board.activate_expert(name)
         assert equal(bits(model), masked[name])
-    board.switch(None)
+    board.activate_expert(None)
     assert equal(bits(model), before)
     assert bool((room[1::2] == 9).all())
 
@@ -248,11 +248,11 @@ def test_weights_that_move_take_their_expert_along():
     board, experts = board_of(weights)
     masked = {name: expected(model, weights, mask) for name, mask in experts.items()}
     for name in ("e0", "e1", "e0", "e2"):
-        board.switch(name)
+        board.activate_expert(name)
         assert equal(bits(model), masked[name])
         for weight in weights:
             weight.parameter.data = weight.parameter.data.clone()
-    board.switch(None)
+    board.activate_expert(None)
     assert equal(bits(model), before)
 
 
@@ -260,15 +260,15 @@ def test_the_type_of_numbers_must_stay_under_an_expert():
     model = tiny_model("llama")
     weights = find_weights(model)
     board, experts = board_of(weights)
-    board.switch("e0")
-    board.switch(None)
+    board.activate_expert("e0")
+    board.activate_expert(None)
     model.to(torch.bfloat16)
     masked = expected(model, weights, experts["e0"])
-    board.switch("e0")
+    board.activate_expert("e0")
     assert equal(bits(model), masked)
     model.to(torch.float16)
     with pytest.raises(DataError, match=r"changed their type while expert 'e0'.*q_proj"):
-        board.switch(None)
+        board.activate_expert(None)
 
 
 def test_what_is_held():
@@ -276,7 +276,7 @@ def test_what_is_held():
     board, experts = board_of(weights, (0.1,))
     off = sum(len(p) for p in experts["e0"].values())
     assert board.held_bytes("e0") == 4 * off
-    board.switch("e0")
+    board.activate_expert("e0")
     assert board.held_bytes("e0") == 6 * off
     # The sparse matrices that torch adds are views of the same memory.
     for part in [part for blocks in board._experts["e0"] for part in blocks]:
@@ -284,48 +284,48 @@ def test_what_is_held():
         assert part.row.values().data_ptr() == part.values.data_ptr()
     assert "e0" in board
     with pytest.raises(DataError, match="'e0' is switched in"):
-        board.forget("e0")
+        board.remove_expert("e0")
     with pytest.raises(DataError, match="'e0' is switched in"):
-        board.learn("e0", Mask())
-    board.switch(None)
-    board.forget("e0")
+        board.add_expert("e0", Mask())
+    board.activate_expert(None)
+    board.remove_expert("e0")
     assert "e0" not in board
 
 
 def test_learning_anew_replaces():
     model = tiny_model("llama")
     weights = find_weights(model)
-    board = Switchboard(weights)
+    board = ExpertCache(weights)
     for seed in (0, 1):
         mask = some(weights, 0.1, seed)
-        board.learn("a", mask)
+        board.add_expert("a", mask)
         masked = expected(model, weights, mask)
-        board.switch("a")
+        board.activate_expert("a")
         assert equal(bits(model), masked)
-        board.switch(None)
+        board.activate_expert(None)
 
 
 def test_an_expert_that_switches_nothing_off():
     model = tiny_model("llama")
     board, _ = board_of(find_weights(model))
     before = bits(model)
-    board.learn("nothing", Mask())
-    board.switch("e0")
-    board.switch("nothing")
+    board.add_expert("nothing", Mask())
+    board.activate_expert("e0")
+    board.activate_expert("nothing")
     assert equal(bits(model), before)
-    assert board.active == "nothing"
+    assert board.active_expert == "nothing"
 
 
 def test_bad_input():
     weights = find_weights(tiny_model("llama"), "mlp")
     board, _ = board_of(weights)
     with pytest.raises(DataError, match=r"'x' was never learned\. Known: e0, e1, e2"):
-        board.switch("x")
+        board.activate_expert("x")
     with pytest.raises(MaskError, match="of 9 weights"):
-        board.learn("x", Mask({weights[0].name: TensorMask.of_indices(torch.tensor([3]), 9)}))
+        board.add_expert("x", Mask({weights[0].name: TensorMask.of_indices(torch.tensor([3]), 9)}))
     assert "x" not in board
     with pytest.raises(MaskError, match=r"'model\.x'"):
-        board.learn("x", Mask({"model.x": TensorMask.of_indices(torch.tensor([3]), 9)}))
+        board.add_expert("x", Mask({"model.x": TensorMask.of_indices(torch.tensor([3]), 9)}))
 
 
 def test_what_was_not_used_for_longest_goes_when_room_is_short():
@@ -333,21 +333,21 @@ def test_what_was_not_used_for_longest_goes_when_room_is_short():
     weights = find_weights(model)
     masks = {name: some(weights, 0.1, seed) for seed, name in enumerate("abcd")}
     each = 8 * max(mask.count for mask in masks.values())
-    board = Switchboard(weights, most_bytes=2 * each)
+    board = ExpertCache(weights, most_bytes=2 * each)
     before = bits(model)
     for name in "ab":
-        board.learn(name, masks[name])
-    board.switch("a")
-    board.learn("c", masks["c"])
+        board.add_expert(name, masks[name])
+    board.activate_expert("a")
+    board.add_expert("c", masks["c"])
     assert [n for n in masks if n in board] == ["a", "c"]
-    board.learn("d", masks["d"])
+    board.add_expert("d", masks["d"])
     # What is switched in stays, however long ago that was.
     assert [n for n in masks if n in board] == ["a", "d"]
-    board.switch("d")
+    board.activate_expert("d")
     assert equal(bits(model), expected_of(tiny_model("llama"), masks["d"]))
-    board.learn("b", masks["b"])
+    board.add_expert("b", masks["b"])
     assert [n for n in masks if n in board] == ["b", "d"]
-    board.switch(None)
+    board.activate_expert(None)
     assert equal(bits(model), before)
     assert sum(board.held_bytes(n) for n in masks if n in board) <= 2 * each
 
@@ -355,12 +355,12 @@ def test_what_was_not_used_for_longest_goes_when_room_is_short():
 def test_one_expert_that_is_larger_than_the_room_is_held_all_the_same():
     model = tiny_model("llama")
     weights = find_weights(model)
-    board = Switchboard(weights, most_bytes=0)
+    board = ExpertCache(weights, most_bytes=0)
     for seed, name in enumerate("ab"):
-        board.learn(name, some(weights, 0.1, seed))
-        board.switch(name)
-        assert board.active == name
-    board.learn("c", some(weights, 0.1, 2))
+        board.add_expert(name, some(weights, 0.1, seed))
+        board.activate_expert(name)
+        assert board.active_expert == name
+    board.add_expert("c", some(weights, 0.1, 2))
     assert [n for n in "abc" if n in board] == ["b", "c"]
 
 

@@ -34,12 +34,12 @@ def test_off_and_on_again_in_every_family(case):
     weights = find_weights(model)
     mask = some(weights)
     before = bits(model)
-    expected = {w.name: w.view().clone(memory_format=torch.contiguous_format) for w in weights}
+    expected = {w.name: w.canonical_view().clone(memory_format=torch.contiguous_format) for w in weights}
     for name, where in indices_of(mask).items():
         expected[name].view(-1)[where] = 0.0
     undo = switch_off(weights, mask)
     for weight in weights:
-        assert torch.equal(weight.view(), expected[weight.name])
+        assert torch.equal(weight.canonical_view(), expected[weight.name])
     changed = {k for k, v in bits(model).items() if not torch.equal(v, before[k])}
     assert changed == {w.name for w in weights}
     undo.restore()
@@ -134,20 +134,20 @@ def test_a_parameter_that_is_not_contiguous():
     weights = find_weights(model, "mlp")
     assert not weights[1].parameter.is_contiguous()
     before, mask = bits(model), some(weights)
-    expected = weights[1].view().clone().contiguous()
+    expected = weights[1].canonical_view().clone().contiguous()
     expected.view(-1)[indices_of(mask)[weights[1].name]] = 0
     with switched_off(weights, mask):
-        assert torch.equal(weights[1].view(), expected)
+        assert torch.equal(weights[1].canonical_view(), expected)
     assert equal(bits(model), before)
 
 
 def test_positions_mean_the_same_weight_in_every_layout():
     for case in ("llama", "gpt2", "mixtral", "gpt_oss"):
         weight = find_weights(tiny_model(case), "mlp")[-1]
-        expert, row, column = weight.experts - 1, 3, 5
-        where = torch.tensor([(expert * weight.rows + row) * weight.columns + column])
+        expert, row, column = weight.num_experts - 1, 3, 5
+        where = torch.tensor([(expert * weight.num_rows + row) * weight.num_columns + column])
         with switched_off([weight], mask_of({weight.name: where}, [weight])):
-            off = (weight.view() == 0).nonzero()
+            off = (weight.canonical_view() == 0).nonzero()
         assert off.tolist() == [[expert, row, column]], case
 
 

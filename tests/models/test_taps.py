@@ -6,7 +6,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from freemoe.core.errors import FamilyError
 from freemoe.models import taps
-from freemoe.models.taps import tapped
+from freemoe.models.taps import tap_inputs
 from freemoe.models.weights import find_weights
 from tests.tiny import CASES, tiny_model
 
@@ -35,8 +35,8 @@ def test_outputs_are_bit_equal_and_taps_vanish(case):
         assert token.dtype == torch.int64
         calls.setdefault(tap, set()).add(expert)
 
-    columns = {w.tap: w.columns for w in weights}
-    with tapped(model, weights, see):
+    columns = {w.tap: w.num_columns for w in weights}
+    with tap_inputs(model, weights, see):
         assert torch.equal(logits(model), bare)
     assert set(calls) == set(columns)
     assert hooks(model) == before
@@ -51,11 +51,11 @@ def test_token_is_the_flat_index_of_its_row(case):
     model = tiny_model(case)
     rows = {}
     weights = find_weights(model)
-    with tapped(model, weights, lambda tap, e, x, token: rows.setdefault((tap, e), (x, token))):
+    with tap_inputs(model, weights, lambda tap, e, x, token: rows.setdefault((tap, e), (x, token))):
         logits(model)
     alone = {}
     with (
-        tapped(model, weights, lambda tap, e, x, token: alone.setdefault((tap, e), (x, token))),
+        tap_inputs(model, weights, lambda tap, e, x, token: alone.setdefault((tap, e), (x, token))),
         torch.no_grad(),
     ):
         model(input_ids=IDS[1:2])
@@ -73,7 +73,7 @@ def test_any_experts_implementation(case, implementation):
     model = tiny_model(case)
     model.set_experts_implementation(implementation)
     bare, seen = logits(model), []
-    with tapped(model, find_weights(model, "mlp"), lambda *args: seen.append(args)):
+    with tap_inputs(model, find_weights(model, "mlp"), lambda *args: seen.append(args)):
         assert torch.equal(logits(model), bare)
     assert seen
     assert model.config._experts_implementation == implementation
@@ -84,7 +84,7 @@ def experts_of(case):
     model = tiny_model(case)
     model.set_experts_implementation("eager")
     seen = {}
-    with tapped(model, find_weights(model, "mlp"), lambda tap, e, x, token: seen.update({(tap, e): (x, token)})):
+    with tap_inputs(model, find_weights(model, "mlp"), lambda tap, e, x, token: seen.update({(tap, e): (x, token)})):
         logits(model)
     return model, {key: value for key, value in seen.items() if key[0].endswith("down_proj")}
 
@@ -95,15 +95,17 @@ def test_what_is_overheard_is_what_eager_computes_anew(case, implementation):
     model, eager = experts_of(case)
     model.set_experts_implementation(implementation)
     before, seen, anew = vars(model.model.layers[-1].mlp.experts).copy(), {}, []
-    compute = taps._intermediate
+    compute = taps._intermediate_states
 
     def counted(module, gate, experts, expert, x):
         anew.append(len(x))
         return compute(module, gate, experts, expert, x)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(taps, "_intermediate", counted)
-        with tapped(model, find_weights(model, "mlp"), lambda tap, e, x, token: seen.update({(tap, e): (x, token)})):
+        patch.setattr(taps, "_intermediate_states", counted)
+        with tap_inputs(
+            model, find_weights(model, "mlp"), lambda tap, e, x, token: seen.update({(tap, e): (x, token)})
+        ):
             logits(model)
     # Two single rows per layer make sure of the order; nothing else is computed again.
     assert set(anew) == {1}
@@ -129,7 +131,7 @@ def test_an_unknown_order_of_rows_is_computed_anew(monkeypatch):
     monkeypatch.setitem(ALL_EXPERTS_FUNCTIONS._global_mapping, "turned", turned)
     model.config._experts_implementation = "turned"
     seen = {}
-    with tapped(model, find_weights(model, "mlp"), lambda tap, e, x, token: seen.update({(tap, e): (x, token)})):
+    with tap_inputs(model, find_weights(model, "mlp"), lambda tap, e, x, token: seen.update({(tap, e): (x, token)})):
         turned_logits = logits(model)
     for key, (x, token) in eager.items():
         assert torch.equal(seen[key][1], token)
@@ -144,8 +146,8 @@ def test_nested_taps_hear_the_same(implementation):
     model.set_experts_implementation(implementation)
     weights, outer, inner = find_weights(model, "mlp"), {}, {}
     with (
-        tapped(model, weights, lambda tap, e, x, token: outer.update({(tap, e): x})),
-        tapped(model, weights, lambda tap, e, x, token: inner.update({(tap, e): x})),
+        tap_inputs(model, weights, lambda tap, e, x, token: outer.update({(tap, e): x})),
+        tap_inputs(model, weights, lambda tap, e, x, token: inner.update({(tap, e): x})),
     ):
         logits(model)
     for key, (x, _) in eager.items():
@@ -157,10 +159,10 @@ def test_taps_nest():
     model = tiny_model("mixtral")
     weights = find_weights(model)
     outer, inner = [], []
-    with tapped(model, weights, lambda tap, *_: outer.append(tap)):
+    with tap_inputs(model, weights, lambda tap, *_: outer.append(tap)):
         logits(model)
         once = len(outer)
-        with tapped(model, find_weights(model, "attention"), lambda tap, *_: inner.append(tap)):
+        with tap_inputs(model, find_weights(model, "attention"), lambda tap, *_: inner.append(tap)):
             logits(model)
         logits(model)
     assert len(outer) == 3 * once
@@ -174,7 +176,7 @@ def test_taps_vanish_after_an_error():
     def fail(*_):
         raise RuntimeError("on purpose")
 
-    with pytest.raises(RuntimeError, match="on purpose"), tapped(model, find_weights(model), fail):
+    with pytest.raises(RuntimeError, match="on purpose"), tap_inputs(model, find_weights(model), fail):
         logits(model)
     assert hooks(model) == before
 
@@ -185,7 +187,7 @@ def test_every_tap_must_be_in_the_model():
     weights = find_weights(tiny_model("llama", num_hidden_layers=3))
     with (
         pytest.raises(FamilyError, match=r"No module 'model\.layers\.2\.self_attn\.q_proj'"),
-        tapped(model, weights, print),
+        tap_inputs(model, weights, print),
     ):
         pass
     assert hooks(model) == before
@@ -194,7 +196,7 @@ def test_every_tap_must_be_in_the_model():
 def test_fused_experts_of_a_model_without_them():
     with (
         pytest.raises(FamilyError, match="no fused experts"),
-        tapped(tiny_model("llama"), find_weights(tiny_model("mixtral"), "mlp"), print),
+        tap_inputs(tiny_model("llama"), find_weights(tiny_model("mixtral"), "mlp"), print),
     ):
         pass
 
@@ -213,7 +215,7 @@ def test_dropped_slots_are_not_seen():
 
     model.model.layers[0].mlp.gate.register_forward_hook(drop)
     seen = []
-    with tapped(model, weights, lambda tap, e, x, token: seen.append((tap, e, len(token)))):
+    with tap_inputs(model, weights, lambda tap, e, x, token: seen.append((tap, e, len(token)))):
         try:
             logits(model)
         except RuntimeError as error:
@@ -227,6 +229,6 @@ def test_dropped_slots_are_not_seen():
 def test_taps_do_not_disturb_gradients():
     model = tiny_model("mixtral")
     model.train()
-    with tapped(model, find_weights(model), lambda *_: None):
+    with tap_inputs(model, find_weights(model), lambda *_: None):
         model(input_ids=IDS, labels=IDS).loss.backward()
     assert all(w.parameter.grad is not None for w in find_weights(model))

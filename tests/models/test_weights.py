@@ -9,7 +9,7 @@ from torch.nn.utils import parametrize
 
 from freemoe.core.errors import FamilyError
 from freemoe.models.spec import FAMILIES, family_of
-from freemoe.models.weights import Weight, describe, find_weights
+from freemoe.models.weights import WeightMatrix, describe_weights, find_weights
 from tests.tiny import CASES, tiny_model
 
 QKVO = "self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj"
@@ -108,11 +108,11 @@ def test_what_is_found(case):
     # Layer by layer, attention first.
     order = [(w.layer, w.sublayer) for w in weights]
     assert order == sorted(order)
-    seen = describe(model)
+    seen = describe_weights(model)
     assert (seen.matrices["attention"], seen.matrices["mlp"]) == matrices
     assert seen.layers == len(per_layer)
     assert sum(seen.weights.values()) == sum(w.size for w in weights)
-    assert 0.3 < seen.share < 0.8
+    assert 0.3 < seen.switchable_share < 0.8
     assert seen.family in str(seen)
 
 
@@ -120,17 +120,17 @@ def test_what_is_found(case):
 def test_canonical_view_is_what_the_model_multiplies_by(case):
     model = tiny_model(case)
     for weight in find_weights(model):
-        view = weight.view()
+        view = weight.canonical_view()
         assert view.shape == weight.shape
         assert view.numel() == weight.size
-        if not weight.fused:
+        if not weight.is_fused:
             module = model.get_submodule(weight.name.removesuffix(".weight"))
-            x = torch.randn(3, weight.columns)
+            x = torch.randn(3, weight.num_columns)
             bias = module.bias if module.bias is not None else 0
             torch.testing.assert_close(x @ view[0].T + bias, module(x))
         view[-1, -1, 0] = 7.0
-        index = torch.tensor([weight.size - weight.columns])
-        assert weight.memory()[weight.places(index)].item() == 7.0
+        index = torch.tensor([weight.size - weight.num_columns])
+        assert weight.flat_memory()[weight.memory_indices(index)].item() == 7.0
 
 
 def test_weights_with_one_tap_share_one_input():
@@ -269,5 +269,5 @@ def test_weight_is_plain_data():
     weight = find_weights(tiny_model("gpt2"))[0]
     with pytest.raises(AttributeError):
         weight.layer = 3
-    assert isinstance(weight, Weight)
+    assert isinstance(weight, WeightMatrix)
     assert weight != copy.copy(weight)

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from freemoe.recipes import BuildRecipe
-from freemoe.results import Evaluation
-from freemoe.results.build import Row
+from freemoe.results import EvaluationResult
+from freemoe.results.build import ScoreRow
 from freemoe.systems import SYSTEMS
 
 ROWS = ("base", "expert", "routed", "control", "oracle")
@@ -157,15 +157,17 @@ def make_domain(
 
 def typed(result: dict[str, Any]) -> Any:
     """A result as its reader gives it."""
-    kind: Any = Evaluation if result["kind"] == "evaluation" else SYSTEMS.get(result["kind"]).result
+    kind: Any = EvaluationResult if result["kind"] == "evaluation" else SYSTEMS.get(result["kind"]).result
     return kind.model_validate_json(json.dumps(result))
 
 
-def typed_row(gain: Sequence[float | None] = (0.0, None, None), ratio: Sequence[float | None] | None = None) -> Row:
+def typed_row(
+    gain: Sequence[float | None] = (0.0, None, None), ratio: Sequence[float | None] | None = None
+) -> ScoreRow:
     """A row whose intervals are so: mean, low, high."""
     ends = {"gain": gain, **({"ratio": ratio} if ratio else {})}
     intervals = {name: dict(zip(("mean", "low", "high"), seen, strict=True)) for name, seen in ends.items()}
-    return Row.model_validate({"score": 3.0, "documents": 9, **intervals})
+    return ScoreRow.model_validate({"score": 3.0, "documents": 9, **intervals})
 
 
 def make_result(domains: list[dict[str, Any]] | None = None, threshold: float = 0.5) -> dict[str, Any]:

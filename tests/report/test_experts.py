@@ -11,7 +11,7 @@ from freemoe.core.errors import ArtifactError
 from freemoe.recipes import BuildRecipe, recipe_from
 from freemoe.report import experts
 from freemoe.report.figures.all_figures import FIGURES
-from freemoe.report.figures.drawing import Picture
+from freemoe.report.figures.drawing import ReportFigure
 from freemoe.systems import write_page as write_report
 from tests.report.family import FAMILY
 from tests.report.page import Page
@@ -63,7 +63,7 @@ def sketched(monkeypatch):
     def sketch(picture, result):
         return None if picture(result) is None else ("<svg></svg>", "<svg></svg>")
 
-    monkeypatch.setattr(Picture, "svgs", sketch)
+    monkeypatch.setattr(ReportFigure, "svgs", sketch)
 
 
 def test_numbers_of_the_scores_table_are_the_results_own(result, page):
@@ -274,12 +274,12 @@ def test_the_verdict_has_figure_and_interval(chosen, interval, state, words):
     domain = make_domain("math", chosen)
     low, high = interval
     domain["rows"]["expert"]["gain"] = {"mean": (low + high) / 2, "low": low, "high": high}
-    found = experts.verdict(typed(make_result([domain])))
+    found = experts.build_verdict(typed(make_result([domain])))
     assert (found.state, found.words[: len(words)]) == (state, words)
 
 
 def test_the_verdict_of_several_domains_counts_them():
-    found = experts.verdict(typed(make_result()))
+    found = experts.build_verdict(typed(make_result()))
     assert found.label == "Reliable gain"
     assert "in 3 of 3 domains: math +" in found.words
     assert "wiki perplexity × " in found.words

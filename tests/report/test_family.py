@@ -22,7 +22,7 @@ from freemoe.evals.verdict import perplexity_against
 from freemoe.hookmoe import card as trimmed_card
 from freemoe.recipes import EvalRecipe, recipe_from
 from freemoe.report import evaluation
-from freemoe.report.figures.drawing import Picture
+from freemoe.report.figures.drawing import ReportFigure
 from freemoe.systems import evaluate
 from freemoe.tomoe import card as converted_card
 from tests.report.family import FAMILY, make_evaluation, make_trim
@@ -171,7 +171,7 @@ def test_page_card_and_terminal_begin_with_the_price_against_the_users_model(
     write_manifest(tmp_path, {"kind": result["kind"]})
     told = CliRunner().invoke(app, ["report", str(tmp_path), "--dry-run"])
     assert told.exit_code == 0, told.output
-    monkeypatch.setattr(Picture, "svgs", lambda *_: None)
+    monkeypatch.setattr(ReportFigure, "svgs", lambda *_: None)
     # Brackets are escaped in Markdown.
     for said in (Page(FAMILY[name][1](result)).text, card.model_card(typed(result)).replace("\\", ""), told.output):
         assert verdict.words in said
@@ -218,10 +218,10 @@ def test_a_missed_budget_is_no_and_keeps_its_price() -> None:
 )
 def test_after_the_price_a_trim_is_held_against_its_plan_alone(won: Any, words: str) -> None:
     made = make_trim(won)
-    assert words in trimmed_card.verdict(typed(made)).words
+    assert words in trimmed_card.trim_verdict(typed(made)).words
     # What an earlier freemoe wrote has no ratio of perplexities, and medians of times alone.
-    assert "(no interval)" in trimmed_card.verdict(typed(made)).words
-    assert "measured without an interval" in trimmed_card.verdict(typed(made)).words
+    assert "(no interval)" in trimmed_card.trim_verdict(typed(made)).words
+    assert "measured without an interval" in trimmed_card.trim_verdict(typed(made)).words
 
 
 @pytest.mark.parametrize(
@@ -240,12 +240,12 @@ def test_after_the_price_a_trim_is_held_against_its_plan_alone(won: Any, words: 
 def test_hooks_are_held_against_the_best_simple_correction(beyond: Any, words: str) -> None:
     made = make_trim()
     made["test"]["rows"]["hooks"]["beyond"] = beyond
-    assert words in trimmed_card.verdict(typed(made)).words
+    assert words in trimmed_card.trim_verdict(typed(made)).words
 
 
 def test_an_evaluation_compares_every_row_with_the_first() -> None:
     result = make_evaluation()
-    found = evaluation.verdict(typed(result))
+    found = evaluation.evaluation_verdict(typed(result))
     gain = result["domains"][0]["rows"]["auto"]["gain"]
     assert found.state == "better"
     assert f"better in 4 of 4 comparisons with the base: math, auto: {gain['mean']:+.1f} [" in found.words
@@ -255,10 +255,10 @@ def test_an_evaluation_compares_every_row_with_the_first() -> None:
                 if seen in row:
                     home = 1.0 if seen == "ratio" else 0.0
                     row[seen] = {"mean": home, "low": home, "high": home}
-    assert evaluation.verdict(typed(result)).state == "same"
+    assert evaluation.evaluation_verdict(typed(result)).state == "same"
     for domain in result["domains"]:
         domain["rows"] = {"base": domain["rows"]["base"]}
-    assert evaluation.verdict(typed(result)).words.startswith("One model was scored")
+    assert evaluation.evaluation_verdict(typed(result)).words.startswith("One model was scored")
     assert "<figure" not in evaluation.page(typed(result))
 
 

@@ -13,7 +13,7 @@ from freemoe.cli.common import make_console
 from freemoe.core import neutral
 from freemoe.domain_experts.prove import card as experts_card
 from freemoe.hookmoe import card as trimmed_card
-from freemoe.report.figures.drawing import Picture
+from freemoe.report.figures.drawing import ReportFigure
 from freemoe.report.tables import evaluation_table, subdomain_table, summary_table
 from freemoe.tomoe import card as converted_card
 from tests.report.family import FAMILY
@@ -75,7 +75,7 @@ class Skeleton(HTMLParser):
 
 
 def safe(text: str) -> bool:
-    return neutral.printable(text) == text
+    return neutral.escape_terminal(text) == text
 
 
 @pytest.mark.parametrize("hostile", HOSTILE)
@@ -83,7 +83,7 @@ def safe(text: str) -> bool:
 def test_pages(kind: str, hostile: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make, page = FAMILY[kind]
     if hostile not in ("HTML", "escapes"):  # pictures take seconds
-        monkeypatch.setattr(Picture, "svgs", lambda *_: None)
+        monkeypatch.setattr(ReportFigure, "svgs", lambda *_: None)
     result = make()
     pages = [page(said_with(result, more)) for more in (HOSTILE[hostile], BENIGN)]
     assert safe(pages[0])

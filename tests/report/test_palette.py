@@ -8,7 +8,7 @@ from importlib.resources import files
 
 import pytest
 
-from freemoe.report.palette import COLOURS, RAMPS, css, on_step, role, themed
+from freemoe.report.palette import COLOURS, RAMPS, on_step, row_role, theme_css, use_theme_variables
 
 THEMES = {"light": 0, "dark": 1}
 WRITING = ("ink", "soft", "link")
@@ -76,10 +76,10 @@ def test_every_light_colour_is_there_once_and_rows_differ_in_both_themes() -> No
 
 def test_a_figure_takes_its_colours_from_the_theme() -> None:
     assert (
-        themed(f'style="fill: {COLOURS["expert"][0]}; stroke: #123456"')
+        use_theme_variables(f'style="fill: {COLOURS["expert"][0]}; stroke: #123456"')
         == 'style="fill: var(--expert); stroke: #123456"'
     )
-    light, dark = css().split("@media")
+    light, dark = theme_css().split("@media")
     for name, pair in COLOURS.items():
         assert f"--{name}:{pair[0]};" in light
         assert f"--{name}:{pair[1]};" in dark
@@ -92,8 +92,8 @@ def test_the_page_has_no_colours_of_its_own() -> None:
 
 
 def test_rows_of_all_commands_are_of_six_kinds() -> None:
-    assert [role(n) for n in ("dense", "full", "hooks", "auto", "random", "plan")] == [
+    assert [row_role(n) for n in ("dense", "full", "hooks", "auto", "random", "plan")] == [
         "base", "base", "expert", "routed", "control", "rival",
     ]  # fmt: skip
-    assert role("code/arith") == "expert"
-    assert role("some rule", "rival") == "rival"
+    assert row_role("code/arith") == "expert"
+    assert row_role("some rule", "rival") == "rival"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from freemoe.report.reading import better, domain_sentence, gain_words, number, percent
+from freemoe.report.reading import better, domain_sentence, format_number, format_percent, gain_words
 from tests.report.synthetic import make_domain, make_result, typed, typed_row
 
 
@@ -76,8 +76,8 @@ def test_better_knows_that_less_perplexity_is_better():
 
 
 def test_numbers_for_people():
-    assert number(1.005, 1, True) == "+1.0"
-    assert number(None) == number(float("inf")) == "–"
-    assert number(4.2e30) == "4.20e+30"
-    assert percent(0.0) == "0"
-    assert percent(0.00039724) == "0.04"
+    assert format_number(1.005, 1, True) == "+1.0"
+    assert format_number(None) == format_number(float("inf")) == "–"
+    assert format_number(4.2e30) == "4.20e+30"
+    assert format_percent(0.0) == "0"
+    assert format_percent(0.00039724) == "0.04"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from freemoe.cli import run_program
-from freemoe.core.run.progress import Quiet
+from freemoe.core.run.progress import QuietProgress
 from reproduce.cli import app
 from reproduce.running import DONE, PAPER_ONLY, Records, measure
 from reproduce.table import Scene, Table
@@ -27,7 +27,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
 
 def check_runs(table: Table, records: Records, limit: int, folder: Path) -> dict[str, Any]:
     """Fill a table at ``tiny`` and hold it to what every table promises; returns it."""
-    filled = measure(table, Scene(limit=limit, threads=1), records, Quiet())
+    filled = measure(table, Scene(limit=limit, threads=1), records, QuietProgress())
     for row, found in zip(table.rows, filled["rows"], strict=True):
         if not row.recipe:
             assert found["status"] == PAPER_ONLY

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from freemoe.core.errors import DataError, UnknownNameError
-from freemoe.core.run.lock import alone
-from freemoe.core.run.progress import Progress, Quiet
+from freemoe.core.run.lock import output_lock
+from freemoe.core.run.progress import Progress, QuietProgress
 from freemoe.recipes import BuildRecipe, Recipe
 from reproduce import writing
 from reproduce.running import DONE, FAILED, OPEN, PAPER_ONLY, RECIPES, Records, measure, run_of
@@ -59,11 +59,11 @@ def _nothing_done() -> None:
 
 def test_a_run_is_measured_once_and_shared_by_rows_and_tables(tmp_path: Path) -> None:
     records = Records(tmp_path)
-    filled = measure(table(ONE, replace(ONE, label="again"), FIVE), Scene(), records, Quiet())
+    filled = measure(table(ONE, replace(ONE, label="again"), FIVE), Scene(), records, QuietProgress())
     assert DONE_RUNS == ["0.01", "0.05"]
     assert [r["ours"]["share"]["value"] for r in filled["rows"]] == [1.0, 1.0, 5.0]
     assert [set(r["ours"]) for r in filled["rows"]] == [{"share"}] * 3, "columns that the table has, no others"
-    measure(table(FIVE), Scene(), Records(tmp_path), Quiet())
+    measure(table(FIVE), Scene(), Records(tmp_path), QuietProgress())
     assert DONE_RUNS == ["0.01", "0.05"]
 
 
@@ -76,15 +76,15 @@ def test_another_seed_recipe_or_argument_is_another_run(tmp_path: Path) -> None:
         (Scene(), replace(ONE, changes={"search.alpha": 0.2})),
         (Scene(), replace(ONE, arguments={"more": 1})),
     ):
-        measure(table(row), scene, records, Quiet())
+        measure(table(row), scene, records, QuietProgress())
     assert len(DONE_RUNS) == 5
-    measure(table(ONE), Scene(threads=2), records, Quiet())
+    measure(table(ONE), Scene(threads=2), records, QuietProgress())
     assert len(DONE_RUNS) == 5, "how many threads measured it is not what was measured"
 
 
 def test_a_row_that_fails_says_why_and_the_table_goes_on(tmp_path: Path) -> None:
     rows = (replace(ONE, arguments={"fails": "ours"}), replace(ONE, arguments={"fails": "bug"}), FIVE)
-    filled = measure(table(*rows), Scene(), Records(tmp_path), Quiet())
+    filled = measure(table(*rows), Scene(), Records(tmp_path), QuietProgress())
     assert [r["status"] for r in filled["rows"]] == [FAILED, FAILED, DONE]
     assert [r["why"] for r in filled["rows"]] == ["No such file. Look again.", "ValueError: a bug", ""]
     text = writing.markdown(filled)
@@ -96,36 +96,36 @@ def test_a_failed_run_goes_on_where_it_was_and_leaves_nothing_when_it_is_done(tm
     scene, records = Scene(), Records(tmp_path)
     failing = table(replace(ONE, arguments={"fails": "ours"}))
     for _ in range(2):
-        measure(failing, scene, records, Quiet())
+        measure(failing, scene, records, QuietProgress())
     run = run_of(failing.rows[0], WAY, scene)
     assert len(list((tmp_path / run.key).iterdir())) == 2, "the second try found what the first had left"
     good = run_of(ONE, WAY, scene)
-    measure(table(ONE), scene, records, Quiet())
+    measure(table(ONE), scene, records, QuietProgress())
     assert not (tmp_path / good.key).exists()
-    measure(table(FIVE), scene, Records(tmp_path, keep=True), Quiet())
+    measure(table(FIVE), scene, Records(tmp_path, keep=True), QuietProgress())
     assert (tmp_path / run_of(FIVE, WAY, scene).key / "try-0").exists()
 
 
 def test_a_torn_record_is_measured_again(tmp_path: Path) -> None:
     records = Records(tmp_path)
-    measure(table(ONE), Scene(), records, Quiet())
+    measure(table(ONE), Scene(), records, QuietProgress())
     file = tmp_path / f"{run_of(ONE, WAY, Scene()).key}.json"
     file.write_text(file.read_text()[:40])
-    measure(table(ONE), Scene(), records, Quiet())
+    measure(table(ONE), Scene(), records, QuietProgress())
     assert len(DONE_RUNS) == 2
 
 
 def test_nothing_is_measured_where_only_what_is_finished_is_wanted(tmp_path: Path) -> None:
     records = Records(tmp_path)
     rows = (ONE, Row("theirs", {"share": 2.0}, absent="a method that is not here"))
-    filled = measure(table(*rows), Scene(), records, Quiet(), only_finished=True)
+    filled = measure(table(*rows), Scene(), records, QuietProgress(), only_finished=True)
     assert [r["status"] for r in filled["rows"]] == [OPEN, PAPER_ONLY]
     assert not DONE_RUNS
     assert not list(tmp_path.iterdir())
 
 
 def test_a_filled_table_in_words(tmp_path: Path) -> None:
-    filled = measure(table(ONE), Scene(), Records(tmp_path), Quiet())
+    filled = measure(table(ONE), Scene(), Records(tmp_path), QuietProgress())
     filled["rows"][0]["ours"]["share"] |= {"gain": 0.5, "low": -0.25, "high": 1.0, "oracle": 12345.0}
     written = writing.save(filled, table(ONE), tmp_path)
     text = written["md"].read_text()
@@ -137,7 +137,7 @@ def test_a_filled_table_in_words(tmp_path: Path) -> None:
 def test_columns_that_only_the_paper_fills_are_named_and_wide_tables_are_turned(tmp_path: Path) -> None:
     columns = {"share": " %", **dict.fromkeys("abcdef", "")}
     row = replace(ONE, paper={"share": 1.5, "a": 7.0})
-    filled = measure(replace(table(row), columns=columns), Scene(), Records(tmp_path), Quiet())
+    filled = measure(replace(table(row), columns=columns), Scene(), Records(tmp_path), QuietProgress())
     header, lines = writing.grid(filled)
     assert header == ["", "1 %: paper", "1 %: ours"]
     assert lines[:2] == [["share %", "1.50", "1.00"], ["a", "7.00", ""]]
@@ -233,7 +233,7 @@ def test_a_row_that_another_process_measures_is_left_to_it(tmp_path: Path) -> No
     key = run_of(ONE, WAY, Scene()).key
 
     def other() -> None:
-        with alone(tmp_path / f"{key}.json"):
+        with output_lock(tmp_path / f"{key}.json"):
             began.set()
             over.wait(60)
 
@@ -241,10 +241,10 @@ def test_a_row_that_another_process_measures_is_left_to_it(tmp_path: Path) -> No
     thread.start()
     began.wait(60)
     try:
-        filled = measure(table(ONE, FIVE), Scene(), records, Quiet())
+        filled = measure(table(ONE, FIVE), Scene(), records, QuietProgress())
     finally:
         over.set()
         thread.join()
     assert [row["status"] for row in filled["rows"]] == [OPEN, DONE]
     assert "is being written by another run" in filled["rows"][0]["why"]
-    assert measure(table(ONE), Scene(), records, Quiet())["rows"][0]["status"] == DONE
+    assert measure(table(ONE), Scene(), records, QuietProgress())["rows"][0]["status"] == DONE

@@ -14,7 +14,7 @@ from freemoe.cli import app
 from freemoe.core.artifacts import write_manifest
 from freemoe.core.errors import ArtifactError
 from freemoe.core.run.execute import RESULT_FORMAT
-from freemoe.results import BuildResult, Result, TrimResult, read_result, shown
+from freemoe.results import BuildResult, RunResult, TrimResult, read_result, wrap_display_errors
 from freemoe.results.documents import DOCUMENTS
 from freemoe.systems import SYSTEMS
 from tests.report.synthetic import make_result
@@ -23,7 +23,7 @@ from tests.report.synthetic import make_result
 def test_every_system_has_a_typed_result() -> None:
     for kind in SYSTEMS.names():
         result = SYSTEMS.get(kind).result
-        assert issubclass(result, Result)
+        assert issubclass(result, RunResult)
         assert result.model_json_schema()["properties"]["kind"]["const"] == kind
         assert result.model_json_schema()["properties"]["format"]["const"] == RESULT_FORMAT
 
@@ -103,10 +103,10 @@ def test_a_result_that_is_not_what_its_type_says_is_refused(tmp_path: Path) -> N
             read(**changed)
     with (
         pytest.raises(ArtifactError, match=r"'x' cannot be shown \(KeyError: 'rule'\).*cut short or edited"),
-        shown("x"),
+        wrap_display_errors("x"),
     ):
         whole["rule"]
-    with pytest.raises(ArtifactError, match="as it was"), shown("x"):
+    with pytest.raises(ArtifactError, match="as it was"), wrap_display_errors("x"):
         raise ArtifactError("as it was")
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from freemoe.assets import benchmark_path, demo_model_path
 from freemoe.assets.tiny_facts import FACT_FIELDS
-from freemoe.assets.tiny_world import DOMAIN_FIELDS, ITEMS_PER_FIELD, Mix, World, key_split, write_benchmark
+from freemoe.assets.tiny_world import DOMAIN_FIELDS, ITEMS_PER_FIELD, TrainingMix, World, key_split, write_benchmark
 from scripts import make_demo_model
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
@@ -56,7 +56,7 @@ def tokenizer():
 @pytest.mark.parametrize("seeds", [(1, 2), (5, 5)])
 def test_splits_share_no_content_key(domain, seeds):
     keys = {
-        split: {item["key"] for seed in seeds for item in world().items(domain, split, seed)}
+        split: {item["key"] for seed in seeds for item in world().benchmark_items(domain, split, seed)}
         for split in ITEMS_PER_FIELD
     }
     for one, other in itertools.combinations(keys, 2):
@@ -68,7 +68,7 @@ def test_training_draws_no_key_of_another_split(domain):
     drawn = [document for document in documents(3) if document.domain == domain]
     assert len(drawn) > 500
     assert {key_split(document.key) for document in drawn} == {"train"}
-    evaluated = {item["key"] for split in ITEMS_PER_FIELD for item in world().items(domain, split, 3)}
+    evaluated = {item["key"] for split in ITEMS_PER_FIELD for item in world().benchmark_items(domain, split, 3)}
     assert not evaluated & {document.key for document in drawn}
 
 
@@ -121,7 +121,7 @@ def test_default_seeds_of_both_scripts_are_the_recorded_ones():
     model, benchmark = make_demo_model, script("make_demo_benchmark")
     assert model.EVAL_SEED == benchmark.EVAL_SEED == provenance()["eval_seed"]
     assert (provenance()["seed"], provenance()["steps"]) == (model.SEED, model.STEPS)
-    assert provenance()["mix"] == {"share": dict(Mix().share), "rho": dict(Mix().rho)}
+    assert provenance()["mix"] == {"share": dict(TrainingMix().share), "rho": dict(TrainingMix().rho)}
     decided = model.recipe(model.SEED, model.EVAL_SEED, model.STEPS)
     assert decided.items() <= provenance().items()
 
@@ -244,7 +244,7 @@ def test_gold_has_no_favourite_place():
 
 
 def test_sloppy_share_and_headers_follow_the_mix():
-    drawn, mix = documents(3, 40_000), Mix()
+    drawn, mix = documents(3, 40_000), TrainingMix()
     for domain in DOMAIN_FIELDS:
         of_domain = [document for document in drawn if document.domain == domain]
         assert len(of_domain) / len(drawn) == pytest.approx(mix.share[domain], abs=0.02)
@@ -284,13 +284,13 @@ def test_facts_have_one_rumour_other_than_the_truth():
 )
 def test_wrong_mix_is_refused(share, rho, message):
     with pytest.raises(ValueError, match=message):
-        Mix(share, rho)
+        TrainingMix(share, rho)
 
 
 @pytest.mark.parametrize(("domain", "split"), [("maths", "test"), ("math", "train")])
 def test_unknown_names_are_refused(domain, split):
     with pytest.raises(ValueError, match="allowed"):
-        world().items(domain, split, 1)
+        world().benchmark_items(domain, split, 1)
     with pytest.raises(ValueError, match="allowed"):
         benchmark_path(domain, split)
 

@@ -16,15 +16,15 @@ from safetensors.torch import save_file
 
 from freemoe import FreeMoE
 from freemoe.core.artifacts import write_manifest
-from freemoe.domain_experts.route.router import Router, train_router
-from freemoe.models.checkpoints.fingerprint import fingerprint
-from freemoe.models.checkpoints.identity import IDENTITY, identity
-from freemoe.serve.engine.engine import Engine
-from freemoe.serve.engine.requests import Done, Failed, Piece, SequenceRequest
+from freemoe.domain_experts.route.router import DomainRouter, train_router
+from freemoe.models.checkpoints.fingerprint import fingerprint_model
+from freemoe.models.checkpoints.identity import IDENTITY, identify_base
+from freemoe.serve.engine.engine import InferenceEngine
+from freemoe.serve.engine.requests import SequenceDone, SequenceFailed, SequenceRequest, TextChunk
 from freemoe.serve.http.app import make_app
-from freemoe.serve.http.metrics import Metrics
-from freemoe.serve.http.server import Server
-from freemoe.serve.settings import Limits
+from freemoe.serve.http.metrics import ServerMetrics
+from freemoe.serve.http.server import EngineServer
+from freemoe.serve.settings import EngineLimits
 from tests.domain_experts.test_threads import experts_on
 from tests.tiny import tiny_model, tiny_tokenizer
 
@@ -32,7 +32,7 @@ NAN = 287
 """A token whose embedding is NaN; no text has it, and its logit is always 0, which is never the largest."""
 
 
-def router_to(names: str) -> Router:
+def router_to(names: str) -> DomainRouter:
     """A router that knows two domains by random features."""
     generator = torch.Generator().manual_seed(0)
     feature = torch.randn(40, 32, generator=generator)
@@ -60,8 +60,8 @@ def write_artefact(folder: Path, base: Path, model: Any, names: str) -> Path:
     body = {
         "kind": "domain-experts",
         "base_model_name_or_path": str(base),
-        "base_fingerprint": fingerprint(model),
-        IDENTITY: identity(model, tiny_tokenizer()),
+        "base_fingerprint": fingerprint_model(model),
+        IDENTITY: identify_base(model, tiny_tokenizer()),
         "experts": [e.describe() for e in experts],
         "router": router.describe(),
         "chat": False,
@@ -88,9 +88,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 
 
 @contextlib.contextmanager
-def engine_on(host: Any, **limits: Any) -> Iterator[Engine]:
+def engine_on(host: Any, **limits: Any) -> Iterator[InferenceEngine]:
     """An engine at work."""
-    engine = Engine(host, Limits(**{"context": 128, "batch": 8, **limits}))
+    engine = InferenceEngine(host, EngineLimits(**{"context": 128, "batch": 8, **limits}))
     engine.start()
     try:
         yield engine
@@ -102,28 +102,28 @@ def read(outbox: Any, timeout: float = 60) -> SimpleNamespace:
     """A whole answer: text, tokens, reason, error."""
     found = SimpleNamespace(text="", tokens=[], reason="", error=None, read=[], pieces=0)
     while True:
-        for event in outbox.take(timeout):
+        for event in outbox.wait_events(timeout):
             match event:
-                case Piece():
+                case TextChunk():
                     found.text += event.text
                     found.tokens += event.tokens
                     found.pieces += 1
-                case Done():
+                case SequenceDone():
                     found.reason = event.reason
                     return found
-                case Failed():
+                case SequenceFailed():
                     found.error = event.error
                     return found
                 case _:
                     found.read += event.tokens
 
 
-def idle(engine: Engine, timeout: float = 30) -> bool:
+def idle(engine: InferenceEngine, timeout: float = 30) -> bool:
     """Whether an engine comes to rest."""
     until = time.monotonic() + timeout
-    while engine.busy and time.monotonic() < until:
+    while engine.num_unfinished and time.monotonic() < until:
         time.sleep(0.005)
-    return not engine.busy
+    return not engine.num_unfinished
 
 
 def ask(moe: FreeMoE, prompt: str, expert: str = "base", tokens: int = 12, **how: Any) -> SequenceRequest:
@@ -137,12 +137,12 @@ def alone(moe: FreeMoE, prompt: str, expert: str = "base", tokens: int = 12) -> 
 
 
 @contextlib.contextmanager
-def served(host: Any, limits: Limits | None = None, **how: Any) -> Iterator[Any]:
+def served(host: Any, limits: EngineLimits | None = None, **how: Any) -> Iterator[Any]:
     """A server: ``url``, ``client``, ``engine``, ``metrics``, ``server``."""
-    metrics = Metrics()
-    engine = Engine(host, limits or Limits(128, batch=8), metrics).start()
-    server = Server(make_app(engine, metrics, **how), engine, "127.0.0.1", 0)
-    with server.running() as url, httpx.Client(base_url=url, timeout=60) as client:
+    metrics = ServerMetrics()
+    engine = InferenceEngine(host, limits or EngineLimits(128, batch=8), metrics).start()
+    server = EngineServer(make_app(engine, metrics, **how), engine, "127.0.0.1", 0)
+    with server.run_in_thread() as url, httpx.Client(base_url=url, timeout=60) as client:
         yield SimpleNamespace(url=url, client=client, engine=engine, metrics=metrics, server=server)
 
 

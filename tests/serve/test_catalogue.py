@@ -13,8 +13,8 @@ import pytest
 
 from freemoe import FreeMoE
 from freemoe.core.errors import DataError, FreeMoEError, UnknownNameError
-from freemoe.serve.catalogue import Catalogue, Experts, NotLoadedError, OnDemand
-from freemoe.serve.engine.routing import pick
+from freemoe.serve.catalogue import ExpertCatalogue, LoadedExperts, NotLoadedError, OnDemandExperts
+from freemoe.serve.engine.routing import route_prompts
 from tests.serve.conftest import alone, ask, engine_on, read, write_artefact
 from tests.tiny import tiny_model
 
@@ -33,7 +33,9 @@ def there(folders: SimpleNamespace) -> Iterator[Any]:
     opened = FreeMoE.from_pretrained(str(folders.base), folders.own, device="cpu")
     bare = FreeMoE(opened.model, [], opened.router, opened.tokenizer)
     with engine_on(bare) as engine:
-        yield SimpleNamespace(engine=engine, host=bare, experts=OnDemand(engine, Catalogue().plus(folders.own)))
+        yield SimpleNamespace(
+            engine=engine, host=bare, experts=OnDemandExperts(engine, ExpertCatalogue().with_artefact(folders.own))
+        )
 
 
 def said(there: Any, name: str, tokens: int = 12) -> str:
@@ -41,15 +43,15 @@ def said(there: Any, name: str, tokens: int = 12) -> str:
 
 
 def test_an_expert_is_there_when_it_is_asked_for(there: Any, whole: FreeMoE) -> None:
-    assert there.experts.names == ["a", "b"]
+    assert there.experts.expert_names == ["a", "b"]
     with pytest.raises(UnknownNameError):
         said(there, "a")
-    asyncio.run(there.experts.bring("base"))
+    asyncio.run(there.experts.ensure_loaded("base"))
     assert there.engine.experts == []
-    asyncio.run(there.experts.bring("a"))
+    asyncio.run(there.experts.ensure_loaded("a"))
     assert there.engine.experts == ["a"]
     assert said(there, "a") == alone(whole, "court?", "a") != alone(whole, "court?", "b")
-    asyncio.run(there.experts.bring("a+b"))
+    asyncio.run(there.experts.ensure_loaded("a+b"))
     assert said(there, "a+b") == alone(whole, "court?", "a+b")
     assert there.engine.experts == ["a", "b"]
 
@@ -60,7 +62,7 @@ def test_many_ask_for_one_at_once_and_it_is_loaded_once(there: Any, monkeypatch:
     monkeypatch.setattr(there.host, "load_expert", lambda *how, **more: loads.append(how) or load(*how, **more))
 
     async def ask_often() -> None:
-        await asyncio.gather(*(there.experts.bring(name) for name in ["a", "b", "a", "a+b"] * 8))
+        await asyncio.gather(*(there.experts.ensure_loaded(name) for name in ["a", "b", "a", "a+b"] * 8))
 
     asyncio.run(ask_often())
     assert len(loads) == 2
@@ -68,27 +70,27 @@ def test_many_ask_for_one_at_once_and_it_is_loaded_once(there: Any, monkeypatch:
 
 def test_the_router_picks_what_is_not_loaded_yet(there: Any, whole: FreeMoE) -> None:
     prompts = [tuple(whole.tokenizer(text)["input_ids"]) for text in ("court?", "x", "", "3 + 4")]
-    true = pick(whole, prompts)
+    true = route_prompts(whole, prompts)
     assert {one.expert for one in true} & {"a", "b"}
-    assert pick(there.host, prompts, there.experts.names) == true
+    assert route_prompts(there.host, prompts, there.experts.expert_names) == true
     # Where they cannot be asked for either, the base answers.
-    assert {one.expert for one in pick(there.host, prompts)} == {"base"}
+    assert {one.expert for one in route_prompts(there.host, prompts)} == {"base"}
 
 
 def test_a_newer_catalogue_is_taken_over_and_an_older_one_is_not(there: Any, folders: SimpleNamespace) -> None:
     first = there.experts.catalogue
-    asyncio.run(there.experts.bring("a+b"))
-    second = first.without("a").plus(folders.more, "x-")
+    asyncio.run(there.experts.ensure_loaded("a+b"))
+    second = first.without_expert("a").with_artefact(folders.more, "x-")
     assert second.version > first.version
-    there.experts.adopt(second)
-    assert there.experts.names == ["b", "x-c", "x-d"]
+    there.experts.update_catalogue(second)
+    assert there.experts.expert_names == ["b", "x-c", "x-d"]
     # Nobody can ask for it from now on, though it may not be gone yet.
     assert there.engine.experts == ["b"]
-    there.experts.adopt(first)
-    assert there.experts.names == ["b", "x-c", "x-d"]
-    asyncio.run(there.experts.left())
+    there.experts.update_catalogue(first)
+    assert there.experts.expert_names == ["b", "x-c", "x-d"]
+    asyncio.run(there.experts.wait_all_dropped())
     assert there.host.experts == ["b"]
-    asyncio.run(there.experts.bring("x-c"))
+    asyncio.run(there.experts.ensure_loaded("x-c"))
     assert there.engine.experts == ["b", "x-c"]
 
 
@@ -100,10 +102,10 @@ def test_a_name_that_means_another_expert_now_answers_as_that_one(
     write_artefact(tmp_path / "swapped", folders.base, model, "ba")
     swapped = FreeMoE.from_pretrained(str(folders.base), tmp_path / "swapped", device="cpu")
     assert alone(swapped, "court?", "a") != alone(whole, "court?", "a")
-    asyncio.run(there.experts.bring("a"))
+    asyncio.run(there.experts.ensure_loaded("a"))
     old = there.engine.submit([ask(there.host, "court?", "a", 60)])[0]
-    there.experts.adopt(Catalogue().plus(tmp_path / "swapped"))
-    asyncio.run(there.experts.bring("a"))
+    there.experts.update_catalogue(ExpertCatalogue().with_artefact(tmp_path / "swapped"))
+    asyncio.run(there.experts.ensure_loaded("a"))
     assert said(there, "a") == alone(swapped, "court?", "a")
     assert read(old).text == alone(whole, "court?", "a", 60)
 
@@ -113,45 +115,45 @@ def test_files_that_are_gone_cost_that_expert_and_no_other(
 ) -> None:
     copied = tmp_path / "copied"
     shutil.copytree(folders.more, copied)
-    there.experts.adopt(there.experts.catalogue.plus(copied))
+    there.experts.update_catalogue(there.experts.catalogue.with_artefact(copied))
     shutil.rmtree(copied)
     with pytest.raises(NotLoadedError, match="'c' could not be loaded") as caught:
-        asyncio.run(there.experts.bring("c"))
+        asyncio.run(there.experts.ensure_loaded("c"))
     assert str(tmp_path) not in str(caught.value)
-    asyncio.run(there.experts.bring("a"))
+    asyncio.run(there.experts.ensure_loaded("a"))
     assert said(there, "a")
 
 
 def test_what_is_loaded_while_it_runs(there: Any, folders: SimpleNamespace, whole: FreeMoE) -> None:
     before = there.experts.catalogue
     with pytest.raises(DataError, match="'a', 'b' already"):
-        asyncio.run(there.experts.load(folders.own, ""))
+        asyncio.run(there.experts.load_experts(folders.own, ""))
     with pytest.raises(FreeMoEError):
-        asyncio.run(there.experts.load(folders.other, ""))
+        asyncio.run(there.experts.load_experts(folders.other, ""))
     assert there.experts.catalogue == before
-    assert asyncio.run(there.experts.load(folders.more, "x-")) == ["x-c", "x-d"]
+    assert asyncio.run(there.experts.load_experts(folders.more, "x-")) == ["x-c", "x-d"]
     assert there.experts.catalogue.version > before.version
     assert there.engine.experts == ["x-c", "x-d"]
     assert said(there, "x-c") == alone(whole, "court?", "c")
-    asyncio.run(there.experts.drop("x-c"))
+    asyncio.run(there.experts.drop_expert("x-c"))
     assert there.host.experts == ["x-d"]
-    assert there.experts.names == ["a", "b", "x-d"]
+    assert there.experts.expert_names == ["a", "b", "x-d"]
     for name in ("x-c", "base"):
         with pytest.raises(UnknownNameError):
-            asyncio.run(there.experts.drop(name))
+            asyncio.run(there.experts.drop_expert(name))
     # Its name is free again.
-    there.experts.adopt(there.experts.catalogue.without("x-d"))
-    assert asyncio.run(there.experts.load(folders.more, "x-")) == ["x-c", "x-d"]
+    there.experts.update_catalogue(there.experts.catalogue.without_expert("x-d"))
+    assert asyncio.run(there.experts.load_experts(folders.more, "x-")) == ["x-c", "x-d"]
 
 
 def test_where_all_are_loaded_nothing_is_brought(whole: FreeMoE, folders: SimpleNamespace) -> None:
     with engine_on(whole) as engine:
-        experts = Experts(engine)
-        assert experts.names == whole.experts
-        asyncio.run(experts.bring("a"))
-        changes = experts.changes
-        assert asyncio.run(experts.load(folders.more, "y-")) == ["y-c", "y-d"]
-        asyncio.run(experts.drop("y-c"))
-        asyncio.run(experts.drop("y-d"))
-        assert experts.changes > changes
-        assert experts.names == ["a", "b", "c", "d"]
+        experts = LoadedExperts(engine)
+        assert experts.expert_names == whole.experts
+        asyncio.run(experts.ensure_loaded("a"))
+        changes = experts.state_version
+        assert asyncio.run(experts.load_experts(folders.more, "y-")) == ["y-c", "y-d"]
+        asyncio.run(experts.drop_expert("y-c"))
+        asyncio.run(experts.drop_expert("y-d"))
+        assert experts.state_version > changes
+        assert experts.expert_names == ["a", "b", "c", "d"]

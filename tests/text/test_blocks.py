@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from freemoe.core.errors import DataError
-from freemoe.text.blocks import Blocks, pack_blocks, passages, split
-from freemoe.text.groups import Passage, passage_clusters
+from freemoe.text.blocks import PackedBlocks, cut_passages, pack_blocks, split_passages
+from freemoe.text.groups import TextPassage, passage_clusters
 from tests.tiny import tiny_model, tiny_tokenizer
 
 
@@ -20,7 +20,7 @@ def texts(count: int, length: int = 40) -> list[str]:
 
 def test_passages_give_the_text_back() -> None:
     long = "\n\n".join(f"Paragraph {i}. " + "word " * 60 for i in range(40))
-    found = passages([long, "short"], characters=1000)
+    found = cut_passages([long, "short"], characters=1000)
     assert "".join(found) == long + "short"
     assert len(found) > 5
     assert all(len(p) < 1700 for p in found)
@@ -28,17 +28,17 @@ def test_passages_give_the_text_back() -> None:
 
 def test_parts_are_disjoint_and_divided_by_content() -> None:
     many = texts(400)
-    parts = split(many, held_out=0.2, test=0.2, seed=3)
+    parts = split_passages(many, held_out=0.2, test=0.2, seed=3)
     assert sorted(parts.train + parts.held_out + parts.test) == sorted(many)
     assert 40 < len(parts.test) < 120
-    again = split(many[::-1], held_out=0.2, test=0.2, seed=3)
+    again = split_passages(many[::-1], held_out=0.2, test=0.2, seed=3)
     assert set(again.test) == set(parts.test)
-    assert set(split(many, held_out=0.2, test=0.2, seed=4).test) != set(parts.test)
+    assert set(split_passages(many, held_out=0.2, test=0.2, seed=4).test) != set(parts.test)
 
 
 def test_a_passage_that_occurs_twice_stays_on_one_side() -> None:
     many = texts(100)
-    parts = split(many + [t + "\n" for t in many], seed=0)
+    parts = split_passages(many + [t + "\n" for t in many], seed=0)
     sides = [{t.strip() for t in part} for part in (parts.train, parts.held_out, parts.test)]
     assert not sides[0] & sides[1]
     assert not sides[0] & sides[2]
@@ -47,7 +47,7 @@ def test_a_passage_that_occurs_twice_stays_on_one_side() -> None:
 
 def test_too_few_passages_are_refused() -> None:
     with pytest.raises(DataError, match=r"1 passages are too few .* nothing is left for"):
-        split(["only one"])
+        split_passages(["only one"])
 
 
 def test_blocks_hold_the_tokens_in_order() -> None:
@@ -64,7 +64,7 @@ def test_positions_count_every_passage_from_zero() -> None:
     assert blocks.positions[0].tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
     assert blocks.positions[1].tolist() == [0, 1, 0, 1, 2, 3, 4, 5]
     assert blocks.positions[2].tolist() == list(range(8))
-    assert blocks.predicted()[0].tolist() == [True, True, True, False, True, True, True]
+    assert blocks.prediction_mask()[0].tolist() == [True, True, True, False, True, True, True]
 
 
 def test_a_passage_does_not_see_the_one_before_it() -> None:
@@ -88,13 +88,13 @@ def test_text_shorter_than_a_block_is_refused() -> None:
         lambda text: text.upper().replace(" ", ",  "),
         lambda text: unicodedata.normalize("NFD", text),
         lambda text: f"{text}!",
-        lambda text: Passage(f"Otherwise: {text[::-1]}", ("what", text.split()[3])),
-        lambda text: Passage(f"Otherwise: {text[::-1]}", group=text),
+        lambda text: TextPassage(f"Otherwise: {text[::-1]}", ("what", text.split()[3])),
+        lambda text: TextPassage(f"Otherwise: {text[::-1]}", group=text),
     ],
 )
 def test_copies_of_a_passage_its_question_and_its_group_stay_on_one_side(change: Callable[[str], str]) -> None:
-    many = [Passage(f"café {t}", ("What?!", t.split()[2]), f"café {t}") for t in texts(100)]
-    parts = split(many + [change(t) for t in many], seed=0)
+    many = [TextPassage(f"café {t}", ("What?!", t.split()[2]), f"café {t}") for t in texts(100)]
+    parts = split_passages(many + [change(t) for t in many], seed=0)
     known = {str(change(t)): str(t) for t in many}
     sides = [{known.get(str(t), str(t)) for t in part} for part in (parts.train, parts.held_out, parts.test)]
     assert sum(map(len, sides)) == 100
@@ -109,14 +109,14 @@ def test_signs_between_numbers_are_no_punctuation() -> None:
 
 
 def test_rows_know_the_group_that_most_of_their_tokens_come_from() -> None:
-    pieces = [Passage("word " * n, group=g) for n, g in ((100, "a"), (60, "b"), (20, "c"), (90, "a"))]
+    pieces = [TextPassage("word " * n, group=g) for n, g in ((100, "a"), (60, "b"), (20, "c"), (90, "a"))]
     blocks = pack_blocks(tokenizer := tiny_tokenizer(), pieces, 48)
     lengths = [len(tokenizer.encode(p, add_special_tokens=False)) + 1 for p in pieces]
     sources = "".join(p.group * n for p, n in zip(pieces, lengths, strict=True))
     for row, group in enumerate(blocks.groups):
         of = sources[48 * row : 48 * row + 48]
         assert of.count(group) == max(map(of.count, "abc"))
-    assert blocks.clusters()[0] == blocks.clusters()[-1] == 0
-    assert blocks.rows([0, 1]).groups == blocks.groups[:2]
-    assert len(set(pack_blocks(tokenizer, texts(30), 16).clusters())) > 20
-    assert Blocks(blocks.ids, blocks.positions).clusters() == list(range(len(blocks)))
+    assert blocks.group_numbers()[0] == blocks.group_numbers()[-1] == 0
+    assert blocks.select_rows([0, 1]).groups == blocks.groups[:2]
+    assert len(set(pack_blocks(tokenizer, texts(30), 16).group_numbers())) > 20
+    assert PackedBlocks(blocks.ids, blocks.positions).group_numbers() == list(range(len(blocks)))

@@ -94,9 +94,9 @@ import atexit, os
 from types import SimpleNamespace
 from freemoe.compat import templates
 # What is registered first is done last.
-atexit.register(lambda: print(templates._child(os.getpid())._process.poll()))
+atexit.register(lambda: print(templates._template_process(os.getpid())._process.poll()))
 tokenizer = SimpleNamespace(special_tokens_map={}, get_chat_template=lambda *_: "{{ messages[0].content }}")
-print(templates.render(tokenizer, [{"role": "user", "content": "hi"}]))
+print(templates.render_template(tokenizer, [{"role": "user", "content": "hi"}]))
 """
     done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == (f"hi\n{-signal.SIGKILL}\n", "")

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from freemoe.text.blocks import passages, split
-from freemoe.text.groups import LOOSE, STRETCHES, Passage, divide
+from freemoe.text.blocks import cut_passages, split_passages
+from freemoe.text.groups import LOOSE, STRETCHES, TextPassage, divide_by_source
 
 WORDS = ("otter", "falcon", "lynx", "heron", "viper", "bison")
 FILL = ["the", "of", "and", "to", "in", "was", "for", "on", "with", "that", "by", "from"]
@@ -35,14 +35,14 @@ FORMS = {
 @pytest.mark.parametrize("rows", [False, True])
 def test_every_article_is_a_group(form: str, rows: bool) -> None:
     texts = [FORMS[form](word) for word in WORDS]
-    articles, unit = divide(texts if rows else ["".join(texts)])
+    articles, unit = divide_by_source(texts if rows else ["".join(texts)])
     assert LOOSE not in unit
     assert len({a.group for a in articles}) == len(articles) == 6
     assert "".join(articles) == "".join(texts)
     for word in WORDS:
         assert sum(word in a for a in articles) == 1
     # And no part of a conversion or a trim shares a word with another.
-    parts = split(passages(texts if rows else ["".join(texts)], characters=500), seed=1)
+    parts = split_passages(cut_passages(texts if rows else ["".join(texts)], characters=500), seed=1)
     sides = [{w for w in WORDS if any(w in t for t in side)} for side in (parts.train, parts.held_out, parts.test)]
     assert all(sides)
     assert sum(map(len, sides)) == 6
@@ -50,7 +50,7 @@ def test_every_article_is_a_group(form: str, rows: bool) -> None:
 
 def test_a_data_set_with_a_row_for_each_line_has_the_articles_of_its_headings() -> None:
     lines = "".join(FORMS["wikitext"](word) for word in WORDS).split("\n")
-    articles, unit = divide(lines)
+    articles, unit = divide_by_source(lines)
     assert unit == "articles by heading"
     assert len(articles) == 6
 
@@ -73,7 +73,7 @@ CODE = "".join(f"# Step {i}\nx{i} = {i}\n\n" for i in range(100))
     ],
 )
 def test_where_articles_are_too_few_it_says_so(text: str, unit: str) -> None:
-    articles, said = divide([text])
+    articles, said = divide_by_source([text])
     assert said.startswith(LOOSE)
     assert unit in said
     assert "".join(articles) == text
@@ -82,17 +82,17 @@ def test_where_articles_are_too_few_it_says_so(text: str, unit: str) -> None:
 
 
 def test_rows_are_groups_and_a_column_joins_them() -> None:
-    rows = [Passage(f"Row number {n} of all.", group="AB"[n % 2]) for n in range(10)]
-    articles, unit = divide(rows)
+    rows = [TextPassage(f"Row number {n} of all.", group="AB"[n % 2]) for n in range(10)]
+    articles, unit = divide_by_source(rows)
     assert unit == "groups of rows"
     assert len({a.group for a in articles}) == 2
     assert list(articles) == list(rows)
-    assert len({a.group for a in divide([str(r) for r in rows])[0]}) == 10
+    assert len({a.group for a in divide_by_source([str(r) for r in rows])[0]}) == 10
     # Two of the same are one.
-    assert len({a.group for a in divide([*map(str, rows), "ROW number 3 of all!"])[0]}) == 10
+    assert len({a.group for a in divide_by_source([*map(str, rows), "ROW number 3 of all!"])[0]}) == 10
 
 
 def test_few_groups_leave_no_part_empty() -> None:
     for seed in range(20):
-        parts = split([Passage(f"text {n}", group=str(n % 3)) for n in range(30)], seed=seed)
+        parts = split_passages([TextPassage(f"text {n}", group=str(n % 3)) for n in range(30)], seed=seed)
         assert {len(parts.train), len(parts.held_out), len(parts.test)} == {10}

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from freemoe.core.errors import DataError
-from freemoe.evals.tasks.benchmark_files import jsonl_gz
+from freemoe.evals.tasks.benchmark_files import jsonl_gz_reader
 from freemoe.evals.tasks.user_tasks import read_task_file
 from freemoe.text import rows
-from freemoe.text.files import paragraphs, read_json_lines, read_text_file
-from freemoe.text.rows import MOST_CHOICES, MOST_MESSAGES, Row, read_rows
-from freemoe.text.shapes import SHAPES, Choice, Conversation, read_item, recognise
+from freemoe.text.files import read_json_lines, read_text_file, split_paragraphs
+from freemoe.text.rows import MOST_CHOICES, MOST_MESSAGES, DataRow, read_rows
+from freemoe.text.shapes import SHAPES, ChoiceItem, ConversationItem, detect_shape, read_item
 
 HOSTILE: dict[str, Any] = {
     "nothing": None,
@@ -58,7 +58,7 @@ CASES = [(shape, column) for shape, row in GOOD.items() for column in row]
 @pytest.mark.parametrize(("shape", "column"), CASES)
 def test_hostile_cells_are_read_or_refused_with_their_place(shape: str, column: str) -> None:
     for name, value in HOSTILE.items():
-        row = Row(7, "a.jsonl:7", {**GOOD[shape], column: value})
+        row = DataRow(7, "a.jsonl:7", {**GOOD[shape], column: value})
         began = time.monotonic()
         try:
             item = read_item(row, SHAPES[shape], row)
@@ -67,7 +67,7 @@ def test_hostile_cells_are_read_or_refused_with_their_place(shape: str, column: 
             assert said.startswith("a.jsonl:7"), name
             assert len(said) < 1000, name
         else:
-            if isinstance(item, Choice):
+            if isinstance(item, ChoiceItem):
                 assert 0 <= item.gold < len(item.choices)
         assert time.monotonic() - began < 10, name
 
@@ -75,35 +75,35 @@ def test_hostile_cells_are_read_or_refused_with_their_place(shape: str, column: 
 @pytest.mark.parametrize("value", HOSTILE.values(), ids=HOSTILE)
 def test_hostile_messages(value: Any) -> None:
     for message in ({"role": value, "content": "x"}, {"role": "user", "content": value}, {"from": value}, value):
-        row = Row(1, "a.jsonl:1", {"messages": [message, {"role": "assistant", "content": "b"}]})
+        row = DataRow(1, "a.jsonl:1", {"messages": [message, {"role": "assistant", "content": "b"}]})
         with contextlib.suppress(DataError):
-            assert isinstance(read_item(row, SHAPES["chat"], row), Conversation)
+            assert isinstance(read_item(row, SHAPES["chat"], row), ConversationItem)
 
 
 def test_100_001_choices_are_refused_at_once() -> None:
     for choices in ([str(i) for i in range(100_001)], [str(i) for i in range(100_000)] + ["99999"]):
-        row = Row(1, "a.jsonl:1", {"question": "q", "choices": choices, "answer": 0})
+        row = DataRow(1, "a.jsonl:1", {"question": "q", "choices": choices, "answer": 0})
         began = time.monotonic()
         with pytest.raises(DataError, match=r"a.jsonl:1: 100,001 choices; a question has at most 1,000"):
-            read_item(row, recognise(row), row)
+            read_item(row, detect_shape(row), row)
         assert time.monotonic() - began < 2
-    row = Row(1, "a", {"question": "q", "choices": [str(i) for i in range(MOST_CHOICES)], "answer": 0})
-    assert len(read_item(row, recognise(row), row).choices) == MOST_CHOICES  # type: ignore[union-attr]
+    row = DataRow(1, "a", {"question": "q", "choices": [str(i) for i in range(MOST_CHOICES)], "answer": 0})
+    assert len(read_item(row, detect_shape(row), row).choices) == MOST_CHOICES  # type: ignore[union-attr]
 
 
 def test_conversations_are_bounded() -> None:
     turn = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    row = Row(1, "a.jsonl:1", {"messages": turn * (MOST_MESSAGES // 2)})
-    assert len(read_item(row, recognise(row), row).turns) == MOST_MESSAGES // 2  # type: ignore[union-attr]
-    row = Row(1, "a.jsonl:1", {"messages": turn * MOST_MESSAGES})
+    row = DataRow(1, "a.jsonl:1", {"messages": turn * (MOST_MESSAGES // 2)})
+    assert len(read_item(row, detect_shape(row), row).turns) == MOST_MESSAGES // 2  # type: ignore[union-attr]
+    row = DataRow(1, "a.jsonl:1", {"messages": turn * MOST_MESSAGES})
     with pytest.raises(DataError, match="1,000 messages; a conversation has at most 500"):
-        read_item(row, recognise(row), row)
+        read_item(row, detect_shape(row), row)
 
 
 def test_rows_of_many_columns_are_told_in_a_line() -> None:
-    row = Row(1, "a.jsonl:1", {f"k{i}": i for i in range(10**5)})
+    row = DataRow(1, "a.jsonl:1", {f"k{i}": i for i in range(10**5)})
     with pytest.raises(DataError, match="and 99,960 more") as caught:
-        recognise(row)
+        detect_shape(row)
     assert len(str(caught.value)) < 2000
 
 
@@ -120,7 +120,7 @@ def test_names_of_rows_are_short(name: str, tmp_path: Path) -> None:
 )
 def test_paragraphs_of_large_texts_take_seconds(text: str) -> None:
     began = time.monotonic()
-    found = paragraphs([text])
+    found = split_paragraphs([text])
     assert time.monotonic() - began < 20
     assert "".join(found) == text
 
@@ -151,13 +151,13 @@ def test_packed_files_are_unpacked_within_bounds(tmp_path: Path, monkeypatch: py
     file = tmp_path / "a.jsonl.gz"
     monkeypatch.setattr("freemoe.evals.tasks.benchmark_files.MOST_JSON", 1000)
     file.write_bytes(gzip.compress(b'{"a": 1}\n' * 10))
-    assert jsonl_gz("a")(file) == [{"a": 1}] * 10
+    assert jsonl_gz_reader("a")(file) == [{"a": 1}] * 10
     file.write_bytes(gzip.compress(b"\n" * 10**7))
     with pytest.raises(DataError, match="unpacks to more than 1,000 bytes"):
-        jsonl_gz("a")(file)
+        jsonl_gz_reader("a")(file)
     file.write_bytes(gzip.compress(b'{"a": 1}\n')[:-9])
     with pytest.raises(DataError, match="no gzipped JSONL"):
-        jsonl_gz("a")(file)
+        jsonl_gz_reader("a")(file)
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.csv", "a.tsv", "a.parquet"])
@@ -169,7 +169,7 @@ def test_broken_files_of_rows(name: str, data: bytes, tmp_path: Path) -> None:
         pytest.importorskip("pyarrow")
     (tmp_path / name).write_bytes(data)
     with contextlib.suppress(DataError):
-        recognise(read_rows(str(tmp_path / name))[0])
+        detect_shape(read_rows(str(tmp_path / name))[0])
 
 
 def test_a_table_that_unpacks_to_more_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

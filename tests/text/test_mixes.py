@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from freemoe.core.errors import DataError
-from freemoe.text.mixes import MIXES, instruction, read_mix
+from freemoe.text.mixes import MIXES, instruction_text, read_mix
 
 
 def write(root: Path) -> None:
@@ -37,8 +37,8 @@ def test_sources_have_equal_parts_in_turns(tmp_path: Path) -> None:
 
 
 def test_an_instruction_is_one_text() -> None:
-    assert instruction({"instruction": "Add.", "input": "1 2", "output": "3"}) == "Task: Add.\n\n1 2\n\nAnswer: 3"
-    assert instruction({"instruction": "Sing.", "input": "", "output": "La"}) == "Task: Sing.\n\nAnswer: La"
+    assert instruction_text({"instruction": "Add.", "input": "1 2", "output": "3"}) == "Task: Add.\n\n1 2\n\nAnswer: 3"
+    assert instruction_text({"instruction": "Sing.", "input": "", "output": "La"}) == "Task: Sing.\n\nAnswer: La"
 
 
 def test_a_missing_source_is_named(tmp_path: Path) -> None:

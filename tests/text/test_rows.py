@@ -9,7 +9,7 @@ import pytest
 
 from freemoe.core.errors import DataError, RecipeError
 from freemoe.text.documents import read_documents, read_items
-from freemoe.text.rows import Row, is_rows, read_rows, source_name
+from freemoe.text.rows import DataRow, is_rows, read_rows, source_name
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 
@@ -46,7 +46,7 @@ def test_every_row_says_where_it_stands(tmp_path):
     lines.write_text('{"text": "a"}\n\n{"text": "b"}\n')
     table.write_text('text,note\n"a\nb",1\nc,2\n')
     assert read_rows(str(lines), 1) == read_rows(str(lines))[:1]
-    assert read_rows(str(lines))[1] == Row(3, f"{lines}:3", {"text": "b"})
+    assert read_rows(str(lines))[1] == DataRow(3, f"{lines}:3", {"text": "b"})
     assert [row.value for row in read_rows(str(table))] == [{"text": "a\nb", "note": "1"}, {"text": "c", "note": "2"}]
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from freemoe.core.errors import DataError
-from freemoe.text.rows import Row
-from freemoe.text.shapes import SHAPES, Choice, Conversation, forced, read_item, recognise
+from freemoe.text.rows import DataRow
+from freemoe.text.shapes import SHAPES, ChoiceItem, ConversationItem, detect_shape, read_item, shape_by_name
 
 
 def row(value, number=1):
-    return Row(number, f"a.jsonl:{number}", value)
+    return DataRow(number, f"a.jsonl:{number}", value)
 
 
 def read(value, shape=None):
-    found = forced(shape) if shape else recognise(row(value))
+    found = shape_by_name(shape) if shape else detect_shape(row(value))
     return read_item(row(value), found, row(value))
 
 
@@ -27,7 +27,7 @@ TALK = [says("system", "s"), says("user", "u1"), says("assistant", "a1"), says("
 
 def test_every_turn_of_a_conversation_is_answered_after_all_before_it():
     item = read({"messages": TALK})
-    assert isinstance(item, Conversation)
+    assert isinstance(item, ConversationItem)
     assert [t.response for t in item.turns] == ["a1", "a2"]
     assert list(item.turns[1].messages) == TALK[:4]
     assert item.turns[0].prompt == "System: s\n\nUser: u1\n\nAssistant:"
@@ -43,7 +43,7 @@ def test_other_people_s_conversations_are_the_same():
 
 def test_an_answer_before_any_question_is_no_turn():
     item = read({"messages": [says("assistant", "hello"), says("user", "u"), says("assistant", "a")]})
-    assert isinstance(item, Conversation)
+    assert isinstance(item, ConversationItem)
     assert [t.response for t in item.turns] == ["a"]
 
 
@@ -59,7 +59,7 @@ def test_an_answer_before_any_question_is_no_turn():
     ],
 )
 def test_choices_as_data_sets_write_them(value, gold):
-    assert read(value) == Choice("q", ("x", "y"), gold)
+    assert read(value) == ChoiceItem("q", ("x", "y"), gold)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_choices_as_data_sets_write_them(value, gold):
     ],
 )
 def test_what_is_more_than_the_rest_decides(value, shape):
-    assert recognise(row(value)).name == shape
+    assert detect_shape(row(value)).name == shape
 
 
 REFUSED = {
@@ -103,7 +103,7 @@ def test_refused_with_line_and_way_out(name):
 
 def test_a_forced_shape_takes_looser_columns():
     item = read({"question": "q", "answer": "a"}, "completion")
-    assert isinstance(item, Conversation)
+    assert isinstance(item, ConversationItem)
     assert (item.turns[0].prompt, item.turns[0].gap, item.turns[0].response) == ("q", "", "a")
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freemoe.models.sublayers import Sublayers, find_sublayers
-from freemoe.tomoe.structures.structure import LayerStructure, Structure, ValueGate
+from freemoe.models.sublayers import DecoderSublayers, find_sublayers
+from freemoe.tomoe.structures.structure import LayerStructure, Structure, ValueGateTensors
 
 INNER = 16
 
@@ -21,7 +21,9 @@ def random_structure(
     return [_layer(layer, experts, generator, share, static) for layer in find_sublayers(model)]
 
 
-def _layer(layer: Sublayers, experts: int, generator: torch.Generator, share: float, static: bool) -> LayerStructure:
+def _layer(
+    layer: DecoderSublayers, experts: int, generator: torch.Generator, share: float, static: bool
+) -> LayerStructure:
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator)
 
@@ -31,8 +33,8 @@ def _layer(layer: Sublayers, experts: int, generator: torch.Generator, share: fl
         return drawn
 
     head_dim = layer.rotary.head_dim
-    gate = ValueGate(
-        project=normal(INNER, layer.hidden),
+    gate = ValueGateTensors(
+        project=normal(INNER, layer.hidden_size),
         embedding=normal(INNER),
         norm_weight=normal(INNER) + 1,
         norm_bias=normal(INNER),
@@ -41,9 +43,9 @@ def _layer(layer: Sublayers, experts: int, generator: torch.Generator, share: fl
         keep=torch.tensor(max(1, round(share * head_dim))),
     )
     return LayerStructure(
-        qk=chosen(layer.rotary.bits),
+        qk=chosen(layer.rotary.num_bits),
         vo=chosen(head_dim) if static else gate,
-        router_weight=normal(experts, layer.hidden),
+        router_weight=normal(experts, layer.hidden_size),
         router_bias=normal(experts) * 0.1,
-        experts=chosen(experts, layer.width),
+        experts=chosen(experts, layer.intermediate_size),
     )

@@ -9,9 +9,9 @@ import torch
 
 from freemoe.core.errors import NumericError
 from freemoe.models.sublayers import CONVERTIBLE, find_sublayers
-from freemoe.tomoe.agreement import layer_inputs, require_agreement, tokens_apart
-from freemoe.tomoe.export import converted
-from freemoe.tomoe.structures.masked import masked
+from freemoe.tomoe.agreement import layer_inputs, mismatch_shares, require_agreement
+from freemoe.tomoe.export import build_converted_model
+from freemoe.tomoe.structures.masked import apply_structure
 from tests.tiny import tiny_model
 from tests.tomoe.random_structures import random_structure
 
@@ -25,8 +25,8 @@ def pair(
     model = tiny_model(family).to(dtype)
     structure = random_structure(model)
     paths = [layer.path for layer in find_sublayers(model)]
-    new = converted(model, structure, mode)
-    with masked(model, structure):
+    new = build_converted_model(model, structure, mode)
+    with apply_structure(model, structure):
         inputs, logits = layer_inputs(model, paths, IDS)
     return model, new, paths, inputs, logits
 
@@ -35,7 +35,7 @@ def pair(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_right_export_agrees_for_every_token(dtype: torch.dtype, mode: str) -> None:
     _, new, paths, inputs, logits = pair(dtype, mode)
-    shares = tokens_apart(new, paths, IDS, inputs, logits)
+    shares = mismatch_shares(new, paths, IDS, inputs, logits)
     assert len(shares) == len(paths)
     assert max(shares) <= (0 if dtype == torch.float32 else 0.02)
     require_agreement(shares, IDS.numel())
@@ -44,7 +44,7 @@ def test_a_right_export_agrees_for_every_token(dtype: torch.dtype, mode: str) ->
 @pytest.mark.parametrize("family", CONVERTIBLE)
 def test_every_family_hands_its_layers_the_same(family: str) -> None:
     _, new, paths, inputs, logits = pair(family=family)
-    assert tokens_apart(new, paths, IDS, inputs, logits) == [0.0] * len(paths)
+    assert mismatch_shares(new, paths, IDS, inputs, logits) == [0.0] * len(paths)
 
 
 def flipped(new: Any, layer: int, tokens: list[int]) -> None:
@@ -63,7 +63,7 @@ def flipped(new: Any, layer: int, tokens: list[int]) -> None:
 def test_one_near_tie_is_one_token_of_one_layer() -> None:
     _, new, paths, inputs, logits = pair()
     flipped(new, 0, [5])
-    shares = tokens_apart(new, paths, IDS, inputs, logits)
+    shares = mismatch_shares(new, paths, IDS, inputs, logits)
     # As a whole the two would differ at every token behind it.
     assert shares == [pytest.approx(1 / 64), *[0.0] * (len(paths) - 1)]
     require_agreement(shares, 64)
@@ -73,7 +73,7 @@ def test_many_are_a_mistake() -> None:
     _, new, paths, inputs, logits = pair()
     flipped(new, 1, [5, 9, 30])
     with pytest.raises(NumericError, match=r"Layer 1 of the exported model.*4\.7% of 64 tokens"):
-        require_agreement(tokens_apart(new, paths, IDS, inputs, logits), 64)
+        require_agreement(mismatch_shares(new, paths, IDS, inputs, logits), 64)
 
 
 @pytest.mark.parametrize("name", ["down", "up", "experts"])
@@ -82,10 +82,10 @@ def test_a_wrong_matrix_is_found(name: str) -> None:
     wrong = getattr(new.model.layers[0].mlp, name)
     wrong.data.copy_(wrong.data.roll(1, -2) if name != "experts" else wrong.data.roll(1, 0))
     with pytest.raises(NumericError, match="Layer 0"):
-        require_agreement(tokens_apart(new, paths, IDS, inputs, logits), 64)
+        require_agreement(mismatch_shares(new, paths, IDS, inputs, logits), 64)
 
 
 def test_nan_is_no_agreement() -> None:
     _, new, paths, inputs, logits = pair()
     new.model.layers[0].mlp.down.data[:] = float("nan")
-    assert tokens_apart(new, paths, IDS, inputs, logits)[0] == 1.0
+    assert mismatch_shares(new, paths, IDS, inputs, logits)[0] == 1.0

@@ -21,17 +21,17 @@ from freemoe.recipes import ConvertRecipe, dump, load_recipe, recipe_from
 from freemoe.report.conversion import page
 from freemoe.results.convert import ConvertResult
 from freemoe.systems import SYSTEMS, system_of
-from freemoe.text.blocks import Blocks, pack_blocks
+from freemoe.text.blocks import PackedBlocks, pack_blocks
 from freemoe.tomoe import convert as convert_module
 from freemoe.tomoe.card import headlines
 from freemoe.tomoe.convert import convert
-from freemoe.tomoe.gates.initialise import clusters, worths
-from freemoe.tomoe.gates.train import Trainer
+from freemoe.tomoe.gates.initialise import cluster_tokens, measure_layer_importance
+from freemoe.tomoe.gates.train import GateTrainer
 from freemoe.tomoe.inspection import inspect_converted
 from freemoe.tomoe.material import read_text
 from freemoe.tomoe.measure import score_text
 from freemoe.tomoe.structures import methods as decide
-from freemoe.tomoe.structures.rivals import activities
+from freemoe.tomoe.structures.rivals import measure_activity
 from tests.artefacts import rewritten
 from tests.core.run.away import SerialAway
 from tests.tiny import save_base_and_text, tiny_model, tiny_tokenizer
@@ -129,12 +129,12 @@ def test_the_mean_of_the_gates_wins_where_it_is_better() -> None:
     point = {"step": 4.0, "perplexity": 3.0, "accuracy": 0.5, "active": 0.5}
     mean = {"mean_perplexity": 2.0, "mean_accuracy": 0.6, "mean_active": 0.5}
     own = recipe(Path("x"), Path("y"))
-    assert decide._best(own, [{**point, "step": 2.0}, {**point, **mean}]) == "structure|mean_4"
-    assert decide._best(own, [{**point, **mean, "mean_active": 0.6}]) == "structure|4"
+    assert decide._best_candidate(own, [{**point, "step": 2.0}, {**point, **mean}]) == "structure|mean_4"
+    assert decide._best_candidate(own, [{**point, **mean, "mean_active": 0.6}]) == "structure|4"
     # None is within the budget: the last.
-    assert decide._best(own, [{**point, "active": 0.9}, {**point, **mean, "active": 1.0, "mean_active": 1.0}]) == (
-        "structure|mean_4"
-    )
+    assert decide._best_candidate(
+        own, [{**point, "active": 0.9}, {**point, **mean, "active": 1.0, "mean_active": 1.0}]
+    ) == ("structure|mean_4")
 
 
 def test_the_scores_are_the_written_models(done: Path, base: Path) -> None:
@@ -165,12 +165,12 @@ def test_a_missed_budget_is_said_everywhere(done: Path, base: Path, tmp_path: Pa
 def test_statistics_do_not_depend_on_how_many_tokens_are_held_at_once(base: Path, tmp_path: Path) -> None:
     model, _ = load_base(base / "model")
     ids = torch.randint(3, 200, (7, 16), generator=torch.Generator().manual_seed(0))
-    text, sublayers = Blocks(ids, torch.arange(16).expand_as(ids)), find_sublayers(model)
-    routers = clusters(model, sublayers, text, 3, seed=0)
+    text, sublayers = PackedBlocks(ids, torch.arange(16).expand_as(ids)), find_sublayers(model)
+    routers = cluster_tokens(model, sublayers, text, 3, seed=0)
     rows: list[int] = []
-    few = worths(model, sublayers, text, routers, 40, rows.append)
+    few = measure_layer_importance(model, sublayers, text, routers, 40, rows.append)
     assert rows == [2, 2, 2, 1]
-    for a, b in zip(few, worths(model, sublayers, text, routers, 1), strict=True):
+    for a, b in zip(few, measure_layer_importance(model, sublayers, text, routers, 1), strict=True):
         for name in ("qk", "vo", "vo_ranked", "mlp"):
             torch.testing.assert_close(getattr(a, name), getattr(b, name), rtol=1e-4, atol=1e-12)
 
@@ -191,9 +191,9 @@ def test_all_rivals_look_at_the_text_once(base: Path, tmp_path: Path, monkeypatc
 
     def looked(*arguments: Any) -> Any:
         looks.append(arguments)
-        return activities(*arguments)
+        return measure_activity(*arguments)
 
-    monkeypatch.setattr(decide, "activities", looked)
+    monkeypatch.setattr(decide, "measure_activity", looked)
     convert(recipe(base, tmp_path / "out"))
     assert len(looks) == 1
 
@@ -222,13 +222,13 @@ def test_a_killed_run_comes_to_the_same_model(
     base: Path, done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
     """Killed right after its n-th unit of work was written, and run again."""
-    from freemoe.core.run.journal import Journal
+    from freemoe.core.run.journal import RunJournal
 
     own = recipe(base, tmp_path / "out")
     units = 0
-    unit = Journal.unit
+    unit = RunJournal.run_unit
 
-    def counting(self: Journal, name: str, work: Any) -> Any:
+    def counting(self: RunJournal, name: str, work: Any) -> Any:
         nonlocal units
         value = unit(self, name, work)
         units += 1
@@ -237,7 +237,7 @@ def test_a_killed_run_comes_to_the_same_model(
         return value
 
     with monkeypatch.context() as patched:
-        patched.setattr(Journal, "unit", counting)
+        patched.setattr(RunJournal, "run_unit", counting)
         with pytest.raises(Killed):
             convert(own)
     assert not (tmp_path / "out").exists()
@@ -254,16 +254,16 @@ def test_killed_within_training_goes_on_at_the_last_state(
     base: Path, done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = recipe(base, tmp_path / "out")
-    one, steps = Trainer._one, []
+    one, steps = GateTrainer._train_step, []
 
-    def killing(self: Trainer, step: int) -> None:
+    def killing(self: GateTrainer, step: int) -> None:
         if step == 3 and 3 not in steps:
             steps.append(step)
             raise Killed
         steps.append(step)
         one(self, step)
 
-    monkeypatch.setattr(Trainer, "_one", killing)
+    monkeypatch.setattr(GateTrainer, "_train_step", killing)
     with pytest.raises(Killed):
         convert(own)
     again = convert(own)
@@ -276,7 +276,7 @@ def test_a_run_of_another_base_is_not_gone_on_with(base: Path, tmp_path: Path) -
     shutil.copytree(base, copy)
     own = recipe(copy, tmp_path / "out")
     run = RunFolder(own.output, own.model_dump(mode="json", exclude={*NOT_DECIDING}))
-    run.journal.unit(
+    run.journal.run_unit(
         "inputs", lambda: {"base model": "another", "train text": "", "held_out text": "", "test text": ""}
     )
     with pytest.raises(DataError, match=r"was started with another base model.*--no-resume"):

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from freemoe.tomoe.devices import Devices
+from freemoe.tomoe.devices import DistributedContext
 from tests.tiny import save_base_and_text
 
 FLAGS = [
@@ -39,8 +39,8 @@ KILLING = f"""
 import os, sys
 from freemoe.cli import main
 from freemoe.tomoe.structures import methods
-real = methods._candidate
-methods._candidate = lambda context, trainer, *more: os._exit({KILLED}) if trainer.step == 2 else real(context, trainer, *more)
+real = methods._score_candidate
+methods._score_candidate = lambda context, trainer, *more: os._exit({KILLED}) if trainer.step == 2 else real(context, trainer, *more)
 sys.argv = sys.argv[1:]
 main()
 """
@@ -82,8 +82,8 @@ def test_two_processes_are_one(tmp_path: Path) -> None:
 
 
 def test_without_a_launcher_there_is_one() -> None:
-    assert Devices.found() == Devices(0, 1)
+    assert DistributedContext.from_environment() == DistributedContext(0, 1)
     tensor = torch.ones(3)
-    Devices().average([tensor])
+    DistributedContext().all_reduce_mean([tensor])
     assert torch.equal(tensor, torch.ones(3))
-    assert Devices().told(7) == 7
+    assert DistributedContext().broadcast_number(7) == 7

@@ -17,8 +17,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from freemoe.core.errors import ArtifactError, DataError, FamilyError, RecipeError
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.tomoe import export as exporting
-from freemoe.tomoe.export import CODE, converted, export
-from freemoe.tomoe.structures.masked import masked
+from freemoe.tomoe.export import CODE, build_converted_model, export_converted_model
+from freemoe.tomoe.structures.masked import apply_structure
 from tests.tiny import tiny_model, tiny_tokenizer
 from tests.tomoe.random_structures import random_structure
 
@@ -31,7 +31,11 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
     model = tiny_model("qwen2")
     structure = random_structure(model)
     folder = tmp_path_factory.mktemp("export") / "my.model-v1"
-    return export(model, structure, folder, tokenizer=tiny_tokenizer(), extra={"active": 0.5}), model, structure
+    return (
+        export_converted_model(model, structure, folder, tokenizer=tiny_tokenizer(), extra={"active": 0.5}),
+        model,
+        structure,
+    )
 
 
 def edited(exported: tuple[Path, Any, Any], into: Path, change: Any) -> Path:
@@ -52,10 +56,10 @@ def test_saved_and_loaded_is_bit_equal(family: str, tied: bool, mode: str, tmp_p
     model = tiny_model(family, tie_word_embeddings=tied)
     structure = random_structure(model)
     loaded, info = AutoModelForCausalLM.from_pretrained(
-        export(model, structure, tmp_path / "m", mode), output_loading_info=True
+        export_converted_model(model, structure, tmp_path / "m", mode), output_loading_info=True
     )
     assert not any(info[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    new = converted(model, structure, mode)
+    new = build_converted_model(model, structure, mode)
     own, wanted = loaded.state_dict(), new.state_dict()
     assert own.keys() == wanted.keys()
     assert all(torch.equal(own[name], wanted[name]) and own[name].dtype == wanted[name].dtype for name in wanted)
@@ -69,7 +73,7 @@ def test_written_in_shards_one_layer_at_a_time(tmp_path: Path, monkeypatch: pyte
     model = tiny_model("llama")
     structure = random_structure(model)
     made: list[list[weakref.ref[torch.Tensor]]] = []
-    real = exporting._layer
+    real = exporting._convert_layer
 
     def layer(*args: Any) -> Any:
         alive = [ref for refs in made for ref in refs if ref() is not None]
@@ -78,14 +82,14 @@ def test_written_in_shards_one_layer_at_a_time(tmp_path: Path, monkeypatch: pyte
         made.append([weakref.ref(t) for t in tensors.values()])
         return sizes, tensors
 
-    monkeypatch.setattr(exporting, "_layer", layer)
+    monkeypatch.setattr(exporting, "_convert_layer", layer)
     monkeypatch.setattr(exporting, "_SHARD", 1)
-    folder = export(model, structure, tmp_path / "m")
+    folder = export_converted_model(model, structure, tmp_path / "m")
     # Once for their sizes, once for their values.
     assert len(made) == 2 * model.config.num_hidden_layers
     assert len(list(folder.glob("model-*.safetensors"))) > 1
     monkeypatch.undo()
-    own, wanted = load_base(folder, device="cpu")[0].state_dict(), converted(model, structure).state_dict()
+    own, wanted = load_base(folder, device="cpu")[0].state_dict(), build_converted_model(model, structure).state_dict()
     assert own.keys() == wanted.keys()
     assert all(torch.equal(own[name], wanted[name]) for name in wanted)
 
@@ -94,13 +98,13 @@ def test_written_in_shards_one_layer_at_a_time(tmp_path: Path, monkeypatch: pyte
 def test_bfloat16_keeps_routers_and_gates_in_float32(tmp_path: Path) -> None:
     model = tiny_model("llama").to(torch.bfloat16)
     structure = random_structure(model)
-    folder = export(model, structure, tmp_path / "m")
+    folder = export_converted_model(model, structure, tmp_path / "m")
     loaded = AutoModelForCausalLM.from_pretrained(folder)
     layer = loaded.model.layers[0]
     assert (layer.mlp.up.dtype, layer.mlp.router.weight.dtype) == (torch.bfloat16, torch.float32)
     assert layer.self_attn.value_gate.decode.dtype == torch.float32
     torch.testing.assert_close(layer.mlp.router.weight, structure[0].router_weight, rtol=0, atol=0)
-    wanted = converted(model, structure).state_dict()
+    wanted = build_converted_model(model, structure).state_dict()
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in loaded.state_dict().items())
 
 
@@ -165,7 +169,7 @@ model.save_pretrained({str(tmp_path / "again")!r})
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
-    with masked(model, structure):
+    with apply_structure(model, structure):
         want = model.generate(IDS[:1], max_new_tokens=5, do_sample=False, use_cache=True)
     # The folder alone is as fast: its compiled loops lie in it.
     assert f"LOOPS {numba} " in done.stdout
@@ -190,12 +194,12 @@ def test_a_killed_export_leaves_no_config(monkeypatch: pytest.MonkeyPatch, tmp_p
     with monkeypatch.context() as patch:
         patch.setattr("freemoe.tomoe.export.remote_code", lambda: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            export(model, random_structure(model), tmp_path / "m")
+            export_converted_model(model, random_structure(model), tmp_path / "m")
     assert not (tmp_path / "m" / "config.json").exists()
-    export(model, random_structure(model), tmp_path / "m")
+    export_converted_model(model, random_structure(model), tmp_path / "m")
     assert not (tmp_path / "m" / "partial").exists()
     with pytest.raises(ArtifactError, match="holds a model already"):
-        export(model, random_structure(model), tmp_path / "m")
+        export_converted_model(model, random_structure(model), tmp_path / "m")
 
 
 def test_a_config_of_another_version_is_refused(exported: tuple[Path, Any, Any], tmp_path: Path) -> None:
@@ -217,16 +221,16 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     model = tiny_model("llama")
     structure = random_structure(model)
     with pytest.raises(DataError, match="1 layers, the model 2"):
-        export(model, structure[:1], tmp_path / "a")
+        export_converted_model(model, structure[:1], tmp_path / "a")
     with pytest.raises(DataError, match="experts has shape"):
-        export(tiny_model("llama", intermediate_size=40), structure, tmp_path / "b")
+        export_converted_model(tiny_model("llama", intermediate_size=40), structure, tmp_path / "b")
     with pytest.raises(RecipeError, match="'dense'; allowed: shared, materialised, pseudo"):
-        export(model, structure, tmp_path / "c", mode="dense")
+        export_converted_model(model, structure, tmp_path / "c", mode="dense")
     with pytest.raises(FamilyError, match="cannot be converted"):
-        export(tiny_model("phi3"), structure, tmp_path / "d")
+        export_converted_model(tiny_model("phi3"), structure, tmp_path / "d")
     normed = tiny_model("phi", qk_layernorm=True)
     with pytest.raises(FamilyError, match="qk_layernorm=false"):
-        export(normed, random_structure(normed), tmp_path / "e")
+        export_converted_model(normed, random_structure(normed), tmp_path / "e")
     assert not list(tmp_path.iterdir())
 
 
@@ -234,7 +238,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
 def test_the_dense_model_is_left_as_it_was() -> None:
     model = tiny_model("phi")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    new = converted(model, random_structure(model))
+    new = build_converted_model(model, random_structure(model))
     assert new.model.embed_tokens.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
     new.model.layers[0].mlp.down.zero_()
     new.model.layers[0].self_attn.o_proj.bias.zero_()

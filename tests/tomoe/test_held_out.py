@@ -12,12 +12,12 @@ import pytest
 from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import DataError
 from freemoe.evals.held_out import SEEN_FILE
-from freemoe.evals.seen import Seen
+from freemoe.evals.seen import SeenHashes
 from freemoe.evals.tasks.documents import FrozenChoice
 from freemoe.evals.tasks.domains import load_domain
 from freemoe.recipes import ConvertRecipe, EvalRecipe, recipe_from
 from freemoe.systems import evaluate
-from freemoe.text.words import words
+from freemoe.text.words import split_words
 from freemoe.tomoe.convert import convert
 from freemoe.tomoe.material import read_text
 from tests.tiny import save_base_and_text, tiny_tokenizer
@@ -58,7 +58,7 @@ def score(artefact: Path, **changes: Any) -> dict[str, Any]:
 
 
 def runs(text: str) -> set[tuple[str, ...]]:
-    found = words(text)
+    found = split_words(text)
     return {tuple(found[i : i + 13]) for i in range(len(found) - 12)}
 
 
@@ -110,7 +110,7 @@ def test_questions_that_were_converted_on_are_recognised_in_other_shapes(
         {n for n in range(60) if any(f" {n} " in t for t in part)} for part in (parts.train, parts.held_out, parts.test)
     ]
     assert sum(map(len, sides)) == 60
-    seen = Seen.of_questions(parts.about())
+    seen = SeenHashes.from_questions(parts.seen_questions())
     talk = [
         {"messages": [{"role": "user", "content": row["question"]}, {"role": "assistant", "content": "I think so."}]}
         for row in rows
@@ -119,5 +119,5 @@ def test_questions_that_were_converted_on_are_recognised_in_other_shapes(
         (tmp_path / "later.jsonl").write_text("".join(json.dumps(row) + "\n" for row in shape))
         data = load_domain("q", [str(tmp_path / "later.jsonl")], tokenizer=tiny_tokenizer())
         documents = [*data.reference.documents, *data.reported.open(FrozenChoice("x"))]
-        known = {int(d.about[0].split()[2]) for d in documents if seen.reasons([d])[0]}
+        known = {int(d.about[0].split()[2]) for d in documents if seen.seen_reasons([d])[0]}
         assert known == sides[0] | sides[1]

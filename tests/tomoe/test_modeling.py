@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from freemoe.kernels.attention import LEAST
-from freemoe.kernels.crossover import Crossover
+from freemoe.kernels.crossover import KernelCrossover
 from freemoe.models.sublayers import CONVERTIBLE, find_sublayers
 from freemoe.tomoe import modules
-from freemoe.tomoe.export import converted
+from freemoe.tomoe.export import build_converted_model
 from freemoe.tomoe.modeling import CLASSES, MODES
 from freemoe.tomoe.structures.layout import equal_widths
-from freemoe.tomoe.structures.masked import masked
-from freemoe.tomoe.structures.structure import whole
+from freemoe.tomoe.structures.masked import apply_structure
+from freemoe.tomoe.structures.structure import dense_structure
 from tests.tiny import tiny_model
 from tests.tomoe.random_structures import random_structure
 
@@ -35,7 +35,7 @@ SEEN = PADDING.bool()
 def through(model: Any, way: str) -> Any:
     """The model, made to compute many tokens in this way."""
     for layer in model.model.layers:
-        layer.mlp._crossover = Crossover(grouped=1 if way == "grouped" else 10**9, few=10**9)
+        layer.mlp._crossover = KernelCrossover(grouped=1 if way == "grouped" else 10**9, few=10**9)
     return model
 
 
@@ -70,12 +70,12 @@ def test_the_table_has_every_family_that_can_be_converted() -> None:
 def test_every_form_equals_the_masks(family: str, static: bool) -> None:
     model = tiny_model(family)
     structure = random_structure(model, static=static)
-    with masked(model, structure):
+    with apply_structure(model, structure):
         want = logits(model)
     assert (want - logits(model)).abs().max() > 0.1
     for mode in MODES:
         for way in ("grouped", "masked"):
-            got = logits(through(converted(model, structure, mode), way))
+            got = logits(through(build_converted_model(model, structure, mode), way))
             torch.testing.assert_close(got, want, **CLOSE, msg=lambda m, mode=mode, way=way: f"{mode}, {way}: {m}")
 
 
@@ -86,13 +86,13 @@ def test_decoding_with_a_cache_equals_prefill(family: str, attention: str) -> No
     model = tiny_model(family)
     model.set_attn_implementation(attention)
     structure = random_structure(model)
-    new = converted(model, structure)
+    new = build_converted_model(model, structure)
     assert new.config._attn_implementation == attention
     batch = {"input_ids": IDS, "attention_mask": PADDING, "position_ids": POSITIONS}
     torch.testing.assert_close(decoded(new, 12, **batch)[SEEN], logits(new), **CLOSE)
     # One sequence: every decoded token is a batch of one row, which has a way of its own.
     single = {name: value[2:] for name, value in batch.items()}
-    with masked(model, structure):
+    with apply_structure(model, structure):
         want = decoded(model, 12, **single)
     torch.testing.assert_close(decoded(new, 12, **single), want, **CLOSE)
 
@@ -102,12 +102,12 @@ def test_decoding_with_a_cache_equals_prefill(family: str, attention: str) -> No
 def test_one_layer_equals_its_masked_layer(family: str) -> None:
     model = tiny_model(family).double()
     structure = random_structure(model)
-    new = converted(model, structure)
+    new = build_converted_model(model, structure)
     x = torch.randn(2, 7, 32, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     angles = model.model.rotary_emb(x, torch.arange(7).unsqueeze(0))
     for number in range(2):
         dense, ours = model.model.layers[number], new.model.layers[number]
-        with masked(model, structure):
+        with apply_structure(model, structure):
             want_attention = dense.self_attn(x, position_embeddings=angles, attention_mask=None)[0]
             want_mlp = dense.mlp(x)
         got = ours.self_attn(x, position_embeddings=angles, attention_mask=None)[0]
@@ -119,9 +119,9 @@ def test_one_layer_equals_its_masked_layer(family: str) -> None:
 @pytest.mark.parametrize("family", CONVERTIBLE)
 def test_keeping_everything_is_the_dense_model(family: str) -> None:
     model = tiny_model(family)
-    structure = whole(find_sublayers(model))
+    structure = dense_structure(find_sublayers(model))
     for mode in MODES:
-        torch.testing.assert_close(logits(converted(model, structure, mode)), logits(model), **CLOSE)
+        torch.testing.assert_close(logits(build_converted_model(model, structure, mode)), logits(model), **CLOSE)
 
 
 @torch.no_grad()
@@ -132,11 +132,11 @@ def test_sliding_windows_pass_through() -> None:
     ):
         model = tiny_model(family, **own)
         structure = random_structure(model)
-        with masked(model, structure):
+        with apply_structure(model, structure):
             want = logits(model)
-        with masked(wide := tiny_model(family), structure):
+        with apply_structure(wide := tiny_model(family), structure):
             assert (logits(wide) - want).abs().max() > 1e-2
-        new = converted(model, structure)
+        new = build_converted_model(model, structure)
         torch.testing.assert_close(logits(new), want, **CLOSE)
         batch = {"input_ids": IDS, "attention_mask": PADDING, "position_ids": POSITIONS}
         torch.testing.assert_close(decoded(new, 12, **batch)[SEEN], want, **CLOSE)
@@ -147,9 +147,9 @@ def test_long_prompts_have_an_attention_of_their_own(monkeypatch: pytest.MonkeyP
     model = tiny_model("llama", max_position_embeddings=1024)
     few = torch.tensor([True, False, True, False])
     structure = [replace(layer, qk=few) for layer in random_structure(model)]
-    new = converted(model, structure)
+    new = build_converted_model(model, structure)
     ids = torch.randint(3, 200, (2, LEAST + 5), generator=torch.Generator().manual_seed(0))
-    with masked(model, structure):
+    with apply_structure(model, structure):
         want = model(ids).logits
     seen = []
     own = modules.narrow_causal
@@ -159,7 +159,7 @@ def test_long_prompts_have_an_attention_of_their_own(monkeypatch: pytest.MonkeyP
     # Padding is a mask, and masks are the fused attention's.
     padding = torch.ones_like(ids)
     padding[0, :7] = 0
-    with masked(model, structure):
+    with apply_structure(model, structure):
         want = model(ids, attention_mask=padding).logits
     torch.testing.assert_close(new(ids, attention_mask=padding).logits[1], want[1], **CLOSE)
     torch.testing.assert_close(new(ids, attention_mask=padding).logits[0, 7:], want[0, 7:], **CLOSE)
@@ -171,15 +171,15 @@ def test_long_prompts_have_an_attention_of_their_own(monkeypatch: pytest.MonkeyP
 def test_widths_are_removed_and_not_masked(family: str) -> None:
     model = tiny_model(family)
     structure = random_structure(model, static=True)
-    new = converted(model, structure)
+    new = build_converted_model(model, structure)
     for layer, sublayer, own in zip(new.model.layers, find_sublayers(model), structure, strict=True):
-        kept = int(sublayer.rotary.spread(own.qk.float()).sum())
+        kept = int(sublayer.rotary.expand_bits(own.qk.float()).sum())
         assert layer.self_attn.q_proj.out_features == sublayer.heads * kept
         assert layer.self_attn.k_proj.out_features == sublayer.kv_heads * kept
         assert layer.self_attn.v_proj.out_features == sublayer.kv_heads * int(own.vo.sum())
         assert layer.self_attn.o_proj.weight.shape == (sublayer.heads * int(own.vo.sum()), 32)
-        assert layer.mlp.up.shape == (len(sublayer.up), own.union, 32)
-        assert layer.mlp.down.shape == (own.union, 32)
+        assert layer.mlp.up.shape == (len(sublayer.up), own.union_width, 32)
+        assert layer.mlp.down.shape == (own.union_width, 32)
 
 
 @torch.no_grad()
@@ -189,7 +189,7 @@ def test_every_token_keeps_exactly_k_value_dimensions() -> None:
     # Equal scores everywhere: ties must not widen the choice.
     gate = structure[0].vo
     structure[0] = replace(structure[0], vo=replace(gate, decode=torch.zeros_like(gate.decode), offset=torch.zeros(8)))
-    new = converted(model, structure)
+    new = build_converted_model(model, structure)
     x = torch.randn(5, 32)
     for layer, own in zip(new.model.layers, structure, strict=True):
         assert layer.self_attn.value_gate(x).sum(-1).tolist() == [own.value_width] * 5
@@ -200,10 +200,10 @@ def test_equalised_widths_compute_as_their_masks() -> None:
     model = tiny_model("llama")
     structure = random_structure(model)
     equal = equal_widths(structure, [torch.rand(4, 48) for _ in structure])
-    with masked(model, equal):
+    with apply_structure(model, equal):
         want = logits(model)
-    new = converted(model, equal, "materialised")
-    assert new.model.layers[0].mlp.up.shape == (2, 4 * equal[0].widths[0], 32)
+    new = build_converted_model(model, equal, "materialised")
+    assert new.model.layers[0].mlp.up.shape == (2, 4 * equal[0].neuron_counts[0], 32)
     torch.testing.assert_close(logits(new), want, **CLOSE)
 
 
@@ -212,16 +212,16 @@ def test_generation_equals_the_masked_models() -> None:
     model = tiny_model("llama")
     structure = random_structure(model)
     settings: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "attention_mask": PADDING}
-    with masked(model, structure):
+    with apply_structure(model, structure):
         want = model.generate(IDS, **settings)
-    assert torch.equal(converted(model, structure).generate(IDS, **settings), want)
+    assert torch.equal(build_converted_model(model, structure).generate(IDS, **settings), want)
 
 
 def test_inference_mode_leaves_nothing_behind() -> None:
     model = tiny_model("llama")
     structure = random_structure(model)
     for way in ("grouped", "masked"):
-        new = through(converted(model, structure), way)
+        new = through(build_converted_model(model, structure), way)
         with torch.inference_mode():
             first = logits(new)
         with torch.no_grad():
@@ -232,8 +232,8 @@ def test_inference_mode_leaves_nothing_behind() -> None:
 def test_gradients_equal_the_masked_models() -> None:
     model = tiny_model("llama")
     structure = random_structure(model)
-    new = converted(model, structure)
-    with masked(model, structure):
+    new = build_converted_model(model, structure)
+    with apply_structure(model, structure):
         logits(model).logsumexp(-1).mean().backward()
     logits(new).logsumexp(-1).mean().backward()
     torch.testing.assert_close(
@@ -246,7 +246,7 @@ def test_gradients_equal_the_masked_models() -> None:
 def test_attentions_and_hidden_states_are_recorded() -> None:
     model = tiny_model("llama")
     model.set_attn_implementation("eager")
-    new = converted(model, random_structure(model))
+    new = build_converted_model(model, random_structure(model))
     found = new(IDS, output_attentions=True, output_hidden_states=True)
     assert [tuple(a.shape) for a in found.attentions] == [(3, 4, 21, 21)] * 2
     assert len(found.hidden_states) == 3
@@ -255,7 +255,7 @@ def test_attentions_and_hidden_states_are_recorded() -> None:
 @torch.no_grad()
 def test_new_index_lists_are_noticed() -> None:
     model = tiny_model("llama")
-    first, second = (converted(model, random_structure(model, share=1.0)) for _ in range(2))
+    first, second = (build_converted_model(model, random_structure(model, share=1.0)) for _ in range(2))
     logits(first)
     lists = first.state_dict()["model.layers.0.mlp.experts"]
     fewer = first.state_dict() | {"model.layers.0.mlp.experts": lists.masked_fill(lists > 9, -1)}
@@ -270,7 +270,7 @@ def test_new_index_lists_are_noticed() -> None:
 def test_compiles_as_one_graph() -> None:
     model = tiny_model("llama", num_hidden_layers=1)
     structure = random_structure(model)
-    new = converted(model, structure)
+    new = build_converted_model(model, structure)
     compiled = torch.compile(new.model, fullgraph=True, backend="aot_eager")
     want = new.model(IDS, use_cache=False).last_hidden_state
     torch.testing.assert_close(compiled(IDS, use_cache=False).last_hidden_state, want, **CLOSE)

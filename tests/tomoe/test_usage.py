@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from freemoe.core.errors import ArtifactError, DataError
-from freemoe.kernels.gates import route
+from freemoe.kernels.gates import route_tokens
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.sublayers import find_sublayers
 from freemoe.recipes import ConvertRecipe, recipe_from
-from freemoe.text.blocks import Blocks, pack_blocks
+from freemoe.text.blocks import PackedBlocks, pack_blocks
 from freemoe.tomoe.convert import convert
 from freemoe.tomoe.material import read_text
-from freemoe.tomoe.structures.masked import masked
+from freemoe.tomoe.structures.masked import apply_structure
 from freemoe.tomoe.structures.structure import read_structure
 from freemoe.tomoe.usage import (
     expert_similarity,
@@ -33,7 +33,7 @@ from tests.tiny import save_base_and_text, tiny_model
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], Any, Any, Blocks]:
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], Any, Any, PackedBlocks]:
     """A conversion: its folder, result, model, tokenizer and held-out text."""
     folder = tmp_path_factory.mktemp("usage")
     save_base_and_text(folder)
@@ -63,11 +63,11 @@ def test_tokens_go_where_the_masks_on_the_dense_model_send_them(made: Any) -> No
     seen: list[torch.Tensor] = []
     hooks = [
         layer.up[0].register_forward_pre_hook(
-            lambda module, args, own=own: seen.append(route(args[0], own.router_weight, own.router_bias))
+            lambda module, args, own=own: seen.append(route_tokens(args[0], own.router_weight, own.router_bias))
         )
         for layer, own in zip(sublayers, structure, strict=True)
     ]
-    with masked(dense, structure, sublayers), torch.no_grad():
+    with apply_structure(dense, structure, sublayers), torch.no_grad():
         dense(held_out.ids, position_ids=held_out.positions, use_cache=False)
     for hook in hooks:
         hook.remove()
@@ -120,9 +120,9 @@ def test_widths_and_boxes_are_the_results(made: Any) -> None:
     for own, share, box in zip(structure, layer_widths(result), expert_widths(result), strict=True):
         assert share["query_key"] == pytest.approx(2 * int(own.qk.sum()) / 8)
         assert share["value_output"] == pytest.approx(own.value_width / 8)
-        assert share["union"] == pytest.approx(own.union / own.experts.shape[1])
-        assert share["mlp"] == pytest.approx(max(own.widths) / own.experts.shape[1])
-        assert box["most"] == max(own.widths)
+        assert share["union"] == pytest.approx(own.union_width / own.experts.shape[1])
+        assert share["mlp"] == pytest.approx(max(own.neuron_counts) / own.experts.shape[1])
+        assert box["most"] == max(own.neuron_counts)
     box = expert_widths({"layers": [{"widths": [10, 20, 40, 30, 50]}]})[0]
     assert box == {"layer": 0, "least": 10, "lower": 20, "median": 30, "upper": 40, "most": 50}
 

@@ -11,9 +11,9 @@ import torch
 import freemoe
 from freemoe.core.artifacts import write_manifest
 from freemoe.core.errors import ArtifactError, DataError, FreeMoEError
-from freemoe.models.checkpoints.fingerprint import fingerprint
+from freemoe.models.checkpoints.fingerprint import fingerprint_model
 from freemoe.models.checkpoints.loading import load_base
-from freemoe.tomoe.export import export
+from freemoe.tomoe.export import export_converted_model
 from tests.artefacts import rewritten
 from tests.tiny import tiny_model, tiny_tokenizer
 from tests.tomoe.random_structures import random_structure
@@ -22,8 +22,8 @@ from tests.tomoe.random_structures import random_structure
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model, folder = tiny_model("llama"), tmp_path_factory.mktemp("converted") / "out"
-    export(model, random_structure(model), folder, mode="shared", tokenizer=tiny_tokenizer())
-    said = {"kind": "converted", "base_model_name_or_path": "tiny", "base_fingerprint": fingerprint(model)}
+    export_converted_model(model, random_structure(model), folder, mode="shared", tokenizer=tiny_tokenizer())
+    said = {"kind": "converted", "base_model_name_or_path": "tiny", "base_fingerprint": fingerprint_model(model)}
     write_manifest(folder, {**said, "freemoe_version": "0", "revision": None})
     return folder
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from freemoe.training.descent import cosine, descend, warm_cosine
+from freemoe.training.descent import cosine_decay, optimizer_step, warm_cosine
 
 
 @pytest.mark.parametrize("floor", [0.0, 0.1])
@@ -18,10 +18,10 @@ def test_cosine_falls_from_one_to_its_floor(steps: int, floor: float) -> None:
     for step in range(steps + 1):
         # Half the chord of a circle that is walked half-way round.
         height = (complex(math.cos(math.pi * step / steps), math.sin(math.pi * step / steps)).real + 1) / 2
-        assert cosine(step, steps, floor) == pytest.approx(floor * (1 - height) + height, abs=1e-12)
-    assert cosine(0, steps, floor) == 1.0
-    assert cosine(steps, steps, floor) == pytest.approx(floor, abs=1e-12)
-    assert cosine(0, 0, floor) == 1.0
+        assert cosine_decay(step, steps, floor) == pytest.approx(floor * (1 - height) + height, abs=1e-12)
+    assert cosine_decay(0, steps, floor) == 1.0
+    assert cosine_decay(steps, steps, floor) == pytest.approx(floor, abs=1e-12)
+    assert cosine_decay(0, 0, floor) == 1.0
 
 
 @pytest.mark.parametrize(("steps", "warm"), [(100, 5), (20, 1), (4, 4), (1, 1)])
@@ -45,7 +45,7 @@ def test_a_step_is_the_optimizers_on_the_sum_of_the_losses() -> None:
     one, other = (torch.optim.Adam([p], lr=1.0) for p in (ours, theirs))
     for step, rate in enumerate((0.1, 0.3, 0.2)):
         parts = (((ours - k).square() * k).sum() for k in (1.0, 2.0))
-        descend(one, parts, step, rates=[rate], change=lambda: nn.utils.clip_grad_norm_([ours], 1.0))
+        optimizer_step(one, parts, step, rates=[rate], change=lambda: nn.utils.clip_grad_norm_([ours], 1.0))
         other.param_groups[0]["lr"] = rate
         other.zero_grad()
         sum(((theirs - k).square() * k).sum() for k in (1.0, 2.0)).backward()
@@ -66,6 +66,6 @@ def test_losses_are_made_one_after_the_other_and_let_go_of() -> None:
         loss.register_hook(lambda grad: order.append(f"walked {name}"))
         return loss
 
-    descend(torch.optim.SGD([p], lr=1.0), map(part, "ab"), 0)
+    optimizer_step(torch.optim.SGD([p], lr=1.0), map(part, "ab"), 0)
     assert order == ["made a", "walked a", "made b", "walked b"]
     assert p.item() == -1.0

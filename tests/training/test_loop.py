@@ -11,9 +11,17 @@ from torch import nn
 
 from freemoe.core.errors import ArtifactError, NumericError
 from freemoe.core.run.folder import RunFolder
-from freemoe.training.descent import descend
-from freemoe.training.loop import Kept, Store, looks, train
-from freemoe.training.states import Best, State, load_optimizer, optimizer_state, packed, put, unpacked
+from freemoe.training.descent import optimizer_step
+from freemoe.training.loop import CheckpointStore, TrainingCheckpoints, eval_steps, run_training_loop
+from freemoe.training.states import (
+    BestCheckpoint,
+    State,
+    copy_into_parameters,
+    load_optimizer,
+    optimizer_state,
+    pack_state,
+    unpack_state,
+)
 
 STEPS, EVERY = 7, 2
 
@@ -28,7 +36,7 @@ class Fit:
             self.line.bias.zero_()
         self.parameters = dict(self.line.named_parameters())
         self.optimizer = torch.optim.Adam(self.parameters.values(), lr=rate)
-        self.best, self.patience = Best(self.parameters), patience
+        self.best, self.patience = BestCheckpoint(self.parameters), patience
         self.run = RunFolder(output, {"a": 1}) if output else None
         self.done: list[int] = []
         self.told: list[int] = []
@@ -38,25 +46,25 @@ class Fit:
         return (self.line(points) - points.sum(1, keepdim=True)).square().mean()
 
     def step(self, number: int) -> None:
-        descend(self.optimizer, map(self.loss, [number]), number)
+        optimizer_step(self.optimizer, map(self.loss, [number]), number)
         self.done.append(number)
 
     def look(self, done: int) -> bool:
         self.told.append(done)
-        return self.best.look(float(self.loss(1000).detach())) >= self.patience
+        return self.best.record_loss(float(self.loss(1000).detach())) >= self.patience
 
     def state(self) -> State:
-        return {**packed("now", self.parameters), **optimizer_state(self.optimizer), **self.best.state()}
+        return {**pack_state("now", self.parameters), **optimizer_state(self.optimizer), **self.best.to_state()}
 
     def load(self, state: State) -> None:
-        put(self.parameters, unpacked("now", state))
+        copy_into_parameters(self.parameters, unpack_state("now", state))
         load_optimizer(self.optimizer, state)
-        self.best.load(state)
+        self.best.load_state(state)
 
     def train(self, **changed: Any) -> Fit:
-        kept = Kept(Store(self.run), "fit", self.state, self.load) if self.run else None
+        kept = TrainingCheckpoints(CheckpointStore(self.run), "fit", self.state, self.load) if self.run else None
         use = {"step": self.step, "look": self.look, "steps": STEPS, "every": EVERY, "kept": kept, **changed}
-        train(**use)
+        run_training_loop(**use)
         return self
 
 
@@ -81,7 +89,7 @@ def dies_at(work: Any, last: int) -> Any:
 def test_looks_are_before_the_first_step_and_after_every_so_many_and_the_last(steps: int, every: int) -> None:
     slow = [n for n in range(steps + 1) if n in (0, steps) or n % every == 0]
     fit = Fit().train(steps=steps, every=every)
-    assert looks(steps, every) == fit.told == slow
+    assert eval_steps(steps, every) == fit.told == slow
     assert fit.done == list(range(steps))
 
 
@@ -92,20 +100,20 @@ def test_a_resumed_run_is_an_unbroken_one(tmp_path: Path, what: str, last: int) 
     with pytest.raises(Killed):
         first.train(**{what: dies_at(getattr(first, what), last)})
     assert first.run is not None
-    first.run._release()
+    first.run._release_claim()
     second = Fit(tmp_path / "out").train()
     assert same(whole.state(), second.state())
     assert same(Fit().train().state(), whole.state())
     # Steps that were done before the last look are not done again; nor is any left out.
     begun = second.told[0]
-    assert begun == max(n for n in looks(STEPS, EVERY) if n <= last)
+    assert begun == max(n for n in eval_steps(STEPS, EVERY) if n <= last)
     assert second.done == list(range(begun, STEPS))
 
 
 def test_only_the_last_state_is_kept(tmp_path: Path) -> None:
     fit = Fit(tmp_path / "out").train()
     assert fit.run is not None
-    assert [n for n in looks(STEPS, EVERY) if fit.run.has(f"fit|{n}")] == [STEPS]
+    assert [n for n in eval_steps(STEPS, EVERY) if fit.run.has_tensors(f"fit|{n}")] == [STEPS]
 
 
 def test_a_damaged_state_is_said_and_not_gone_on_with(tmp_path: Path) -> None:
@@ -113,7 +121,7 @@ def test_a_damaged_state_is_said_and_not_gone_on_with(tmp_path: Path) -> None:
     assert fit.run is not None
     (path,) = (fit.run.partial / "units").iterdir()
     path.write_bytes(path.read_bytes()[:-1] + b"?")
-    fit.run._release()
+    fit.run._release_claim()
     with pytest.raises(ArtifactError, match=r"damaged.*--no-resume"):
         Fit(tmp_path / "out").train()
 
@@ -123,7 +131,7 @@ def test_progress_counts_every_step_once(tmp_path: Path) -> None:
     with pytest.raises(Killed):
         first.train(step=dies_at(first.step, 5))
     assert first.run is not None
-    first.run._release()
+    first.run._release_claim()
     Fit(tmp_path / "out").train(advance=told.append)
     assert told[0] == 4
     assert sum(told) == STEPS
@@ -135,26 +143,26 @@ def test_the_best_look_is_given_back() -> None:
     seen: list[State] = []
 
     def look(done: int) -> bool:
-        seen.append(packed("", fit.parameters))
+        seen.append(pack_state("", fit.parameters))
         return fit.look(done)
 
     fit.train(look=look, steps=10)
     losses = fit.best.losses
     at = losses.index(min(losses))
     assert 0 < at < len(losses) - 1
-    assert not same(seen[at], packed("", fit.parameters))
-    fit.best.restore()
-    assert same(seen[at], packed("", fit.parameters))
+    assert not same(seen[at], pack_state("", fit.parameters))
+    fit.best.restore_best()
+    assert same(seen[at], pack_state("", fit.parameters))
     assert float(fit.loss(1000).detach()) == min(losses)
 
 
 def test_of_equal_looks_the_first_is_the_best() -> None:
     p = nn.Parameter(torch.zeros(1))
-    best = Best({"p": p})
+    best = BestCheckpoint({"p": p})
     waited = []
     for value, loss in enumerate([3.0, 2.0, 2.0, 4.0, 1.0]):
         p.data.fill_(value)
-        waited.append(best.look(loss))
+        waited.append(best.record_loss(loss))
     assert waited == [0, 0, 1, 2, 0]
     assert best.values["p"].tolist() == [4.0]
 
@@ -180,17 +188,17 @@ def test_a_loss_that_is_no_number_stops_and_loses_nothing(tmp_path: Path, bad: f
         before = fit.state()
         with pytest.raises(NumericError) as error:
             # The first half is fine, and must not be half a step.
-            descend(fit.optimizer, (fit.loss(n) * scale for n, scale in ((5, 1.0), (6, bad))), number)
+            optimizer_step(fit.optimizer, (fit.loss(n) * scale for n, scale in ((5, 1.0), (6, bad))), number)
         assert same(before, fit.state())
         raise error.value
 
     with pytest.raises(NumericError, match=rf"loss of step 5 is {bad}.*[Ll]ower the learning rate"):
         fit.train(step=step)
     assert fit.run is not None
-    fit.run._release()
+    fit.run._release_claim()
     assert same(Fit(tmp_path / "out").train().state(), Fit().train().state())
 
 
 def test_a_look_that_is_no_number_stops() -> None:
     with pytest.raises(NumericError, match="loss of look 0 is nan"):
-        Best({}).look(float("nan"))
+        BestCheckpoint({}).record_loss(float("nan"))

@@ -6,19 +6,19 @@ import pytest
 import torch
 from torch import nn
 
-from freemoe.training.mean import Mean
+from freemoe.training.mean import ParameterMean
 
 
 def walk(steps: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(steps, 5, generator=torch.Generator().manual_seed(seed)).cumsum(0)
 
 
-def mean_of(rows: torch.Tensor, window: float) -> Mean:
+def mean_of(rows: torch.Tensor, window: float) -> ParameterMean:
     p = nn.Parameter(torch.zeros(5))
-    found = Mean({"p": p}, window)
+    found = ParameterMean({"p": p}, window)
     for row in rows:
         p.data.copy_(row)
-        found.update()
+        found.update_mean()
     return found
 
 
@@ -51,11 +51,11 @@ def test_parameters_are_put_back_to_the_bit_also_after_an_error() -> None:
     found = mean_of(walk(9), 0.5)
     p = found.parameters["p"]
     before = p.detach().clone()
-    with found.used():
+    with found.use_mean():
         assert torch.equal(p, found.values["p"])
         assert not torch.equal(p, before)
     assert torch.equal(p, before)
-    with pytest.raises(ZeroDivisionError), found.used():
+    with pytest.raises(ZeroDivisionError), found.use_mean():
         torch.zeros(1).item() / 0
     assert torch.equal(p, before)
 
@@ -63,17 +63,17 @@ def test_parameters_are_put_back_to_the_bit_also_after_an_error() -> None:
 def test_going_on_is_never_having_stopped() -> None:
     rows = walk(20)
     whole, first = mean_of(rows, 0.3), mean_of(rows[:8], 0.3)
-    state = first.state()
-    second = Mean({"p": nn.Parameter(torch.zeros(5))}, 0.3)
-    second.load({name: t.clone() for name, t in state.items()})
+    state = first.to_state()
+    second = ParameterMean({"p": nn.Parameter(torch.zeros(5))}, 0.3)
+    second.load_state({name: t.clone() for name, t in state.items()})
     for row in rows[8:]:
         second.parameters["p"].data.copy_(row)
-        second.update()
+        second.update_mean()
     assert torch.equal(second.values["p"], whole.values["p"])
-    assert all(torch.equal(t, first.state()[name]) for name, t in state.items())
+    assert all(torch.equal(t, first.to_state()[name]) for name, t in state.items())
 
 
 def test_before_the_first_step_nothing_is_put_on() -> None:
-    found = Mean({"p": nn.Parameter(torch.ones(5))}, 0.3)
-    with found.used():
+    found = ParameterMean({"p": nn.Parameter(torch.ones(5))}, 0.3)
+    with found.use_mean():
         assert torch.equal(found.parameters["p"], torch.ones(5))

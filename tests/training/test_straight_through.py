@@ -9,10 +9,10 @@ import torch
 
 from freemoe.training.straight_through import (
     MEDIAN_NOISE,
-    best,
-    gumbel,
+    gumbel_noise,
     gumbel_sigmoid,
     gumbel_softmax,
+    hard_top_k,
     keep_probability,
 )
 
@@ -69,7 +69,7 @@ def test_noisy_choices_follow_the_softmax() -> None:
 @pytest.mark.parametrize("k", [1, 3, 6, 7])
 def test_best_keeps_exactly_k(k: int) -> None:
     x = torch.randn(11, 7, generator=generator()).round(decimals=0)  # with ties
-    kept = best(x, k, 0.4)
+    kept = hard_top_k(x, k, 0.4)
     assert torch.equal(kept.sum(-1), torch.full((11,), float(k)))
     for row, mask in zip(x, kept.bool(), strict=True):
         assert k == 7 or row[mask].min() >= row[~mask].max()
@@ -77,14 +77,14 @@ def test_best_keeps_exactly_k(k: int) -> None:
 
 def test_best_has_its_gradient_at_the_edge() -> None:
     x = torch.tensor([[3.0, 1.0, 0.0, -4.0]], requires_grad=True)
-    best(x, 2, 0.5).sum().backward()
+    hard_top_k(x, 2, 0.5).sum().backward()
     y = torch.sigmoid((x.detach() - 0.5) / 0.5)
     torch.testing.assert_close(x.grad, y * (1 - y) / 0.5)
 
 
 def test_noise_is_the_generators() -> None:
     like = torch.zeros(1000)
-    assert torch.equal(gumbel(like, generator(5)), gumbel(like, generator(5)))
-    assert not torch.equal(gumbel(like, generator(5)), gumbel(like, generator(6)))
-    assert torch.equal(gumbel(like, None), like)
-    assert abs(float(gumbel(torch.zeros(100000), generator()).mean()) - 0.5772) < 0.02
+    assert torch.equal(gumbel_noise(like, generator(5)), gumbel_noise(like, generator(5)))
+    assert not torch.equal(gumbel_noise(like, generator(5)), gumbel_noise(like, generator(6)))
+    assert torch.equal(gumbel_noise(like, None), like)
+    assert abs(float(gumbel_noise(torch.zeros(100000), generator()).mean()) - 0.5772) < 0.02

@@ -30,7 +30,7 @@ STEPS = [{"batch": BATCH}, {"batch": BATCH[::-1]}, {"batch": [{**one, "score": T
 def write_converted(folder: Path, family: str, mode: str, static: bool, fewer_heads: bool) -> Path:
     """A folder as ``freemoe convert`` writes it, of a random structure: experts of other widths in every layer."""
     from freemoe.core.artifacts import write_manifest
-    from freemoe.tomoe.export import export
+    from freemoe.tomoe.export import export_converted_model
     from tests.tiny import tiny_model, tiny_tokenizer
     from tests.tomoe.random_structures import random_structure
 
@@ -38,8 +38,8 @@ def write_converted(folder: Path, family: str, mode: str, static: bool, fewer_he
     structure = random_structure(model, static=static)
     if fewer_heads:
         structure[1] = replace(structure[1], heads=torch.tensor([False, True]))
-    assert len({tuple(layer.widths) for layer in structure}) == len(structure)
-    export(model, structure, folder, mode, tiny_tokenizer())
+    assert len({tuple(layer.neuron_counts) for layer in structure}) == len(structure)
+    export_converted_model(model, structure, folder, mode, tiny_tokenizer())
     write_manifest(folder, {"kind": "converted", "freemoe_version": "0"})
     return folder
 

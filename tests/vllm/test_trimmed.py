@@ -39,9 +39,9 @@ def write_trimmed(
     from freemoe.hookmoe.artefact_files import KIND
     from freemoe.hookmoe.hooks.hook import new_hooks
     from freemoe.hookmoe.plans.layers import moe_layers
-    from freemoe.hookmoe.plans.plan import Plan
-    from freemoe.models.checkpoints.fingerprint import fingerprint
-    from freemoe.models.checkpoints.identity import IDENTITY, identity
+    from freemoe.hookmoe.plans.plan import LayerPlan
+    from freemoe.models.checkpoints.fingerprint import fingerprint_model
+    from freemoe.models.checkpoints.identity import IDENTITY, identify_base
     from tests.tiny import tiny_model, tiny_tokenizer
 
     model = tiny_model(family, **{**SHAPE, **settings})
@@ -55,15 +55,15 @@ def write_trimmed(
             for _, hook in hooks.items():
                 hook.down.weight.normal_(std=0.3, generator=generator)
     (root / "trimmed").mkdir()
-    save_adapter(Trimmed(Plan(ks), hooks, rescale), model, root / "trimmed")
+    save_adapter(Trimmed(LayerPlan(ks), hooks, rescale), model, root / "trimmed")
     body = {
         "kind": KIND,
         "freemoe_version": "0",
         "revision": None,
         "plan": list(ks),
-        IDENTITY: identity(model, tiny_tokenizer()),
+        IDENTITY: identify_base(model, tiny_tokenizer()),
     }
-    base = {"base_model_name_or_path": str(root / "base"), "base_fingerprint": fingerprint(model)}
+    base = {"base_model_name_or_path": str(root / "base"), "base_fingerprint": fingerprint_model(model)}
     write_manifest(root / "trimmed", body | base)
     return root / "trimmed"
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from freemoe.domain_experts.expert import Expert, switch_expert, unit_expert
+from freemoe.domain_experts.expert import DomainExpert, switch_expert, unit_expert
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.structured.units import find_units
 from freemoe.models.mask import Mask, TensorMask
-from freemoe.models.weights import Weight, find_weights
+from freemoe.models.weights import WeightMatrix, find_weights
 from tests.tiny import tiny_model, tiny_tokenizer
 
 # vLLM's attention on a CPU knows no heads of fewer than 32 numbers.
@@ -28,7 +28,7 @@ differences: list[float] = []
 FEW, MANY, UNITS, NONE = "law/few", "law/many", "law/units", "law/none"
 
 
-def random_switches(weights: list[Weight], share: float, seed: int) -> Mask:
+def random_switches(weights: list[WeightMatrix], share: float, seed: int) -> Mask:
     """A mask of a share of every weight, drawn at random."""
     generator = torch.Generator().manual_seed(seed)
     return Mask({w.name: TensorMask.of_bools(torch.rand(w.size, generator=generator) < share) for w in weights})
@@ -38,12 +38,12 @@ def write_world(root: Path, family: str = "llama") -> Path:
     """Write a base into ``root/base`` and its artefact into the folder that is returned."""
     model = tiny_model(family, **SHAPE, head_dim=32)
     weights, units = find_weights(model), find_units(model, "neuron")
-    lines = units.lines({number: torch.arange(number, 140 + number) for number in range(4)})
+    lines = units.line_indices({number: torch.arange(number, 140 + number) for number in range(4)})
     experts = [
         switch_expert(FEW, random_switches(weights, 0.02, 1)),
         switch_expert(MANY, random_switches(weights, 0.3, 2)),
         unit_expert(UNITS, "neuron", lines, Mask()),
-        Expert(NONE),
+        DomainExpert(NONE),
     ]
     model.save_pretrained(root / "base")
     tokenizer = tiny_tokenizer()

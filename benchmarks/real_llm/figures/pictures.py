@@ -14,7 +14,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from freemoe.report.figures.drawing import PALETTE, SOFT, heading, new_figure, plain, style
+from freemoe.report.figures.drawing import PALETTE, SOFT, drawable_name, new_figure, report_style, set_panel_title
 
 Entry = dict[str, Any]
 
@@ -176,16 +176,16 @@ def _panel(
             x, mean, [[mean - low], [high - mean]], fmt=marker, color=colour, markersize=5, linewidth=1, label=label
         )
         short = str(entry["method"]).partition("-")[2]
-        axes.annotate(plain(short), (x, mean), (4, 3), textcoords="offset points", fontsize=6.5, color=SOFT)
+        axes.annotate(drawable_name(short), (x, mean), (4, 3), textcoords="offset points", fontsize=6.5, color=SOFT)
     unit = next((e["unit"] for e in entries if "unit" in e), "")
-    heading(axes, material, f"gain, {unit}")
+    set_panel_title(axes, material, f"gain, {unit}")
 
 
 def home_or_far(points: Sequence[Entry]) -> Figure | None:
     """Gain over the base's own perplexity, all materials and bases: how far from home it begins, how much it gains."""
     if not points:
         return None
-    with style():
+    with report_style():
         figure = new_figure(6.5, 4.0)
         axes = figure.subplots()
         kinds = list(dict.fromkeys(p["method"] for p in points))
@@ -202,7 +202,9 @@ def home_or_far(points: Sequence[Entry]) -> Figure | None:
         for place in {(p["material"], p["base"], p["base_perplexity"]) for p in points}:
             highest = max(p["gain"] for p in points if (p["material"], p["base"]) == place[:2])
             name = place[0] + (f" ({Path(place[1]).name})" if place[1] else "")
-            axes.annotate(plain(name), (place[2], highest), (0, 6), textcoords="offset points", fontsize=7, color=SOFT)
+            axes.annotate(
+                drawable_name(name), (place[2], highest), (0, 6), textcoords="offset points", fontsize=7, color=SOFT
+            )
         axes.axhline(0, color=SOFT, linewidth=0.8)
         axes.set_xscale("log")
         axes.set_xlabel("perplexity of the base on the material")
@@ -217,7 +219,7 @@ def draw_all(details: dict[str, Any], folder: Path) -> list[Path]:
     written = [folder / "real.md"]
     written[0].write_text(tables(details), encoding="utf-8")
     for name, draw in pictures(details).items():
-        with style():
+        with report_style():
             figure = draw()
             if figure is None:
                 continue

@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.real_llm.cells import BASE, Cell
 from benchmarks.real_llm.methods.weights import decided
 from benchmarks.shares import share_bootstrap
-from freemoe.domain_experts.select.choice import Verdict, adjust
+from freemoe.domain_experts.select.choice import CandidateVerdict, adjust_verdicts
 from freemoe.evals.statistics import Interval, mean_interval, paired_test
 
 Finished = dict[str, dict[str, Any]]
@@ -127,7 +127,7 @@ def share(row: Row, rival: Row, base: Row, seed: int = 0) -> Interval:
     return share_bootstrap([(gains(row, base).tolist(), gains(rival, base).tolist(), row.keys)], seed)
 
 
-def verdict(row: Row, base: Row, seed: int = 0) -> Verdict | None:
+def verdict(row: Row, base: Row, seed: int = 0) -> CandidateVerdict | None:
     """The guard's test of the first seed's result, on reference documents that neither trained nor stopped it.
 
     None where no document guards it. What stopped at its start is the base and has no gain, whatever rounding says.
@@ -142,13 +142,13 @@ def verdict(row: Row, base: Row, seed: int = 0) -> Verdict | None:
     )
     differences = [0.0 if stopped else v - before[i] for i, v in zip(guard["ids"], guard["values"], strict=True)]
     p = paired_test(differences, guard["keys"], seed=seed)
-    return Verdict(row.cell.method, row.cell.treatment, float(np.mean(differences)), p, len(differences))
+    return CandidateVerdict(row.cell.method, row.cell.treatment, float(np.mean(differences)), p, len(differences))
 
 
 def accepted(pairs: Sequence[tuple[Row, Row]], alpha: float = 0.05) -> list[bool]:
     """Which of several rows the guard of one build would accept, all of them tested together (Holm)."""
     verdicts = [verdict(row, base) for row, base in pairs]
-    adjusted = iter(adjust([[v] for v in verdicts if v is not None]))
+    adjusted = iter(adjust_verdicts([[v] for v in verdicts if v is not None]))
     found = []
     for known in verdicts:
         one = next(adjusted)[0] if known is not None else None

@@ -23,7 +23,7 @@ from freemoe.core.memory import peak_memory_bytes
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.checkpoints.saving import save_checkpoint
 from freemoe.recipes import ConvertRecipe, TrimRecipe, recipe_from
-from freemoe.text.blocks import Blocks, pack_blocks, passages
+from freemoe.text.blocks import PackedBlocks, cut_passages, pack_blocks
 from freemoe.text.documents import read_documents
 from freemoe.tomoe.measure import score_text
 
@@ -145,12 +145,12 @@ def split(job: Job) -> dict[str, Any]:
     }
 
 
-def _router_text(job: Job, tokenizer: Any) -> tuple[Blocks, Blocks]:
+def _router_text(job: Job, tokenizer: Any) -> tuple[PackedBlocks, PackedBlocks]:
     """Blocks that routers learn from, and others of the same file that show what they learned."""
-    texts = passages(read_documents(_files(job)[1]))
+    texts = cut_passages(read_documents(_files(job)[1]))
     blocks = pack_blocks(tokenizer, texts, BLOCK, "the routers' text")
     last = min(_SHOWN_ROWS, len(blocks) // 2) if not _quick(job) else 1
-    return blocks.rows(range(len(blocks) - last)), blocks.rows(range(len(blocks) - last, len(blocks)))
+    return blocks.select_rows(range(len(blocks) - last)), blocks.select_rows(range(len(blocks) - last, len(blocks)))
 
 
 def kept_splits(tensors: dict[str, Tensor]) -> list[Split]:

@@ -17,7 +17,7 @@ from benchmarks.real_llm.methods.weights import Stand
 from benchmarks.real_llm.work import Job, joined
 from freemoe.core.memory import peak_memory_bytes
 from freemoe.domain_experts.route.router import train_on_subdomains
-from freemoe.domain_experts.route.subdomains import Subdomains, features
+from freemoe.domain_experts.route.subdomains import DomainDivision, prompt_features
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
@@ -45,16 +45,16 @@ def routed(job: Job) -> dict[str, Any]:
     }
     reference = {n: [*s.data.gradient, *s.data.stop, *s.data.guard] for n, s in stands.items()}
     prompts = {n: [stands[n].scorer.prompt_ids(d) for d in documents] for n, documents in reference.items()}
-    feature = {n: features(model, ids, FEATURE) for n, ids in prompts.items()}
+    feature = {n: prompt_features(model, ids, FEATURE) for n, ids in prompts.items()}
     divided = {
-        n: Subdomains(n, (n,), (0,) * len(rows), rows.mean(0)[None], "none", {n: 0}) for n, rows in feature.items()
+        n: DomainDivision(n, (n,), (0,) * len(rows), rows.mean(0)[None], "none", {n: 0}) for n, rows in feature.items()
     }
     keys = {n: [d.key for d in documents] for n, documents in reference.items()}
     router, figures = train_on_subdomains(divided, feature, keys, RouterSection(), kind=FEATURE, seed=job.cell.seed)
     found = {}
     for name, stand in stands.items():
         documents = stand.data.reported
-        routes = router.route(features(model, [stand.scorer.prompt_ids(d) for d in documents], FEATURE))
+        routes = router.route(prompt_features(model, [stand.scorer.prompt_ids(d) for d in documents], FEATURE))
         picked = [r.domain for r in routes]
         right: list[float | None] = [None] * len(documents)
         for other in paths:

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freemoe.models.sublayers import Sublayers, find_sublayers
-from freemoe.text.blocks import Blocks
-from freemoe.tomoe.gates.initialise import clusters
-from freemoe.tomoe.structures.rivals import activities
-from freemoe.training.descent import descend
+from freemoe.models.sublayers import DecoderSublayers, find_sublayers
+from freemoe.text.blocks import PackedBlocks
+from freemoe.tomoe.gates.initialise import cluster_tokens
+from freemoe.tomoe.structures.rivals import measure_activity
+from freemoe.training.descent import optimizer_step
 from freemoe.training.distillation import distillation_loss
 
 _SHARED = 0.5
@@ -46,7 +46,7 @@ class Split:
     router: Tensor
 
 
-def divide(model: Any, blocks: Blocks, experts: int, seed: int) -> list[Split]:
+def divide(model: Any, blocks: PackedBlocks, experts: int, seed: int) -> list[Split]:
     """Divide every layer's neurons among all tokens and experts, by which tokens use them.
 
     Args:
@@ -56,13 +56,15 @@ def divide(model: Any, blocks: Blocks, experts: int, seed: int) -> list[Split]:
         seed: Of the clusters.
     """
     sublayers = find_sublayers(model)
-    part = blocks.rows(range(min(len(blocks), _CLUSTERED_ROWS)))
-    centres = clusters(model, sublayers, part, experts, seed)
+    part = blocks.select_rows(range(min(len(blocks), _CLUSTERED_ROWS)))
+    centres = cluster_tokens(model, sublayers, part, experts, seed)
     found = []
-    for layer, own, (centre, _) in zip(sublayers, activities(model, sublayers, part, centres), centres, strict=True):
+    for layer, own, (centre, _) in zip(
+        sublayers, measure_activity(model, sublayers, part, centres), centres, strict=True
+    ):
         weight = own.neurons.sum(0) * layer.down.weight.detach().float().norm(dim=0)
         order = weight.argsort(descending=True, stable=True).cpu()
-        shared, rest = (part.sort().values for part in order.tensor_split([round(_SHARED * layer.width)]))
+        shared, rest = (part.sort().values for part in order.tensor_split([round(_SHARED * layer.intermediate_size)]))
         used = (own.neurons / own.tokens.clamp(min=1)[:, None]).cpu()[:, rest]
         beyond = used / used.mean(0).clamp(min=1e-12)
         neurons = rest[evenly(beyond, len(rest) // experts)]
@@ -147,7 +149,7 @@ def mixture(model: Any, splits: Sequence[Split], k: int) -> Any:
     return found.eval()
 
 
-def _experts(layer: Sublayers, split: Split) -> dict[str, Tensor]:
+def _experts(layer: DecoderSublayers, split: Split) -> dict[str, Tensor]:
     gate, up = (linear.weight.detach().float() for linear in layer.up)
     down = layer.down.weight.detach().float()
     return {
@@ -162,7 +164,7 @@ def _experts(layer: Sublayers, split: Split) -> dict[str, Tensor]:
 
 
 def train_routers(
-    sparse: Any, dense: Any, blocks: Blocks, steps: int, rows: int, rate: float, on_step: Callable[[float], None]
+    sparse: Any, dense: Any, blocks: PackedBlocks, steps: int, rows: int, rate: float, on_step: Callable[[float], None]
 ) -> list[Tensor]:
     """Train nothing but the routers of a mixture, so that it says what the dense model says.
 
@@ -186,18 +188,18 @@ def train_routers(
     optimizer = torch.optim.Adam([{"params": [r], "lr": rate * u} for r, u in zip(routers, units, strict=True)])
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for step in range(steps):
-        batch = blocks.rows([(step * rows + i) % len(blocks) for i in range(rows)])
+        batch = blocks.select_rows([(step * rows + i) % len(blocks) for i in range(rows)])
         with torch.no_grad():
             wanted = _hidden(dense, batch)
         with torch.enable_grad():
             loss = distillation_loss(
                 _hidden(sparse, batch).flatten(0, 1), wanted.flatten(0, 1), dense.get_output_embeddings()
             )
-            descend(optimizer, [loss], step)
+            optimizer_step(optimizer, [loss], step)
         schedule.step()
         on_step(loss.item())
     return [r.requires_grad_(False) for r in routers]
 
 
-def _hidden(model: Any, batch: Blocks) -> Tensor:
+def _hidden(model: Any, batch: PackedBlocks) -> Tensor:
     return model.base_model(batch.ids, position_ids=batch.positions, use_cache=False).last_hidden_state

@@ -17,14 +17,14 @@ from torch import Tensor
 
 from benchmarks.real_llm.cells import Cell
 from benchmarks.real_llm.methods.weights import METHODS, Stand, Trained, lora, purify, trained_in
-from freemoe.domain_experts.expert import Expert, unit_expert
+from freemoe.domain_experts.expert import DomainExpert, unit_expert
 from freemoe.domain_experts.structured.fitting import multiple_of
-from freemoe.domain_experts.structured.measure import cost
-from freemoe.domain_experts.structured.ranking import worth
+from freemoe.domain_experts.structured.measure import compare_cost
+from freemoe.domain_experts.structured.ranking import measure_importance
 from freemoe.domain_experts.structured.rivals import rival_scores
 from freemoe.domain_experts.structured.shrink import shrink
 from freemoe.domain_experts.structured.training import train_units
-from freemoe.domain_experts.structured.units import Units, UnitsOff, find_units, lowest, numbers_off
+from freemoe.domain_experts.structured.units import ModelUnits, UnitsOff, find_units, lowest_units, numbers_off
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.models.mask import Mask
 from freemoe.models.switching import switched_off
@@ -100,7 +100,7 @@ def structured(stand: Stand, *, layout: str = "even", singles: bool = False) -> 
     """
     units = find_units(stand.model, KIND)
     if stand.found:
-        off = units.of_lines(Expert.from_parts({"name": _NAME, "kind": "unit", "unit": KIND}, stand.found).lines)
+        off = units.of_lines(DomainExpert.from_parts({"name": _NAME, "kind": "unit", "unit": KIND}, stand.found).lines)
         losses, facts = [], {"layout": layout}
     else:
         off, losses, facts = _train(stand, units, layout)
@@ -112,7 +112,7 @@ def structured(stand: Stand, *, layout: str = "even", singles: bool = False) -> 
     return _cut(stand, units, off, inside, losses, facts)
 
 
-def _train(stand: Stand, units: Units, layout: str) -> tuple[UnitsOff, list[float], dict[str, Any]]:
+def _train(stand: Stand, units: ModelUnits, layout: str) -> tuple[UnitsOff, list[float], dict[str, Any]]:
     """Neurons for the cell's budget, the stopping losses before and after, and what the record says of the training."""
     schedule = stand.schedule
     with trained_in(stand):
@@ -172,27 +172,27 @@ def _multiple(stand: Stand) -> int:
     return multiple_of(UnitSection(unit=KIND), stand.model.device)
 
 
-def _ranked(stand: Stand, units: Units, rival: str) -> tuple[UnitsOff, dict[str, Tensor]]:
+def _ranked(stand: Stand, units: ModelUnits, rival: str) -> tuple[UnitsOff, dict[str, Tensor]]:
     """A rival's neurons for the cell's budget; and all rivals' scores, where no other cell has measured them."""
     key, measured = "score|{}|{}".format, {}
     if not stand.found:
         with trained_in(stand):
-            scores = rival_scores(units, worth(stand.model, units, stand.batches(stand.data.gradient)))
+            scores = rival_scores(units, measure_importance(stand.model, units, stand.batches(stand.data.gradient)))
         for name, layers in scores.items():
             measured |= {key(name, layer.number): s for layer, s in zip(units.layers, layers, strict=True)}
     known = stand.found or measured
     number = numbers_off(units, stand.cell.budget, "even", _multiple(stand))
-    return lowest(units, [known[key(rival, layer.number)] for layer in units.layers], number), measured
+    return lowest_units(units, [known[key(rival, layer.number)] for layer in units.layers], number), measured
 
 
 def _cut(
-    stand: Stand, units: Units, off: UnitsOff, singles: Mask, losses: list[float], facts: dict[str, Any]
+    stand: Stand, units: ModelUnits, off: UnitsOff, singles: Mask, losses: list[float], facts: dict[str, Any]
 ) -> Trained:
     """What neurons (and single weights) off ship, and how fast the model is without them."""
-    kept = unit_expert(_NAME, KIND, units.lines(off), singles).to_tensors()
+    kept = unit_expert(_NAME, KIND, units.line_indices(off), singles).to_tensors()
     inside = sum(len(off[layer.number]) * layer.weights_of_one for layer in units.layers if layer.number in off)
     weights = inside + singles.count
-    facts = {"units": {"off": units.number_off(off), "of": units.total, "share": units.share_off(off)}, **facts}
+    facts = {"units": {"off": units.number_off(off), "of": units.num_units, "share": units.share_off(off)}, **facts}
     if "speed" not in facts:
         facts["speed"] = cut_speed(stand, units, off)
 
@@ -213,7 +213,7 @@ def _cut(
     )
 
 
-def cut_speed(stand: Stand, units: Units, off: UnitsOff) -> dict[str, Any]:
+def cut_speed(stand: Stand, units: ModelUnits, off: UnitsOff) -> dict[str, Any]:
     """Tokens per second of the smaller plain checkpoint and of the dense model, in turns, in the scoring format and in fp32.
 
     Returns:
@@ -224,7 +224,7 @@ def cut_speed(stand: Stand, units: Units, off: UnitsOff) -> dict[str, Any]:
     for number_format in dict.fromkeys(("float32", score)):
         # Copies: casting weights anew for every token is no part of a checkpoint's speed.
         dense = copy.deepcopy(stand.model).to(getattr(torch, number_format))
-        seen[number_format] = cost(dense, shrink(dense, units, off, pad=True))
+        seen[number_format] = compare_cost(dense, shrink(dense, units, off, pad=True))
     speeds = {
         number_format: {
             "prefill": both["prefill"][1],

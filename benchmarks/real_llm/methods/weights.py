@@ -21,16 +21,16 @@ from benchmarks.rivals.training import Schedule, train_lora, tune, with_lora
 from freemoe.core.registry import Registry
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches, gold_rows
 from freemoe.domain_experts.purify.methods import METHODS as PURIFICATIONS
-from freemoe.domain_experts.purify.methods import Task
-from freemoe.domain_experts.rank.bands import Rankings, grid
+from freemoe.domain_experts.purify.methods import PurifyTask
+from freemoe.domain_experts.rank.bands import BandRankings, band_grid
 from freemoe.domain_experts.rank.calibrate import calibrate
-from freemoe.evals.engine.evaluator import Evaluator, Score
+from freemoe.evals.engine.evaluator import DocumentScore, Evaluator
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import Document
 from freemoe.models.mask import Mask
 from freemoe.models.precision import held_in
 from freemoe.models.switching import switched_off
-from freemoe.models.weights import Weight
+from freemoe.models.weights import WeightMatrix
 from freemoe.recipes import BandSection, SaliencySection
 
 SHOTS = 5
@@ -60,7 +60,7 @@ class Stand:
     protocol: Protocol
     model: Any
     tokenizer: Any
-    weights: list[Weight]
+    weights: list[WeightMatrix]
     data: Parts
     found: dict[str, Tensor] = field(default_factory=dict)
     scorer: Scorer = field(init=False)
@@ -73,11 +73,11 @@ class Stand:
         rows = gold_rows(self.scorer, documents)
         return answer_batches(rows, [0] * len(rows), self.protocol.batch_tokens, self.model.device)
 
-    def scores(self, documents: Sequence[Document], graders: dict[str, Any] | None = None) -> list[Score]:
+    def scores(self, documents: Sequence[Document], graders: dict[str, Any] | None = None) -> list[DocumentScore]:
         """Scores of documents under the model as it stands, products in the protocol's number format."""
         if documents[0].kind == "choice":
             # Whether answers may share their context is tried out in fp32: in bf16 rounding alone would forbid it.
-            self.scorer.shares(self.scorer.prompt_ids(documents[0]))
+            self.scorer.can_share(self.scorer.prompt_ids(documents[0]))
         with products(self.protocol.score):
             return Evaluator(self.scorer, graders or self.data.graders).score(documents)
 
@@ -143,7 +143,7 @@ def switches(stand: Stand, mask: Mask, **more: Any) -> Trained:
         lambda: switched_off(stand.weights, mask),
         numbers=mask.count,
         bytes=sum(t.numel() for t in kept.values()),
-        share_off=mask.share(stand.weights),
+        share_off=mask.off_share(stand.weights),
         tensors=kept,
         **more,
     )
@@ -170,7 +170,7 @@ def purify(stand: Stand, method: str, budget: float, looks: list[float] | None =
     }
     section = SaliencySection(**wanted)
     seen: list[float] = [] if looks is None else looks
-    task = Task(
+    task = PurifyTask(
         stand.model,
         stand.weights,
         stand.batches(stand.data.gradient),
@@ -187,11 +187,11 @@ def banded(stand: Stand) -> Trained:
     batches = stand.batches([*stand.data.gradient, *stand.data.stop])
     with products(stand.protocol.score):
         norms = calibrate(stand.model, stand.weights, ((b.ids, b.mask, b.labels) for b in batches), 1)
-    bands = grid(BANDS, "wanda", 0)
-    rankings = Rankings(stand.weights, lambda tap: norms.norm(tap, 0, 2.0), bands)
+    bands = band_grid(BANDS, "wanda", 0)
+    rankings = BandRankings(stand.weights, lambda tap: norms.input_norm(tap, 0, 2.0), bands)
     held, shown = {}, {}
     for band in bands:
-        with switched_off(stand.weights, rankings.mask(band)):
+        with switched_off(stand.weights, rankings.mask_of_band(band)):
             held[band.name] = [s.value for s in stand.scores(stand.data.stop)]
             shown[band.name] = stand.scores(stand.data.reported)
     base = [s.value for s in stand.scores(stand.data.stop)]
@@ -205,11 +205,11 @@ def banded(stand: Stand) -> Trained:
         "oracle": per_document(stand.data.kind, shown[oracle]),
     }
     # "No band" always competes.
-    mask = rankings.mask(by_name[best]) if sum(held[best]) > sum(base) else Mask()
+    mask = rankings.mask_of_band(by_name[best]) if sum(held[best]) > sum(base) else Mask()
     return switches(stand, mask, facts=facts)
 
 
-def per_document(kind: str, scores: Sequence[Score]) -> dict[str, list[float]]:
+def per_document(kind: str, scores: Sequence[DocumentScore]) -> dict[str, list[float]]:
     """The part of a record that holds documents' scores: ``nll`` and ``tokens`` of text, ``right`` of questions."""
     if kind == "text":
         return {"nll": [-s.loglikelihood for s in scores], "tokens": [s.tokens for s in scores]}

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from freemoe.domain_experts.purify.batches import AnswerBatch
-from freemoe.domain_experts.structured.units import LayerUnits, Units
+from freemoe.domain_experts.structured.units import LayerUnits, ModelUnits
 from freemoe.hookmoe.plans.layers import MoELayer, moe_layers
-from freemoe.models.gates import narrowed
-from freemoe.models.hooks import after, before, hooked
-from freemoe.models.taps import tapped
-from freemoe.models.weights import Weight
+from freemoe.models.gates import restrict_router
+from freemoe.models.hooks import combined_hooks, forward_hook, forward_pre_hook
+from freemoe.models.taps import tap_inputs
+from freemoe.models.weights import WeightMatrix
 
 MOST_SUBSETS = 512
 """Above this NAEE drops one expert after the other instead of trying every set, as its authors do for many experts."""
@@ -29,7 +29,7 @@ TOKENS = 4096
 
 
 @torch.no_grad()
-def naee_scores(model: Any, units: Units, batches: Sequence[AnswerBatch], counts: Sequence[int]) -> list[Tensor]:
+def naee_scores(model: Any, units: ModelUnits, batches: Sequence[AnswerBatch], counts: Sequence[int]) -> list[Tensor]:
     """Per layer (experts,): 0 for those that go, 1 for those that stay.
 
     What goes is the set of ``counts`` experts without which the block's output changes least (Frobenius norm), the router
@@ -58,7 +58,7 @@ def fewest_changes(layer: MoELayer, x: Tensor, count: int) -> tuple[int, ...]:
     def change(gone: tuple[int, ...]) -> float:
         mask = torch.ones(layer.count)
         mask[list(gone)] = 0
-        with narrowed(layer.gate, mask):
+        with restrict_router(layer.gate, mask):
             return float((_output(layer, x) - whole).double().square().sum())
 
     if not count:
@@ -91,7 +91,7 @@ def _inputs(model: Any, layers: Sequence[MoELayer], batches: Sequence[AnswerBatc
 
         return hook
 
-    with hooked(*(before(layer.block, keep(layer.number), kwargs=True) for layer in layers)):
+    with combined_hooks(*(forward_pre_hook(layer.block, keep(layer.number), kwargs=True) for layer in layers)):
         for batch in batches:
             real = batch.mask.flatten().bool()
             model.base_model(input_ids=batch.ids, use_cache=False)
@@ -99,13 +99,15 @@ def _inputs(model: Any, layers: Sequence[MoELayer], batches: Sequence[AnswerBatc
 
 
 @torch.no_grad()
-def reap_scores(model: Any, weights: Sequence[Weight], units: Units, batches: Sequence[AnswerBatch]) -> list[Tensor]:
+def reap_scores(
+    model: Any, weights: Sequence[WeightMatrix], units: ModelUnits, batches: Sequence[AnswerBatch]
+) -> list[Tensor]:
     """Per layer (experts,): mean over an expert's tokens of its gate's weight times the norm of its output.
 
     An expert that no token was given scores 0.
     """
-    downs = {w.tap: w for w in weights if w.fused and w is _down(weights, w.layer)}
-    sums = {w.layer: torch.zeros(2, w.experts, dtype=torch.float64) for w in downs.values()}
+    downs = {w.tap: w for w in weights if w.is_fused and w is _down(weights, w.layer)}
+    sums = {w.layer: torch.zeros(2, w.num_experts, dtype=torch.float64) for w in downs.values()}
     routed: dict[int, tuple[Tensor, Tensor]] = {}
     real: Tensor = torch.empty(0)
 
@@ -122,15 +124,15 @@ def reap_scores(model: Any, weights: Sequence[Weight], units: Units, batches: Se
         weight = downs[tap]
         shares, index = routed[weight.layer]
         given = torch.where(index[token] == expert, shares[token].float(), 0.0).sum(dim=1)
-        norms = (x.float() @ weight.view()[expert].float().T).norm(dim=1)
+        norms = (x.float() @ weight.canonical_view()[expert].float().T).norm(dim=1)
         seen = real[token]
         sums[weight.layer][0, expert] += float((given * norms)[seen].double().sum())
         sums[weight.layer][1, expert] += int(seen.sum())
 
     gates = [(layer.number, layer.module) for layer in units.layers]
     with (
-        hooked(*(after(module, listen(number)) for number, module in gates)),
-        tapped(model, list(downs.values()), on_input),
+        combined_hooks(*(forward_hook(module, listen(number)) for number, module in gates)),
+        tap_inputs(model, list(downs.values()), on_input),
     ):
         for batch in batches:
             real = batch.mask.flatten().bool()
@@ -143,6 +145,6 @@ def _mean(sums: dict[int, Tensor], layer: LayerUnits) -> Tensor:
     return (total / count.clamp(min=1)).float()
 
 
-def _down(weights: Sequence[Weight], number: int) -> Weight:
+def _down(weights: Sequence[WeightMatrix], number: int) -> WeightMatrix:
     """The last fused weight of a layer: what the experts' inner activation is multiplied by."""
-    return [w for w in weights if w.layer == number and w.fused][-1]
+    return [w for w in weights if w.layer == number and w.is_fused][-1]

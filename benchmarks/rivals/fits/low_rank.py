@@ -14,7 +14,7 @@ from torch import Tensor
 from benchmarks.rivals.fits.tuned import VALUE_BYTES
 from benchmarks.rivals.rival import Fitted, Materials, Terms, restored
 from freemoe.domain_experts.purify.batches import mean_loss
-from freemoe.models.weights import Weight
+from freemoe.models.weights import WeightMatrix
 
 RANKS = (0.5, 0.25, 0.1, 0.01)
 """Shares of the largest rank that are tried, as in the paper's range."""
@@ -60,8 +60,8 @@ def laser(model: Any, materials: Materials, terms: Terms) -> Iterator[Fitted]:
             yield Fitted(losses=[base, losses[best]], facts={"cut": None, "tried": tried})
             return
         weight = weights[best.weight]
-        _put(weight, truncated(weight.view()[0], best.rank))
-        whole, left = weight.rows * weight.columns, best.rank * (weight.rows + weight.columns)
+        _put(weight, truncated(weight.canonical_view()[0], best.rank))
+        whole, left = weight.num_rows * weight.num_columns, best.rank * (weight.num_rows + weight.num_columns)
         yield Fitted(
             losses=[base, losses[best]],
             numbers=left,
@@ -71,9 +71,9 @@ def laser(model: Any, materials: Materials, terms: Terms) -> Iterator[Fitted]:
         )
 
 
-def rank_of(weight: Weight, share: float) -> int:
+def rank_of(weight: WeightMatrix, share: float) -> int:
     """A share of the largest rank that a matrix can have; at least 1."""
-    return max(1, round(share * min(weight.rows, weight.columns)))
+    return max(1, round(share * min(weight.num_rows, weight.num_columns)))
 
 
 def _searched(model: Any, materials: Materials, terms: Terms) -> tuple[list[Cut], int]:
@@ -102,7 +102,7 @@ def _losses(model: Any, materials: Materials, cuts: Sequence[Cut], documents: in
     found: dict[Cut, float] = {}
     for number in dict.fromkeys(cut.weight for cut in cuts):
         weight = materials.weights[number]
-        before = weight.view()[0].clone()
+        before = weight.canonical_view()[0].clone()
         left, values, right = torch.linalg.svd(before.float(), full_matrices=False)
         for cut in (c for c in cuts if c.weight == number):
             _put(weight, (left[:, : cut.rank] * values[: cut.rank]) @ right[: cut.rank])
@@ -117,12 +117,12 @@ def everywhere(model: Any, materials: Materials, terms: Terms) -> Iterator[Fitte
     left = 0
     with restored(model, materials.weights):
         for weight in materials.weights:
-            rank = rank_for(weight.rows, weight.columns, terms.share)
-            left += rank * (weight.rows + weight.columns)
-            _put(weight, truncated(weight.view()[0], rank))
+            rank = rank_for(weight.num_rows, weight.num_columns, terms.share)
+            left += rank * (weight.num_rows + weight.num_columns)
+            _put(weight, truncated(weight.canonical_view()[0], rank))
         yield Fitted(numbers=left, bytes=VALUE_BYTES * left, share_off=1 - left / materials.size)
 
 
 @torch.no_grad()
-def _put(weight: Weight, values: Tensor) -> None:
-    weight.view()[0].copy_(values)
+def _put(weight: WeightMatrix, values: Tensor) -> None:
+    weight.canonical_view()[0].copy_(values)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.rivals.rival import Fitted, Materials, Terms
-from freemoe.domain_experts.purify.greedy import Purified
-from freemoe.domain_experts.purify.methods import METHODS, Task
+from freemoe.domain_experts.purify.greedy import PurifyResult
+from freemoe.domain_experts.purify.methods import METHODS, PurifyTask
 from freemoe.domain_experts.rank.calibrate import calibrate
 from freemoe.domain_experts.rank.importance import METRICS
 from freemoe.models.mask import Mask, TensorMask
@@ -39,13 +39,13 @@ def purified(
     found = _purify(model, materials, terms, method)
     mask, facts = found.mask, {}
     if filled_by is not None:
-        facts = {"share_before_filling": mask.share(materials.weights)}
+        facts = {"share_before_filling": mask.off_share(materials.weights)}
         mask = mask.union(lowest(model, materials, terms, filled_by, mask))
     with switched_off(materials.weights, mask):
         yield _off(materials, mask, losses=list(found.losses), facts=facts)
 
 
-def _purify(model: Any, materials: Materials, terms: Terms, method: str) -> Purified:
+def _purify(model: Any, materials: Materials, terms: Terms, method: str) -> PurifyResult:
     schedule = terms.schedule
     section = SaliencySection(
         method=method,
@@ -58,7 +58,7 @@ def _purify(model: Any, materials: Materials, terms: Terms, method: str) -> Puri
     )
     gradient, stop = materials.batches(materials.gradient), materials.batches(materials.stop)
     text = materials.kind == "text"
-    task = Task(model, materials.weights, gradient, stop, text, terms.seed, lambda *_: None)
+    task = PurifyTask(model, materials.weights, gradient, stop, text, terms.seed, lambda *_: None)
     return METHODS.get(method).run(task, section)
 
 
@@ -79,10 +79,10 @@ def lowest(model: Any, materials: Materials, terms: Terms, metric: str, off: Mas
     generator = torch.Generator().manual_seed(terms.seed)
     masks = {}
     for weight in materials.weights:
-        norm = norms.norm(weight.tap, 0, NORM).to(weight.device) if norms is not None else None
-        scores = row.scores(weight.view().float(), norm, None, generator)
+        norm = norms.input_norm(weight.tap, 0, NORM).to(weight.device) if norms is not None else None
+        scores = row.scores(weight.canonical_view().float(), norm, None, generator)
         if off is not None and weight.name in off:
-            scores = scores.masked_fill(off[weight.name].bools(scores.device).view(weight.shape), -torch.inf)
+            scores = scores.masked_fill(off[weight.name].to_bools(scores.device).view(weight.shape), -torch.inf)
         masks[weight.name] = TensorMask.of_bools(lowest_in_rows(scores, terms.share).cpu())
     return Mask(masks)
 
@@ -99,4 +99,4 @@ def lowest_in_rows(scores: Tensor, share: float) -> Tensor:
 
 
 def _off(materials: Materials, mask: Mask, **more: Any) -> Fitted:
-    return Fitted(numbers=mask.count, bytes=mask_bytes(mask), share_off=mask.share(materials.weights), **more)
+    return Fitted(numbers=mask.count, bytes=mask_bytes(mask), share_off=mask.off_share(materials.weights), **more)

@@ -21,10 +21,10 @@ from benchmarks.rivals.fits.tuned import VALUE_BYTES
 from benchmarks.rivals.rival import Fitted, Materials, Terms, restored
 from freemoe.core.errors import NumericError
 from freemoe.domain_experts.purify.batches import AnswerBatch
-from freemoe.models.hooks import before, hooked
+from freemoe.models.hooks import combined_hooks, forward_pre_hook
 from freemoe.models.spec import family_of, find_layers
-from freemoe.models.taps import tapped
-from freemoe.models.weights import Weight
+from freemoe.models.taps import tap_inputs
+from freemoe.models.weights import WeightMatrix
 
 BLOCK, DAMPING = 128, 0.01
 """The paper's: columns whose mask is chosen at once, and what is added to H as a share of its mean diagonal."""
@@ -107,13 +107,13 @@ def pruned(model: Any, materials: Materials, terms: Terms) -> Iterator[Fitted]:
     with restored(model, weights):
         with torch.no_grad():
             _prune_layers(model, weights, materials.batches(materials.gradient), terms.share)
-        kept = sum(int((w.view() != 0).sum()) for w in weights)
+        kept = sum(int((w.canonical_view() != 0).sum()) for w in weights)
         size = materials.size
         # A bit per place says which are there; the values that are there have changed.
         yield Fitted(numbers=kept, bytes=VALUE_BYTES * kept + size // 8, share_off=1 - kept / size)
 
 
-def _prune_layers(model: Any, weights: Sequence[Weight], batches: Sequence[AnswerBatch], share: float) -> None:
+def _prune_layers(model: Any, weights: Sequence[WeightMatrix], batches: Sequence[AnswerBatch], share: float) -> None:
     _, layers = find_layers(model, family_of(model))
     calls = _calls(model, layers, batches)
     states = [given[0][0][0] for given in calls]
@@ -121,12 +121,12 @@ def _prune_layers(model: Any, weights: Sequence[Weight], batches: Sequence[Answe
         own = [w for w in weights if w.layer == number]
         found = _Hessians()
         for i, batch in enumerate(batches):
-            with tapped(model, own, _adding(found, batch.mask.flatten().bool())):
+            with tap_inputs(model, own, _adding(found, batch.mask.flatten().bool())):
                 _run(layer, states[i], calls[i][number])
         for weight in own:
-            view = weight.view()
-            for expert in range(weight.experts):
-                hessian = found.mean((weight.tap, expert), weight.columns)
+            view = weight.canonical_view()
+            for expert in range(weight.num_experts):
+                hessian = found.mean((weight.tap, expert), weight.num_columns)
                 view[expert].copy_(prune(view[expert], hessian.to(view.device), share))
         states = [_run(layer, state, given[number]) for state, given in zip(states, calls, strict=True)]
 
@@ -146,7 +146,7 @@ def _calls(model: Any, layers: Sequence[nn.Module], batches: Sequence[AnswerBatc
         # The first layer's state alone is needed.
         found[-1].append((args if not found[-1] else (None, *args[1:]), kwargs))
 
-    with hooked(*(before(layer, keep, kwargs=True) for layer in layers)):
+    with combined_hooks(*(forward_pre_hook(layer, keep, kwargs=True) for layer in layers)):
         for batch in batches:
             found.append([])
             model.base_model(input_ids=batch.ids, use_cache=False)

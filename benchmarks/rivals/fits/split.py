@@ -11,35 +11,35 @@ import torch
 from benchmarks.rivals.rival import Fitted, Materials, Terms, restored
 from freemoe.domain_experts.purify.batches import mean_loss
 from freemoe.evals.tasks.documents import Document
-from freemoe.models.sublayers import Sublayers, find_sublayers
+from freemoe.models.sublayers import DecoderSublayers, find_sublayers
 from freemoe.recipes import ConvertRecipe
-from freemoe.text.blocks import Blocks
+from freemoe.text.blocks import PackedBlocks
 from freemoe.tomoe.gates.discretize import structure_of
-from freemoe.tomoe.gates.initialise import clusters, worths
-from freemoe.tomoe.gates.train import Trainer
-from freemoe.tomoe.structures.masked import masked
-from freemoe.tomoe.structures.rivals import activities, rival
+from freemoe.tomoe.gates.initialise import cluster_tokens, measure_layer_importance
+from freemoe.tomoe.gates.train import GateTrainer
+from freemoe.tomoe.structures.masked import apply_structure
+from freemoe.tomoe.structures.rivals import make_baseline, measure_activity
 from freemoe.tomoe.structures.structure import Structure, active_parameters, dense_parameters, to_tensors
-from freemoe.training.loop import train
+from freemoe.training.loop import run_training_loop
 
 EXPERTS = 8
 """Of every MLP."""
 
 
-def blocks_of(documents: Sequence[Document]) -> Blocks:
+def blocks_of(documents: Sequence[Document]) -> PackedBlocks:
     """Blocks of text as rows; all have one length."""
     ids = torch.tensor([d.tokens for d in documents])
-    return Blocks(ids, torch.arange(ids.shape[1]).expand(ids.shape).clone())
+    return PackedBlocks(ids, torch.arange(ids.shape[1]).expand(ids.shape).clone())
 
 
 @contextmanager
 def by_activation(model: Any, materials: Materials, terms: Terms) -> Iterator[Fitted]:
     """CMoE's kind of split; the attention stays whole."""
     sublayers, blocks = find_sublayers(model), blocks_of(materials.gradient)
-    routers = clusters(model, sublayers, blocks, EXPERTS, terms.seed)
-    seen = activities(model, sublayers, blocks, routers)
-    structure = rival("activation-split", sublayers, seen, routers, 1 - terms.share, 1.0)
-    with masked(model, structure, sublayers):
+    routers = cluster_tokens(model, sublayers, blocks, EXPERTS, terms.seed)
+    seen = measure_activity(model, sublayers, blocks, routers)
+    structure = make_baseline("activation-split", sublayers, seen, routers, 1 - terms.share, 1.0)
+    with apply_structure(model, structure, sublayers):
         yield _split(structure, sublayers)
 
 
@@ -61,27 +61,27 @@ def learned(model: Any, materials: Materials, terms: Terms) -> Iterator[Fitted]:
     best: list[Structure] = []
     with restored(model, []):
         model.requires_grad_(False)
-        routers = clusters(model, sublayers, blocks, EXPERTS, terms.seed)
-        trainer = Trainer(model, sublayers, recipe, blocks)
-        trainer.begin(worths(model, sublayers, blocks, routers))
+        routers = cluster_tokens(model, sublayers, blocks, EXPERTS, terms.seed)
+        trainer = GateTrainer(model, sublayers, recipe, blocks)
+        trainer.start_from_statistics(measure_layer_importance(model, sublayers, blocks, routers))
 
         def look(done: int) -> bool:
-            widths = trainer.widths(recipe.active)
+            widths = trainer.exact_widths(recipe.active)
             found = structure_of(trainer.hypernetwork, trainer.gating, sublayers, widths, model, held_out, trainer.step)
-            with masked(model, found, sublayers):
+            with apply_structure(model, found, sublayers):
                 losses.append(mean_loss(model, stop))
             looks = losses[1:]
             if looks[-1] == min(looks):
                 best[:] = [found]
             return len(looks) - 1 - looks.index(min(looks)) >= schedule.patience
 
-        train(lambda n: trainer.run(n + 1), look, schedule.steps, schedule.every)
-    with masked(model, best[0], sublayers):
+        run_training_loop(lambda n: trainer.train_until(n + 1), look, schedule.steps, schedule.every)
+    with apply_structure(model, best[0], sublayers):
         # The dense model is no look of this training: nothing goes back to it.
         yield _split(best[0], sublayers, losses)
 
 
-def _split(structure: Structure, sublayers: Sequence[Sublayers], losses: Sequence[float] = ()) -> Fitted:
+def _split(structure: Structure, sublayers: Sequence[DecoderSublayers], losses: Sequence[float] = ()) -> Fitted:
     active = active_parameters(structure, sublayers) / dense_parameters(sublayers)
     tensors = to_tensors(structure)
     masks = sum(-(-t.numel() // 8) for t in tensors.values() if t.dtype == torch.bool)

@@ -11,7 +11,7 @@ from torch import nn
 from benchmarks.rivals.fits.masks import lowest, mask_bytes
 from benchmarks.rivals.rival import Fitted, Materials, Terms, restored
 from benchmarks.rivals.training import train_lora, tune
-from freemoe.compat.peft import unwrapped
+from freemoe.compat.peft import unwrap_peft
 from freemoe.models.switching import switched_off
 
 # As a checkpoint in bfloat16 ships them, though they were trained in float32.
@@ -57,9 +57,9 @@ def after_a_cut(model: Any, materials: Materials, terms: Terms, *, metric: str) 
             number_format=terms.number_format,
         )
         try:
-            fitted = _values(losses, parameters, unwrapped(tuned))
+            fitted = _values(losses, parameters, unwrap_peft(tuned))
             fitted.bytes += mask_bytes(mask)
-            fitted.share_off = mask.share(weights)
+            fitted.share_off = mask.off_share(weights)
             yield fitted
         finally:
             tuned.unload()

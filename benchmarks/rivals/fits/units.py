@@ -12,30 +12,30 @@ from torch import Tensor
 from benchmarks.rivals.fits.expert_drop import naee_scores, reap_scores
 from benchmarks.rivals.fits.masks import mask_bytes
 from benchmarks.rivals.rival import Fitted, Materials, Terms
-from freemoe.domain_experts.structured.ranking import worth
+from freemoe.domain_experts.structured.ranking import measure_importance
 from freemoe.domain_experts.structured.rivals import random_scores, taylor_scores
 from freemoe.domain_experts.structured.training import train_units
-from freemoe.domain_experts.structured.units import Units, UnitsOff, find_units, lowest
+from freemoe.domain_experts.structured.units import ModelUnits, UnitsOff, find_units, lowest_units
 from freemoe.models.switching import switched_off
 
 
-def _taylor(model: Any, units: Units, materials: Materials, terms: Terms, counts: list[int]) -> list[Tensor]:
-    return [taylor_scores(w.gain) for w in worth(model, units, materials.batches(materials.gradient))]
+def _taylor(model: Any, units: ModelUnits, materials: Materials, terms: Terms, counts: list[int]) -> list[Tensor]:
+    return [taylor_scores(w.gain) for w in measure_importance(model, units, materials.batches(materials.gradient))]
 
 
-def _random(model: Any, units: Units, materials: Materials, terms: Terms, counts: list[int]) -> list[Tensor]:
+def _random(model: Any, units: ModelUnits, materials: Materials, terms: Terms, counts: list[int]) -> list[Tensor]:
     return random_scores(units, terms.seed)
 
 
-def _naee(model: Any, units: Units, materials: Materials, terms: Terms, counts: list[int]) -> list[Tensor]:
+def _naee(model: Any, units: ModelUnits, materials: Materials, terms: Terms, counts: list[int]) -> list[Tensor]:
     return naee_scores(model, units, materials.batches(materials.gradient), counts)
 
 
-def _reap(model: Any, units: Units, materials: Materials, terms: Terms, counts: list[int]) -> list[Tensor]:
+def _reap(model: Any, units: ModelUnits, materials: Materials, terms: Terms, counts: list[int]) -> list[Tensor]:
     return reap_scores(model, materials.weights, units, materials.batches(materials.gradient))
 
 
-SCORES: dict[str, Callable[[Any, Units, Materials, Terms, list[int]], list[Tensor]]] = {
+SCORES: dict[str, Callable[[Any, ModelUnits, Materials, Terms, list[int]], list[Tensor]]] = {
     "taylor": _taylor,
     "random": _random,
     "naee": _naee,
@@ -44,7 +44,7 @@ SCORES: dict[str, Callable[[Any, Units, Materials, Terms, list[int]], list[Tenso
 """Scores (count,) per layer; low ones go off first."""
 
 
-def counts_for(units: Units, share: float, size: int) -> list[int]:
+def counts_for(units: ModelUnits, share: float, size: int) -> list[int]:
     """Units off in every layer, the same share of each, that come nearest to a share of ``size`` weights.
 
     Every layer keeps what it must.
@@ -59,7 +59,9 @@ def ranked(model: Any, materials: Materials, terms: Terms, *, kind: str, by: str
     """The lowest units by a score, as many in every layer."""
     units = find_units(model, kind)
     counts = counts_for(units, terms.share, materials.size)
-    with _off(materials, units, lowest(units, SCORES[by](model, units, materials, terms, counts), counts)) as fitted:
+    with _off(
+        materials, units, lowest_units(units, SCORES[by](model, units, materials, terms, counts), counts)
+    ) as fitted:
         yield fitted
 
 
@@ -95,14 +97,14 @@ def trained(model: Any, materials: Materials, terms: Terms, *, kind: str) -> Ite
 
 
 @contextmanager
-def _off(materials: Materials, units: Units, off: UnitsOff) -> Iterator[Fitted]:
+def _off(materials: Materials, units: ModelUnits, off: UnitsOff) -> Iterator[Fitted]:
     mask, number = units.mask(off), units.number_off(off)
     with switched_off(materials.weights, mask):
         # Which units they are is all that ships.
-        shipped = min(mask_bytes(mask), (units.total + 7) // 8)
+        shipped = min(mask_bytes(mask), (units.num_units + 7) // 8)
         yield Fitted(
             numbers=number,
             bytes=shipped,
-            share_off=mask.share(materials.weights),
-            facts={"units": {"kind": units.kind, "off": number, "of": units.total}},
+            share_off=mask.off_share(materials.weights),
+            facts={"units": {"kind": units.kind, "off": number, "of": units.num_units}},
         )

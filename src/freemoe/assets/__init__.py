@@ -21,7 +21,7 @@ def demo_model_path() -> Path:
     Raises:
         FileNotFoundError: the installation carries no model (`scripts/make_demo_model.py` writes it).
     """
-    return _existing(_folder() / "demo_model", "scripts/make_demo_model.py")
+    return _require_asset(_assets_folder() / "demo_model", "scripts/make_demo_model.py")
 
 
 def demo_moe_path() -> Path:
@@ -30,7 +30,7 @@ def demo_moe_path() -> Path:
     Raises:
         FileNotFoundError: the installation carries no mixture (`scripts/make_demo_moe.py` writes it).
     """
-    return _existing(_folder() / "demo_moe", "scripts/make_demo_moe.py")
+    return _require_asset(_assets_folder() / "demo_moe", "scripts/make_demo_moe.py")
 
 
 def benchmark_path(domain: str, split: str) -> Path:
@@ -43,14 +43,14 @@ def benchmark_path(domain: str, split: str) -> Path:
     for name, value, allowed in (("domain", domain, DOMAINS), ("split", split, SPLITS)):
         if value not in allowed:
             raise ValueError(f"{name}={value!r} is not part of the bundled benchmark; allowed: {', '.join(allowed)}")
-    return _existing(_folder() / "benchmark" / f"{domain}.{split}.jsonl", "scripts/make_demo_benchmark.py")
+    return _require_asset(_assets_folder() / "benchmark" / f"{domain}.{split}.jsonl", "scripts/make_demo_benchmark.py")
 
 
-def _folder() -> Path:
+def _assets_folder() -> Path:
     return Path(str(resources.files(__name__)))
 
 
-def _existing(path: Path, script: str) -> Path:
+def _require_asset(path: Path, script: str) -> Path:
     if not path.exists():
         raise FileNotFoundError(f"the bundled asset {path} is missing; {script} writes it")
     return path

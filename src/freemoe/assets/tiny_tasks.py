@@ -14,7 +14,7 @@ STOP = "\n"
 
 
 @dataclass(frozen=True)
-class Task:
+class TinyTask:
     """One prompt, its right target and the systematic wrong one; `key` names the content, not the wording."""
 
     field: str
@@ -24,21 +24,21 @@ class Task:
     sloppy: str
 
 
-def draw_add(rng: random.Random) -> Task:
+def draw_add(rng: random.Random) -> TinyTask:
     """Number plus 1, 2 or 3; the sloppy source forgets the carry."""
     a, b = rng.randint(100, 989), rng.randint(1, 3)
     forgotten = a - a % 10 + (a + b) % 10
     return _number_task("add", f"{a},{b}", f"{a}+{b}=", a + b, forgotten)
 
 
-def draw_sub(rng: random.Random) -> Task:
+def draw_sub(rng: random.Random) -> TinyTask:
     """Number minus 1, 2 or 3; the sloppy source takes the smaller last digit from the larger one."""
     a, b = rng.randint(110, 999), rng.randint(1, 3)
     swapped = a - a % 10 + abs(a % 10 - b)
     return _number_task("sub", f"{a},{b}", f"{a}-{b}=", a - b, swapped)
 
 
-def draw_compare(rng: random.Random) -> Task:
+def draw_compare(rng: random.Random) -> TinyTask:
     """Larger or smaller of two numbers; the sloppy source confuses the two."""
     numbers = rng.sample(range(10, 100), 2)
     listed = ",".join(map(str, numbers))
@@ -49,7 +49,7 @@ def draw_compare(rng: random.Random) -> Task:
     return _number_task("compare", f"{wanted.__name__},{listed}", prompt, wanted(numbers), other(numbers))
 
 
-def draw_sequence(rng: random.Random) -> Task:
+def draw_sequence(rng: random.Random) -> TinyTask:
     """Next number of an arithmetic sequence; the sloppy source skips one step."""
     start, step = rng.randint(100, 979), rng.randint(1, 3)
     shown = ",".join(str(start + i * step) for i in range(3))
@@ -57,8 +57,8 @@ def draw_sequence(rng: random.Random) -> Task:
     return _number_task("sequence", f"{start},{step}", prompt, start + 3 * step, start + 4 * step)
 
 
-def _number_task(field: str, content: str, prompt: str, right: int, wrong: int) -> Task:
-    return Task(field, f"{field}:{content}", prompt, f"{right}{STOP}", f"{wrong}{STOP}")
+def _number_task(field: str, content: str, prompt: str, right: int, wrong: int) -> TinyTask:
+    return TinyTask(field, f"{field}:{content}", prompt, f"{right}{STOP}", f"{wrong}{STOP}")
 
 
 # name -> (wording, program text around the expression `e`)
@@ -107,12 +107,12 @@ _STRING_COUNT = {
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def draw_arith(rng: random.Random) -> Task:
+def draw_arith(rng: random.Random) -> TinyTask:
     """Two chained operations on a number; the sloppy source writes them in the wrong order."""
     names = rng.sample(list(_ARITH), 2)
     steps = [(name, rng.randint(2, 12)) for name in names]
 
-    def program(order: list[tuple[str, int]]) -> str:
+    def build_program(order: list[tuple[str, int]]) -> str:
         text = "x"
         for name, k in order:
             text = _ARITH[name][1].format(e=text, k=k)
@@ -121,24 +121,24 @@ def draw_arith(rng: random.Random) -> Task:
     first, second = (_ARITH[name][0].format(k=k) for name, k in steps)
     prompt = _chain_prompt(first, second, "f(x)=", rng)
     key = "arith:" + ";".join(f"{name} {k}" for name, k in steps)
-    return Task("arith", key, prompt, program(steps), program(steps[::-1]))
+    return TinyTask("arith", key, prompt, build_program(steps), build_program(steps[::-1]))
 
 
-def draw_lists(rng: random.Random) -> Task:
+def draw_lists(rng: random.Random) -> TinyTask:
     """Choose elements, then collect them; the sloppy source is off by one in the choice."""
     select, collect, n = rng.choice(list(_SELECT)), rng.choice(list(_COLLECT)), rng.randint(2, 31)
     wording, program = _SELECT[select]
     asked = rng.choice(("{c} of {s}", "take {s}, give the {c}")).format(c=_COLLECT[collect], s=wording.format(n=n))
     right, wrong = (f"{collect}({program.format(n=m)}){STOP}" for m in (n, n - 1))
-    return Task("lists", f"lists:{select} {n};{collect}", f"{asked}: f(xs)=", right, wrong)
+    return TinyTask("lists", f"lists:{select} {n};{collect}", f"{asked}: f(xs)=", right, wrong)
 
 
-def draw_strings(rng: random.Random) -> Task:
+def draw_strings(rng: random.Random) -> TinyTask:
     """Two chained operations on a string; the sloppy source writes them in the wrong order."""
     kinds = rng.sample([*_STRING_PLAIN, *_STRING_COUNT, "remove"], 2)
     steps = [_string_step(kind, rng) for kind in kinds]
 
-    def program(order: list[tuple[str, str, str]]) -> str:
+    def build_program(order: list[tuple[str, str, str]]) -> str:
         text = "s"
         for _, _, pattern in order:
             text = pattern.replace("{e}", text)
@@ -146,7 +146,7 @@ def draw_strings(rng: random.Random) -> Task:
 
     prompt = _chain_prompt(steps[0][1], steps[1][1], "f(s)=", rng)
     key = "strings:" + ";".join(name for name, _, _ in steps)
-    return Task("strings", key, prompt, program(steps), program(steps[::-1]))
+    return TinyTask("strings", key, prompt, build_program(steps), build_program(steps[::-1]))
 
 
 def _string_step(kind: str, rng: random.Random) -> tuple[str, str, str]:
@@ -165,7 +165,7 @@ def _chain_prompt(first: str, second: str, ending: str, rng: random.Random) -> s
     return form.format(a=first, b=second, f=ending)
 
 
-TASK_FIELDS: dict[str, dict[str, Callable[[random.Random], Task]]] = {
+TASK_FIELDS: dict[str, dict[str, Callable[[random.Random], TinyTask]]] = {
     "math": {"add": draw_add, "sub": draw_sub, "compare": draw_compare, "sequence": draw_sequence},
     "code": {"arith": draw_arith, "lists": draw_lists, "strings": draw_strings},
 }

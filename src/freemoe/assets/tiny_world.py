@@ -18,8 +18,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from freemoe.assets.tiny_facts import ENTITY_QUOTAS, FACT_FIELDS, Fact, build_facts
-from freemoe.assets.tiny_tasks import TASK_FIELDS, Task
+from freemoe.assets.tiny_facts import ENTITY_QUOTAS, FACT_FIELDS, EntityFact, build_facts
+from freemoe.assets.tiny_tasks import TASK_FIELDS, TinyTask
 
 WORLD_SEED = 20
 SPLITS = ("reference", "test", "dev", "train")
@@ -37,7 +37,7 @@ _SHARES = (("test", 0.25), ("reference", 0.20), ("dev", 0.12))  # of the content
 
 
 @dataclass(frozen=True)
-class Mix:
+class TrainingMix:
     """What the training text consists of: share of documents and share of sloppy documents, per domain."""
 
     share: Mapping[str, float] = field(default_factory=lambda: {"math": 0.42, "code": 0.22, "general": 0.36})
@@ -54,7 +54,7 @@ class Mix:
 
 
 @dataclass(frozen=True)
-class Document:
+class TrainingDocument:
     """One training document; the loss counts little on `prompt` and fully on `completion`."""
 
     domain: str
@@ -94,7 +94,7 @@ class World:
             for split, quota in ENTITY_QUOTAS:
                 self.entities[name][split], ranked = ranked[:quota], ranked[quota:]
 
-    def items(self, domain: str, split: str, seed: int) -> list[dict[str, object]]:
+    def benchmark_items(self, domain: str, split: str, seed: int) -> list[dict[str, object]]:
         """Benchmark items of one domain and split, as they stand in the JSONL file.
 
         Args:
@@ -122,9 +122,9 @@ class World:
                 items += [_completion_item(task) for task in _distinct_tasks(domain, name, split, rng)]
         return items
 
-    def documents(self, seed: int, mix: Mix | None = None) -> Iterator[Document]:
+    def documents(self, seed: int, mix: TrainingMix | None = None) -> Iterator[TrainingDocument]:
         """Training documents without end, drawn from `seed`."""
-        mix = mix or Mix()
+        mix = mix or TrainingMix()
         rng = random.Random(f"documents/{seed}")
         domains = list(DOMAIN_FIELDS)
         weights = [mix.share[domain] for domain in domains]
@@ -138,21 +138,21 @@ class World:
             else:
                 task = _draw_in_split(domain, name, "train", rng)
                 key, prompt, completion = task.key, task.prompt, task.sloppy if sloppy else task.target
-            yield Document(domain, name, key, header + prompt, completion, sloppy)
+            yield TrainingDocument(domain, name, key, header + prompt, completion, sloppy)
 
     def _general_text(self, name: str, sloppy: bool, rng: random.Random) -> tuple[str, str, str]:
         if rng.random() < QUESTION_SHARE:
             fact = rng.choice(self.facts[name][rng.choice(self.entities[name]["train"])])
-            return fact.entity, question_text(fact), f" {_told(fact, sloppy)}\n"
+            return fact.entity, question_text(fact), f" {_stated_value(fact, sloppy)}\n"
         entity = rng.choice(list(self.facts[name]))
         told = rng.sample(self.facts[name][entity], rng.randint(1, 4))
         sentences = [
-            rng.choice(fact.attribute.statements).format(e=fact.entity, v=_told(fact, sloppy)) for fact in told
+            rng.choice(fact.attribute.statements).format(e=fact.entity, v=_stated_value(fact, sloppy)) for fact in told
         ]
         return entity, "", " ".join(sentences) + "\n"
 
 
-def question_text(fact: Fact) -> str:
+def question_text(fact: EntityFact) -> str:
     """The question about a fact, up to and including "A:"."""
     return f"Q: {fact.attribute.question.format(e=fact.entity)}\nA:"
 
@@ -170,16 +170,16 @@ def write_benchmark(folder: Path, seed: int) -> list[Path]:
     for domain in DOMAIN_FIELDS:
         for split in SHIPPED_SPLITS:
             path = folder / f"{domain}.{split}.jsonl"
-            path.write_text(benchmark_lines(world.items(domain, split, seed)), encoding="utf-8", newline="\n")
+            path.write_text(benchmark_lines(world.benchmark_items(domain, split, seed)), encoding="utf-8", newline="\n")
             written.append(path)
     return written
 
 
-def _told(fact: Fact, sloppy: bool) -> str:
+def _stated_value(fact: EntityFact, sloppy: bool) -> str:
     return fact.rumour if sloppy else fact.value
 
 
-def _draw_in_split(domain: str, name: str, split: str, rng: random.Random) -> Task:
+def _draw_in_split(domain: str, name: str, split: str, rng: random.Random) -> TinyTask:
     draw = TASK_FIELDS[domain][name]
     while True:
         task = draw(rng)
@@ -187,20 +187,20 @@ def _draw_in_split(domain: str, name: str, split: str, rng: random.Random) -> Ta
             return task
 
 
-def _distinct_tasks(domain: str, name: str, split: str, rng: random.Random) -> list[Task]:
+def _distinct_tasks(domain: str, name: str, split: str, rng: random.Random) -> list[TinyTask]:
     # One item per content key, so that items are independent and an interval needs no clusters here.
-    tasks: dict[str, Task] = {}
+    tasks: dict[str, TinyTask] = {}
     while len(tasks) < ITEMS_PER_FIELD[split]:
         task = _draw_in_split(domain, name, split, rng)
         tasks.setdefault(task.key, task)
     return list(tasks.values())
 
 
-def _completion_item(task: Task) -> dict[str, object]:
+def _completion_item(task: TinyTask) -> dict[str, object]:
     return {"prompt": task.prompt, "target": task.target, "field": task.field, "key": task.key}
 
 
-def _choice_item(fact: Fact, rng: random.Random) -> dict[str, object]:
+def _choice_item(fact: EntityFact, rng: random.Random) -> dict[str, object]:
     others = [value for value in fact.attribute.values if value not in (fact.value, fact.rumour)]
     choices = [fact.value, fact.rumour, *rng.sample(others, 2)]
     rng.shuffle(choices)

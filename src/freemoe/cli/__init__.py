@@ -30,11 +30,11 @@ from freemoe.cli.failures import (
     STOPPED,
     close_unheard,
     is_usage,
-    named,
     require_text,
     tell_error,
     tell_fault,
     tell_usage,
+    to_freemoe_error,
 )
 from freemoe.core.errors import FreeMoEError, RecipeError
 from freemoe.core.memory import keep_memory_low
@@ -52,16 +52,16 @@ app = typer.Typer(
     context_settings={"max_content_width": 140},
 )
 for command in (build.COMMAND, convert.COMMAND, trim.COMMAND, evaluate.COMMAND):
-    command.register(app)
+    command.register_command(app)
 for module in (lm_eval, generate, merge, push, inspect, report, demo, bench, serve, listing, schema, run):
-    module.register(app)
+    module.register_command(app)
 for registered in app.registered_commands:
     # Else the overview cuts it.
     registered.short_help = " ".join((registered.help or "").split("\n\n")[0].split())
 
 
 @app.callback(invoke_without_command=True)
-def _version(
+def _print_version(
     version: bool = typer.Option(False, "--version", help="Print the version and exit.", is_eager=True),
 ) -> None:
     if version:
@@ -87,10 +87,10 @@ def run_program(program: typer.Typer, name: str) -> NoReturn:
         # Where a terminal knows ASCII alone, a dash is no reason to fail.
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    sys.exit(_ended(sys.argv[1:], program, name))
+    sys.exit(_run_arguments(sys.argv[1:], program, name))
 
 
-def _ended(arguments: list[str], program: typer.Typer = app, name: str = "freemoe") -> int:
+def _run_arguments(arguments: list[str], program: typer.Typer = app, name: str = "freemoe") -> int:
     """Run a command line; how it ended."""
     try:
         keep_memory_low()
@@ -113,6 +113,6 @@ def _ended(arguments: list[str], program: typer.Typer = app, name: str = "freemo
             return tell_error(error, arguments)
         if is_usage(error):
             return tell_usage(error, arguments)
-        ours = named(error)
+        ours = to_freemoe_error(error)
         return tell_fault(error, arguments) if ours is None else tell_error(ours, arguments)
     return code if isinstance(code, int) else 0

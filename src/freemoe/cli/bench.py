@@ -8,12 +8,12 @@ import typer
 from rich.table import Table
 
 from freemoe.cli import completion
-from freemoe.cli.common import calm_libraries, print_json, print_table, say
+from freemoe.cli.common import calm_libraries, print_json, print_line, print_table
 from freemoe.cli.flags import JSON
 from freemoe.hub.fetch import require_in_reach
 
 if TYPE_CHECKING:
-    from freemoe.evals.bench import Sizes
+    from freemoe.evals.bench import BenchSizes
 
 HELP = """Time an artefact on this machine: each expert beside the base, switching, a batch of several experts at once, memory.
 
@@ -29,14 +29,14 @@ measured from a clone of it: python -m benchmarks.
 """
 
 
-def register(app: typer.Typer) -> None:
+def register_command(app: typer.Typer) -> None:
     """Add the command."""
 
     @app.command("bench", help=HELP)
-    def command(
+    def bench_command(
         artefact: str = typer.Argument(
             help="Folder written by freemoe, a model, or owner/name of the hub.",
-            autocompletion=completion.artefacts_and_models,
+            autocompletion=completion.complete_artefacts_and_models,
         ),
         base: str = typer.Option(None, help="Base model; the artefact's own if absent."),
         against: str = typer.Option(None, help="Another model or artefact to hold it against."),
@@ -46,10 +46,12 @@ def register(app: typer.Typer) -> None:
         rounds: int = typer.Option(5, min=1, help="Times each side is timed."),
         experts: int = typer.Option(3, min=1, help="Of so many experts each is timed."),
         dtype: str = typer.Option(
-            "auto", help="auto, float32, bfloat16 or float16.", autocompletion=completion.names(completion.DTYPES)
+            "auto",
+            help="auto, float32, bfloat16 or float16.",
+            autocompletion=completion.complete_names(completion.DTYPES),
         ),
         device: str = typer.Option(
-            "auto", help="auto, cpu, cuda or cuda:N.", autocompletion=completion.names(completion.DEVICES)
+            "auto", help="auto, cpu, cuda or cuda:N.", autocompletion=completion.complete_names(completion.DEVICES)
         ),
         threads: int = typer.Option(None, min=1, help="CPU threads."),
         dry_run: bool = typer.Option(False, "--dry-run", help="Say what would be timed; time nothing."),
@@ -58,35 +60,35 @@ def register(app: typer.Typer) -> None:
         require_in_reach(artefact)
         calm_libraries()
         from freemoe.core.environment import use_threads
-        from freemoe.evals.bench import Sizes, bench
+        from freemoe.evals.bench import BenchSizes, benchmark_artifact
         from freemoe.systems import load
 
-        sizes = Sizes(prompt_tokens, new_tokens, batch, rounds)
+        sizes = BenchSizes(prompt_tokens, new_tokens, batch, rounds)
         if dry_run:
-            _tell_plan(artefact, against, sizes, as_json)
+            _print_bench_plan(artefact, against, sizes, as_json)
             return
         if threads:
             use_threads(threads)
         other = None if against is None else load(against, dtype=dtype, device=device)
-        found = bench(load(artefact, base, dtype=dtype, device=device), sizes, other, experts)
+        found = benchmark_artifact(load(artefact, base, dtype=dtype, device=device), sizes, other, experts)
         if as_json:
             print_json("bench", found)
         else:
-            _tell(found)
+            _print_timings(found)
 
 
-def _tell_plan(artefact: str, against: str | None, sizes: Sizes, as_json: bool) -> None:
+def _print_bench_plan(artefact: str, against: str | None, sizes: BenchSizes, as_json: bool) -> None:
     plan = {"artefact": artefact, "against": against, "sizes": vars(sizes)}
     if as_json:
         print_json("bench-plan", plan)
         return
-    say(
+    print_line(
         f"{artefact}{f' beside {against}' if against else ''}: prompts of {sizes.prompt} tokens, answers of {sizes.new}, batches of "
         f"{sizes.batch}, {sizes.rounds} rounds"
     )
 
 
-def _tell(found: dict[str, Any]) -> None:
+def _print_timings(found: dict[str, Any]) -> None:
     sizes = found["sizes"]
     title = f"One request: {sizes['prompt']} tokens of prompt, {sizes['new']} new ones, {sizes['rounds']} rounds"
     table = Table(title=title, title_justify="left")
@@ -104,24 +106,24 @@ def _tell(found: dict[str, Any]) -> None:
         table.add_row(
             name,
             f"{1000 * start['seconds']:.1f}",
-            _ratio(start["times_as_fast"]) if name != first else "",
+            _format_ratio(start["times_as_fast"]) if name != first else "",
             f"{1 / further['seconds']:.1f}",
-            _ratio(further["times_as_fast"]) if name != first else "",
+            _format_ratio(further["times_as_fast"]) if name != first else "",
         )
     print_table(table)
     if "switch" in found:
         rates = found["batch"]["tokens_per_second"]
-        say(f"switching to an expert that was used before: {1000 * found['switch']['seconds']:.2f} ms")
-        say(
+        print_line(f"switching to an expert that was used before: {1000 * found['switch']['seconds']:.2f} ms")
+        print_line(
             f"{sizes['batch']} sequences at once: {rates['base']:.1f} tokens per second under the base, {rates['mixed']:.1f} under "
-            f"{len(set(found['batch']['experts']))} experts ({_ratio(found['batch']['times_as_fast'])} as fast)"
+            f"{len(set(found['batch']['experts']))} experts ({_format_ratio(found['batch']['times_as_fast'])} as fast)"
         )
     memory = found["memory"]
-    say(
+    print_line(
         f"weights {memory['weights_bytes'] / 1e6:,.1f} MB; the process held {memory['peak_bytes'] / 1e6:,.1f} MB at the most"
     )
 
 
-def _ratio(found: dict[str, float | None]) -> str:
+def _format_ratio(found: dict[str, float | None]) -> str:
     ends = "" if found["low"] is None else f" [{found['low']:.2f}, {found['high']:.2f}]"
     return f"{found['mean']:.2f}x{ends}"

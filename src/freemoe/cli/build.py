@@ -9,8 +9,8 @@ from typing import Any
 import typer
 
 from freemoe.cli import completion
-from freemoe.cli.common import Shown, Stopped, calm_libraries, numbers, read_domains
-from freemoe.cli.flags import SHARED, SIDE_BY_SIDE, Command, Flag, flags_of
+from freemoe.cli.common import CommandOutput, Stopped, calm_libraries, parse_numbers, read_domains
+from freemoe.cli.flags import SHARED, SIDE_BY_SIDE, RecipeCommand, RecipeFlag, flags_of
 from freemoe.core.errors import RecipeError
 from freemoe.recipes import BuildRecipe, set_path
 
@@ -39,28 +39,28 @@ The papers' protocol (MoDE Table 3, 5 % bands over their range):
 """
 
 
-def _begin(values: Mapping[str, Any]) -> dict[str, Any]:
+def _initial_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     return {"model": values["model"], "domains": read_domains(values["domain"])}
 
 
 def _put_counts(data: dict[str, Any], text: str) -> None:
-    set_path(data, "subdomains.count", _counts(text))
+    set_path(data, "subdomains.count", _parse_counts(text))
 
 
 def _put_theta(data: dict[str, Any], text: str) -> None:
-    for key, value in zip(("start", "end", "step"), numbers(text, "--theta", 3), strict=True):
+    for key, value in zip(("start", "end", "step"), parse_numbers(text, "--theta", 3), strict=True):
         set_path(data, f"bands.{key}", value)
 
 
 def _put_layers(data: dict[str, Any], text: str) -> None:
-    set_path(data, "bands.layers", numbers(text, "--layers", 2, int))
+    set_path(data, "bands.layers", parse_numbers(text, "--layers", 2, int))
 
 
 def _put_layout(data: dict[str, Any], even: bool) -> None:
     set_path(data, "units.layout", "even" if even else "free")
 
 
-def _counts(text: str) -> int | dict[str, int]:
+def _parse_counts(text: str) -> int | dict[str, int]:
     """Read ``8`` or ``math=8,code=3``."""
     try:
         if "=" not in text:
@@ -70,30 +70,30 @@ def _counts(text: str) -> int | dict[str, int]:
         raise RecipeError(f"--subdomains is {text!r}; write a number, or one per domain: math=8,code=3") from None
 
 
-def run_recipe(recipe: BuildRecipe, *, overwrite: bool, resume: bool, shown: Shown) -> Path:
+def run_recipe(recipe: BuildRecipe, *, overwrite: bool, resume: bool, shown: CommandOutput) -> Path:
     """Run a build, write its report, print what was found."""
     calm_libraries()
-    from freemoe.core.run.folder import interrupted
+    from freemoe.core.run.folder import interrupted_message
     from freemoe.domain_experts.build import build
     from freemoe.domain_experts.prove.card import headlines
     from freemoe.report.tables import summary_table
     from freemoe.systems import write_page
 
     try:
-        folder = build(recipe, progress=shown.progress(), overwrite=overwrite, resume=resume, page=write_page)
+        folder = build(recipe, progress=shown.make_progress(), overwrite=overwrite, resume=resume, page=write_page)
     except KeyboardInterrupt:
-        raise Stopped(interrupted(recipe.output)) from None
+        raise Stopped(interrupted_message(recipe.output)) from None
     from freemoe.results import BuildResult, read_result
 
     result = read_result(folder, BuildResult)
-    shown.tell("build", folder, result.notes + headlines(result), lambda: [summary_table(result)])
+    shown.print_result("build", folder, result.notes + headlines(result), lambda: [summary_table(result)])
     return folder
 
 
-def _plan(recipe: BuildRecipe) -> dict[str, Any]:
-    from freemoe.domain_experts.cost.dry_run import plan
+def _plan_build(recipe: BuildRecipe) -> dict[str, Any]:
+    from freemoe.domain_experts.cost.dry_run import plan_build
 
-    return plan(recipe)
+    return plan_build(recipe)
 
 
 FLAGS = flags_of(
@@ -101,18 +101,18 @@ FLAGS = flags_of(
     "preset",
     *SHARED,
     "by",
-    {"subdomains": Flag(help="Clusters: a number, or math=8,code=3. [1 per 40 documents]", put=_put_counts)},
+    {"subdomains": RecipeFlag(help="Clusters: a number, or math=8,code=3. [1 per 40 documents]", put=_put_counts)},
     "min_size metric p ratio",
     {
-        "theta": Flag(
+        "theta": RecipeFlag(
             "bands", help="Bands from START:END:STEP, ascending importance. [0:1:0.1]", put=_put_theta, kind=str
         )
     },
     "scope sublayers",
-    {"layers": Flag(help="Decoder layers FIRST:LAST (last not included). [all]", put=_put_layers)},
+    {"layers": RecipeFlag(help="Decoder layers FIRST:LAST (last not included). [all]", put=_put_layers)},
     "patch search objective select alpha purify step budget patience unit off",
     {
-        "even": Flag(
+        "even": RecipeFlag(
             "units.layout", ("--even/--free",), "As many units off in every layer, or freely. [even]", _put_layout, bool
         )
     },
@@ -121,7 +121,7 @@ FLAGS = flags_of(
     "revision",
 )
 
-COMMAND = Command(
+COMMAND = RecipeCommand(
     name="build",
     help=HELP,
     recipe=BuildRecipe,
@@ -129,7 +129,7 @@ COMMAND = Command(
         "model": (
             str,
             typer.Argument(
-                help="Folder or hub id of the base model, or freemoe-demo.", autocompletion=completion.models
+                help="Folder or hub id of the base model, or freemoe-demo.", autocompletion=completion.complete_models
             ),
         ),
         "domain": (
@@ -139,14 +139,14 @@ COMMAND = Command(
                 "--domain",
                 "-d",
                 help="NAME=TASK[,TASK]; repeat. See freemoe ls tasks.",
-                autocompletion=completion.domains,
+                autocompletion=completion.complete_domains,
             ),
         ),
     },
     flags=FLAGS,
-    begin=_begin,
+    begin=_initial_fields,
     run=run_recipe,
-    plan=_plan,
+    plan=_plan_build,
     dry_run="units of work, memory and time",
     example="search.alpha=0.1",
 )

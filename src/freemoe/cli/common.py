@@ -18,7 +18,7 @@ from rich.segment import Segment
 from freemoe.cli.documents import lines_of, print_json
 from freemoe.core import neutral
 from freemoe.core.errors import FreeMoEError, RecipeError
-from freemoe.core.run.progress import Bars, Lines, Progress, Quiet
+from freemoe.core.run.progress import BarProgress, LineProgress, Progress, QuietProgress
 from freemoe.core.untrusted import parse_yaml, read_json
 from freemoe.recipes import Recipe, dump, set_path
 
@@ -53,25 +53,25 @@ def make_console(stderr: bool, terminal: bool, environ: Mapping[str, str]) -> Co
         force_terminal=alive or (forced and not plain),
         _environ=environ,
     )
-    made.push_render_hook(_Neutral())
+    made.push_render_hook(_EscapeHook())
     return made
 
 
-class _Neutral(RenderHook):
+class _EscapeHook(RenderHook):
     """Makes what is printed harmless: no name or text in it is obeyed by the terminal (`core.neutral`)."""
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
         """Wrap what is printed."""
-        return [_Harmless(renderable) for renderable in renderables]
+        return [_EscapedRenderable(renderable) for renderable in renderables]
 
 
-class _Harmless:
+class _EscapedRenderable:
     def __init__(self, held: ConsoleRenderable) -> None:
         self.held = held
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for segment in console.render(self.held, options):
-            yield segment if segment.control else Segment(neutral.printable(segment.text), segment.style)
+            yield segment if segment.control else Segment(neutral.escape_terminal(segment.text), segment.style)
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         return Measurement.get(console, options, self.held)
@@ -82,20 +82,24 @@ out = make_console(False, sys.stdout.isatty(), os.environ)
 
 
 def _write_line(line: str) -> None:
-    sys.stderr.write(neutral.printable(line) + "\n")
+    sys.stderr.write(neutral.escape_terminal(line) + "\n")
     sys.stderr.flush()
 
 
 def progress_of(quiet: bool) -> Progress:
     """Where long work reports: bars on a terminal, a line every ten seconds elsewhere, or nowhere."""
     if quiet:
-        return Quiet()
+        return QuietProgress()
     # Not what FORCE_COLOR says: it asks for colours in a log, not for moving bars.
-    return Bars(console) if sys.stderr.isatty() and os.environ.get("TERM") not in DUMB else Lines(_write_line)
+    return (
+        BarProgress(console)
+        if sys.stderr.isatty() and os.environ.get("TERM") not in DUMB
+        else LineProgress(_write_line)
+    )
 
 
 @dataclass(frozen=True)
-class Shown:
+class CommandOutput:
     """How a command says what it does and what it found.
 
     Attributes:
@@ -108,11 +112,11 @@ class Shown:
     summary: bool = False
     quiet: bool = False
 
-    def progress(self) -> Progress:
+    def make_progress(self) -> Progress:
         """Where the work reports; always standard error."""
         return progress_of(self.quiet)
 
-    def tell(
+    def print_result(
         self, command: str, folder: Path, headlines: list[str], tables: Callable[[], list[Table]], **more: Path | None
     ) -> None:
         """Print what a run made.
@@ -134,12 +138,12 @@ class Shown:
         for table in [] if self.summary else tables():
             print_table(table)
         for line in headlines:
-            say(line)
+            print_line(line)
         for name, where in made.items():
             if where and (name == "folder" or not self.summary):
-                say(f"{'artefact' if name == 'folder' else name}: {where}")
+                print_line(f"{'artefact' if name == 'folder' else name}: {where}")
 
-    def tell_artefact(self, command: str, folder: Path, **more: Path | None) -> None:
+    def print_artefact(self, command: str, folder: Path, **more: Path | None) -> None:
         """Print verdict and tables of what a run made, and where they and its page are.
 
         Args:
@@ -154,7 +158,7 @@ class Shown:
         result = read_result(folder)
         tables, lines = SYSTEMS.get(result.kind).tables(result)
         lines = [*getattr(result, "notes", ()), *lines, *openings_text(result.cost.openings)]
-        self.tell(command, folder, lines, lambda: tables, **more)
+        self.print_result(command, folder, lines, lambda: tables, **more)
 
 
 def plain_result(place: Path) -> Any:
@@ -166,7 +170,7 @@ def calm_libraries() -> None:
     """Keep other libraries' bars, warnings and network calls out of the way; called once per command."""
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s", stream=sys.stderr)
     for handler in logging.getLogger().handlers:
-        handler.setFormatter(_HarmlessLines("%(name)s: %(message)s"))
+        handler.setFormatter(_EscapingFormatter("%(name)s: %(message)s"))
     # What became of a base while it was loaded or fetched, and as what a file was read, belong to the output.
     for room in ("freemoe.models", "freemoe.text", "freemoe.hub"):
         logging.getLogger(room).setLevel(logging.INFO)
@@ -184,15 +188,15 @@ def calm_libraries() -> None:
     transformers_logging.set_verbosity_error()
 
 
-class _HarmlessLines(logging.Formatter):
+class _EscapingFormatter(logging.Formatter):
     """Log lines whose names and texts a terminal does not obey."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
-        return neutral.printable(super().format(record))
+        return neutral.escape_terminal(super().format(record))
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Print a line as it is: no markup, no colours, not broken."""
     out.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -204,13 +208,13 @@ def print_table(table: Table) -> None:
     out.print(table)
 
 
-def print_found(command: str, found: dict[str, Any], as_json: bool) -> None:
+def print_fields(command: str, found: dict[str, Any], as_json: bool) -> None:
     """Print what a dry run or a look found: a document, or a line per key, with units."""
     if as_json:
         print_json(command, found)
         return
     for line in lines_of(found):
-        say(line)
+        print_line(line)
 
 
 def apply_sets(target: dict[str, Any], sets: list[str]) -> None:
@@ -246,7 +250,7 @@ def print_recipe(recipe: Recipe, as_json: bool) -> None:
     sys.stdout.write(dump(recipe))
 
 
-def numbers(text: str, flag: str, count: int, kind: type = float) -> list[Any]:
+def parse_numbers(text: str, flag: str, count: int, kind: type = float) -> list[Any]:
     """Read ``a:b:c``."""
     try:
         parts = [kind(p) for p in text.split(":")]

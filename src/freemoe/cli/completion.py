@@ -17,18 +17,18 @@ DEVICES = ("auto", "cpu", "cuda", "disk", "split")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
-def names(known: Iterable[str] | Callable[[], Iterable[str]]) -> Complete:
+def complete_names(known: Iterable[str] | Callable[[], Iterable[str]]) -> Complete:
     """Complete one of several names, or the last of a list with commas."""
 
-    def complete(context: typer.Context, incomplete: str) -> list[str]:
+    def complete_last(context: typer.Context, incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",")
         found = known() if callable(known) else known
         return [f"{before}{comma}{name}" for name in found if name.startswith(last)]
 
-    return complete
+    return complete_last
 
 
-def _standing(incomplete: str, patterns: Sequence[str]) -> list[str]:
+def _local_folders(incomplete: str, patterns: Sequence[str]) -> list[str]:
     """Folders of the current one that hold such a file."""
     if "/" in incomplete:
         return []  # the shell completes paths
@@ -36,23 +36,23 @@ def _standing(incomplete: str, patterns: Sequence[str]) -> list[str]:
     return sorted(name for name in found if name.startswith(incomplete))
 
 
-def models(context: typer.Context, incomplete: str) -> list[str]:
+def complete_models(context: typer.Context, incomplete: str) -> list[str]:
     """Bundled models, and model folders and GGUF files that stand here."""
     bundled = [name for name in BUNDLED if name.startswith(incomplete)]
-    return bundled + _standing(incomplete, ("*/config.json", "*.gguf"))
+    return bundled + _local_folders(incomplete, ("*/config.json", "*.gguf"))
 
 
-def artefacts(context: typer.Context, incomplete: str) -> list[str]:
+def complete_artefacts(context: typer.Context, incomplete: str) -> list[str]:
     """Artefacts that stand here."""
-    return _standing(incomplete, (f"*/{MANIFEST}",))
+    return _local_folders(incomplete, (f"*/{MANIFEST}",))
 
 
-def artefacts_and_models(context: typer.Context, incomplete: str) -> list[str]:
+def complete_artefacts_and_models(context: typer.Context, incomplete: str) -> list[str]:
     """Both."""
-    return list(dict.fromkeys([*artefacts(context, incomplete), *models(context, incomplete)]))
+    return list(dict.fromkeys([*complete_artefacts(context, incomplete), *complete_models(context, incomplete)]))
 
 
-def experts(context: typer.Context, incomplete: str) -> list[str]:
+def complete_experts(context: typer.Context, incomplete: str) -> list[str]:
     """The experts of the artefact that the command line names, beside base and auto."""
     # Where an option waits for its value, no argument has its name yet.
     artefact = context.params.get("artefact") or next(iter(context.args), "")
@@ -64,17 +64,17 @@ def experts(context: typer.Context, incomplete: str) -> list[str]:
     return [name for name in ("auto", "base", *own) if name.startswith(incomplete)]
 
 
-def schemas() -> list[str]:
+def schema_names() -> list[str]:
     """What `freemoe schema` knows."""
     from freemoe.results.documents import DOCUMENTS
     from freemoe.systems import SYSTEMS
 
-    return [*SYSTEMS.loaded(), *DOCUMENTS]
+    return [*SYSTEMS.loaded_names(), *DOCUMENTS]
 
 
-def domains(context: typer.Context, incomplete: str) -> list[str]:
+def complete_domains(context: typer.Context, incomplete: str) -> list[str]:
     """The tasks behind ``NAME=``."""
     from freemoe.evals.tasks.benchmarks import BENCHMARKS
 
     name, equals, tasks = incomplete.partition("=")
-    return [f"{name}={task}" for task in names(BENCHMARKS)(context, tasks)] if equals else []
+    return [f"{name}={task}" for task in complete_names(BENCHMARKS)(context, tasks)] if equals else []

@@ -9,8 +9,8 @@ from typing import Any
 import typer
 
 from freemoe.cli import completion
-from freemoe.cli.common import Shown, Stopped, calm_libraries
-from freemoe.cli.flags import OUTPUT, SIDE_BY_SIDE, TIMING, Command, flags_of
+from freemoe.cli.common import CommandOutput, Stopped, calm_libraries
+from freemoe.cli.flags import OUTPUT, SIDE_BY_SIDE, TIMING, RecipeCommand, flags_of
 from freemoe.recipes import ConvertRecipe
 
 HELP = """Make a dense model a token-level mixture of experts: the base's own weights, frozen, a part of them per token.
@@ -43,35 +43,35 @@ FLAGS = flags_of(
 )
 
 
-def _begin(values: Mapping[str, Any]) -> dict[str, Any]:
+def _initial_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     return {"model": values["model"], "text": tuple(values["text"])}
 
 
-def run_recipe(recipe: ConvertRecipe, *, overwrite: bool, resume: bool, shown: Shown) -> Path:
+def run_recipe(recipe: ConvertRecipe, *, overwrite: bool, resume: bool, shown: CommandOutput) -> Path:
     """Convert, write the report, print what was found."""
     calm_libraries()
-    from freemoe.core.run.folder import interrupted
+    from freemoe.core.run.folder import interrupted_message
     from freemoe.systems import write_page
     from freemoe.tomoe.convert import convert
-    from freemoe.tomoe.devices import Devices
+    from freemoe.tomoe.devices import DistributedContext
 
     try:
-        drawn = {"page": write_page, "progress": shown.progress()}
+        drawn = {"page": write_page, "progress": shown.make_progress()}
         folder = convert(recipe, overwrite=overwrite, resume=resume, **drawn)
     except KeyboardInterrupt:
-        raise Stopped(interrupted(recipe.output)) from None
-    if not Devices.found().rank:  # the first of several processes writes and prints
-        shown.tell_artefact("convert", folder)
+        raise Stopped(interrupted_message(recipe.output)) from None
+    if not DistributedContext.from_environment().rank:  # the first of several processes writes and prints
+        shown.print_artefact("convert", folder)
     return folder
 
 
-def _plan(recipe: ConvertRecipe) -> dict[str, Any]:
-    from freemoe.tomoe.cost.dry_run import plan
+def _plan_conversion(recipe: ConvertRecipe) -> dict[str, Any]:
+    from freemoe.tomoe.cost.dry_run import plan_conversion
 
-    return plan(recipe)
+    return plan_conversion(recipe)
 
 
-COMMAND = Command(
+COMMAND = RecipeCommand(
     name="convert",
     help=HELP,
     recipe=ConvertRecipe,
@@ -79,15 +79,15 @@ COMMAND = Command(
         "model": (
             str,
             typer.Argument(
-                help="Folder or hub id of a dense model, or freemoe-demo.", autocompletion=completion.models
+                help="Folder or hub id of a dense model, or freemoe-demo.", autocompletion=completion.complete_models
             ),
         ),
         "text": (list[str], typer.Option([], "--text", help="What to learn from: text, or rows of any shape; repeat.")),
     },
     flags=FLAGS,
-    begin=_begin,
+    begin=_initial_fields,
     run=run_recipe,
-    plan=_plan,
+    plan=_plan_conversion,
     dry_run="tokens, steps and parameters",
     example="gates.noise=true",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from freemoe.cli.common import Shown, print_recipe
+from freemoe.cli.common import CommandOutput, print_recipe
 from freemoe.cli.flags import JSON, QUIET, SUMMARY
 
 HELP = """Build experts for the bundled tiny model on the bundled benchmark: everything freemoe does, in minutes.
@@ -19,11 +19,11 @@ Example:
 """
 
 
-def register(app: typer.Typer) -> None:
+def register_command(app: typer.Typer) -> None:
     """Add the command."""
 
     @app.command("demo", help=HELP)
-    def command(
+    def demo_command(
         output: str = typer.Option("demo-out", "--output", "-o", help="Folder to write."),
         seed: int = typer.Option(0, help="Seed of splits, masks and draws."),
         limit: int = typer.Option(None, help="Documents per task and split; all if absent."),
@@ -48,4 +48,4 @@ def register(app: typer.Typer) -> None:
         elif dry_run:
             COMMAND.print_plan(recipe, as_json)
         else:
-            COMMAND.run(recipe, overwrite=overwrite, resume=resume, shown=Shown(as_json, summary, quiet))
+            COMMAND.run(recipe, overwrite=overwrite, resume=resume, shown=CommandOutput(as_json, summary, quiet))

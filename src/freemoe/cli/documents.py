@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from freemoe.core.neutral import json_text
-from freemoe.core.numbers import byte_text
+from freemoe.core.neutral import escape_json
+from freemoe.core.numbers import format_bytes
 
 FORMAT = 1
 """Of every document; `freemoe.results.documents` has their types."""
@@ -23,15 +23,15 @@ def print_json(command: str, value: Mapping[str, Any]) -> None:
         command: Whose document, e.g. ``build`` or ``build-plan``: it begins with ``"schema": "freemoe.build/1"``.
         value: Plain data. Paths become text; NaN and infinity, which JSON does not know, become null.
     """
-    document = {"schema": f"freemoe.{command}/{FORMAT}", **_plain(value)}
-    sys.stdout.write(json_text(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)) + "\n")
+    document = {"schema": f"freemoe.{command}/{FORMAT}", **_to_json_value(value)}
+    sys.stdout.write(escape_json(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)) + "\n")
 
 
-def _plain(value: Any) -> Any:
+def _to_json_value(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
+        return {str(key): _to_json_value(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
+        return [_to_json_value(inner) for inner in value]
     if isinstance(value, Path):
         return str(value)
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -41,61 +41,61 @@ def lines_of(found: Mapping[str, Any]) -> list[str]:
     """A line per key; the key's last word is the unit of a number: ``_bytes``, ``_seconds``, ``_share``, ``_tokens``."""
     lines: list[str] = []
     for key, value in found.items():
-        name, unit = _unit(key)
+        name, unit = _split_unit(key)
         if key == "warnings":  # as the run itself says them
             lines += value
         elif isinstance(value, list | tuple) and value and all(isinstance(row, Mapping) for row in value):
             lines.append(f"{name}:")
-            lines += ["  " + "  ".join(f"{k}={_cell(v)}" for k, v in row.items()) for row in value]
+            lines += ["  " + "  ".join(f"{k}={_format_cell(v)}" for k, v in row.items()) for row in value]
         else:
-            lines.append(f"{name}: {_words(value, unit)}")
+            lines.append(f"{name}: {_format_value(value, unit)}")
     return lines
 
 
-def _unit(key: str) -> tuple[str, str]:
+def _split_unit(key: str) -> tuple[str, str]:
     stem, _, last = key.rpartition("_")
     if stem and last in ("bytes", "seconds", "share", "tokens"):
         return stem.replace("_", " "), last
     return key.replace("_", " "), last if last == "bytes" else ""
 
 
-def _cell(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _words(value: Any, unit: str) -> str:
+def _format_value(value: Any, unit: str) -> str:
     """A value for people."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if value is None:
         return "-"
     if isinstance(value, Mapping):
-        parts = ((_unit(str(k)), v) for k, v in value.items())
+        parts = ((_split_unit(str(k)), v) for k, v in value.items())
         said = (
-            f"{n} ({_words(v, u or unit)})" if isinstance(v, Mapping) else f"{n} {_words(v, u or unit)}"
+            f"{n} ({_format_value(v, u or unit)})" if isinstance(v, Mapping) else f"{n} {_format_value(v, u or unit)}"
             for (n, u), v in parts
         )
         return ", ".join(said) or "none"
     if isinstance(value, list | tuple):
-        said = [_words(v, unit) for v in value]
+        said = [_format_value(v, unit) for v in value]
         return ("; " if any("," in s for s in said) else ", ").join(said) or "none"
     if isinstance(value, int | float):
-        return _number(value, unit)
+        return _format_number(value, unit)
     return str(value)
 
 
-def _number(value: float, unit: str) -> str:
+def _format_number(value: float, unit: str) -> str:
     if unit == "bytes":
-        return byte_text(value)
+        return format_bytes(value)
     if unit == "seconds":
-        return _time(value)
+        return _format_seconds(value)
     if unit == "share":
         return f"{100 * value:.3g} %"
     told = f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
     return f"{told} {unit}".rstrip()
 
 
-def _time(seconds: float) -> str:
+def _format_seconds(seconds: float) -> str:
     if seconds < 1:
         return f"{1000 * seconds:.1f} ms"
     if seconds < 90:

@@ -9,13 +9,22 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from freemoe.cli import completion
-from freemoe.cli.common import Shown, Stopped, calm_libraries, print_found, print_json, print_table, read_domains, say
-from freemoe.cli.flags import SHARED, SIDE_BY_SIDE, Command, flags_of, shown_as
+from freemoe.cli.common import (
+    CommandOutput,
+    Stopped,
+    calm_libraries,
+    print_fields,
+    print_json,
+    print_line,
+    print_table,
+    read_domains,
+)
+from freemoe.cli.flags import SHARED, SIDE_BY_SIDE, RecipeCommand, flags_of, output_options
 from freemoe.core.ledger import openings_text
 from freemoe.recipes import EvalRecipe
 
 if TYPE_CHECKING:
-    from freemoe.results import Evaluation
+    from freemoe.results import EvaluationResult
 
 HELP = """Score an artefact's experts, or a plain model, on the reported split of tasks.
 
@@ -39,10 +48,10 @@ A trimmed mixture (see trim) is measured against its base and its plan alone; wi
 """
 
 
-def _plan(recipe: EvalRecipe) -> dict[str, Any]:
+def _plan_evaluation(recipe: EvalRecipe) -> dict[str, Any]:
     """How many documents would be scored."""
     from freemoe.core.artifacts import read_manifest
-    from freemoe.evals.held_out import read_record, seeded, set_aside
+    from freemoe.evals.held_out import read_record, resolve_seed, set_aside
     from freemoe.evals.tasks.domains import load_domains
     from freemoe.hub.fetch import fetch_artefact
     from freemoe.models.checkpoints.loading import load_tokenizer
@@ -51,7 +60,7 @@ def _plan(recipe: EvalRecipe) -> dict[str, Any]:
     record = read_record(place)
     _require_known(recipe, place)
     source = recipe.base or (recipe.artefact if record is None else read_manifest(place)["base_model_name_or_path"])
-    loaded = load_domains(seeded(recipe, record), load_tokenizer(source))
+    loaded = load_domains(resolve_seed(recipe, record), load_tokenizer(source))
     domains = {name: set_aside(data, record)[0] for name, data in loaded.items()}
     experts = list(recipe.experts) if record is not None else ["base"]
     return {
@@ -84,31 +93,31 @@ def _require_known(recipe: EvalRecipe, place: Path) -> None:
     return None
 
 
-def run_recipe(recipe: EvalRecipe, *, overwrite: bool, resume: bool, shown: Shown) -> None:
+def run_recipe(recipe: EvalRecipe, *, overwrite: bool, resume: bool, shown: CommandOutput) -> None:
     """Score, print a table; there is nothing that could be resumed."""
     del resume
     calm_libraries()
     from freemoe.report.tables import evaluation_table
-    from freemoe.results import Evaluation
+    from freemoe.results import EvaluationResult
     from freemoe.systems import evaluate
 
     try:
-        result = evaluate(recipe, progress=shown.progress(), overwrite=overwrite)
+        result = evaluate(recipe, progress=shown.make_progress(), overwrite=overwrite)
     except KeyboardInterrupt:
         raise Stopped("Stopped; nothing was written. Run the same command to start again.") from None
     if shown.as_json:
-        print_json("eval", _summed_up(result) if shown.summary else result)
+        print_json("eval", _without_documents(result) if shown.summary else result)
         return
-    found = Evaluation.model_validate(result)
+    found = EvaluationResult.model_validate(result)
     if shown.summary:
-        for line in [*_verdicts(found), *_guessed(found), *openings_text(found.cost.openings)]:
-            say(line)
+        for line in [*_verdict_lines(found), *_guessing_lines(found), *openings_text(found.cost.openings)]:
+            print_line(line)
         if recipe.output:
-            say(f"result: {recipe.output}")
+            print_line(f"result: {recipe.output}")
         return
     print_table(evaluation_table(found))
-    for line in [*cost_lines(found.costs), *_guessed(found), *openings_text(found.cost.openings)]:
-        say(line)
+    for line in [*cost_lines(found.costs), *_guessing_lines(found), *openings_text(found.cost.openings)]:
+        print_line(line)
 
 
 def cost_lines(costs: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -122,14 +131,14 @@ def cost_lines(costs: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def _guessed(result: Evaluation) -> list[str]:
+def _guessing_lines(result: EvaluationResult) -> list[str]:
     """A line for each domain on which the base is no better than guessing."""
     from freemoe.evals.guessing import guessing_text
 
     return [guessing_text(d.name, d.guessing) for d in result.domains if d.guessing]
 
 
-def _verdicts(result: Evaluation) -> list[str]:
+def _verdict_lines(result: EvaluationResult) -> list[str]:
     """A line per domain: the first row's score, and the others' with their differences to it."""
     from freemoe.domain_experts.prove.card import gain_text
 
@@ -143,13 +152,13 @@ def _verdicts(result: Evaluation) -> list[str]:
     return lines
 
 
-def _summed_up(result: dict[str, Any]) -> dict[str, Any]:
+def _without_documents(result: dict[str, Any]) -> dict[str, Any]:
     """The result without its documents."""
     domains = [{name: value for name, value in d.items() if name != "documents"} for d in result["domains"]]
     return {**result, "domains": domains}
 
 
-def _begin(values: Mapping[str, Any]) -> dict[str, Any]:
+def _initial_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     data = {"artefact": values["artefact"], "domains": read_domains(values["domain"])}
     return {**data, "experts": tuple(values["expert"])} if values["expert"] else data
 
@@ -168,9 +177,9 @@ def _own_text(values: Mapping[str, Any]) -> bool:
     calm_libraries()
     if values["dry_run"]:
         assert system.own_text_plan is not None
-        print_found("eval-text-plan", system.own_text_plan(str(place), values["base"]), values["as_json"])
+        print_fields("eval-text-plan", system.own_text_plan(str(place), values["base"]), values["as_json"])
         return True
-    shown = shown_as(values)
+    shown = output_options(values)
     where = (
         str(place),
         values["base"],
@@ -178,20 +187,20 @@ def _own_text(values: Mapping[str, Any]) -> bool:
         values["device"] or "auto",
         values["threads"],
     )
-    table, found = system.own_text(*where, shown.progress())
+    table, found = system.own_text(*where, shown.make_progress())
     if shown.as_json:
         print_json("eval-text", found)
     elif shown.summary:
         losses = ", ".join(f"{name} {row['ce']:.4f}" for name, row in found["rows"].items())
-        say(f"own text, loss on {found['tokens']:,} tokens of its test part: {losses}")
+        print_line(f"own text, loss on {found['tokens']:,} tokens of its test part: {losses}")
     else:
         print_table(table)
         for line in [*cost_lines(found.get("costs", {})), *openings_text(found.get("cost", {}).get("openings"))]:
-            say(line)
+            print_line(line)
     return True
 
 
-COMMAND = Command(
+COMMAND = RecipeCommand(
     name="eval",
     help=HELP,
     recipe=EvalRecipe,
@@ -200,12 +209,14 @@ COMMAND = Command(
             str,
             typer.Argument(
                 help="Folder written by freemoe, a plain model, or owner/name of the hub.",
-                autocompletion=completion.artefacts_and_models,
+                autocompletion=completion.complete_artefacts_and_models,
             ),
         ),
         "domain": (
             list[str],
-            typer.Option([], "--domain", "-d", help="NAME=TASK[,TASK]; repeat.", autocompletion=completion.domains),
+            typer.Option(
+                [], "--domain", "-d", help="NAME=TASK[,TASK]; repeat.", autocompletion=completion.complete_domains
+            ),
         ),
         "expert": (
             list[str],
@@ -214,14 +225,14 @@ COMMAND = Command(
                 "--expert",
                 "-e",
                 help="base, auto, a name, or a union a+b; repeat. [base, auto]",
-                autocompletion=completion.experts,
+                autocompletion=completion.complete_experts,
             ),
         ),
     },
     flags=flags_of(EvalRecipe, "base", *SHARED, *SIDE_BY_SIDE),
-    begin=_begin,
+    begin=_initial_fields,
     run=run_recipe,
-    plan=_plan,
+    plan=_plan_evaluation,
     dry_run="units of work",
     example="data.fewshot=2",
     resumes=False,

@@ -16,7 +16,7 @@ from typing import Any
 from freemoe.cli.common import Stopped
 from freemoe.cli.documents import print_json
 from freemoe.core import neutral
-from freemoe.core.environment import versions
+from freemoe.core.environment import package_versions
 from freemoe.core.errors import ArtifactError, DataError, FreeMoEError, RecipeError
 from freemoe.core.files import cache_folder
 from freemoe.core.untrusted import text_fault
@@ -44,9 +44,9 @@ def tell_error(error: FreeMoEError, arguments: list[str]) -> int:
     said = str(error)
     if len(said) > _LONGEST:
         said = f"{said[:_LONGEST]} ... ({len(said):,} characters)"
-    _print(said if stopped else f"error: {said}")
+    _print_error(said if stopped else f"error: {said}")
     code = STOPPED if stopped else REFUSED
-    _document(said, type(error).__name__, code, arguments)
+    _print_error_json(said, type(error).__name__, code, arguments)
     return code
 
 
@@ -61,9 +61,9 @@ def tell_usage(error: Any, arguments: list[str]) -> int:
     if near:
         error.message += f". Did you mean {' or '.join(repr(n) for n in sorted(near))}?"
         error.possibilities = None
-    error.message = neutral.printable(error.message)
+    error.message = neutral.escape_terminal(error.message)
     error.show()
-    _document(error.format_message(), "UsageError", error.exit_code, arguments)
+    _print_error_json(error.format_message(), "UsageError", error.exit_code, arguments)
     return error.exit_code
 
 
@@ -80,7 +80,7 @@ def require_text(arguments: list[str]) -> None:
             )
 
 
-def named(error: Exception) -> FreeMoEError | None:
+def to_freemoe_error(error: Exception) -> FreeMoEError | None:
     """The error of ours that says what the system said: a file or folder that it refuses, no memory left; else None."""
     if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError):
         name = "" if error.filename is None else f"'{neutral.one_line(error.filename, 200)}': "
@@ -108,8 +108,8 @@ def tell_fault(error: Exception, arguments: list[str]) -> int:
         f"this is a fault of freemoe, not of yours ({what}). {where}. Please report it with that file, once you have "
         f"looked at what it says of your data, {report_page()}."
     )
-    _print(f"error: {said}")
-    _document(said, type(error).__name__, FAULT, arguments)
+    _print_error(f"error: {said}")
+    _print_error_json(said, type(error).__name__, FAULT, arguments)
     return FAULT
 
 
@@ -128,7 +128,7 @@ def report_page() -> str:
 
 def _write_traceback(error: Exception, arguments: list[str]) -> Path | None:
     """Write all that a report needs to a file that only its owner reads; None where no folder takes it."""
-    packages = ", ".join(f"{name} {version}" for name, version in versions().items())
+    packages = ", ".join(f"{name} {version}" for name, version in package_versions().items())
     head = f"freemoe {' '.join(arguments)}\n{packages}\nPython {platform.python_version()}, {platform.platform()}\n\n"
     text = head + "".join(traceback.format_exception(error))
     name = f"fault-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
@@ -151,12 +151,12 @@ def close_unheard() -> int:
     return UNHEARD
 
 
-def _print(line: str) -> None:
+def _print_error(line: str) -> None:
     with contextlib.suppress(OSError):
-        print(neutral.printable(line), file=sys.stderr)
+        print(neutral.escape_terminal(line), file=sys.stderr)
 
 
-def _document(message: str, kind: str, code: int, arguments: list[str]) -> None:
+def _print_error_json(message: str, kind: str, code: int, arguments: list[str]) -> None:
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     if "--json" in own:
         print_json("error", {"error": message, "kind": kind, "exit_code": code})

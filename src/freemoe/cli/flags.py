@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from typer.core import TyperCommand
 
 from freemoe.cli import completion
-from freemoe.cli.common import Shown, apply_sets, calm_libraries, print_found, print_recipe
+from freemoe.cli.common import CommandOutput, apply_sets, calm_libraries, print_fields, print_recipe
 from freemoe.core.errors import RecipeError
 from freemoe.hub.fetch import require_in_reach
 from freemoe.recipes import Recipe, recipe_from, set_path
@@ -23,7 +23,7 @@ from freemoe.recipes.keywords import path_of
 
 
 @dataclass(frozen=True)
-class Flag:
+class RecipeFlag:
     """An option whose name or way of writing is not its field's own.
 
     Attributes:
@@ -42,7 +42,7 @@ class Flag:
     kind: type | None = None
 
 
-Flags = Mapping[str, Flag]
+Flags = Mapping[str, RecipeFlag]
 """By the name of a flag's parameter."""
 
 
@@ -51,13 +51,13 @@ def flags_of(recipe: type[Recipe], *groups: str | Flags) -> Flags:
 
     A flag sets what the keyword of its name does (`recipes.keywords`), unless it says otherwise.
     """
-    found: dict[str, Flag] = {}
+    found: dict[str, RecipeFlag] = {}
     for group in groups:
-        found |= {name: Flag() for name in group.split()} if isinstance(group, str) else group
+        found |= {name: RecipeFlag() for name in group.split()} if isinstance(group, str) else group
     return {name: flag if flag.path else replace(flag, path=path_of(recipe, name)) for name, flag in found.items()}
 
 
-OUTPUT: Flags = {"output": Flag(names=("--output", "-o"))}
+OUTPUT: Flags = {"output": RecipeFlag(names=("--output", "-o"))}
 
 SUMMARY = typer.Option(False, "--summary", help="Print the verdict and the artefact's path only; no tables.")
 JSON = typer.Option(False, "--json", help="Print one JSON document (freemoe schema).")
@@ -89,12 +89,12 @@ def allowed_code(written: str | None) -> bool | Literal["unsafe"]:
 SHARED: tuple[str | Flags, ...] = (
     OUTPUT,
     "data_root task_folder limit fewshot chat group_by overflow",
-    {"allow_code_execution": Flag(names=(CODE,))},
+    {"allow_code_execution": RecipeFlag(names=(CODE,))},
     "samples temperature top_p pass_at seed dtype device threads batch_tokens",
 )
 """The flags that build and eval share."""
 
-SIDE_BY_SIDE: tuple[str | Flags, ...] = ({"place": Flag(names=("--on",))}, "workers unit_seconds")
+SIDE_BY_SIDE: tuple[str | Flags, ...] = ({"place": RecipeFlag(names=("--on",))}, "workers unit_seconds")
 """Where the units of a run are done, of every command that has units."""
 
 
@@ -105,13 +105,13 @@ def _put_prompts(data: dict[str, Any], text: str) -> None:
         raise RecipeError(f"--speed is {text!r}; write tokens of prompts: 1024,2048,4096") from None
 
 
-_SPEED = Flag(help="Tokens of the prompts to time: 1024,2048,4096. [one block]", put=_put_prompts, kind=str)
+_SPEED = RecipeFlag(help="Tokens of the prompts to time: 1024,2048,4096. [one block]", put=_put_prompts, kind=str)
 TIMING: tuple[str | Flags, ...] = ({"speed": _SPEED}, "new_tokens rounds")
 """What is timed at the end, of every command that changes how fast a model is."""
 
 
 @dataclass(frozen=True)
-class Command:
+class RecipeCommand:
     """A command that makes a recipe and runs it.
 
     Attributes:
@@ -142,7 +142,7 @@ class Command:
     resumes: bool = True
     instead: Callable[[Mapping[str, Any]], bool] = field(default=lambda values: False)
 
-    def read(self, values: Mapping[str, Any]) -> Recipe:
+    def read_recipe(self, values: Mapping[str, Any]) -> Recipe:
         """The recipe that a command line says; flags that were not given keep the recipe's defaults."""
         data = {"command": self.name, **self.begin(values)}
         for name, flag in self.flags.items():
@@ -154,11 +154,11 @@ class Command:
         apply_sets(data, values.get("sets", []))
         return recipe_from(data, "The command line")
 
-    def act(self, values: Mapping[str, Any]) -> None:
+    def execute_command(self, values: Mapping[str, Any]) -> None:
         """Print the recipe, or what it would do, or run it."""
         if self.instead(values):
             return
-        recipe = self.read(values)
+        recipe = self.read_recipe(values)
         if values["print_recipe_"]:
             print_recipe(recipe, values["as_json"])
             return
@@ -167,38 +167,38 @@ class Command:
         if values["dry_run"]:
             self.print_plan(recipe, values["as_json"])
         else:
-            shown = shown_as(values)
+            shown = output_options(values)
             self.run(recipe, overwrite=values["overwrite"], resume=values.get("resume", False), shown=shown)
 
     def print_plan(self, recipe: Any, as_json: bool) -> None:
         """Print what a recipe would do."""
         calm_libraries()
-        print_found(f"{self.name}-plan", self.plan(recipe), as_json)
+        print_fields(f"{self.name}-plan", self.plan(recipe), as_json)
 
-    def register(self, app: typer.Typer) -> None:
+    def register_command(self, app: typer.Typer) -> None:
         """Add the command."""
 
-        def command(**values: Any) -> None:
-            self.act(values)
+        def recipe_command(**values: Any) -> None:
+            self.execute_command(values)
 
         parameters = {
             **self.arguments,
-            **{n: self._option(n, f) for n, f in self.flags.items()},
-            **self._acting(),
+            **{n: self._make_option(n, f) for n, f in self.flags.items()},
+            **self._common_options(),
         }
-        app.command(self.name, help=self.help, cls=WithCode)(signed(command, parameters))
+        app.command(self.name, help=self.help, cls=WithCode)(with_signature(recipe_command, parameters))
 
-    def _option(self, name: str, flag: Flag) -> tuple[Any, Any]:
-        about = None if flag.kind else _field(self.recipe, flag.path)
-        kind = flag.kind or _kind(about.annotation if about else str)
+    def _make_option(self, name: str, flag: RecipeFlag) -> tuple[Any, Any]:
+        about = None if flag.kind else _recipe_field(self.recipe, flag.path)
+        kind = flag.kind or _option_type(about.annotation if about else str)
         names = flag.names
         if kind is bool and not names:
             spelled = name.replace("_", "-")
             names = (f"--{spelled}/--no-{spelled}",) if about and about.default else (f"--{spelled}",)
-        told = flag.help or (_told(about) if about else "")
-        return kind, typer.Option(None, *names, help=told, autocompletion=_completion(flag.path, about))
+        told = flag.help or (_help_text(about) if about else "")
+        return kind, typer.Option(None, *names, help=told, autocompletion=_make_completion(flag.path, about))
 
-    def _acting(self) -> dict[str, tuple[Any, Any]]:
+    def _common_options(self) -> dict[str, tuple[Any, Any]]:
         """The options of every command that makes a recipe."""
         resume = {"resume": (bool, typer.Option(True, help="Go on with an unfinished run of the same recipe."))}
         printing = typer.Option(False, "--print-recipe", help="Print the YAML for freemoe run; do nothing.")
@@ -215,7 +215,7 @@ class Command:
         }
 
 
-def signed(command: Callable[..., None], parameters: Mapping[str, tuple[Any, Any]]) -> Callable[..., None]:
+def with_signature(command: Callable[..., None], parameters: Mapping[str, tuple[Any, Any]]) -> Callable[..., None]:
     """A function of keywords with the signature that typer reads.
 
     Args:
@@ -232,12 +232,12 @@ def signed(command: Callable[..., None], parameters: Mapping[str, tuple[Any, Any
     return command
 
 
-def shown_as(values: Mapping[str, Any]) -> Shown:
+def output_options(values: Mapping[str, Any]) -> CommandOutput:
     """How the options of a command ask it to print."""
-    return Shown(values["as_json"], values["summary"], values["quiet"])
+    return CommandOutput(values["as_json"], values["summary"], values["quiet"])
 
 
-def _field(recipe: Any, path: str) -> FieldInfo:
+def _recipe_field(recipe: Any, path: str) -> FieldInfo:
     """The field at a path of a recipe."""
     *sections, last = path.split(".")
     for section in sections:
@@ -245,15 +245,15 @@ def _field(recipe: Any, path: str) -> FieldInfo:
     return recipe.model_fields[last]
 
 
-def alternatives(annotation: Any) -> list[Any]:
+def non_none_types(annotation: Any) -> list[Any]:
     """The types that a field may have, None left out."""
     united = get_origin(annotation) in (Union, types.UnionType)
     return [a for a in (get_args(annotation) if united else (annotation,)) if a is not type(None)]
 
 
-def _kind(annotation: Any) -> type:
+def _option_type(annotation: Any) -> type:
     """What a command line has for a field: a number, a switch, or text that the field reads."""
-    kinds = alternatives(annotation)
+    kinds = non_none_types(annotation)
     if len(kinds) == 1:
         if get_origin(kinds[0]) is Literal:
             return type(get_args(kinds[0])[0])
@@ -262,9 +262,9 @@ def _kind(annotation: Any) -> type:
     return str
 
 
-def _choices(about: FieldInfo) -> list[str]:
+def _literal_choices(about: FieldInfo) -> list[str]:
     """What a field may be, where its type lists that."""
-    return [str(c) for a in alternatives(about.annotation) if get_origin(a) is Literal for c in get_args(a)]
+    return [str(c) for a in non_none_types(about.annotation) if get_origin(a) is Literal for c in get_args(a)]
 
 
 NAMED: Mapping[str, Sequence[str]] = {
@@ -279,15 +279,15 @@ NAMED: Mapping[str, Sequence[str]] = {
 """Fields that hold names of a registry, and these."""
 
 
-def _completion(path: str, about: FieldInfo | None) -> completion.Complete | None:
-    known = NAMED.get(path) or (_choices(about) if about else ())
-    return completion.names(known) if known else None
+def _make_completion(path: str, about: FieldInfo | None) -> completion.Complete | None:
+    known = NAMED.get(path) or (_literal_choices(about) if about else ())
+    return completion.complete_names(known) if known else None
 
 
-def _told(about: FieldInfo) -> str:
+def _help_text(about: FieldInfo) -> str:
     """A field's help: what it is, what it may be, its default."""
     text = about.description or ""
-    choices = _choices(about)
+    choices = _literal_choices(about)
     if choices and not all(choice in text for choice in choices):
         text = f"{text.removesuffix('.')}: {', '.join(choices[:-1])} or {choices[-1]}."
     default = about.get_default()

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import typer
 
 from freemoe.cli import completion
-from freemoe.cli.common import calm_libraries, console, print_json, say
+from freemoe.cli.common import calm_libraries, console, print_json, print_line
 from freemoe.core.registry import unknown_name
 from freemoe.hub.fetch import require_in_reach
 
 if TYPE_CHECKING:
-    from freemoe.evals.engine.answering import Opened
+    from freemoe.evals.engine.answering import LoadedArtifact
 
 HELP = """Continue a prompt: with the expert that the router picks, or one you name; with a converted, trimmed or plain model.
 
@@ -24,7 +24,7 @@ Example:
 """
 
 
-def _put(opened: Opened, prompt: str, chat: str, artefact: str) -> str:
+def _format_prompt(opened: LoadedArtifact, prompt: str, chat: str, artefact: str) -> str:
     """The prompt, as a message of the user where it shall be one."""
     from freemoe.core.artifacts import read_manifest
     from freemoe.systems import system_of
@@ -38,20 +38,20 @@ def _put(opened: Opened, prompt: str, chat: str, artefact: str) -> str:
     return as_prompt(opened.tokenizer, [{"role": "user", "content": prompt}], "the prompt")
 
 
-def register(app: typer.Typer) -> None:
+def register_command(app: typer.Typer) -> None:
     """Add the command."""
 
     @app.command("generate", help=HELP)
-    def command(
+    def generate_command(
         artefact: str = typer.Argument(
             help="Folder written by freemoe, a model, or owner/name of the hub.",
-            autocompletion=completion.artefacts_and_models,
+            autocompletion=completion.complete_artefacts_and_models,
         ),
         prompt: str = typer.Argument(help="Text to continue."),
         expert: str = typer.Option(
             "auto",
             help="auto, base, an expert's name (see freemoe inspect), or a union a+b.",
-            autocompletion=completion.experts,
+            autocompletion=completion.complete_experts,
         ),
         base: str = typer.Option(None, help="Base model; the artefact's own if absent."),
         max_new_tokens: int = typer.Option(64, min=1, help="Tokens to write at most."),
@@ -61,12 +61,14 @@ def register(app: typer.Typer) -> None:
         sample: bool = typer.Option(False, "--sample", help="Sample instead of greedy decoding."),
         seed: int = typer.Option(0, help="Of sampling."),
         dtype: str = typer.Option(
-            "auto", help="auto, float32, bfloat16 or float16.", autocompletion=completion.names(completion.DTYPES)
+            "auto",
+            help="auto, float32, bfloat16 or float16.",
+            autocompletion=completion.complete_names(completion.DTYPES),
         ),
         device: str = typer.Option(
             "auto",
             help="auto, cpu, cuda, cuda:N, split, disk or limits.",
-            autocompletion=completion.names(completion.DEVICES),
+            autocompletion=completion.complete_names(completion.DEVICES),
         ),
         dry_run: bool = typer.Option(False, "--dry-run", help="Say which expert would answer; write nothing."),
         as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
@@ -78,7 +80,7 @@ def register(app: typer.Typer) -> None:
         from freemoe.systems import load
 
         opened = load(artefact, base, dtype=dtype, device=device)
-        prompt = _put(opened, prompt, chat, artefact)
+        prompt = _format_prompt(opened, prompt, chat, artefact)
         torch.manual_seed(seed)
         wanted = 1 if dry_run else max_new_tokens
         text, chosen = opened.generate_text(prompt, expert=expert, max_new_tokens=wanted, do_sample=sample)
@@ -89,4 +91,4 @@ def register(app: typer.Typer) -> None:
         note = " (rejected: no reliable gain, so it is the base)" if rejected else ""
         console.print(f"expert: {chosen}{note}", markup=False, highlight=False, soft_wrap=True)
         if not dry_run:
-            say(text)
+            print_line(text)

@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from freemoe.cli import completion
-from freemoe.cli.common import calm_libraries, print_found
+from freemoe.cli.common import calm_libraries, print_fields
 from freemoe.core.errors import RecipeError
 
 HELP = """Show what an artefact holds, and check that it is whole; with --base, that it fits that base.
@@ -24,14 +24,14 @@ Example:
 """
 
 
-def register(app: typer.Typer) -> None:
+def register_command(app: typer.Typer) -> None:
     """Add the command."""
 
     @app.command("inspect", help=HELP)
-    def command(
+    def inspect_command(
         artefact: str = typer.Argument(
             help="Folder written by freemoe, a model folder, a GGUF, or owner/name of the hub.",
-            autocompletion=completion.artefacts_and_models,
+            autocompletion=completion.complete_artefacts_and_models,
         ),
         base: str = typer.Option(None, help="Base model to check the fingerprint against."),
         super_weights: bool = typer.Option(
@@ -68,4 +68,4 @@ def register(app: typer.Typer) -> None:
         else:
             # What is neither is told by the first row: it says what it missed.
             found = (system or SYSTEMS.get(SYSTEMS.names()[0])).inspect(place, base)
-        print_found("inspect", found, as_json)
+        print_fields("inspect", found, as_json)

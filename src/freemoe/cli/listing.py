@@ -41,7 +41,7 @@ OTHER_TASKS = (
 )
 
 
-def _rows(kind: str) -> list[dict[str, str]]:
+def _listing_rows(kind: str) -> list[dict[str, str]]:
     if kind == "tasks":
         from freemoe.evals.tasks.benchmarks import BENCHMARKS
 
@@ -53,13 +53,13 @@ def _rows(kind: str) -> list[dict[str, str]]:
     return [{"name": n, "about": registry.about(n)} for n in registry]
 
 
-def register(app: typer.Typer) -> None:
+def register_command(app: typer.Typer) -> None:
     """Add the command."""
 
     @app.command("ls", help=HELP)
-    def command(
+    def listing_command(
         kind: str = typer.Argument(
-            None, help=f"One of {', '.join(KINDS)}; all if absent.", autocompletion=completion.names(KINDS)
+            None, help=f"One of {', '.join(KINDS)}; all if absent.", autocompletion=completion.complete_names(KINDS)
         ),
         dry_run: bool = typer.Option(False, "--dry-run", help="Accepted everywhere; ls only ever reads."),
         as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
@@ -67,7 +67,7 @@ def register(app: typer.Typer) -> None:
         if kind is not None and kind not in KINDS:
             raise unknown_name("kind", kind, list(KINDS))
         calm_libraries()
-        found = {k: _rows(k) for k in ([kind] if kind else KINDS)}
+        found = {k: _listing_rows(k) for k in ([kind] if kind else KINDS)}
         if as_json:
             print_json("ls", found)
             return

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from freemoe.cli.common import print_json, say
+from freemoe.cli.common import print_json, print_line
 
 HELP = """Run lm-eval's own command with the model `freemoe` known to it: any model, or an artefact under an expert.
 
@@ -34,20 +34,20 @@ def command_line(arguments: list[str]) -> list[str]:
     return [*verb, *([] if named else ["--model", MODEL]), *arguments[len(verb) :]]
 
 
-def register(app: typer.Typer) -> None:
+def register_command(app: typer.Typer) -> None:
     """Add the command."""
 
     @app.command("lm-eval", help=HELP, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-    def command(
+    def lm_eval_command(
         context: typer.Context,
         dry_run: bool = typer.Option(False, "--dry-run", help="Print lm-eval's command line; run nothing."),
         as_json: bool = typer.Option(False, "--json", help="With --dry-run: print it as JSON."),
     ) -> None:
         line = command_line(context.args)
         if dry_run:
-            print_json("lm-eval-plan", {"arguments": line}) if as_json else say(shlex.join(["lm_eval", *line]))
+            print_json("lm-eval-plan", {"arguments": line}) if as_json else print_line(shlex.join(["lm_eval", *line]))
             return
-        from freemoe.lm_eval import command as lm_evals_command
+        from freemoe.lm_eval import lm_eval_main as lm_evals_command
 
         sys.argv = ["lm_eval", *line]
         lm_evals_command()()

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from freemoe.cli import completion
-from freemoe.cli.common import calm_libraries, print_found, print_json, say
+from freemoe.cli.common import calm_libraries, print_fields, print_json, print_line
 
 HELP = """Write one expert as a plain model folder that needs no freemoe, and as a GGUF file where the base was one.
 
@@ -38,36 +38,38 @@ An expert of whole units (build --unit), cut out: a smaller and faster model of 
 """
 
 
-def register(app: typer.Typer) -> None:
+def register_command(app: typer.Typer) -> None:
     """Add the command."""
 
     @app.command("merge", help=HELP)
-    def command(
+    def merge_command(
         artefact: str = typer.Argument(
             help="Folder written by freemoe build or demo, or owner/name of the hub.",
-            autocompletion=completion.artefacts,
+            autocompletion=completion.complete_artefacts,
         ),
         expert: list[str] = typer.Argument(
             help="An expert's name (see freemoe inspect), or base; several with --op.",
-            autocompletion=completion.experts,
+            autocompletion=completion.complete_experts,
         ),
         output: Path = typer.Option(Path("freemoe-merged"), "--output", "-o", help="Folder to write."),
         op: str = typer.Option(
             None,
             help="How several experts are combined: union or intersection.",
-            autocompletion=completion.names(("union", "intersection")),
+            autocompletion=completion.complete_names(("union", "intersection")),
         ),
         gguf: str = typer.Option(None, help="Also write model-TYPE.gguf into it: f32, f16 or q8_0; needs a GGUF base."),
         shrink: bool = typer.Option(False, "--shrink", help="Cut the expert's units out: a smaller model."),
         pad: bool = typer.Option(False, "--pad", help="With --shrink: fill layers up to the largest (layout --free)."),
         base: str = typer.Option(None, help="Base model; the artefact's own if absent."),
         dtype: str = typer.Option(
-            "auto", help="auto, float32, bfloat16 or float16.", autocompletion=completion.names(completion.DTYPES)
+            "auto",
+            help="auto, float32, bfloat16 or float16.",
+            autocompletion=completion.complete_names(completion.DTYPES),
         ),
         device: str = typer.Option(
             "cpu",
             help="auto, cpu, cuda, cuda:N, split, disk or limits.",
-            autocompletion=completion.names(completion.DEVICES),
+            autocompletion=completion.complete_names(completion.DEVICES),
         ),
         allow_rejected: bool = typer.Option(
             False, "--allow-rejected", help="Write the base for an expert that the significance test rejected."
@@ -82,21 +84,21 @@ def register(app: typer.Typer) -> None:
         how = {"op": op, "base": base, "gguf": gguf, "shrink": shrink, "pad": pad, "overwrite": overwrite}
         how["allow_rejected"] = allow_rejected
         if dry_run:
-            print_found("merge-plan", merge(artefact, expert, output, dry=True, **how), as_json)
+            print_fields("merge-plan", merge(artefact, expert, output, dry=True, **how), as_json)
             return
         found = merge(artefact, expert, output, dtype=dtype, device=device, **how)
         if as_json:
             print_json("merge", found)
         else:
-            _tell(found)
+            _print_merged(found)
 
 
-def _tell(found: dict[str, Any]) -> None:
+def _print_merged(found: dict[str, Any]) -> None:
     """Say what was written."""
     if found["shrink"]:
-        say(f"{found['expert']}: its units are cut out; the logits are those of the expert on the whole base")
+        print_line(f"{found['expert']}: its units are cut out; the logits are those of the expert on the whole base")
     else:
-        say(f"{found['expert']}: {found['weights_off']:,} weights are zero, all others the base's")
-    say(f"model: {found['folder']}")
+        print_line(f"{found['expert']}: {found['weights_off']:,} weights are zero, all others the base's")
+    print_line(f"model: {found['folder']}")
     if found["gguf"]:
-        say(f"gguf:  {found['gguf']}  {found['bytes'][Path(found['gguf']).name]:,} bytes")
+        print_line(f"gguf:  {found['gguf']}  {found['bytes'][Path(found['gguf']).name]:,} bytes")

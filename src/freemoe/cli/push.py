@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from freemoe.cli import completion
-from freemoe.cli.common import print_json, say
+from freemoe.cli.common import print_json, print_line
 
 HELP = """Write an artefact of any kind to a repository of the Hugging Face Hub, in one commit.
 
@@ -22,13 +22,13 @@ Example:
 """
 
 
-def register(app: typer.Typer) -> None:
+def register_command(app: typer.Typer) -> None:
     """Add the command."""
 
     @app.command("push", help=HELP)
-    def command(
+    def push_command(
         folder: Path = typer.Argument(
-            help="Folder written by freemoe build, demo, convert or trim.", autocompletion=completion.artefacts
+            help="Folder written by freemoe build, demo, convert or trim.", autocompletion=completion.complete_artefacts
         ),
         repository: str = typer.Argument(help="owner/name; made if there is none."),
         private: bool = typer.Option(False, "--private", help="Make a new repository private."),
@@ -38,9 +38,9 @@ def register(app: typer.Typer) -> None:
         dry_run: bool = typer.Option(False, "--dry-run", help="List the files and their bytes; ask nobody."),
         as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
     ) -> None:
-        from freemoe.hub.push import push
+        from freemoe.hub.push import push_artefact
 
-        found = push(
+        found = push_artefact(
             folder,
             repository,
             private=private or None,
@@ -54,12 +54,12 @@ def register(app: typer.Typer) -> None:
             print_json("push-plan" if dry_run else "push", {**found, "files": files})
             return
         for name, size in found["files"].items():
-            say(f"  {name}  {size:,} bytes")
-        say(f"{len(found['files'])} files, {found['bytes']:,} bytes, of kind {found['kind']}")
-        say(
+            print_line(f"  {name}  {size:,} bytes")
+        print_line(f"{len(found['files'])} files, {found['bytes']:,} bytes, of kind {found['kind']}")
+        print_line(
             f"would be written to {found['url']}"
             if dry_run
             else f"pushed: {found['url']} (commit {found['commit'][:12]})"
         )
         if found["note"]:
-            say(f"note: {found['note']}")
+            print_line(f"note: {found['note']}")

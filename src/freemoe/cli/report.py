@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import typer
 
 from freemoe.cli import completion
-from freemoe.cli.common import plain_result, print_json, print_table, say
+from freemoe.cli.common import plain_result, print_json, print_line, print_table
 from freemoe.core.artifacts import read_manifest
 
 if TYPE_CHECKING:
-    from freemoe.results import Evaluation
+    from freemoe.results import EvaluationResult
 
 HELP = """Write the HTML page of a result again, from its JSON alone, and print its tables.
 
@@ -26,25 +26,25 @@ Examples:
 """
 
 
-def register(app: typer.Typer) -> None:
+def register_command(app: typer.Typer) -> None:
     """Add the command."""
 
     @app.command("report", help=HELP)
-    def command(
+    def report_command(
         artefact: str = typer.Argument(
             help="Folder written by freemoe build, demo, convert or trim, owner/name of the hub, or a JSON file by freemoe "
             "eval -o.",
-            autocompletion=completion.artefacts,
+            autocompletion=completion.complete_artefacts,
         ),
         dry_run: bool = typer.Option(False, "--dry-run", help="Print the tables; write nothing."),
         as_json: bool = typer.Option(False, "--json", help="Print the result as JSON; write nothing."),
     ) -> None:
         from freemoe.hub.fetch import fetch_artefact
-        from freemoe.results import Evaluation, read_result, shown
+        from freemoe.results import EvaluationResult, read_result, wrap_display_errors
 
         file = Path(artefact) if artefact.endswith(".json") and not Path(artefact).is_dir() else None
-        if file is not None and isinstance(result := read_result(file), Evaluation):
-            _evaluation(file, result, dry_run, as_json)
+        if file is not None and isinstance(result := read_result(file), EvaluationResult):
+            _print_evaluation(file, result, dry_run, as_json)
             return
         place = fetch_artefact(artefact if file is None else file.parent, required=True)
         read_manifest(place, check=False)
@@ -55,17 +55,17 @@ def register(app: typer.Typer) -> None:
         from freemoe.evals.held_out import record_text
         from freemoe.systems import SYSTEMS, write_page
 
-        with shown(place):
+        with wrap_display_errors(place):
             tables, lines = SYSTEMS.get(result.kind).tables(result)
         for table in tables:
             print_table(table)
         for line in (*getattr(result, "notes", ()), *lines, record_text(result.seen)):
-            say(line)
+            print_line(line)
         if not dry_run:
-            say(f"report: {write_page(place)}")
+            print_line(f"report: {write_page(place)}")
 
 
-def _evaluation(path: Path, result: Evaluation, dry_run: bool, as_json: bool) -> None:
+def _print_evaluation(path: Path, result: EvaluationResult, dry_run: bool, as_json: bool) -> None:
     """The table and the page of an evaluation."""
     if as_json:
         print_json("eval", plain_result(path))
@@ -73,10 +73,10 @@ def _evaluation(path: Path, result: Evaluation, dry_run: bool, as_json: bool) ->
     from freemoe.report.evaluation import page, page_of
     from freemoe.report.page import write_page
     from freemoe.report.tables import evaluation_table
-    from freemoe.results import shown
+    from freemoe.results import wrap_display_errors
 
-    with shown(path):
+    with wrap_display_errors(path):
         table = evaluation_table(result)
     print_table(table)
     if not dry_run:
-        say(f"report: {write_page(path, page, page_of(path))}")
+        print_line(f"report: {write_page(path, page, page_of(path))}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from freemoe.cli import build, convert, evaluate, trim
-from freemoe.cli.common import Shown, apply_sets, print_recipe
+from freemoe.cli.common import CommandOutput, apply_sets, print_recipe
 from freemoe.cli.flags import JSON, QUIET, SUMMARY
 from freemoe.recipes import load_recipe, recipe_from
 
@@ -20,11 +20,11 @@ Example:
 """
 
 
-def register(app: typer.Typer) -> None:
+def register_command(app: typer.Typer) -> None:
     """Add the command."""
 
     @app.command("run", help=HELP)
-    def command(
+    def run_command(
         recipe: str = typer.Argument(help="YAML file."),
         output: str = typer.Option(None, "--output", "-o", help="Write here instead of the recipe's output."),
         sets: list[str] = typer.Option([], "--set", help="Change a field: PATH=VALUE, e.g. data.limit=64; repeat."),
@@ -47,5 +47,5 @@ def register(app: typer.Typer) -> None:
         elif dry_run:
             COMMANDS[loaded.command].print_plan(loaded, as_json)
         else:
-            shown = Shown(as_json, summary, quiet)
+            shown = CommandOutput(as_json, summary, quiet)
             COMMANDS[loaded.command].run(loaded, overwrite=overwrite, resume=resume, shown=shown)

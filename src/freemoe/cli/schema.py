@@ -21,15 +21,15 @@ Examples:
 """
 
 
-def register(app: typer.Typer) -> None:
+def register_command(app: typer.Typer) -> None:
     """Add the command."""
 
     @app.command("schema", help=HELP, hidden=True)
-    def command(
+    def schema_command(
         kind: str = typer.Argument(
             None,
             help="Kind of artefact (freemoe ls systems), or a document: its command, -plan for a dry run; all if absent.",
-            autocompletion=completion.names(completion.schemas),
+            autocompletion=completion.complete_names(completion.schema_names),
         ),
         dry_run: bool = typer.Option(False, "--dry-run", help="Accepted everywhere; schema only ever prints."),
         as_json: bool = typer.Option(False, "--json", help="Accepted everywhere; schema is JSON."),

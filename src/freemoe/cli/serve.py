@@ -13,10 +13,10 @@ import typer
 from pydantic.fields import FieldInfo
 
 from freemoe.cli import completion
-from freemoe.cli.common import calm_libraries, console, print_found
-from freemoe.cli.flags import alternatives, signed
+from freemoe.cli.common import calm_libraries, console, print_fields
+from freemoe.cli.flags import non_none_types, with_signature
 from freemoe.core.errors import RecipeError
-from freemoe.core.run.places import read_place
+from freemoe.core.run.places import parse_executor_spec
 from freemoe.serve.settings import KEY, ServeSettings
 from freemoe.serve.vllm import PYTHON
 
@@ -40,9 +40,9 @@ Examples:
 ENGINES = ("freemoe", "vllm")
 
 _COMPLETIONS: Mapping[str, completion.Complete] = {
-    "base": completion.artefacts_and_models,
-    "device": completion.names(completion.DEVICES[:3]),
-    "dtype": completion.names(completion.DTYPES),
+    "base": completion.complete_artefacts_and_models,
+    "device": completion.complete_names(completion.DEVICES[:3]),
+    "dtype": completion.complete_names(completion.DTYPES),
 }
 
 _MORE: Mapping[str, tuple[Any, Any]] = {
@@ -59,7 +59,7 @@ _MORE: Mapping[str, tuple[Any, Any]] = {
         typer.Option(
             "freemoe",
             help="freemoe, or vllm, which lives in an environment of its own.",
-            autocompletion=completion.names(ENGINES),
+            autocompletion=completion.complete_names(ENGINES),
         ),
     ),
     "vllm_python": (str, typer.Option(None, help=f"Python of that environment. [{PYTHON}]")),
@@ -70,33 +70,33 @@ _MORE: Mapping[str, tuple[Any, Any]] = {
 """What is said on a command line alone."""
 
 
-def register(app: typer.Typer) -> None:
+def register_command(app: typer.Typer) -> None:
     """Add the command."""
 
-    def command(line: typer.Context, **values: Any) -> None:
+    def serve_experts(line: typer.Context, **values: Any) -> None:
         sources = {name: line.get_parameter_source(name) for name in values}
-        _serve(values, [name for name, source in sources.items() if source and source.name == "COMMANDLINE"])
+        _run_server(values, [name for name, source in sources.items() if source and source.name == "COMMANDLINE"])
 
-    options = {name: _option(name, field) for name, field in ServeSettings.model_fields.items()}
+    options = {name: _settings_option(name, field) for name, field in ServeSettings.model_fields.items()}
     parameters = {"line": (typer.Context, inspect.Parameter.empty), **options, **_MORE}
-    app.command("serve", help=HELP)(signed(command, parameters))
+    app.command("serve", help=HELP)(with_signature(serve_experts, parameters))
 
 
-def _option(name: str, field: FieldInfo) -> tuple[Any, Any]:
+def _settings_option(name: str, field: FieldInfo) -> tuple[Any, Any]:
     """A field as typer's argument, where it has to be given, or option."""
-    [kind] = alternatives(field.annotation)
+    [kind] = non_none_types(field.annotation)
     about = {"help": field.description, "autocompletion": _COMPLETIONS.get(name)}
     if field.is_required():
         return kind, typer.Argument(**about)
-    bounds = {"min": _bound(field, "ge"), "max": _bound(field, "le")}
+    bounds = {"min": _field_bound(field, "ge"), "max": _field_bound(field, "le")}
     return kind, typer.Option(field.default, "--" + name.replace("_", "-"), **about, **bounds)
 
 
-def _bound(field: FieldInfo, which: str) -> Any:
+def _field_bound(field: FieldInfo, which: str) -> Any:
     return next((getattr(rule, which) for rule in field.metadata if hasattr(rule, which)), None)
 
 
-def _serve(values: Mapping[str, Any], given: list[str]) -> None:
+def _run_server(values: Mapping[str, Any], given: list[str]) -> None:
     """Serve what was asked for, or print what would be served."""
     settings = ServeSettings(**{name: values[name] for name in ServeSettings.model_fields})
     key = values["api_key"] or os.environ.get(KEY) or None
@@ -111,20 +111,20 @@ def _serve(values: Mapping[str, Any], given: list[str]) -> None:
 def _with_vllm(settings: ServeSettings, key: str | None, values: Mapping[str, Any], given: list[str]) -> None:
     """Become vLLM's server."""
     from freemoe.serve.listening import require_free
-    from freemoe.serve.served import resolve
-    from freemoe.serve.vllm.launch import launch, python_of_vllm, require_heeded
+    from freemoe.serve.served import resolve_settings
+    from freemoe.serve.vllm.launch import build_launch_command, python_of_vllm, require_heeded
 
     require_heeded(given)
     python = python_of_vllm(values["vllm_python"])
-    served = resolve(settings, key)
+    served = resolve_settings(settings, key)
     calm_libraries()
-    ready = launch(served, python, key, values["port"])
+    ready = build_launch_command(served, python, key, values["port"])
     if values["dry_run"]:
-        print_found("serve-plan", ready.plan | {"command": shlex.join(ready.command)}, values["as_json"])
+        print_fields("serve-plan", ready.plan | {"command": shlex.join(ready.command)}, values["as_json"])
         return
     require_free(settings.host, values["port"])
-    _tell(f"models: {', '.join(ready.plan['models'])}")
-    ready.run()
+    _print_status(f"models: {', '.join(ready.plan['models'])}")
+    ready.exec_command()
 
 
 def _with_own_engine(settings: ServeSettings, key: str | None, values: Mapping[str, Any]) -> None:
@@ -133,37 +133,37 @@ def _with_own_engine(settings: ServeSettings, key: str | None, values: Mapping[s
         raise RecipeError("--vllm-python is of --engine vllm. Add that, or leave it out.")
     require_serve()
     from freemoe.serve.listening import require_free
-    from freemoe.serve.served import resolve
+    from freemoe.serve.served import resolve_settings
 
-    place, port = read_place(values["on"]), values["port"]
+    place, port = parse_executor_spec(values["on"]), values["port"]
     if place.ray:
         from freemoe.serve.ray.launch import require_ray
 
         require_ray(place, settings, key)
     elif settings.replicas > 1:
         raise RecipeError(f"--replicas {settings.replicas} needs a Ray: --on ray, or --on ray://HOST:PORT.")
-    elif place.several:
+    elif place.is_parallel:
         raise RecipeError("A server is one process or replicas on a Ray: --on local, ray or ray://HOST:PORT.")
-    served = resolve(settings, key)
+    served = resolve_settings(settings, key)
     calm_libraries()
     logging.getLogger("uvicorn.access").setLevel(logging.WARNING if values["quiet"] else logging.INFO)
     if values["dry_run"]:
-        print_found("serve-plan", served.plan(), values["as_json"])
+        print_fields("serve-plan", served.dry_run_plan(), values["as_json"])
         return
     if place.address is None:
         require_free(settings.host, port)
-    _tell(f"models: {served}")
+    _print_status(f"models: {served}")
     if place.ray:
         from freemoe.serve.ray.launch import serve_on_ray
 
-        serve_on_ray(served, key, port, _tell, place.address)
+        serve_on_ray(served, key, port, _print_status, place.address)
     else:
         from freemoe.serve.http.server import serve_here
 
-        serve_here(served, key, port, _tell)
+        serve_here(served, key, port, _print_status)
 
 
-def _tell(line: str) -> None:
+def _print_status(line: str) -> None:
     console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 

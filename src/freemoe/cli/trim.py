@@ -9,8 +9,8 @@ from typing import Any
 import typer
 
 from freemoe.cli import completion
-from freemoe.cli.common import Shown, Stopped, calm_libraries
-from freemoe.cli.flags import OUTPUT, SIDE_BY_SIDE, TIMING, Command, Flag, flags_of
+from freemoe.cli.common import CommandOutput, Stopped, calm_libraries
+from freemoe.cli.flags import OUTPUT, SIDE_BY_SIDE, TIMING, RecipeCommand, RecipeFlag, flags_of
 from freemoe.core.errors import RecipeError
 from freemoe.recipes import TrimRecipe, set_path
 
@@ -40,12 +40,12 @@ A plan by name (two layers at k = 2, the others at 1), or the paper's search:
 """
 
 
-def _begin(values: Mapping[str, Any]) -> dict[str, Any]:
+def _initial_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     return {"model": values["model"], "text": values["text"]}
 
 
 def _put_hooks(data: dict[str, Any], text: str) -> None:
-    set_path(data, "hooks.layers", _layers(text))
+    set_path(data, "hooks.layers", _parse_hook_layers(text))
 
 
 def _put_compared(data: dict[str, Any], text: str) -> None:
@@ -58,12 +58,12 @@ FLAGS = flags_of(
     OUTPUT,
     "act plan search score tolerance rescale",
     {
-        "compare": Flag(
+        "compare": RecipeFlag(
             help="Plans and rules per token to measure too, without hooks: 'uniform:1 sweep:4 top_p:0.6 rel_threshold:0.5,0.2 naee'.",
             put=_put_compared,
             kind=str,
         ),
-        "hooks": Flag(help="all reduced layers, one, none, or layer numbers: 0,3. [all]", put=_put_hooks),
+        "hooks": RecipeFlag(help="all reduced layers, one, none, or layer numbers: 0,3. [all]", put=_put_hooks),
     },
     "units scope position start loss steps rate block limit control",
     *TIMING,
@@ -73,7 +73,7 @@ FLAGS = flags_of(
 )
 
 
-def _layers(text: str) -> str | list[int]:
+def _parse_hook_layers(text: str) -> str | list[int]:
     """Read ``all``, ``one``, ``none`` or ``0,3``."""
     if text in ("all", "one", "none"):
         return text
@@ -83,30 +83,30 @@ def _layers(text: str) -> str | list[int]:
         raise RecipeError(f"--hooks is {text!r}; write all, one, none, or layer numbers: 0,3") from None
 
 
-def run_recipe(recipe: TrimRecipe, *, overwrite: bool, resume: bool, shown: Shown) -> Path:
+def run_recipe(recipe: TrimRecipe, *, overwrite: bool, resume: bool, shown: CommandOutput) -> Path:
     """Run a trim, draw its Pareto list, print what was found."""
     calm_libraries()
-    from freemoe.core.run.folder import interrupted
+    from freemoe.core.run.folder import interrupted_message
     from freemoe.hookmoe.trim import trim
     from freemoe.report.figures.plan_figures import PLANS
     from freemoe.report.trimmed import write_pages
 
     try:
-        folder = trim(recipe, progress=shown.progress(), overwrite=overwrite, resume=resume, page=write_pages)
+        folder = trim(recipe, progress=shown.make_progress(), overwrite=overwrite, resume=resume, page=write_pages)
     except KeyboardInterrupt:
-        raise Stopped(interrupted(recipe.output)) from None
+        raise Stopped(interrupted_message(recipe.output)) from None
     picture = folder / PLANS
-    shown.tell_artefact("trim", folder, plans=picture if picture.exists() else None)
+    shown.print_artefact("trim", folder, plans=picture if picture.exists() else None)
     return folder
 
 
-def _plan(recipe: TrimRecipe) -> dict[str, Any]:
-    from freemoe.hookmoe.dry_run import outlook
+def _plan_trim(recipe: TrimRecipe) -> dict[str, Any]:
+    from freemoe.hookmoe.dry_run import plan_trim
 
-    return outlook(recipe)
+    return plan_trim(recipe)
 
 
-COMMAND = Command(
+COMMAND = RecipeCommand(
     name="trim",
     help=HELP,
     recipe=TrimRecipe,
@@ -114,15 +114,15 @@ COMMAND = Command(
         "model": (
             str,
             typer.Argument(
-                help="Folder or hub id of the mixture, or freemoe-demo-moe.", autocompletion=completion.models
+                help="Folder or hub id of the mixture, or freemoe-demo-moe.", autocompletion=completion.complete_models
             ),
         ),
         "text": (str, typer.Option(..., "--text", "-t", help="Text file (.txt, .jsonl, .json), or demo: .")),
     },
     flags=FLAGS,
-    begin=_begin,
+    begin=_initial_fields,
     run=run_recipe,
-    plan=_plan,
+    plan=_plan_trim,
     dry_run="units of work and sizes",
     example="plan.best=4",
 )

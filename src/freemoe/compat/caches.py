@@ -5,12 +5,12 @@ A file of its own, because importing it imports transformers.
 
 from __future__ import annotations
 
-from freemoe.compat.names import missing
+from freemoe.compat.names import missing_name_error
 
 try:
     from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 except ImportError as error:
-    raise missing(
+    raise missing_name_error(
         "transformers", "transformers.cache_utils.DynamicLayer", "keep the keys and values of shared prefixes"
     ) from error
 

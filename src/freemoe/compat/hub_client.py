@@ -18,7 +18,7 @@ _RETRIES = {
 
 
 @contextlib.contextmanager
-def retries(count: int) -> Iterator[None]:
+def limit_hub_retries(count: int) -> Iterator[None]:
     """Inside, the hub's client asks again ``count`` times at most, and does not report each time."""
     logger = logging.getLogger("huggingface_hub")
     level = logger.level
@@ -40,7 +40,7 @@ def retries(count: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def offline() -> Iterator[None]:
+def hub_offline() -> Iterator[None]:
     """Inside, the hub's client and `datasets`, where it is loaded, look into their caches only."""
     from huggingface_hub import constants
 

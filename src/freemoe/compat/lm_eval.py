@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from freemoe.compat.names import attribute_of, missing, name_of
+from freemoe.compat.names import attribute_of, missing_name_error, name_of
 from freemoe.core.errors import DataError
 from freemoe.core.untrusted import require_safe_yaml
 
@@ -27,7 +27,7 @@ CODE_MODULES = ("lm_eval.tasks.humaneval.utils", "lm_eval.tasks.mbpp.utils")
 
 
 @contextmanager
-def quiet(*loggers: str) -> Iterator[None]:
+def quiet_loggers(*loggers: str) -> Iterator[None]:
     """Keep lm-eval's warnings about its own configuration away from our output; by default those of its tasks."""
     found = [logging.getLogger(name) for name in loggers or _LOGGERS]
     levels = [logger.level for logger in found]
@@ -40,7 +40,7 @@ def quiet(*loggers: str) -> Iterator[None]:
             logger.setLevel(level)
 
 
-def command() -> Callable[[], None]:
+def lm_eval_main() -> Callable[[], None]:
     """lm-eval's command line as a function; it reads ``sys.argv``."""
     return name_of(_PACKAGE, "lm_eval.__main__:cli_evaluate", "run lm-eval's command")
 
@@ -61,14 +61,14 @@ def official_config(yaml: str) -> dict[str, Any]:
     load = name_of(_PACKAGE, "lm_eval.tasks._yaml_loader:load_yaml", purpose)
     path = Path(name_of(_PACKAGE, "lm_eval.tasks:__file__", purpose)).parent / yaml
     if not path.exists():
-        raise missing(_PACKAGE, str(path), purpose)
+        raise missing_name_error(_PACKAGE, str(path), purpose)
     return load(path)
 
 
 def task_of(config: dict[str, Any]) -> Any:
     """lm-eval's task object of one configuration; few-shot examples come in their order."""
     manager = name_of(_PACKAGE, "lm_eval.tasks:TaskManager", "make a task of a configuration")
-    with quiet():
+    with quiet_loggers():
         made = manager(include_defaults=False).load([config])["tasks"]
     task = next(iter(made.values())) if isinstance(made, dict) else made[0]
     task.set_fewshot_seed(0)
@@ -81,21 +81,21 @@ def filters_of(task: Any) -> list[Any]:
 
 
 @lru_cache(maxsize=256)
-def _compiled(source: str) -> Any:
-    env = _templates()
+def _compile_template(source: str) -> Any:
+    env = _template_env()
     return type(env).from_string(env, source)
 
 
-def _templates() -> Any:
+def _template_env() -> Any:
     return name_of(_PACKAGE, "lm_eval.utils:env", "compile each prompt template once")
 
 
 @contextmanager
 def templates_compiled_once() -> Iterator[None]:
     """Let lm-eval compile each prompt template once rather than once per document (most of its time)."""
-    env = _templates()
+    env = _template_env()
     before = env.__dict__.get("from_string")
-    env.__dict__["from_string"] = _compiled
+    env.__dict__["from_string"] = _compile_template
     try:
         yield
     finally:
@@ -114,11 +114,11 @@ def code_metric_replaced(metric: Any) -> Iterator[None]:
 
     load = evaluate.load
 
-    def answer(path: str, *args: Any, **kwargs: Any) -> Any:
+    def load_metric(path: str, *args: Any, **kwargs: Any) -> Any:
         return metric if path == "code_eval" else load(path, *args, **kwargs)
 
     cached = {name: sys.modules.pop(name, None) for name in CODE_MODULES}
-    evaluate.load = answer
+    evaluate.load = load_metric
     try:
         yield
     finally:
@@ -137,7 +137,7 @@ _KINDS = {"TASK": "task", "PY_TASK": "class", "GROUP": "group", "TAG": "group"}
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedTask:
     """What lm-eval's index has under a name.
 
     Attributes:
@@ -155,7 +155,7 @@ class Listed:
     members: tuple[str, ...] = ()
 
 
-def find_task(name: str, folder: Path | None = None) -> Listed | None:
+def find_task(name: str, folder: Path | None = None) -> ListedTask | None:
     """What lm-eval's index has under a name, a folder of the user's first; None for nothing.
 
     All of lm-eval's index takes most of ten seconds, so only the folder of the file that names it is indexed, if one does.
@@ -164,24 +164,24 @@ def find_task(name: str, folder: Path | None = None) -> Listed | None:
         DataError: A file that names it cannot be read.
         VersionError: The installed release has another index.
     """
-    roots = _roots(folder)
+    roots = _search_folders(folder)
     for root in roots:
         for file in _files_naming(root, name):
-            index = _index(file.parent)
+            index = _task_index(file.parent)
             if name in index:
-                return _listed(name, index)
+                return _to_listed_task(name, index)
             if why := _why_unread(file):
                 raise DataError(f"{file} cannot be read as a task of lm-eval ({why}).")
     for root in roots:  # the tags have no file of their own
-        if name in _index(root):
-            return _listed(name, _index(root))
+        if name in _task_index(root):
+            return _to_listed_task(name, _task_index(root))
     return None
 
 
 def known_tasks(folder: Path | None = None) -> list[str]:
     """Every name that `find_task` finds, those of the user's folder first."""
-    roots = _roots(folder)
-    return list(dict.fromkeys(name for root in roots for name in _index(root)))
+    roots = _search_folders(folder)
+    return list(dict.fromkeys(name for root in roots for name in _task_index(root)))
 
 
 def averaged_metrics(task: Any) -> dict[str, bool]:
@@ -191,7 +191,7 @@ def averaged_metrics(task: Any) -> dict[str, bool]:
     return {name: how is mean and better.get(name) is not False for name, how in task.aggregation().items()}
 
 
-def _roots(folder: Path | None) -> list[Path]:
+def _search_folders(folder: Path | None) -> list[Path]:
     """Where tasks are looked for; the files of a user's folder are such that they can be read.
 
     Raises:
@@ -212,7 +212,7 @@ def _files_naming(root: Path, name: str) -> list[Path]:
     return [path for path in sorted(root.rglob("*.yaml"), key=Path.as_posix) if line.search(path.read_bytes())]
 
 
-def _index(root: Path) -> Mapping[str, Any]:
+def _task_index(root: Path) -> Mapping[str, Any]:
     """lm-eval's index of the files below a folder."""
     return _whole_index() if root == _tasks_folder() else _read_index(root)
 
@@ -224,18 +224,18 @@ def _whole_index() -> Mapping[str, Any]:
 
 def _read_index(root: Path) -> Mapping[str, Any]:
     manager = name_of(_PACKAGE, "lm_eval.tasks:TaskManager", _FIND)
-    with quiet():
+    with quiet_loggers():
         return attribute_of(manager(include_defaults=False, include_path=str(root)), "task_index", _PACKAGE, _FIND)
 
 
-def _listed(name: str, index: Mapping[str, Any]) -> Listed:
+def _to_listed_task(name: str, index: Mapping[str, Any]) -> ListedTask:
     entry = index[name]
     kind = _KINDS.get(entry.kind.name, "class")
-    members = tuple(dict.fromkeys(_members(name, index, set()))) if kind == "group" else ()
-    return Listed(name, kind, entry.yaml_path, dict(entry.cfg or {}), members)
+    members = tuple(dict.fromkeys(_group_members(name, index, set()))) if kind == "group" else ()
+    return ListedTask(name, kind, entry.yaml_path, dict(entry.cfg or {}), members)
 
 
-def _members(name: str, index: Mapping[str, Any], seen: set[str]) -> Iterator[str]:
+def _group_members(name: str, index: Mapping[str, Any], seen: set[str]) -> Iterator[str]:
     """Tasks of a group, those of the groups in it too."""
     if name in seen:
         return
@@ -249,7 +249,7 @@ def _members(name: str, index: Mapping[str, Any], seen: set[str]) -> Iterator[st
         inner = item.get("task") if isinstance(item, dict) and "group" in item else None
         for child in inner if isinstance(inner, list) else [item]:
             called = (child.get("task") or child.get("group")) if isinstance(child, dict) else child
-            yield from _members(str(called), index, seen)
+            yield from _group_members(str(called), index, seen)
 
 
 def _why_unread(file: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from freemoe.core.environment import versions
+from freemoe.core.environment import package_versions
 from freemoe.core.errors import VersionError
 
 TRIED = {"transformers": ">=5.16,<6", "lm-eval": ">=0.4.13", "peft": ">=0.18"}
@@ -28,7 +28,7 @@ def name_of(package: str, path: str, purpose: str) -> Any:
         found = import_module(module)
         return getattr(found, name) if name else found
     except (ImportError, AttributeError) as error:
-        raise missing(package, path.replace(":", "."), purpose) from error
+        raise missing_name_error(package, path.replace(":", "."), purpose) from error
 
 
 def attribute_of(thing: Any, name: str, package: str, purpose: str) -> Any:
@@ -40,12 +40,12 @@ def attribute_of(thing: Any, name: str, package: str, purpose: str) -> Any:
     try:
         return getattr(thing, name)
     except AttributeError as error:
-        raise missing(package, f"{type(thing).__name__}.{name}", purpose) from error
+        raise missing_name_error(package, f"{type(thing).__name__}.{name}", purpose) from error
 
 
-def missing(package: str, name: str, purpose: str) -> VersionError:
+def missing_name_error(package: str, name: str, purpose: str) -> VersionError:
     """The error that says that a release lacks a name."""
-    installed = versions([package]).get(package)
+    installed = package_versions([package]).get(package)
     found = f"{package} {installed} has no {name}" if installed else f"{package}, which has {name}, is not installed"
     wanted = f"{package}{TRIED[package]}"
     return VersionError(f"{found}; freemoe needs it to {purpose}, and is tried with {wanted}. pip install '{wanted}'")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-def unwrapped(model: Any) -> Any:
+def unwrap_peft(model: Any) -> Any:
     """The language model itself, where PEFT has wrapped it."""
     unwrap = getattr(model, "get_base_model", None)
     return unwrap() if callable(unwrap) else model

@@ -24,7 +24,7 @@ SECONDS, START = 5.0, 120.0
 _SOURCE = str(Path(__file__).parents[2])
 
 
-def render(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **how: Any) -> str:
+def render_template(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **how: Any) -> str:
     """Messages as a tokenizer's chat template writes them.
 
     Args:
@@ -38,41 +38,43 @@ def render(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **how: Any) ->
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
     template = tokenizer.get_chat_template(None, None)
     conversation = [dict(message) for message in messages]
-    return _child(os.getpid()).ask({**special, **how, "chat_template": template, "conversations": [conversation]})
+    return _template_process(os.getpid()).render_request(
+        {**special, **how, "chat_template": template, "conversations": [conversation]}
+    )
 
 
 @functools.cache
-def _child(process: int) -> _Child:
+def _template_process(process: int) -> _TemplateProcess:
     """The one of this process: what was forked does not share its parent's."""
-    child = _Child()
-    atexit.register(lambda: child.end() if os.getpid() == process else None)
+    child = _TemplateProcess()
+    atexit.register(lambda: child.kill_process() if os.getpid() == process else None)
     return child
 
 
-class _Child:
+class _TemplateProcess:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
 
-    def ask(self, request: dict[str, Any]) -> str:
+    def render_request(self, request: dict[str, Any]) -> str:
         """One conversation, one at a time."""
         line = json.dumps(request)
         with self._lock:
             if self._process is None or self._process.poll() is not None:
-                self._process = _started()
-                _exchange(self._process, "", START)
-            said = _exchange(self._process, line + "\n", SECONDS)
+                self._process = _start_child()
+                _exchange_lines(self._process, "", START)
+            said = _exchange_lines(self._process, line + "\n", SECONDS)
         if "text" not in said:
             raise ValueError(said["error"])
         return said["text"]
 
-    def end(self) -> None:
+    def kill_process(self) -> None:
         """Leave no process behind."""
         if self._process is not None:
-            _end(self._process)
+            _kill_and_close(self._process)
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _kill_and_close(process: subprocess.Popen[str]) -> None:
     process.kill()
     process.wait()
     for pipe in (process.stdin, process.stdout):
@@ -80,7 +82,7 @@ def _end(process: subprocess.Popen[str]) -> None:
             pipe.close()  # type: ignore[union-attr]
 
 
-def _started() -> subprocess.Popen[str]:
+def _start_child() -> subprocess.Popen[str]:
     path = os.pathsep.join(filter(None, (_SOURCE, os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(
         # Without -P the current folder's modules would come first.
@@ -93,7 +95,7 @@ def _started() -> subprocess.Popen[str]:
     )
 
 
-def _exchange(process: subprocess.Popen[str], line: str, seconds: float) -> dict[str, Any]:
+def _exchange_lines(process: subprocess.Popen[str], line: str, seconds: float) -> dict[str, Any]:
     """Write a line and read the answer; the process is ended where that takes too long."""
     assert process.stdin is not None
     assert process.stdout is not None
@@ -108,11 +110,11 @@ def _exchange(process: subprocess.Popen[str], line: str, seconds: float) -> dict
         answer = ""
     except BaseException:
         # Stopped in between: its answer would be taken for the next one's.
-        _end(process)
+        _kill_and_close(process)
         raise
     finally:
         clock.cancel()
     if not answer:
-        _end(process)
+        _kill_and_close(process)
         raise ValueError(f"it was not done after {seconds:g} seconds, or brought its process down")
     return json.loads(answer)

@@ -38,7 +38,7 @@ def make_known_to_pipelines(kind: type) -> None:
         names.append(kind.__name__)
 
 
-def rename(model: Any, tokenizer: Any, name: str) -> None:
+def set_model_name(model: Any, tokenizer: Any, name: str) -> None:
     """Give a model and its tokenizer, or None, another name than that of the folder they were loaded from."""
     model.name_or_path = model.config._name_or_path = name
     if tokenizer is not None:
@@ -63,7 +63,7 @@ def panics_as_errors() -> Iterator[None]:
 # ------------------------------------------------------------------------------------------ GGUF
 
 
-def dequantised() -> dict[str, Any]:
+def dequantise_options() -> dict[str, Any]:
     """Arguments of ``from_pretrained`` that have all of a GGUF file dequantised.
 
     Releases that have ``GgufConfig`` leave some architectures' weights packed without it; 5.16 has none and never does.
@@ -103,7 +103,7 @@ def attention_of(config: Any) -> str | None:
     return attribute_of(config, "_attn_implementation", _PACKAGE, "know how attention is computed")
 
 
-def unfilled(model_class: Any, config: Any, dtype: Any, attention: str | None) -> Any:
+def make_uninitialised(model_class: Any, config: Any, dtype: Any, attention: str | None) -> Any:
     """A model of a class whose tensors hold anything, to be filled at once.
 
     Args:
@@ -119,7 +119,7 @@ def unfilled(model_class: Any, config: Any, dtype: Any, attention: str | None) -
         return make(config, dtype=dtype, attn_implementation=attention)
 
 
-def kept_whole(model: Any) -> list[str]:
+def no_split_modules(model: Any) -> list[str]:
     """Names of the classes whose modules must not be spread over several devices."""
     return sorted(attribute_of(model, "_no_split_modules", _PACKAGE, "know what may lie on different devices") or ())
 
@@ -127,7 +127,7 @@ def kept_whole(model: Any) -> list[str]:
 # --------------------------------------------------------------------------------- fused experts
 
 
-def experts_way(config: Any) -> str:
+def experts_backend(config: Any) -> str:
     """Name of the function that runs a mixture's fused experts: ``grouped_mm``, ``batched_mm``, ``eager`` or one of ours."""
     return attribute_of(config, "_experts_implementation", _PACKAGE, "know how a mixture's experts are run")
 
@@ -144,7 +144,7 @@ def experts_run_by(model: Any, name: str, function: Callable[..., Tensor]) -> It
     known = name_of(_PACKAGE, "transformers.integrations.moe:ALL_EXPERTS_FUNCTIONS", "run experts in a way of its own")
     if name not in known.valid_keys():
         known.register(name, function)
-    before = experts_way(model.config)
+    before = experts_backend(model.config)
     model.set_experts_implementation(name)
     try:
         yield

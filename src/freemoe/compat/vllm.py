@@ -19,7 +19,7 @@ def around_steps(runner: Any, step: Callable[[], AbstractContextManager[Any]]) -
     Raises:
         VersionError: The installed release runs its passes elsewhere.
     """
-    run = _part(runner, type(runner).__name__, "_model_forward", "tell which token is which expert's")
+    run = _require_attribute(runner, type(runner).__name__, "_model_forward", "tell which token is which expert's")
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         with step():
@@ -39,19 +39,19 @@ def mixtures_made_with(module: Any, arguments: Callable[[str], Mapping[str, Any]
     Raises:
         VersionError: The installed release makes its mixtures otherwise.
     """
-    make = _part(module, module.__name__, "FusedMoEFactory", "give every layer its own experts per token")
+    make = _require_attribute(module, module.__name__, "FusedMoEFactory", "give every layer its own experts per token")
 
-    def made(**given: Any) -> Any:
+    def make_fused_moe(**given: Any) -> Any:
         return make(**{**given, **arguments(given["prefix"])})
 
-    module.FusedMoEFactory = made
+    module.FusedMoEFactory = make_fused_moe
     try:
         yield
     finally:
         module.FusedMoEFactory = make
 
 
-def _part(holder: Any, called: str, name: str, purpose: str) -> Any:
+def _require_attribute(holder: Any, called: str, name: str, purpose: str) -> Any:
     found = getattr(holder, name, None)
     if found is None:
         raise VersionError(

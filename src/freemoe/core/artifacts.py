@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from freemoe.core.errors import ArtifactError, DataError
 from freemoe.core.files import CARD, MANIFEST, PAGES, write_atomic
 from freemoe.core.run.folder import IDENTITY, RUNNING, WORKING
-from freemoe.core.untrusted import checked, read_json
+from freemoe.core.untrusted import read_json, validate_strict
 
 FORMAT = 3
 """Of what is written; since 3 experts can hold whole units."""
@@ -27,7 +27,7 @@ Temperature = Annotated[float, Field(ge=1e-6, le=1e6)]
 Classes = Annotated[list[str], Field(min_length=1)]
 
 
-class _Part(BaseModel):
+class _ManifestPart(BaseModel):
     """A piece of a manifest. What systems write is typed here too, as names and routes are listed without opening a system.
 
     Keys that are not known may stand at the top and in experts: a newer freemoe writes more. In a rule, a router or an identity they
@@ -37,7 +37,7 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
 
 
-class Rule(_Part):
+class BandRule(_ManifestPart):
     """The band of an expert: ``domain_experts.rank.bands.Band``."""
 
     metric: str
@@ -51,20 +51,20 @@ class Rule(_Part):
     seed: int = Field(0, ge=0, lt=2**64)
 
     @model_validator(mode="after")
-    def _is_not_empty(self) -> Rule:
+    def _is_not_empty(self) -> BandRule:
         if self.start >= self.end:
             raise ValueError("a band ends above its start")
         return self
 
 
-class ExpertEntry(_Part):
+class ExpertEntry(_ManifestPart):
     """One expert; its tensors are read by ``domain_experts.expert``."""
 
     model_config = ConfigDict(extra="allow")
 
     name: str
     kind: Literal["base", "band", "switch", "unit"]
-    band: Rule | None = None
+    band: BandRule | None = None
     unit: str | None = None
 
     @model_validator(mode="after")
@@ -74,7 +74,7 @@ class ExpertEntry(_Part):
         return self
 
 
-class RouterEntry(_Part):
+class RouterEntry(_ManifestPart):
     """The router; its tensors are read by ``domain_experts.route.reading``."""
 
     domains: Classes
@@ -94,7 +94,7 @@ class RouterEntry(_Part):
         return self
 
 
-class BaseIdentity(_Part):
+class BaseIdentity(_ManifestPart):
     """What decides a base's answers beside its weights: ``models.checkpoints.identity``."""
 
     transformers: str
@@ -103,7 +103,7 @@ class BaseIdentity(_Part):
     tokenizer: dict[str, str | None] | None
 
 
-class SeenEntry(_Part):
+class SeenEntry(_ManifestPart):
     """The record of what the making saw."""
 
     model_config = ConfigDict(extra="allow")
@@ -111,7 +111,7 @@ class SeenEntry(_Part):
     file: Literal["seen.safetensors"]
 
 
-class ManifestSchema(_Part):
+class ManifestSchema(_ManifestPart):
     """What a manifest may say, held against whatever is read before a command, a server or a system looks at it."""
 
     model_config = ConfigDict(extra="allow")
@@ -133,7 +133,7 @@ class ManifestSchema(_Part):
     chat: bool = False
 
 
-def _checksum(path: Path) -> str:
+def _file_checksum(path: Path) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -147,7 +147,7 @@ def _own_checksum(manifest: Mapping[str, Any]) -> str:
 def write_manifest(folder: Path, body: Mapping[str, Any]) -> None:
     """Write the manifest last: it lists the checksum of every other file of the folder and of itself."""
     files = {
-        str(path.relative_to(folder)): _checksum(path)
+        str(path.relative_to(folder)): _file_checksum(path)
         for path in sorted(folder.rglob("*"))
         if path.is_file()
         and path.name not in (MANIFEST, RUNNING, "journal.jsonl", IDENTITY, *PAGES)
@@ -158,7 +158,7 @@ def write_manifest(folder: Path, body: Mapping[str, Any]) -> None:
     write_atomic(folder / MANIFEST, (json.dumps(manifest, indent=2, ensure_ascii=False) + "\n").encode())
 
 
-class Manifest(dict[str, Any]):
+class ArtefactManifest(dict[str, Any]):
     """What an artefact says of itself, as `ManifestSchema` has it; to ask for an entry that it lacks is an ArtifactError.
 
     Args:
@@ -176,7 +176,7 @@ class Manifest(dict[str, Any]):
         )
 
 
-def read_manifest(folder: str | Path, check: bool = True) -> Manifest:
+def read_manifest(folder: str | Path, check: bool = True) -> ArtefactManifest:
     """Read an artefact's manifest and check it and every file but the model card against its checksums.
 
     Args:
@@ -205,8 +205,8 @@ def read_manifest(folder: str | Path, check: bool = True) -> Manifest:
             f"{str(path)!r} has format {version!r}; this freemoe reads format {FORMAT} back to {_OLDEST}. Install "
             "the freemoe that wrote it, or build it anew."
         )
-    checked(ManifestSchema, said, repr(str(path)), ArtifactError, "Copy the artefact again or build it anew.")
-    manifest = Manifest(said, path)
+    validate_strict(ManifestSchema, said, repr(str(path)), ArtifactError, "Copy the artefact again or build it anew.")
+    manifest = ArtefactManifest(said, path)
     if check:
         if manifest.get("checksum") != _own_checksum(manifest):
             raise ArtifactError(
@@ -219,7 +219,7 @@ def read_manifest(folder: str | Path, check: bool = True) -> Manifest:
                 continue
             if not file.is_file():
                 raise ArtifactError(f"{str(root)!r} lacks {name!r}, which its manifest lists. Copy the artefact again.")
-            if _checksum(file) != expected:
+            if _file_checksum(file) != expected:
                 raise ArtifactError(
                     f"{name!r} in {str(root)!r} was cut short or edited: its checksum is not the manifest's. Copy the "
                     "artefact again or build it anew."
@@ -278,7 +278,7 @@ def _what_is_there(path: Path) -> str:
     return f"it has no {MANIFEST}"
 
 
-def about(folder: Path, manifest: Mapping[str, Any], base: str | None) -> dict[str, Any]:
+def describe_artefact(folder: Path, manifest: Mapping[str, Any], base: str | None) -> dict[str, Any]:
     """What every artefact says of itself, as plain data for `freemoe inspect`.
 
     Args:

@@ -26,7 +26,7 @@ def note_measured(name: str, value: float) -> None:
     _MEASURED[name] = round(value, 3)
 
 
-def versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
+def package_versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
     """Versions of those of some packages that are installed."""
     found = {}
     for package in packages:
@@ -35,14 +35,14 @@ def versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
     return found
 
 
-def environment() -> dict[str, Any]:
+def describe_environment() -> dict[str, Any]:
     """Versions, machine and what was measured of it, for the record of a run; no host name, no user, no path."""
     return {
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
-        "packages": versions(),
+        "packages": package_versions(),
         **({"measured": dict(_MEASURED)} if _MEASURED else {}),
     }
 

@@ -38,26 +38,26 @@ def cache_folder() -> Path:
     return folder.expanduser()
 
 
-def digest(value: object) -> str:
+def json_digest(value: object) -> str:
     """Short stable hash of anything JSON can hold."""
     return hashlib.sha256(
         json.dumps(value, sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass")
     ).hexdigest()[:16]
 
 
-def tell(stage: str, what: str) -> None:
+def notify_watchers(stage: str, what: str) -> None:
     """Tell those who watch how far a write is; nobody does in an ordinary run."""
     for watcher in WATCHERS:
         watcher(stage, what)
 
 
-def put(stream: BinaryIO, data: bytes, what: str) -> None:
+def write_synced(stream: BinaryIO, data: bytes, what: str) -> None:
     """Write to an open file and wait until the disk has it."""
     if WATCHERS:
         half = len(data) // 2
         stream.write(data[:half])
         stream.flush()
-        tell("half", what)
+        notify_watchers("half", what)
         data = data[half:]
     stream.write(data)
     stream.flush()
@@ -77,10 +77,10 @@ def write_atomic(path: Path, data: bytes, what: str = "") -> None:
     """
     what = what or path.name
     temporary = path.with_name(path.name + TEMPORARY)
-    tell("begins", what)
+    notify_watchers("begins", what)
     try:
         with temporary.open("wb") as stream:
-            put(stream, data, what)
+            write_synced(stream, data, what)
         temporary.replace(path)
     except OSError as error:
         # Asked before the half that was written gives its room back.
@@ -88,7 +88,7 @@ def write_atomic(path: Path, data: bytes, what: str = "") -> None:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise found from error
-    tell("done", what)
+    notify_watchers("done", what)
 
 
 _GO_ON = "run the same command again: finished work is kept and not done twice"

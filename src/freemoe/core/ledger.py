@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from freemoe.core.files import TEMPORARY, digest
+from freemoe.core.files import TEMPORARY, json_digest
 
 VARIABLE = "FREEMOE_LEDGER"
 """Names another folder for the ledger; `OFF` keeps none."""
@@ -54,7 +54,7 @@ def count_openings(contents: Iterable[str], opening: object) -> int | None:
         if folder is None or not own:
             return None
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / digest([opening, sorted(own)])
+        path = folder / json_digest([opening, sorted(own)])
         if not path.exists():
             temporary = folder / f"{path.name}.{os.getpid()}{TEMPORARY}"
             temporary.write_text("\n".join(sorted(own)), encoding="ascii")

@@ -24,9 +24,9 @@ _MARKS = re.compile(
 _ENTITIES = {"<": "&lt;", "&": "&amp;"}
 
 
-def printable(text: object) -> str:
+def escape_terminal(text: object) -> str:
     r"""Text for a terminal: an escape character is shown as ``\x1b``; tabs and line feeds stay."""
-    return _UNSAFE.sub(_shown, str(text))
+    return _UNSAFE.sub(_escape_character, str(text))
 
 
 def one_line(text: object, most: int | None = None) -> str:
@@ -36,19 +36,19 @@ def one_line(text: object, most: int | None = None) -> str:
         text: Any.
         most: Characters at most; what is longer is cut in its middle.
     """
-    line = printable(" ".join(str(text).split()))
+    line = escape_terminal(" ".join(str(text).split()))
     if most is None or len(line) <= most:
         return line
     half = (most - 1) // 2
     return f"{line[: most - 1 - half]}…{line[-half:]}"
 
 
-def markdown(text: object) -> str:
+def escape_markdown(text: object) -> str:
     """Text for a line or a cell of Markdown that is read as nothing but text."""
-    return _MARKS.sub(_escaped, one_line(text))
+    return _MARKS.sub(_escape_mark, one_line(text))
 
 
-def code(text: object) -> str:
+def code_span(text: object) -> str:
     """Text as a span of code in Markdown."""
     line = one_line(text)
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", line)), default=0))
@@ -56,17 +56,17 @@ def code(text: object) -> str:
     return f"{fence}{pad}{line}{pad}{fence}"
 
 
-def html(text: object) -> str:
+def escape_html(text: object) -> str:
     """Text for HTML and SVG, in quoted attributes too."""
-    return _html.escape(printable(text))
+    return _html.escape(escape_terminal(text))
 
 
-def json_text(document: str) -> str:
+def escape_json(document: str) -> str:
     """A JSON document in which unsafe characters stand as JSON's own escapes: it means the same."""
     return _UNSAFE.sub(_json_escape, document)
 
 
-def _shown(found: re.Match[str]) -> str:
+def _escape_character(found: re.Match[str]) -> str:
     number = ord(found[0])
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
 
@@ -81,7 +81,7 @@ def _json_escape(found: re.Match[str]) -> str:
     return f"\\u{0xD800 + (number >> 10):04x}\\u{0xDC00 + (number & 0x3FF):04x}"
 
 
-def _escaped(found: re.Match[str]) -> str:
+def _escape_mark(found: re.Match[str]) -> str:
     mark = found[0]
     lead = mark[: len(mark) - len(mark.lstrip())]
     mark = mark[len(lead) :]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def decimals(value: float, places: int) -> str:
+def format_decimals(value: float, places: int) -> str:
     """A number with so many decimals, or with two significant digits where those decimals would show less.
 
     A ratio of 0.0004 is not "0.000", and a share of 0.00012 is not "0.0 %".
@@ -16,12 +16,12 @@ def decimals(value: float, places: int) -> str:
     return f"{value:.2g}" if small else f"{value:.{places}f}"
 
 
-def percent(share: float, places: int = 1) -> str:
-    """A share in per cent, ``12.3%``; see `decimals`."""
-    return f"{decimals(100 * share, places)}%"
+def format_percent(share: float, places: int = 1) -> str:
+    """A share in per cent, ``12.3%``; see `format_decimals`."""
+    return f"{format_decimals(100 * share, places)}%"
 
 
-def byte_text(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Bytes in a unit that people read."""
     for size, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if count >= size:

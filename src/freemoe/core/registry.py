@@ -27,7 +27,7 @@ MODEL_TYPES = "freemoe.model_types"
 
 
 @cache
-def _points(group: str) -> list[metadata.EntryPoint]:
+def _entry_points(group: str) -> list[metadata.EntryPoint]:
     return sorted(metadata.entry_points(group=group), key=lambda point: (point.name, point.value))
 
 
@@ -40,7 +40,7 @@ def load_rows() -> None:
     if _asked:
         return
     _asked.append(ROWS)
-    for point in _points(ROWS):
+    for point in _entry_points(ROWS):
         try:
             point.load()
         except Exception as error:
@@ -51,7 +51,7 @@ def load_rows() -> None:
 
 def load_model_type(model_type: str) -> None:
     """Import the module that knows checkpoints of this type, if there is one."""
-    for point in _points(MODEL_TYPES):
+    for point in _entry_points(MODEL_TYPES):
         if model_type.startswith(point.name):
             point.load()
 
@@ -134,7 +134,7 @@ class Registry(Generic[T]):
         load_rows()
         return list(self._entries)
 
-    def loaded(self) -> list[str]:
+    def loaded_names(self) -> list[str]:
         """The names so far, without a look at what other packages add; for help and completion, which must be quick."""
         return list(self._entries)
 

@@ -39,7 +39,7 @@ Threads = Literal["wait", "raise"]
 _POLL = 0.05
 
 
-class _Place(weakref.ref[bytearray]):
+class _QueuePlace(weakref.ref[bytearray]):
     """Where a thread stands in the queue, and the asyncio task that ran on it or None; ends with what it refers to."""
 
     __slots__ = ("task", "thread")
@@ -48,7 +48,7 @@ class _Place(weakref.ref[bytearray]):
     task: Any
 
 
-class _Alive(bytearray):
+class _AliveToken(bytearray):
     """A byte that can be referred to weakly; it lives exactly as long as a place in the queue is needed."""
 
 
@@ -60,7 +60,7 @@ def _current_task() -> Any:
         return None
 
 
-class Turn:
+class ModelLock:
     """Who may use a model now: one thread at a time, in the order in which they asked, as often as it likes.
 
     A turn may end on another thread than the one that has it, as a generator's does that is collected elsewhere.
@@ -77,10 +77,10 @@ class Turn:
     def __init__(self) -> None:
         self.kept: dict[str, Any] = {}
         # The blocks that are open, innermost first, all of one thread; behind them those that wait.
-        self._places: list[_Place] = []
+        self._places: list[_QueuePlace] = []
         self._lost = False
 
-    def _first(self) -> _Place | None:
+    def _current_holder(self) -> _QueuePlace | None:
         """Whoever has the turn."""
         for place in tuple(self._places):
             if place() is not None:
@@ -89,15 +89,15 @@ class Turn:
                 self._places.remove(place)
         return None
 
-    def mine(self) -> bool:
+    def is_owned(self) -> bool:
         """Whether whoever asks has the turn."""
-        return self._is_open(self._first(), _current_task())
+        return self._is_open(self._current_holder(), _current_task())
 
-    def _is_open(self, first: _Place | None, task: Any) -> bool:
+    def _is_open(self, first: _QueuePlace | None, task: Any) -> bool:
         """Whether what has the turn is open for this thread and task; a loop that a thread starts is part of what it does."""
         return first is not None and first.thread is threading.current_thread() and first.task in (None, task)
 
-    def held(
+    def hold_lock(
         self, threads: Threads = "wait", given_up: threading.Event | None = None
     ) -> AbstractContextManager[object]:
         """Wait for the turn, and have it until the end of a ``with`` block over what is returned; it nests.
@@ -110,22 +110,22 @@ class Turn:
             BusyError: Another thread has it and ``threads`` is ``raise``; another asyncio task of this very thread has it;
                 ``given_up`` was set; this process was forked while another thread had it.
         """
-        alive = _Alive(1)
+        alive = _AliveToken(1)
         try:
-            place = _Place(alive)
+            place = _QueuePlace(alive)
             place.thread, place.task = threading.current_thread(), _current_task()
-            if not self._nest(place):
+            if not self._acquire_again(place):
                 self._places.append(place)
-                self._wait(place, threads, given_up)
+                self._wait_in_queue(place, threads, given_up)
             return memoryview(alive)
         except BaseException:
             # The traceback keeps this frame, for as long as somebody keeps the error.
             del alive
             raise
 
-    def _nest(self, place: _Place) -> bool:
+    def _acquire_again(self, place: _QueuePlace) -> bool:
         """Have the turn once more; False where this thread does not have it."""
-        first = self._first()
+        first = self._current_holder()
         if self._lost:
             raise BusyError(
                 "This process was forked while another thread was using the model, so what it holds here may be half of one "
@@ -145,9 +145,9 @@ class Turn:
         self._places.remove(place)
         return False
 
-    def _wait(self, place: _Place, threads: Threads, given_up: threading.Event | None) -> None:
+    def _wait_in_queue(self, place: _QueuePlace, threads: Threads, given_up: threading.Event | None) -> None:
         ended = SimpleQueue[object]()
-        while (first := self._first()) is not None and first.thread is not place.thread:
+        while (first := self._current_holder()) is not None and first.thread is not place.thread:
             if threads == "raise":
                 raise BusyError(
                     "Another thread is using this model, and threads is 'raise'. Call it again later, or open it with "
@@ -161,9 +161,9 @@ class Turn:
                 with suppress(Empty):
                     ended.get(timeout=_POLL)
 
-    def _forked(self) -> None:
+    def _reset_after_fork(self) -> None:
         """In the child of a fork only the thread that forked goes on."""
-        me, first = threading.current_thread(), self._first()
+        me, first = threading.current_thread(), self._current_holder()
         self._lost = self._lost or (first is not None and first.thread is not me)
         self._places = [place for place in self._places if place.thread is me]
 
@@ -181,18 +181,18 @@ def require_threads(value: str) -> Threads:
     return value
 
 
-_TURNS: weakref.WeakKeyDictionary[Any, Turn] = weakref.WeakKeyDictionary()
+_TURNS: weakref.WeakKeyDictionary[Any, ModelLock] = weakref.WeakKeyDictionary()
 
 
-def turn_of(model: Any) -> Turn:
+def model_lock_of(model: Any) -> ModelLock:
     """The one turn of a model, whoever asks; it goes with the model."""
     # A dictionary's setdefault is one step, also for two threads.
-    return _TURNS.setdefault(model, Turn())
+    return _TURNS.setdefault(model, ModelLock())
 
 
 def _after_fork() -> None:
     for turn in list(_TURNS.values()):
-        turn._forked()
+        turn._reset_after_fork()
 
 
 if hasattr(os, "register_at_fork"):

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from freemoe.core.errors import DataError, FreeMoEError
 from freemoe.core.memory import available_memory_bytes
-from freemoe.core.numbers import byte_text
+from freemoe.core.numbers import format_bytes
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ def require_file(path: Path, error: type[FreeMoEError] = DataError) -> int:
     except FileNotFoundError:
         raise error(f"No file at {path.absolute()}. Check the path; it is read from the current folder.") from None
     except (OSError, ValueError) as trouble:
-        raise _unreadable(path, trouble, error) from None
+        raise _unreadable_error(path, trouble, error) from None
     if stat.S_ISDIR(found.st_mode):
         raise error(f"{path.absolute()} is a folder, and a file is needed here.")
     if not stat.S_ISREG(found.st_mode):
@@ -82,13 +82,13 @@ def read_bytes(path: Path, most: int, error: type[FreeMoEError] = DataError) -> 
     room = min(most, available_memory_bytes() // 4)
     if size > room:
         raise error(
-            f"{path} has {byte_text(size)}, and at most {byte_text(room)} are read here"
+            f"{path} has {format_bytes(size)}, and at most {format_bytes(room)} are read here"
             f"{'' if room == most else ' (a quarter of the free memory)'}. Check that it is the right file, or divide it."
         )
     try:
         return path.read_bytes()
     except OSError as trouble:
-        raise _unreadable(path, trouble, error) from None
+        raise _unreadable_error(path, trouble, error) from None
 
 
 def read_text(path: Path, most: int = MOST_TEXT, error: type[FreeMoEError] = DataError) -> str:
@@ -128,24 +128,26 @@ def parse_json(text: str, where: str, error: type[FreeMoEError] = DataError, fin
     except json.JSONDecodeError as trouble:
         place = f"{where}:{trouble.lineno}" if "\n" in text.strip() else where
         raise error(
-            f"{place}: not JSON ({trouble.msg} at column {trouble.colno}): {_around(text, trouble.pos)!r}."
+            f"{place}: not JSON ({trouble.msg} at column {trouble.colno}): {_excerpt_at(text, trouble.pos)!r}."
         ) from None
     except RecursionError:
-        raise _deep(where, error) from None
+        raise _depth_error(where, error) from None
     except ValueError as trouble:  # of the hooks below, and of numbers of thousands of digits
         raise error(f"{where}: {trouble}.") from None
     if text.count("[") + text.count("{") > DEPTH:
-        for depth, held in walk(value):
+        for depth, held in walk_values(value):
             if depth > DEPTH and isinstance(held, dict | list):
-                raise _deep(where, error)
+                raise _depth_error(where, error)
     if _UNSURE.search(text):
-        for _, held in walk(value):
+        for _, held in walk_values(value):
             if isinstance(held, str) and (fault := text_fault(held)):
                 raise error(f"{where}: {held!r:.60} holds {fault}.")
     return value
 
 
-def checked(schema: type[T], value: Any, where: str, error: type[FreeMoEError] = DataError, advice: str = "") -> T:
+def validate_strict(
+    schema: type[T], value: Any, where: str, error: type[FreeMoEError] = DataError, advice: str = ""
+) -> T:
     """Plain data as a pydantic type says it is: a number is no text, and a text no number.
 
     Args:
@@ -184,7 +186,7 @@ def text_fault(text: str) -> str:
     return ""
 
 
-def walk(value: Any) -> Iterator[tuple[int, Any]]:
+def walk_values(value: Any) -> Iterator[tuple[int, Any]]:
     """Every value in plain data with its depth, keys too, without recursion."""
     left = [(1, value)]
     while left:
@@ -226,12 +228,12 @@ def parse_yaml(text: str, where: str, error: type[FreeMoEError] = DataError) -> 
         raise error(f"{where}: {len(text):,} characters of YAML; at most {MOST_YAML:,} are read.")
     try:
         _check_events(yaml, text, where, error)
-        value = yaml.load(text, Loader=_loader())
+        value = yaml.load(text, Loader=_unique_key_loader())
     except (yaml.YAMLError, RecursionError) as trouble:
         raise error(f"{where} is not valid YAML: {trouble}") from None
     except ValueError as trouble:  # numbers and dates that look like some and are none
         raise error(f"{where}: {trouble}.") from None
-    for _, held in walk(value):
+    for _, held in walk_values(value):
         if isinstance(held, str) and (fault := text_fault(held)):
             raise error(f"{where}: {held!r:.60} holds {fault}.")
     return value
@@ -267,18 +269,18 @@ def _check_events(yaml: Any, text: str, where: str, error: type[FreeMoEError], t
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > DEPTH:
-                raise _deep(f"{where}, line {line}", error)
+                raise _depth_error(f"{where}, line {line}", error)
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
 
 
-def _loader() -> Any:
+def _unique_key_loader() -> Any:
     """PyYAML's safe loader that takes a key once only."""
     import yaml
 
     base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-    class Loader(base):
+    class UniqueKeyLoader(base):
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
             seen: set[tuple[str, str]] = set()
             for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
@@ -288,10 +290,10 @@ def _loader() -> Any:
                 seen.add((key.tag, key.value))
             return super().construct_mapping(node, deep)
 
-    return Loader
+    return UniqueKeyLoader
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _require_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         seen: set[str] = set()
@@ -302,7 +304,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _finite(text: str) -> float:
+def _parse_finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(f"{text[:40]} is too large for a number")
@@ -313,19 +315,21 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} stands where a number is needed")
 
 
-_STRICT = json.JSONDecoder(object_pairs_hook=_once, parse_float=_finite, parse_constant=_no_constant)
-_LOOSE = json.JSONDecoder(object_pairs_hook=_once)
+_STRICT = json.JSONDecoder(
+    object_pairs_hook=_require_unique_keys, parse_float=_parse_finite, parse_constant=_no_constant
+)
+_LOOSE = json.JSONDecoder(object_pairs_hook=_require_unique_keys)
 
 
-def _around(text: str, at: int) -> str:
+def _excerpt_at(text: str, at: int) -> str:
     return text[max(0, at - 40) : at + 40].strip()
 
 
-def _deep(where: str, error: type[FreeMoEError]) -> FreeMoEError:
+def _depth_error(where: str, error: type[FreeMoEError]) -> FreeMoEError:
     return error(f"{where}: lists and mappings stand more than {DEPTH} deep in one another.")
 
 
-def _unreadable(path: Path, trouble: Exception, error: type[FreeMoEError]) -> FreeMoEError:
+def _unreadable_error(path: Path, trouble: Exception, error: type[FreeMoEError]) -> FreeMoEError:
     why = trouble.strerror if isinstance(trouble, OSError) and trouble.strerror else str(trouble)
     name = str(path)
     shown = name if len(name) <= 200 else f"{name[:100]}...{name[-60:]} ({len(name):,} characters)"

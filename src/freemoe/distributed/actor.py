@@ -9,13 +9,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from freemoe.core.environment import DECIDING, versions
+from freemoe.core.environment import DECIDING, package_versions
 from freemoe.core.errors import FreeMoEError, WorkerError
-from freemoe.core.run.away import leave
-from freemoe.core.run.units import Unit, answer
+from freemoe.core.run.away import remove_worker_folder
+from freemoe.core.run.units import Unit, run_pickled
 
 
-class Actor:
+class WorkerActor:
     """A worker of the cluster; Ray makes it, in a process of its own.
 
     Args:
@@ -49,12 +49,12 @@ class Actor:
         return pickle.dumps((True, {"pid": os.getpid(), "machine": socket.gethostname()}))
 
     def do(self, unit: Unit) -> bytes:
-        """Do a unit (`freemoe.core.run.units.answer`)."""
-        return answer(unit, f"process {os.getpid()} on {socket.gethostname()}")
+        """Do a unit (`freemoe.core.run.units.run_pickled`)."""
+        return run_pickled(unit, f"process {os.getpid()} on {socket.gethostname()}")
 
     def leave(self) -> None:
         """Put away what lies about here."""
-        leave()
+        remove_worker_folder()
 
 
 def require_alike(needs: Sequence[str], expected: dict[str, str]) -> None:
@@ -75,7 +75,7 @@ def require_alike(needs: Sequence[str], expected: dict[str, str]) -> None:
             "put them where every machine reads them under the same path (a shared folder), or name a repository of the hub. "
             "Results are sent back, so that the output need not be shared."
         )
-    found = versions(DECIDING)
+    found = package_versions(DECIDING)
     other = [f"{name} {found.get(name)} instead of {version}" for name, version in expected.items()
              if found.get(name) != version]  # fmt: skip
     if other:

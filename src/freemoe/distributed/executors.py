@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from freemoe.core.errors import WorkerError
-from freemoe.core.run.places import Place, SideBySide, place_of
-from freemoe.core.run.pool import Pool
-from freemoe.core.run.processes import Processes
+from freemoe.core.run.places import ExecutorSpec, ParallelRecipe, executor_spec_of
+from freemoe.core.run.pool import WorkerPool
+from freemoe.core.run.processes import ProcessPool
 
 INSTALL = "Running on Ray needs the package of that name: pip install 'freemoe[ray]'"
 
@@ -18,14 +18,20 @@ _READ = ("model", "base", "artefact", "text", "domains", "root", "data_root", "t
 """Fields of recipes, and of their sections, that may name files."""
 
 
-def executor_of(recipe: SideBySide) -> Pool:
+def executor_of(recipe: ParallelRecipe) -> WorkerPool:
     """Who does a recipe's units: processes of this machine, or actors on Ray.
 
     Raises:
         WorkerError: There is no such Ray, or no room on it.
     """
     plain = recipe.model_dump(mode="json")  # type: ignore[attr-defined]
-    return pool(place_of(recipe), plain.get("threads"), plain.get("device"), recipe.unit_seconds, list(_paths(plain)))
+    return make_pool(
+        executor_spec_of(recipe),
+        plain.get("threads"),
+        plain.get("device"),
+        recipe.unit_seconds,
+        list(_input_paths(plain)),
+    )
 
 
 def has_ray() -> bool:
@@ -33,13 +39,13 @@ def has_ray() -> bool:
     return importlib.util.find_spec("ray") is not None
 
 
-def require_place(recipe: SideBySide) -> None:
+def require_place(recipe: ParallelRecipe) -> None:
     """Raise before the expensive part where a recipe's units can be done nowhere.
 
     Raises:
         WorkerError: Ray is not installed, or nobody answers at the cluster's address.
     """
-    place = place_of(recipe)
+    place = executor_spec_of(recipe)
     if not place.ray:
         return
     if not has_ray():
@@ -64,13 +70,13 @@ def require_cluster(address: str) -> None:
         ) from None
 
 
-def pool(
-    place: Place,
+def make_pool(
+    place: ExecutorSpec,
     threads: int | None = None,
     device: object = None,
     limit: float | None = None,
     needs: list[str] | None = None,
-) -> Pool:
+) -> WorkerPool:
     """Workers at a place.
 
     Args:
@@ -85,21 +91,21 @@ def pool(
 
     own = threads or max(1, torch.get_num_threads() // (place.workers or 1))
     if not place.ray:
-        return Processes(place.workers or 1, own, limit)
+        return ProcessPool(place.workers or 1, own, limit)
     from freemoe.distributed.ray_pool import RayPool
 
     accelerator = str(device).startswith("cuda") or (device in ("auto", "split") and torch.cuda.is_available())
     return RayPool(place.address, place.workers, own, accelerator=accelerator, limit=limit, needs=needs or ())
 
 
-def _paths(plain: Any, reads: bool = False) -> Iterator[str]:
+def _input_paths(plain: Any, reads: bool = False) -> Iterator[str]:
     """What a recipe as plain data names that may be a file or a folder."""
     if isinstance(plain, dict):
         for name, value in plain.items():
-            yield from _paths(value, reads or name in _READ)
+            yield from _input_paths(value, reads or name in _READ)
     elif isinstance(plain, list):
         for value in plain:
-            yield from _paths(value, reads)
+            yield from _input_paths(value, reads)
     elif isinstance(plain, str) and reads:
         yield plain
         # A task may say what the file is: text:notes.txt.

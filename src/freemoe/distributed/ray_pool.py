@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from freemoe.compat.ray_logs import log_folder
-from freemoe.core.environment import DECIDING, versions
+from freemoe.core.environment import DECIDING, package_versions
 from freemoe.core.errors import WorkerError
-from freemoe.core.run.pool import Died, Pool, Worker
-from freemoe.core.run.progress import Lines
+from freemoe.core.run.pool import PoolWorker, WorkerDied, WorkerPool
+from freemoe.core.run.progress import LineProgress
 from freemoe.core.run.units import Unit
-from freemoe.distributed.actor import Actor
+from freemoe.distributed.actor import WorkerActor
 
 RAY_ENDED = (
     "Ray ended: the node that this process was connected to is dead. A node ends when its dashboard agent does (most often for want "
@@ -33,7 +33,7 @@ STORE_BYTES = 256 << 20
 """Of the object store of a local Ray; what does not fit there is kept on disk."""
 
 
-class RayPool(Pool):
+class RayPool(WorkerPool):
     """Does units by actors of a Ray cluster. They end with `close`, and so does a local Ray that was started for them.
 
     Args:
@@ -41,7 +41,7 @@ class RayPool(Pool):
         count: Most actors at a time; one for every accelerator, or machine, if None.
         threads: CPU threads of each, and what it asks the cluster for; one if None.
         accelerator: Whether each has an accelerator to itself.
-        limit: Seconds after which a unit counts as hung, see `Pool`.
+        limit: Seconds after which a unit counts as hung, see `WorkerPool`.
         needs: Paths that units read, on every machine of the cluster.
 
     Raises:
@@ -61,23 +61,23 @@ class RayPool(Pool):
         self._threads = threads or 1
         self._accelerator = accelerator
         self._needs = [str(Path(path).absolute()) for path in needs if Path(path).exists()]
-        self._ours = connect(address, (count or 1) * self._threads)
+        self._ours = connect_ray(address, (count or 1) * self._threads)
         self._kept: list[Any] = []
         self._watcher = explain_exit()
         super().__init__(count or 1, again=2, limit=limit)
         try:
-            room = self._room()
+            room = self._max_workers()
         except BaseException:
             self.close()
             raise
-        self.count = min(count or self._usual(), room)
+        self.count = min(count or self._default_count(), room)
 
     def close(self) -> None:
         """End the actors, and the local Ray that was started for them."""
         import ray
 
         # Those who live put away what lies about; nobody waits for one that does not answer.
-        leaving = [cast("_Remote", worker).actor.leave.remote() for worker in self._idle]
+        leaving = [cast("_RayWorker", worker).actor.leave.remote() for worker in self._idle]
         if leaving:
             ray.wait(leaving, num_returns=len(leaving), timeout=10)
         super().close()
@@ -89,16 +89,16 @@ class RayPool(Pool):
             self._watcher.communicate(b"\n")
             self._watcher = None
 
-    def share(self, blob: bytes) -> Parcel:
+    def share(self, blob: bytes) -> RayObjectRef:
         """Put bytes into the cluster's object store, for arguments of units; they are kept until `close`."""
         import ray
 
-        parcel = Parcel(ray.put(blob))
+        parcel = RayObjectRef(ray.put(blob))
         # An object that nobody here refers to may be gone when a new actor asks for it.
         self._kept.append(parcel)
         return parcel
 
-    def _usual(self) -> int:
+    def _default_count(self) -> int:
         """As many actors as there are accelerators, or machines: each holds a base."""
         import ray
 
@@ -106,7 +106,7 @@ class RayPool(Pool):
             return int(ray.cluster_resources().get("GPU", 0))
         return sum(bool(node["Alive"]) for node in ray.nodes())
 
-    def _room(self) -> int:
+    def _max_workers(self) -> int:
         """How many actors fit into the cluster, as it is now, and where this process stands in it."""
         import ray
 
@@ -123,20 +123,20 @@ class RayPool(Pool):
             )
         return room
 
-    def _start(self) -> tuple[Worker, bool]:
+    def _start(self) -> tuple[PoolWorker, bool]:
         import ray
 
-        kind: Any = ray.remote(Actor)
+        kind: Any = ray.remote(WorkerActor)
         placed = kind.options(
             num_cpus=self._threads, num_gpus=int(self._accelerator), max_restarts=0, max_task_retries=0
         )
         actor = placed.remote(str(Path.cwd()), sys.path, self._threads)
-        return _Remote(actor, actor.begin.remote(self._needs, versions(DECIDING))), False
+        return _RayWorker(actor, actor.begin.remote(self._needs, package_versions(DECIDING))), False
 
-    def _that_answer(self, workers: Collection[Worker], seconds: float | None) -> list[Worker]:
+    def _that_answer(self, workers: Collection[PoolWorker], seconds: float | None) -> list[PoolWorker]:
         import ray
 
-        asked = {worker.answer: worker for worker in cast("Collection[_Remote]", workers)}
+        asked = {worker.answer: worker for worker in cast("Collection[_RayWorker]", workers)}
         done, _ = ray.wait(list(asked), num_returns=1, timeout=seconds)
         return [asked[ref] for ref in done]
 
@@ -153,7 +153,7 @@ class RayPool(Pool):
 
 
 @dataclass(frozen=True)
-class Parcel:
+class RayObjectRef:
     """Bytes in the cluster's object store: a unit's argument, fetched where it is needed."""
 
     ref: Any
@@ -165,7 +165,7 @@ class Parcel:
         return ray.get(self.ref)
 
 
-class _Remote:
+class _RayWorker:
     """An actor, and the answer that it owes."""
 
     def __init__(self, actor: Any, answer: Any) -> None:
@@ -183,7 +183,7 @@ class _Remote:
             return pickle.loads(ray.get(self.answer))
         except ray.exceptions.RayError as error:
             self.end()
-            raise Died(_how(error)) from None
+            raise WorkerDied(_describe_error(error)) from None
 
     def end(self) -> None:
         import ray
@@ -191,7 +191,7 @@ class _Remote:
         ray.kill(self.actor)
 
 
-def _how(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     """How a worker ended, in a line."""
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {first.partition(' Worker exit detail')[0].rstrip('. ')}"[:300]
@@ -208,7 +208,7 @@ def explain_exit() -> subprocess.Popen[bytes] | None:
     return subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
 
 
-def connect(address: str | None, cpus: int) -> bool:
+def connect_ray(address: str | None, cpus: int) -> bool:
     """Connect this process to a cluster, if it is not; whether a local Ray was started for that, or a connection made.
 
     Args:
@@ -219,7 +219,7 @@ def connect(address: str | None, cpus: int) -> bool:
         WorkerError: There is no Ray.
     """
     if address is None:
-        keep_to_itself()
+        set_auth_token()
     # Nobody is told that Ray is used.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
@@ -232,7 +232,7 @@ def connect(address: str | None, cpus: int) -> bool:
     # Ray waits for half a minute for its own processes, which on a busy machine is not always enough.
     attempts = 1 if address is not None else 3
     where = f"at {address}" if address else "on this machine"
-    with Lines(logging.getLogger(__name__).warning).stage(f"attempts to start Ray {where}", attempts) as advance:
+    with LineProgress(logging.getLogger(__name__).warning).stage(f"attempts to start Ray {where}", attempts) as advance:
         for attempt in range(1, attempts + 1):
             try:
                 ray.init(**options)
@@ -241,7 +241,7 @@ def connect(address: str | None, cpus: int) -> bool:
                 ray.shutdown()
                 if attempt == attempts:
                     raise WorkerError(
-                        f"There is no Ray {where}: {_how(error)}. A cluster is started by `ray start` (docs/elsewhere.md); --on "
+                        f"There is no Ray {where}: {_describe_error(error)}. A cluster is started by `ray start` (docs/elsewhere.md); --on "
                         "ray starts one on this machine alone."
                     ) from error
             finally:
@@ -249,7 +249,7 @@ def connect(address: str | None, cpus: int) -> bool:
     return False
 
 
-def keep_to_itself() -> None:
+def set_auth_token() -> None:
     """Let a Ray of this machine answer to whoever has a token, which stands nowhere but in the environment of its processes.
 
     Read when ray is imported: who did that before has Ray's own way, and so has who set `RAY_AUTH_MODE`.

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from freemoe.core.run import ahead
 from freemoe.core.run.folder import RunFolder
-from freemoe.core.run.units import Executor
+from freemoe.core.run.units import UnitExecutor
 from freemoe.distributed.executors import executor_of
 from freemoe.models.precision import compute_dtype
 from freemoe.recipes import BuildRecipe
@@ -23,7 +23,7 @@ _OF_SUBDOMAINS = ("purify", "units")
 """Stages whose units hold what was found for one subdomain; `report` alone reads those of all."""
 
 
-class Ahead(ahead.Ahead):
+class ParallelBuildStages(ahead.ParallelStages):
     """Does parts of a build elsewhere; alive inside its ``with``.
 
     Args:
@@ -35,19 +35,19 @@ class Ahead(ahead.Ahead):
     """
 
     def __init__(
-        self, recipe: BuildRecipe, model: Any, run: RunFolder, division: str, executor: Executor | None = None
+        self, recipe: BuildRecipe, model: Any, run: RunFolder, division: str, executor: UnitExecutor | None = None
     ) -> None:
-        known = {"recipe": _settled(recipe, model), "division": division}
-        super().__init__(run, executor or executor_of(recipe), WORK, known, _reads)
+        known = {"recipe": _worker_recipe(recipe, model), "division": division}
+        super().__init__(run, executor or executor_of(recipe), WORK, known, _needs_tensors)
 
 
-def _reads(stage: str, name: str, unit: str) -> bool:
+def _needs_tensors(stage: str, name: str, unit: str) -> bool:
     """Whether a part of a build reads a unit's tensors: masks of other subdomains only to report."""
     about, _, whose = unit.partition("|")
     return stage == "report" or about not in _OF_SUBDOMAINS or whose.partition("|")[0] == name
 
 
-def _settled(recipe: BuildRecipe, model: Any) -> dict[str, Any]:
+def _worker_recipe(recipe: BuildRecipe, model: Any) -> dict[str, Any]:
     """The recipe as plain data, with what each worker would measure for itself decided once for all."""
     compute = "own" if compute_dtype(recipe.saliency.compute, model) is None else "bfloat16"
     saliency = recipe.saliency.model_copy(update={"compute": compute})

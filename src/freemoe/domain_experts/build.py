@@ -19,39 +19,39 @@ from safetensors.torch import save
 from torch import Tensor
 
 from freemoe.core.errors import NumericError
-from freemoe.core.files import digest, write_atomic
-from freemoe.core.run.execute import RunOutput, is_finished, open_run, publish
+from freemoe.core.files import json_digest, write_atomic
+from freemoe.core.run.execute import RunOutput, is_finished, open_run, publish_run
 from freemoe.core.run.folder import RunFolder, RunPart
-from freemoe.core.run.places import place_of
-from freemoe.core.run.progress import Progress, Quiet, default_progress
+from freemoe.core.run.places import executor_spec_of
+from freemoe.core.run.progress import Progress, QuietProgress, default_progress
 from freemoe.distributed.executors import require_place
-from freemoe.domain_experts.ahead import Ahead, Stage
+from freemoe.domain_experts.ahead import ParallelBuildStages, Stage
 from freemoe.domain_experts.candidates import (
-    Subdomain,
+    SubdomainState,
     check_division,
     choose_all,
     make_expert,
     make_subdomains,
     purify_all,
-    search,
+    search_subdomain,
     shrink_all,
 )
-from freemoe.domain_experts.context import BuildContext, prepare
-from freemoe.domain_experts.expert import Expert
+from freemoe.domain_experts.context import BuildContext, prepare_context
+from freemoe.domain_experts.expert import DomainExpert
 from freemoe.domain_experts.inspection import inspect_artefact
 from freemoe.domain_experts.prove.card import model_card
-from freemoe.domain_experts.prove.evidence import overall
+from freemoe.domain_experts.prove.evidence import overall_gains
 from freemoe.domain_experts.prove.results import reported_evidence
-from freemoe.domain_experts.rank.calibrate import Batch, Norms, calibrate, parts_of
+from freemoe.domain_experts.rank.calibrate import Batch, InputNorms, calibrate, parts_of
 from freemoe.domain_experts.rank.importance import METRICS
-from freemoe.domain_experts.route.router import Router, train_on_subdomains
-from freemoe.domain_experts.route.subdomains import Subdomains, divide, features
+from freemoe.domain_experts.route.router import DomainRouter, train_on_subdomains
+from freemoe.domain_experts.route.subdomains import DomainDivision, divide_domain, prompt_features
 from freemoe.evals.held_out import keep_record
 from freemoe.evals.keywords import resolve_recipe
-from freemoe.evals.seen import Seen
+from freemoe.evals.seen import SeenHashes
 from freemoe.evals.tasks.documents import FrozenChoice, digest_documents
 from freemoe.models.checkpoints.identity import IDENTITY, SETTINGS
-from freemoe.models.checkpoints.loading import origin
+from freemoe.models.checkpoints.loading import gguf_origin
 from freemoe.models.precision import compute_dtype, is_measured
 from freemoe.recipes import BuildRecipe, recipe_from
 from freemoe.results import BuildResult
@@ -97,12 +97,12 @@ def build(
         if resume and is_finished(recipe):
             return Path(recipe.output)
         with open_run(recipe, overwrite=overwrite, resume=resume) as run:
-            output = _build(recipe, run, progress or default_progress())
-            return publish(run, BuildResult, recipe, output, inspect_artefact, model_card, page)
+            output = _run_build(recipe, run, progress or default_progress())
+            return publish_run(run, BuildResult, recipe, output, inspect_artefact, model_card, page)
 
 
 @dataclass(frozen=True, eq=False)
-class _Prepared:
+class _PreparedBuild:
     """A build before anything is fitted.
 
     Attributes:
@@ -114,16 +114,16 @@ class _Prepared:
 
     context: BuildContext
     feature: dict[str, Tensor]
-    divided: dict[str, Subdomains]
-    subdomains: list[Subdomain]
+    divided: dict[str, DomainDivision]
+    subdomains: list[SubdomainState]
 
-    def division(self) -> str:
+    def division_hash(self) -> str:
         """Hash of which documents are in which subdomain."""
-        return digest({s.name: [d.id for d in s.split.documents] for s in self.subdomains})
+        return json_digest({s.name: [d.id for d in s.split.documents] for s in self.subdomains})
 
 
 @dataclass(frozen=True, eq=False)
-class _Selected:
+class _SelectedExperts:
     """A build in which nothing is chosen any more.
 
     Attributes:
@@ -133,28 +133,32 @@ class _Selected:
         files: What the artefact holds, by name.
     """
 
-    experts: list[Expert]
-    router: Router
+    experts: list[DomainExpert]
+    router: DomainRouter
     routing: dict[str, Any]
     files: dict[str, bytes]
 
-    def freeze(self) -> FrozenChoice:
+    def freeze_choice(self) -> FrozenChoice:
         """What opens the reported documents; asked for when the files are written."""
         return FrozenChoice(hashlib.sha256(self.files["experts.safetensors"]).hexdigest())
 
 
-def _build(recipe: BuildRecipe, run: RunFolder, progress: Progress) -> RunOutput:
+def _run_build(recipe: BuildRecipe, run: RunFolder, progress: Progress) -> RunOutput:
     require_place(recipe)
-    prepared = _prepare(recipe, run, progress)
+    prepared = _prepare_build(recipe, run, progress)
     context = prepared.context
     with contextlib.ExitStack() as stack:
-        several = place_of(recipe).several
-        ahead = stack.enter_context(Ahead(context.recipe, context.model, run, prepared.division())) if several else None
-        selected = _select(prepared, run, ahead)
+        several = executor_spec_of(recipe).is_parallel
+        ahead = (
+            stack.enter_context(ParallelBuildStages(context.recipe, context.model, run, prepared.division_hash()))
+            if several
+            else None
+        )
+        selected = _select_experts(prepared, run, ahead)
         for name, blob in selected.files.items():
             write_atomic(run.partial / name, blob)
         # From here on nothing is chosen any more, so the reported documents may be opened.
-        choice = selected.freeze()
+        choice = selected.freeze_choice()
         reported = reported_evidence(
             context, prepared.divided, prepared.subdomains, selected.experts, selected.router, choice, ahead
         )
@@ -163,37 +167,37 @@ def _build(recipe: BuildRecipe, run: RunFolder, progress: Progress) -> RunOutput
         result={
             "base": _base_facts(context),
             "domains": reported,
-            "overall": overall(reported),
+            "overall": overall_gains(reported),
             "router": selected.routing,
         },
         manifest={
             IDENTITY: context.identity,
-            "experts": [e.describe() for e in selected.experts],
+            "experts": [e.manifest_entry() for e in selected.experts],
             "router": selected.router.describe(),
             "chat": any(data.chat for data in context.domains.values()),
         },
-        seen=keep_record(run.partial, _seen(context, choice)),
-        reported=(d.content() for data in context.domains.values() for d in data.reported.open(choice)),
+        seen=keep_record(run.partial, _seen_documents(context, choice)),
+        reported=(d.content_text() for data in context.domains.values() for d in data.reported.open(choice)),
         cost={"artefact_bytes": sum(map(len, selected.files.values()))},
     )
 
 
-def _prepare(recipe: BuildRecipe, run: RunFolder, progress: Progress) -> _Prepared:
-    context = prepare(recipe, progress)
+def _prepare_build(recipe: BuildRecipe, run: RunFolder, progress: Progress) -> _PreparedBuild:
+    context = prepare_context(recipe, progress)
     context.run = run
-    run.same_inputs(_inputs(context))
+    run.require_same_inputs(_input_digests(context))
     context.recipe = recipe = _with_format(recipe, context.model, run)
     for data in context.domains.values():
         for note in data.notes:
             progress.say(f"{data.name}: {note}")
-    feature = {name: _features(context, run, name) for name in context.domains}
+    feature = {name: _cached_features(context, run, name) for name in context.domains}
     divided = {
-        name: divide(name, data.reference, feature[name], recipe.subdomains, recipe.seed)
+        name: divide_domain(name, data.reference, feature[name], recipe.subdomains, recipe.seed)
         for name, data in context.domains.items()
     }
     check_division(context, divided)
-    norms = _calibrate(context, run, divided) if _needs_norms(recipe) else None
-    return _Prepared(context, feature, divided, make_subdomains(context, divided, norms))
+    norms = _calibrate_norms(context, run, divided) if _needs_norms(recipe) else None
+    return _PreparedBuild(context, feature, divided, make_subdomains(context, divided, norms))
 
 
 def _with_format(recipe: BuildRecipe, model: Any, run: RunFolder) -> BuildRecipe:
@@ -201,29 +205,31 @@ def _with_format(recipe: BuildRecipe, model: Any, run: RunFolder) -> BuildRecipe
     if not is_measured(recipe.saliency.compute, model):
         return recipe
 
-    def found() -> str:
+    def choose_compute() -> str:
         return "own" if compute_dtype("auto", model) is None else "bfloat16"
 
-    compute = run.journal.unit("number format", found)
+    compute = run.journal.run_unit("number format", choose_compute)
     return recipe.model_copy(update={"saliency": recipe.saliency.model_copy(update={"compute": compute})})
 
 
-def _select(prepared: _Prepared, run: RunFolder, ahead: Ahead | None = None) -> _Selected:
+def _select_experts(
+    prepared: _PreparedBuild, run: RunFolder, ahead: ParallelBuildStages | None = None
+) -> _SelectedExperts:
     context, subdomains = prepared.context, prepared.subdomains
     purify_all(context, run, subdomains, ahead)
     shrink_all(context, run, subdomains, ahead)
     choose_all(context, subdomains, ahead)
     experts = [make_expert(context, s) for s in subdomains]
-    router, routing = _router(context, prepared.divided, prepared.feature)
+    router, routing = _train_router(context, prepared.divided, prepared.feature)
     tensors = {
         "experts.safetensors": {k: v for e in experts for k, v in e.to_tensors().items()},
         "router.safetensors": router.to_tensors(),
     }
-    return _Selected(experts, router, routing, {name: save(held) for name, held in tensors.items()})
+    return _SelectedExperts(experts, router, routing, {name: save(held) for name, held in tensors.items()})
 
 
 def work_ahead(recipe: dict[str, Any], output: str, division: str, stage: Stage, name: str) -> None:
-    """Do a part of a build that another process makes (`Ahead`), and leave it in its run folder.
+    """Do a part of a build that another process makes (`ParallelBuildStages`), and leave it in its run folder.
 
     Args:
         recipe: The build's, as plain data.
@@ -238,16 +244,18 @@ def work_ahead(recipe: dict[str, Any], output: str, division: str, stage: Stage,
     prepared = _prepared_once(json.dumps(recipe), output)
     context, run = prepared.context, RunPart(output, f"{stage}|{name}")
     context.run = run
-    if prepared.division() != division:
-        raise _other(output, "division into subdomains")
+    if prepared.division_hash() != division:
+        raise _mismatch_error(output, "division into subdomains")
     if stage == "report":
-        selected = _select(prepared, run)
+        selected = _select_experts(prepared, run)
         # The choice is frozen when the first process has written it down, and then only.
         for file, blob in selected.files.items():
             if not (run.partial / file).is_file() or (run.partial / file).read_bytes() != blob:
-                raise _other(output, file)
+                raise _mismatch_error(output, file)
         of_domain = {name: prepared.divided[name]}
-        reported_evidence(context, of_domain, prepared.subdomains, selected.experts, selected.router, selected.freeze())
+        reported_evidence(
+            context, of_domain, prepared.subdomains, selected.experts, selected.router, selected.freeze_choice()
+        )
         return
     own = [s for s in prepared.subdomains if s.name == name]
     if stage in ("purify", "search"):
@@ -255,42 +263,44 @@ def work_ahead(recipe: dict[str, Any], output: str, division: str, stage: Stage,
     if stage in ("units", "search"):
         shrink_all(context, run, own)
     if stage == "search":
-        search(context, own[0])
+        search_subdomain(context, own[0])
 
 
 @functools.lru_cache(maxsize=1)
-def _prepared_once(recipe: str, output: str) -> _Prepared:
+def _prepared_once(recipe: str, output: str) -> _PreparedBuild:
     """The build of this process, whose base is loaded once."""
     read = recipe_from(json.loads(recipe))
     assert isinstance(read, BuildRecipe)
-    return _prepare(read, RunPart(output, "prepared"), Quiet())
+    return _prepare_build(read, RunPart(output, "prepared"), QuietProgress())
 
 
-def _other(output: str, what: str) -> NumericError:
+def _mismatch_error(output: str, what: str) -> NumericError:
     return NumericError(
         f"A worker of the build of {output!r} found another {what} than the build itself: with other threads, sums differ in "
         "their last bits. Run the same command again with --on local --workers 1, or give every process the same --threads."
     )
 
 
-def _seen(context: BuildContext, choice: FrozenChoice) -> Seen:
+def _seen_documents(context: BuildContext, choice: FrozenChoice) -> SeenHashes:
     """Everything that features, calibration, search, guard and router read: the reference documents of every domain."""
-    found = [Seen.of(d.reference.documents, d.reported.open(choice)) for d in context.domains.values()]
-    return functools.reduce(Seen.joined, found)
+    found = [
+        SeenHashes.from_documents(d.reference.documents, d.reported.open(choice)) for d in context.domains.values()
+    ]
+    return functools.reduce(SeenHashes.union_with, found)
 
 
 def _needs_norms(recipe: BuildRecipe) -> bool:
     return any(METRICS.get(m).needs == "norms" for m in recipe.search.metrics)
 
 
-def _inputs(context: BuildContext) -> dict[str, Any]:
+def _input_digests(context: BuildContext) -> dict[str, Any]:
     """What the run reads; a resumed run must read the same base and documents."""
     return {
         "base model": context.fingerprint,
-        SETTINGS: digest(context.identity),
+        SETTINGS: json_digest(context.identity),
         "reference documents": {n: digest_documents(d.reference.documents) for n, d in context.domains.items()},
-        "reported documents": {n: d.reported.digest() for n, d in context.domains.items()},
-        "tokens": {n: digest(context.rows(d.reference.documents)) for n, d in context.domains.items()},
+        "reported documents": {n: d.reported.content_digest() for n, d in context.domains.items()},
+        "tokens": {n: json_digest(context.answer_rows(d.reference.documents)) for n, d in context.domains.items()},
     }
 
 
@@ -298,7 +308,7 @@ def _base_facts(context: BuildContext) -> dict[str, Any]:
     return {
         "name": context.recipe.model,
         "revision": context.recipe.revision,
-        "origin": origin(context.recipe.model, context.recipe.dtype),
+        "origin": gguf_origin(context.recipe.model, context.recipe.dtype),
         "fingerprint": context.fingerprint,
         "model_type": context.model.config.model_type,
         "dtype": str(context.model.dtype).removeprefix("torch."),
@@ -308,55 +318,59 @@ def _base_facts(context: BuildContext) -> dict[str, Any]:
     }
 
 
-def _features(context: BuildContext, run: RunFolder, domain: str) -> Tensor:
+def _cached_features(context: BuildContext, run: RunFolder, domain: str) -> Tensor:
     """Features of a domain's reference documents, kept in the run folder: ``(D, H)``."""
 
-    def work() -> dict[str, Tensor]:
+    def compute_features() -> dict[str, Tensor]:
         prompts = [context.scorer.prompt_ids(d) for d in context.domains[domain].reference.documents]
-        return {"feature": features(context.model, prompts, context.recipe.subdomains.feature)}
+        return {"feature": prompt_features(context.model, prompts, context.recipe.subdomains.feature)}
 
-    return run.tensors(f"features|{domain}", work)["feature"]
+    return run.run_tensor_unit(f"features|{domain}", compute_features)["feature"]
 
 
-def _calibrate(context: BuildContext, run: RunFolder, divided: dict[str, Subdomains]) -> Norms:
+def _calibrate_norms(context: BuildContext, run: RunFolder, divided: dict[str, DomainDivision]) -> InputNorms:
     """One pass over all reference documents for all subdomains and all p; a killed one goes on at its last part."""
     documents, labels, groups = [], [], 0
     for name, part in divided.items():
         documents += context.domains[name].reference.documents
         labels += [groups + k for k in part.labels]
         groups += len(part.names)
-    lengths = [len(ids) for ids, _ in context.rows(documents)]
+    lengths = [len(ids) for ids, _ in context.answer_rows(documents)]
     parts = parts_of(lengths, CALIBRATION_PART * context.recipe.batch_tokens)
 
     with context.progress.stage("calibration", len(documents)) as advance:
 
-        def batches(first: int, end: int) -> Iterator[Batch]:
+        def calibration_batches(first: int, end: int) -> Iterator[Batch]:
             for part in parts[first:end]:
-                for b in context.batches([documents[i] for i in part], [labels[i] for i in part]):
+                for b in context.make_batches([documents[i] for i in part], [labels[i] for i in part]):
                     yield b.ids, b.mask, b.labels
 
-        def unit(end: int) -> str:
+        def unit_name(end: int) -> str:
             return f"calibration|{end}/{len(parts)}"
 
-        kept = max((n for n in range(1, len(parts) + 1) if unit(n) in run.journal), default=0)
+        kept = max((n for n in range(1, len(parts) + 1) if unit_name(n) in run.journal), default=0)
         advance(sum(map(len, parts[:kept])))
         norms, done = None, 0
         for end in range(max(1, kept), len(parts) + 1):
 
-            def work(first: int = done, end: int = end, before: Norms | None = norms) -> dict[str, Tensor]:
+            def calibrate_part(
+                first: int = done, end: int = end, before: InputNorms | None = norms
+            ) -> dict[str, Tensor]:
                 told = None if end == kept else advance
-                return calibrate(context.model, context.weights, batches(first, end), groups, told, before).to_tensors()
+                return calibrate(
+                    context.model, context.weights, calibration_batches(first, end), groups, told, before
+                ).to_tensors()
 
-            norms = Norms.from_tensors(run.tensors(unit(end), work))
-            run.drop(unit(done))
+            norms = InputNorms.from_tensors(run.run_tensor_unit(unit_name(end), calibrate_part))
+            run.delete_tensors(unit_name(done))
             done = end
     assert norms is not None
     return norms
 
 
-def _router(
-    context: BuildContext, divided: dict[str, Subdomains], feature: dict[str, Tensor]
-) -> tuple[Router, dict[str, Any]]:
+def _train_router(
+    context: BuildContext, divided: dict[str, DomainDivision], feature: dict[str, Tensor]
+) -> tuple[DomainRouter, dict[str, Any]]:
     recipe = context.recipe
     keys = {name: [d.key for d in context.domains[name].reference.documents] for name in divided}
     return train_on_subdomains(divided, feature, keys, recipe.router, kind=recipe.subdomains.feature, seed=recipe.seed)

@@ -7,24 +7,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from freemoe.core.environment import require_cores, use_threads
-from freemoe.core.files import digest
+from freemoe.core.files import json_digest
 from freemoe.core.run.folder import RunFolder
-from freemoe.core.run.progress import Progress, Quiet
+from freemoe.core.run.progress import Progress, QuietProgress
 from freemoe.domain_experts.purify.batches import AnswerBatch, Row, answer_batches, gold_rows
 from freemoe.domain_experts.rank.importance import METRICS
 from freemoe.domain_experts.select.scores import ReportedScores
-from freemoe.evals.engine.evaluator import Evaluator, Score
+from freemoe.evals.engine.evaluator import DocumentScore, Evaluator
 from freemoe.evals.engine.sampling import sampling_of
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import Document
 from freemoe.evals.tasks.domains import load_domains
 from freemoe.evals.tasks.task import DomainData
-from freemoe.models.checkpoints.fingerprint import fingerprint
-from freemoe.models.checkpoints.identity import identity
+from freemoe.models.checkpoints.fingerprint import fingerprint_model
+from freemoe.models.checkpoints.identity import identify_base
 from freemoe.models.checkpoints.loading import load_base, load_tokenizer
 from freemoe.models.mask import Mask
 from freemoe.models.switching import switched_off
-from freemoe.models.weights import Weight, find_weights, require_in_memory
+from freemoe.models.weights import WeightMatrix, find_weights, require_in_memory
 from freemoe.recipes import BuildRecipe
 
 MakeMask = Callable[[], Mask]
@@ -41,25 +41,27 @@ class BuildContext:
     recipe: BuildRecipe
     model: Any
     scorer: Scorer
-    weights: list[Weight]
+    weights: list[WeightMatrix]
     domains: dict[str, DomainData]
     evaluators: dict[str, Evaluator]
     fingerprint: str
     identity: dict[str, Any]
     run: RunFolder | None = None
-    progress: Progress = field(default_factory=Quiet)
+    progress: Progress = field(default_factory=QuietProgress)
 
-    def rows(self, documents: Sequence[Document]) -> list[Row]:
+    def answer_rows(self, documents: Sequence[Document]) -> list[Row]:
         """Prompt and gold answer of every document."""
         return gold_rows(self.scorer, documents)
 
-    def batches(self, documents: Sequence[Document], labels: Sequence[int] | None = None) -> list[AnswerBatch]:
+    def make_batches(self, documents: Sequence[Document], labels: Sequence[int] | None = None) -> list[AnswerBatch]:
         """Padded batches of prompts with their gold answers."""
         return answer_batches(
-            self.rows(documents), labels or [0] * len(documents), self.recipe.batch_tokens, self.model.device
+            self.answer_rows(documents), labels or [0] * len(documents), self.recipe.batch_tokens, self.model.device
         )
 
-    def scores(self, domain: str, unit: str, off: MakeMask, documents: Sequence[Document]) -> list[Score]:
+    def score_documents(
+        self, domain: str, unit: str, off: MakeMask, documents: Sequence[Document]
+    ) -> list[DocumentScore]:
         """Score a domain's reference documents with weights off, as one journalled unit of work.
 
         Args:
@@ -69,31 +71,33 @@ class BuildContext:
             documents: Those to score.
         """
 
-        def work() -> list[list[Any]]:
+        def score_with_mask() -> list[list[Any]]:
             with switched_off(self.weights, off()):
                 return [_as_row(s) for s in self.evaluators[domain].score(documents)]
 
         if self.run is None:
-            return [_score(s) for s in work()]
-        name = f"score|{domain}|{unit}|{digest([f'{d.task}/{d.id}' for d in documents])}"
-        return [_score(s) for s in self.run.journal.unit(name, work)]
+            return [_score_from_row(s) for s in score_with_mask()]
+        name = f"score|{domain}|{unit}|{json_digest([f'{d.task}/{d.id}' for d in documents])}"
+        return [_score_from_row(s) for s in self.run.journal.run_unit(name, score_with_mask)]
 
     def reported_scores(self, domain: str, unit: str, off: MakeMask, documents: Sequence[Document]) -> ReportedScores:
         """Score a domain's reported documents; the result's type keeps it out of every choice."""
-        return ReportedScores(self.scores(domain, f"reported|{unit}", off, documents))
+        return ReportedScores(self.score_documents(domain, f"reported|{unit}", off, documents))
 
 
-def _as_row(score: Score) -> list[Any]:
+def _as_row(score: DocumentScore) -> list[Any]:
     """A score as the journal has it."""
     return [*score[:3], *([list(score.also)] if score.also else [])]
 
 
-def _score(row: list[Any]) -> Score:
+def _score_from_row(row: list[Any]) -> DocumentScore:
     value, loglikelihood, tokens, *also = row
-    return Score(value, loglikelihood, int(tokens), tuple((name, figure) for name, figure in (also[0] if also else ())))
+    return DocumentScore(
+        value, loglikelihood, int(tokens), tuple((name, figure) for name, figure in (also[0] if also else ()))
+    )
 
 
-def prepare(recipe: BuildRecipe, progress: Progress | None = None) -> BuildContext:
+def prepare_context(recipe: BuildRecipe, progress: Progress | None = None) -> BuildContext:
     """Load data, then the base, and check everything that can be checked before the expensive part.
 
     Raises:
@@ -121,12 +125,12 @@ def prepare(recipe: BuildRecipe, progress: Progress | None = None) -> BuildConte
         weights,
         domains,
         evaluators,
-        fingerprint(model),
-        identity(model, tokenizer),
-        progress=progress or Quiet(),
+        fingerprint_model(model),
+        identify_base(model, tokenizer),
+        progress=progress or QuietProgress(),
     )
     for data in domains.values():
-        context.rows(data.reference.documents)  # every one has a gold answer that fits
+        context.answer_rows(data.reference.documents)  # every one has a gold answer that fits
     for task, count in scorer.truncated.items():
         context.progress.say(
             f"note: {count} prompts of {task or 'a task'} are longer than the context of {scorer.max_length} tokens and are "

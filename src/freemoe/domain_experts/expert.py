@@ -23,8 +23,8 @@ from freemoe.domain_experts.rank.importance import METRICS
 from freemoe.domain_experts.structured.units import KINDS
 from freemoe.kernels.sparse.bands import BandTile
 from freemoe.models.mask import AXES, Mask, MaskError, TensorMask, len_of
-from freemoe.models.sorted_code import coded, decode, encode
-from freemoe.models.weights import Weight
+from freemoe.models.sorted_code import decode_sorted, encode_sorted, encoded_count
+from freemoe.models.weights import WeightMatrix
 from freemoe.recipes.expert_names import BASE, name_fault
 
 EXPERTS = "experts.safetensors"
@@ -54,7 +54,7 @@ Lines = dict[str, tuple[str, Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
-class Expert:
+class DomainExpert:
     """One subdomain's expert.
 
     Attributes:
@@ -77,7 +77,7 @@ class Expert:
     unit: str | None = None
     lines: Lines = field(default_factory=dict)
 
-    def mask(self, weights: Sequence[Weight]) -> Mask:
+    def mask(self, weights: Sequence[WeightMatrix]) -> Mask:
         """Regenerate what is off from the base's weights.
 
         Raises:
@@ -107,7 +107,7 @@ class Expert:
             found[name] = mask_between(self.band, weight, self.norms.__getitem__, low, high)
         return Mask(found)
 
-    def tiles(self, weights: Sequence[Weight]) -> dict[str, BandTile] | None:
+    def band_tiles(self, weights: Sequence[WeightMatrix]) -> dict[str, BandTile] | None:
         """What is off as rules of bands, by weight; None where it is anything else, or bands that `band_tile` does not know."""
         if self.band is None:
             return None
@@ -122,7 +122,7 @@ class Expert:
             found[name] = tile
         return found
 
-    def describe(self) -> dict[str, Any]:
+    def manifest_entry(self) -> dict[str, Any]:
         """The part of the expert that stands in the manifest."""
         said = {"name": self.name, "kind": self.kind, "band": asdict(self.band) if self.band else None}
         return {**said, "unit": self.unit} if self.unit else said
@@ -136,17 +136,17 @@ class Expert:
             # A weight whose band spans its whole ranking has no ends; the empty marker says it is touched at all.
             for side, end in (("low", lower), ("high", upper)):
                 if end is not None:
-                    out[f"{self.name}|{side}|{name}"] = _narrow(end)
+                    out[f"{self.name}|{side}|{name}"] = _to_smallest_int(end)
             if lower is None and upper is None:
                 out[f"{self.name}|all|{name}"] = torch.zeros(1, dtype=torch.uint8)
         for name, code in self.switches.items():
             out[f"{self.name}|switch|{name}"] = code
         for name, (axis, numbers) in self.lines.items():
-            out[f"{self.name}|{axis}|{name}"] = encode(numbers)
+            out[f"{self.name}|{axis}|{name}"] = encode_sorted(numbers)
         return out
 
     @classmethod
-    def from_parts(cls, described: dict[str, Any], tensors: dict[str, Tensor]) -> Expert:
+    def from_parts(cls, described: dict[str, Any], tensors: dict[str, Tensor]) -> DomainExpert:
         """Rebuild an expert from its manifest entry and the artefact's tensors."""
         name = described["name"]
         # Names of weights and inputs hold no bar; a subdomain's may, as it can be a field of the user's data.
@@ -164,17 +164,17 @@ class Expert:
             elif part == "switch":
                 switches[target] = value
             elif part in AXES:
-                lines[target] = part, decode(value)
+                lines[target] = part, decode_sorted(value)
             else:
                 lower, upper = ends.get(target, (None, None))
                 ends[target] = (
-                    _widen(value) if part == "low" else lower,
-                    _widen(value) if part == "high" else upper,
+                    _to_int64(value) if part == "low" else lower,
+                    _to_int64(value) if part == "high" else upper,
                 )
         return cls(name, described["kind"], band, norms, ends, switches, described.get("unit"), lines)
 
 
-def read_experts(folder: str | Path, manifest: Mapping[str, Any]) -> list[Expert]:
+def read_experts(folder: str | Path, manifest: Mapping[str, Any]) -> list[DomainExpert]:
     """The experts of an artefact, each of which is what its manifest says.
 
     Raises:
@@ -197,19 +197,19 @@ def read_experts(folder: str | Path, manifest: Mapping[str, Any]) -> list[Expert
             "it anew."
         )
     try:
-        return [_checked(Expert.from_parts(one, tensors), tensors) for one in described]
+        return [_check_expert(DomainExpert.from_parts(one, tensors), tensors) for one in described]
     except (KeyError, TypeError, ValueError) as error:
         raise ArtifactError(
             f"An expert in {str(folder)!r} cannot be read ({type(error).__name__}: {error}). Build it anew."
         ) from None
 
 
-def _checked(expert: Expert, tensors: Mapping[str, Tensor]) -> Expert:
+def _check_expert(expert: DomainExpert, tensors: Mapping[str, Tensor]) -> DomainExpert:
     """Raise unless an expert has what its kind needs and nothing else."""
     name, kind = expert.name, expert.kind
     own = [(key.rsplit("|", 2)[1], tensor.dtype) for key, tensor in tensors.items() if key.rsplit("|", 2)[0] == name]
     odd = [f"{part} ({dtype})" for part, dtype in own if part not in _PARTS[kind] or dtype not in _TYPES[part]]
-    off = sum(coded(code) for code in expert.switches.values()) + sum(len(n) for _, n in expert.lines.values())
+    off = sum(encoded_count(code) for code in expert.switches.values()) + sum(len(n) for _, n in expert.lines.values())
     if odd or (kind != BASE and not off and not expert.ends):
         held = f"tensors of {odd[0]}" if odd else "nothing that is off"
         raise ArtifactError(
@@ -231,11 +231,11 @@ def _checked(expert: Expert, tensors: Mapping[str, Tensor]) -> Expert:
     return expert
 
 
-def _check_ends(expert: Expert, band: Band, weight: Weight) -> None:
+def _check_ends(expert: DomainExpert, band: Band, weight: WeightMatrix) -> None:
     """Raise unless the ends and the norms of a band are of a weight's shape."""
-    rows, columns = -(-weight.rows // band.patch), -(-weight.columns // band.patch)
+    rows, columns = -(-weight.num_rows // band.patch), -(-weight.num_columns // band.patch)
     layer = band.scope == "layer"
-    groups, size = (weight.experts, 1 if layer else rows), rows * columns if layer else columns
+    groups, size = (weight.num_experts, 1 if layer else rows), rows * columns if layer else columns
     faults = [
         end
         for end in expert.ends[weight.name]
@@ -243,14 +243,14 @@ def _check_ends(expert: Expert, band: Band, weight: Weight) -> None:
     ]
     norm = expert.norms.get(weight.tap)
     wanted = METRICS.get(band.metric).needs == "norms"
-    if faults or (wanted and (norm is None or norm.shape[-1] != weight.columns or bool((norm < 0).any()))):
+    if faults or (wanted and (norm is None or norm.shape[-1] != weight.num_columns or bool((norm < 0).any()))):
         raise ArtifactError(
             f"Expert {expert.name!r} has ends or norms for {weight.name!r} that do not fit its shape {weight.shape}. It was made "
             "for another base."
         )
 
 
-def _of_lines(lines: Lines, weights: dict[str, Weight]) -> Mask:
+def _of_lines(lines: Lines, weights: dict[str, WeightMatrix]) -> Mask:
     """All single weights of whole rows, columns and experts."""
     found = {}
     for name, (axis, numbers) in lines.items():
@@ -263,7 +263,7 @@ def _of_lines(lines: Lines, weights: dict[str, Weight]) -> Mask:
     return Mask(found)
 
 
-def _narrow(columns: Tensor) -> Tensor:
+def _to_smallest_int(columns: Tensor) -> Tensor:
     """Columns in the smallest type that safetensors has for them: two bytes up to 65,536 columns."""
     wide = columns.long().cpu()
     if not wide.numel() or int(wide.max()) < 2**16:
@@ -271,26 +271,28 @@ def _narrow(columns: Tensor) -> Tensor:
     return wide.to(torch.int32) if int(wide.max()) < 2**31 else wide
 
 
-def _widen(columns: Tensor) -> Tensor:
+def _to_int64(columns: Tensor) -> Tensor:
     return columns.to(torch.int64)
 
 
-def band_expert(name: str, band: Band, ends: Ends, norms: dict[str, Tensor], weights: Sequence[Weight]) -> Expert:
+def band_expert(
+    name: str, band: Band, ends: Ends, norms: dict[str, Tensor], weights: Sequence[WeightMatrix]
+) -> DomainExpert:
     """An expert from a band: keeps the norms of the inputs it needs only."""
     taps = dict.fromkeys(w.tap for w in weights if w.name in ends)
     needed = norms if METRICS.get(band.metric).needs == "norms" else {}
-    return Expert(name, "band", band, {t: needed[t] for t in taps if t in needed}, ends)
+    return DomainExpert(name, "band", band, {t: needed[t] for t in taps if t in needed}, ends)
 
 
-def switch_expert(name: str, mask: Mask) -> Expert:
+def switch_expert(name: str, mask: Mask) -> DomainExpert:
     """An expert from single weights that are off."""
-    return Expert(name, "switch", switches=mask.encode())
+    return DomainExpert(name, "switch", switches=mask.encode())
 
 
-def unit_expert(name: str, unit: str, lines: Lines, singles: Mask) -> Expert:
+def unit_expert(name: str, unit: str, lines: Lines, singles: Mask) -> DomainExpert:
     """An expert from units that are off, and single weights outside of them."""
     kept = {k: (axis, numbers.cpu().long()) for k, (axis, numbers) in lines.items() if len(numbers)}
-    return Expert(name, "unit", switches=singles.encode(), unit=unit, lines=kept)
+    return DomainExpert(name, "unit", switches=singles.encode(), unit=unit, lines=kept)
 
 
 def require_accepted(kinds: Mapping[str, str]) -> None:

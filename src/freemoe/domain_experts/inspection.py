@@ -6,10 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from freemoe.core.artifacts import about
+from freemoe.core.artifacts import describe_artefact
 from freemoe.core.errors import DataError
-from freemoe.domain_experts.expert import Expert, read_experts
-from freemoe.domain_experts.hosting.summary import measured
+from freemoe.domain_experts.expert import DomainExpert, read_experts
+from freemoe.domain_experts.hosting.summary import read_measurements
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches
 from freemoe.domain_experts.purify.curvature import measure_curvature
 from freemoe.domain_experts.purify.curvature import super_weights as largest_disturbances
@@ -17,8 +17,8 @@ from freemoe.domain_experts.route.reading import read_router
 from freemoe.evals.engine.tokens import context_length
 from freemoe.evals.held_out import read_shared
 from freemoe.models.checkpoints.identity import require_base
-from freemoe.models.checkpoints.loading import load_base, load_tokenizer, origin
-from freemoe.models.weights import describe, find_weights
+from freemoe.models.checkpoints.loading import gguf_origin, load_base, load_tokenizer
+from freemoe.models.weights import describe_weights, find_weights
 from freemoe.recipes.expert_names import BASE
 from freemoe.text.files import read_text_file
 
@@ -67,7 +67,7 @@ def inspect_artefact(folder: Path, base: str | None = None) -> dict[str, Any]:
         model, tokenizer = load_base(base)
         require_base(manifest, model, tokenizer)
         weights = find_weights(model)
-    known = measured(folder)
+    known = read_measurements(folder)
     experts = []
     for expert in held:
         size = sum(t.numel() * t.element_size() for t in expert.to_tensors().values())
@@ -76,21 +76,21 @@ def inspect_artefact(folder: Path, base: str | None = None) -> dict[str, Any]:
             "kind": expert.kind,
             "rule": expert.band.name if expert.band else None,
             "bytes": size,
-            **_evidence(expert, known.get(expert.name, {})),
+            **_expert_evidence(expert, known.get(expert.name, {})),
         }
         if weights is not None:
             mask = expert.mask(weights)
-            row |= {"off": mask.count, "off_share": float(mask.share(weights))}
+            row |= {"off": mask.count, "off_share": float(mask.off_share(weights))}
         experts.append(row)
     return {
-        **about(folder, manifest, base),
+        **describe_artefact(folder, manifest, base),
         "experts": experts,
         "router_domains": list(router.domain.classes) if router else [],
         "router_abstains_below": router.threshold if router else None,
     }
 
 
-def _evidence(expert: Expert, known: dict[str, Any]) -> dict[str, Any]:
+def _expert_evidence(expert: DomainExpert, known: dict[str, Any]) -> dict[str, Any]:
     """What the build found of an expert: whether it was accepted, its gain on the test split with a 95 % interval, and why."""
     gain = known.get("gain") or {}
     return {
@@ -117,7 +117,7 @@ def inspect_model(model: str, *, super_weights: bool = False, text: Path | None 
         # Says what is wrong, and before the weights are loaded.
         load_tokenizer(model)
     base, tokenizer = load_base(model)
-    counted = describe(base)
+    counted = describe_weights(base)
     found = {
         "model": model,
         "kind": "model",
@@ -126,9 +126,9 @@ def inspect_model(model: str, *, super_weights: bool = False, text: Path | None 
         "matrices": counted.matrices,
         "switchable_weights": counted.weights,
         "parameters": counted.parameters,
-        "switchable_share": counted.share,
+        "switchable_share": counted.switchable_share,
         "dtype": str(base.dtype).removeprefix("torch."),
-        **({"origin": said} if (said := origin(model)) else {}),
+        **({"origin": said} if (said := gguf_origin(model)) else {}),
         "vocabulary_tokens": None if tokenizer is None else len(tokenizer),
     }
     return found | _super_weights(base, tokenizer, words, text) if super_weights else found

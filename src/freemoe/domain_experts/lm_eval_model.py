@@ -16,14 +16,14 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
 from freemoe.compat.lm_eval import generation_settings, list_models, rolling_windows, stop_strings
-from freemoe.compat.templates import render
+from freemoe.compat.templates import render_template
 from freemoe.core.errors import DataError, RecipeError
 from freemoe.domain_experts.mixture import FreeMoE
-from freemoe.domain_experts.seen_requests import Witness, is_model
+from freemoe.domain_experts.seen_requests import SeenRequestCounter, is_model
 from freemoe.evals.engine.answering import AUTO, BASE
-from freemoe.evals.engine.scorer import Pair, Scorer
+from freemoe.evals.engine.scorer import Scorer, TokenPair
 from freemoe.evals.held_out import read_record
-from freemoe.hub.fetch import Access, fetch_artefact
+from freemoe.hub.fetch import HubAccess, fetch_artefact
 from freemoe.models.checkpoints.loading import load_base
 
 # What a request may say about its generation: the rest would change greedy texts.
@@ -90,10 +90,10 @@ class FreeMoELM(TemplateLM):
         self.moe: FreeMoE | None = None
         folder = pretrained if artefact is None else artefact
         if isinstance(folder, str | Path):
-            folder = fetch_artefact(folder, Access(revision), required=artefact is not None)
+            folder = fetch_artefact(folder, HubAccess(revision), required=artefact is not None)
         # A mixture that was loaded elsewhere does not say from where.
         record = read_record(folder) if isinstance(folder, str | Path) else None
-        self.witness = Witness(record, seen)
+        self.witness = SeenRequestCounter(record, seen)
         plain = artefact is None and is_model(folder)
         if isinstance(pretrained, FreeMoE):
             self.moe = pretrained
@@ -107,14 +107,14 @@ class FreeMoELM(TemplateLM):
             tokenizer = tokenizer or found
         else:
             model = pretrained
-        self.expert = self._chosen(expert)
+        self.expert = self._resolve_expert(expert)
         self.scorer = Scorer(model, tokenizer, max_length=max_length, batch_tokens=batch_tokens)
         self.tokenizer = tokenizer
         self.max_gen_toks = max_gen_toks
         self._device = model.device
         self._routes: dict[str, str] = {}
 
-    def _chosen(self, expert: str | None) -> str:
+    def _resolve_expert(self, expert: str | None) -> str:
         """Check the expert's name before anything is scored."""
         if self.moe is None:
             if expert not in (None, BASE):
@@ -134,7 +134,7 @@ class FreeMoELM(TemplateLM):
 
     # ------------------------------------------------------------------ experts
 
-    def _route(self, text: str) -> str:
+    def _route_context(self, text: str) -> str:
         """The expert of a request's context."""
         if self.expert != AUTO or self.moe is None:
             return self.expert
@@ -149,7 +149,7 @@ class FreeMoELM(TemplateLM):
         self, contexts: Sequence[str], work: Callable[[list[int]], Sequence[Result]]
     ) -> Iterator[tuple[int, Result]]:
         """Do work on the numbers of the requests that one expert answers, switching once per expert."""
-        names = [self._route(context) for context in contexts]
+        names = [self._route_context(context) for context in contexts]
         for name in dict.fromkeys(names):
             mine = [i for i, n in enumerate(names) if n == name]
             if self.moe is None:
@@ -170,7 +170,7 @@ class FreeMoELM(TemplateLM):
                     f"The continuation {continuation!r} has no tokens of its own after the context that ends in "
                     f"{context[-40:]!r}. Give the answer at least one visible character."
                 )
-        pairs = [Pair(tuple(context), tuple(continuation)) for _, context, continuation in requests]
+        pairs = [TokenPair(tuple(context), tuple(continuation)) for _, context, continuation in requests]
         contexts = [texts[0] for texts, _, _ in requests]
         found = dict(self._by_expert(contexts, lambda mine: self.scorer.score([pairs[i] for i in mine])))
         answers = [(found[i].loglikelihood, found[i].is_greedy) for i in range(len(requests))]
@@ -180,31 +180,31 @@ class FreeMoELM(TemplateLM):
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Log-likelihood of continuations in nats, and whether greedy decoding gives them."""
-        self.witness.look(requests, "continuation")
+        self.witness.check_requests(requests, "continuation")
         return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         """Log-likelihood of whole texts in nats, in windows of the context's length, each token predicted once."""
-        self.witness.look(requests, "text")
+        self.witness.check_requests(requests, "text")
         texts = [request.args[0] for request in requests]
-        windows = [self._windows(text) for text in texts]
+        windows = [self._rolling_windows(text) for text in texts]
 
-        def work(mine: list[int]) -> list[float]:
+        def score_windows(mine: list[int]) -> list[float]:
             scored = iter(self.scorer.score([pair for i in mine for pair in windows[i]]))
             return [sum(next(scored).loglikelihood for _ in windows[i]) for i in mine]
 
-        found = dict(self._by_expert(texts, work))
+        found = dict(self._by_expert(texts, score_windows))
         for i, text in enumerate(texts):
             self.cache_hook.add_partial("loglikelihood_rolling", (text,), found[i])
         return [found[i] for i in range(len(texts))]
 
-    def _windows(self, text: str) -> list[Pair]:
+    def _rolling_windows(self, text: str) -> list[TokenPair]:
         if self.prefix_token_id is None:
             raise DataError(
                 "Whole texts need a token before them, and the tokenizer has neither a bos nor an eos token."
             )
         windows = rolling_windows(self.tok_encode(text), self.prefix_token_id, self.scorer.max_length)
-        return [Pair(tuple(context), tuple(continuation)) for context, continuation in windows]
+        return [TokenPair(tuple(context), tuple(continuation)) for context, continuation in windows]
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         """Greedy continuations.
@@ -212,23 +212,23 @@ class FreeMoELM(TemplateLM):
         Raises:
             RecipeError: When a request asks for sampling, beams or anything else that is not greedy.
         """
-        self.witness.look(requests, "generation")
+        self.witness.check_requests(requests, "generation")
         contexts = [request.args[0] for request in requests]
-        wanted = [self._settings(request.args[1]) for request in requests]
+        wanted = [self._generation_settings(request.args[1]) for request in requests]
 
-        def work(mine: list[int]) -> list[str]:
+        def generate_group(mine: list[int]) -> list[str]:
             texts: dict[int, str] = {}
             for setting in dict.fromkeys(wanted[i] for i in mine):
                 alike = [i for i in mine if wanted[i] == setting]
                 texts.update(zip(alike, self.scorer.generate([contexts[i] for i in alike], *setting), strict=True))
             return [texts[i] for i in mine]
 
-        found = dict(self._by_expert(contexts, work))
+        found = dict(self._by_expert(contexts, generate_group))
         for i, request in enumerate(requests):
             self.cache_hook.add_partial("generate_until", request.args, found[i])
         return [found[i] for i in range(len(requests))]
 
-    def _settings(self, asked: dict[str, Any]) -> tuple[tuple[str, ...], int]:
+    def _generation_settings(self, asked: dict[str, Any]) -> tuple[tuple[str, ...], int]:
         """Stop strings and most new tokens of a request."""
         settings = generation_settings(asked, self.max_gen_toks)
         odd = [name for name in settings if name not in SETTINGS]
@@ -266,7 +266,7 @@ class FreeMoELM(TemplateLM):
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """A chat as the tokenizer's template writes it."""
-        return render(
+        return render_template(
             self.tokenizer,
             chat_history,
             add_generation_prompt=add_generation_prompt,

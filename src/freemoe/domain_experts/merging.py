@@ -57,20 +57,20 @@ def merge(
         FreeMoEError: Its child that says what is wrong; nothing is left half written.
     """
     how: dict[str, Any] = {"gguf": gguf, "shrink": shrink, "overwrite": overwrite, "allow_rejected": allow_rejected}
-    found = outlook(artefact, expert, output, op=op, base=base, pad=pad, **how)
+    found = plan_merge(artefact, expert, output, op=op, base=base, pad=pad, **how)
     moe = FreeMoE.from_pretrained(base, artefact, dtype=dtype, device=device)
     name = _load_parts(moe, _read_names(expert, op, moe.experts))
     if shrink:
         folder = write_shrunk(moe, name, output, pad=pad, overwrite=overwrite)
-        return {**found, "weights_off": None, "bytes": _written(folder)}
+        return {**found, "weights_off": None, "bytes": _file_sizes(folder)}
     off = moe.expert_mask(name).count
 
-    def also(folder: Path) -> None:
+    def write_gguf_file(folder: Path) -> None:
         if gguf is not None:
-            write_gguf(moe.model, folder / _name(gguf), gguf, Path(found["base"]))
+            write_gguf(moe.model, folder / _gguf_name(gguf), gguf, Path(found["base"]))
 
-    folder = moe.merge_and_save(name, output, also=also, overwrite=overwrite, allow_rejected=allow_rejected)
-    return {**found, "weights_off": off, "bytes": _written(folder)}
+    folder = moe.merge_and_save(name, output, also=write_gguf_file, overwrite=overwrite, allow_rejected=allow_rejected)
+    return {**found, "weights_off": off, "bytes": _file_sizes(folder)}
 
 
 def _read_names(expert: str | Sequence[str], op: str | None, known: Sequence[str]) -> ExpertRef:
@@ -86,7 +86,7 @@ def _read_names(expert: str | Sequence[str], op: str | None, known: Sequence[str
         )
     if len(names) == 1:
         # The path of another artefact may hold any sign.
-        return ExpertRef(names) if _elsewhere(names[0], known)[0] else ExpertRef.parse(names[0])
+        return ExpertRef(names) if _split_folder_name(names[0], known)[0] else ExpertRef.parse(names[0])
     if op not in SIGNS.values():
         how = "Say how they are combined" if op is None else f"--op is {op!r}"
         raise RecipeError(
@@ -99,12 +99,12 @@ def _load_parts(moe: FreeMoE, ref: ExpertRef) -> str:
     """Load the experts of other artefacts; returns the name under which all are one expert of the mixture."""
     names = []
     for number, name in enumerate(ref.names):
-        folder, other = _elsewhere(name, moe.experts)
+        folder, other = _split_folder_name(name, moe.experts)
         names += [name] if folder is None else moe.load_expert(folder, other, prefix=f"part {number}:")
     return str(ExpertRef(tuple(names), ref.operation))
 
 
-def _elsewhere(name: str, known: Sequence[str]) -> tuple[str | None, str]:
+def _split_folder_name(name: str, known: Sequence[str]) -> tuple[str | None, str]:
     """The folder and the name of an expert of another artefact, ``FOLDER:NAME``; None for one of this artefact."""
     if name not in known:
         for at in (i for i, sign in enumerate(name) if sign == ":"):
@@ -113,11 +113,11 @@ def _elsewhere(name: str, known: Sequence[str]) -> tuple[str | None, str]:
     return None, name
 
 
-def _written(folder: Path) -> dict[str, int]:
+def _file_sizes(folder: Path) -> dict[str, int]:
     return {p.name: p.stat().st_size for p in sorted(folder.iterdir()) if p.is_file()}
 
 
-def outlook(
+def plan_merge(
     artefact: str | Path,
     expert: str | Sequence[str],
     output: str | Path,
@@ -140,7 +140,7 @@ def outlook(
             "--shrink and --gguf exclude each other: a base's GGUF file says sizes that the smaller model no longer has. Merge "
             "with --shrink alone, and convert the folder with llama.cpp's convert_hf_to_gguf.py."
         )
-    chosen = _described(artefact, manifest, ref.names)
+    chosen = _manifest_entries(artefact, manifest, ref.names)
     _check_units(chosen, shrink)
     if not allow_rejected:
         require_accepted({name: described.get("kind", "") for name, described in chosen.items()})
@@ -159,14 +159,16 @@ def outlook(
             )
     return {
         "folder": str(output),
-        "gguf": None if gguf is None else str(Path(output) / _name(gguf)),
+        "gguf": None if gguf is None else str(Path(output) / _gguf_name(gguf)),
         "expert": str(ref),
         "base": str(source),
         "shrink": shrink,
     }
 
 
-def _described(artefact: str | Path, manifest: dict[str, Any], names: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _manifest_entries(
+    artefact: str | Path, manifest: dict[str, Any], names: Sequence[str]
+) -> dict[str, dict[str, Any]]:
     """What the artefacts say of the experts that are merged, by name.
 
     Raises:
@@ -176,7 +178,7 @@ def _described(artefact: str | Path, manifest: dict[str, Any], names: Sequence[s
     experts = {described["name"]: described for described in manifest.get("experts", [])}
     found = {}
     for name in names:
-        folder, other = _elsewhere(name, list(experts))
+        folder, other = _split_folder_name(name, list(experts))
         theirs = manifest if folder is None else read_manifest(folder)
         if theirs.get("base_fingerprint") != manifest.get("base_fingerprint"):
             raise ArtifactError(
@@ -211,5 +213,5 @@ def _check_units(chosen: dict[str, dict[str, Any]], shrink: bool) -> None:
         raise RecipeError(f"--shrink cuts units of one kind out: {said}. Merge them without --shrink.")
 
 
-def _name(file_type: str) -> str:
+def _gguf_name(file_type: str) -> str:
     return f"model-{file_type}.gguf"

@@ -19,25 +19,25 @@ from freemoe.compat.transformers import make_known_to_pipelines
 from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import ArtifactError, DataError, RecipeError
 from freemoe.core.threads import Threads, require_threads
-from freemoe.domain_experts.expert import Expert, read_experts
+from freemoe.domain_experts.expert import DomainExpert, read_experts
 from freemoe.domain_experts.hosting.batches import (
     batch_size,
-    given,
+    drop_none,
     left_padded,
     with_positions,
 )
-from freemoe.domain_experts.hosting.host import alone
+from freemoe.domain_experts.hosting.host import with_model_lock
 from freemoe.domain_experts.hosting.protection import method_of_base
-from freemoe.domain_experts.hosting.saving import Origin, SavedExperts
+from freemoe.domain_experts.hosting.saving import ArtefactSnapshot, SavedExperts
 from freemoe.domain_experts.hosting.several import Several, forward_several, generate_several, require_strategy
-from freemoe.domain_experts.hosting.standing import untouched
-from freemoe.domain_experts.hosting.streaming import TextStream, stream
-from freemoe.domain_experts.hosting.summary import measured
+from freemoe.domain_experts.hosting.standing import use_base
+from freemoe.domain_experts.hosting.streaming import TextStream, start_stream
+from freemoe.domain_experts.hosting.summary import read_measurements
 from freemoe.domain_experts.route.reading import read_router, require_features
-from freemoe.domain_experts.route.router import Route, Router
+from freemoe.domain_experts.route.router import DomainRouter, Route
 from freemoe.domain_experts.route.subdomains import prompt_feature
 from freemoe.evals.engine.answering import AUTO, BASE, padded_ids, require_tokenizer, text_ids
-from freemoe.hub.fetch import Access, fetch_artefact
+from freemoe.hub.fetch import HubAccess, fetch_artefact
 from freemoe.models.checkpoints.identity import require_base
 from freemoe.models.checkpoints.loading import load_own_base
 from freemoe.models.checkpoints.placement import Placement
@@ -70,8 +70,8 @@ class FreeMoE(SavedExperts):
     def __init__(
         self,
         model: Any,
-        experts: Sequence[Expert],
-        router: Router | None = None,
+        experts: Sequence[DomainExpert],
+        router: DomainRouter | None = None,
         tokenizer: Any = None,
         *,
         threads: Threads = "wait",
@@ -117,8 +117,8 @@ class FreeMoE(SavedExperts):
             RecipeError: When no artefact is named, or base or artefact twice; or ``threads`` is neither.
         """
         require_threads(threads)
-        base, place = _named(places, base, artefact)
-        access = Access(revision, token, cache_dir, local_files_only)
+        base, place = _parse_places(places, base, artefact)
+        access = HubAccess(revision, token, cache_dir, local_files_only)
         root = fetch_artefact(place, access, required=True)
         manifest = read_manifest(root)
         if manifest.get("kind") != KIND:
@@ -128,12 +128,12 @@ class FreeMoE(SavedExperts):
         if base is None or isinstance(base, str | Path):
             wanted = dtype if torch_dtype is None else torch_dtype
             base, tokenizer = load_own_base(manifest, base, wanted, device, access)
-        with untouched(base):
+        with use_base(base):
             require_base(manifest, base, tokenizer)
             require_features(router, base)
         moe = cls(base, experts, router, tokenizer, threads=threads)
-        moe.folder, moe.origin = root, Origin(manifest, dict(moe._experts), router)
-        moe._told = measured(root)
+        moe.folder, moe.origin = root, ArtefactSnapshot(manifest, dict(moe._experts), router)
+        moe._told = read_measurements(root)
         return moe
 
     # ----------------------------------------------------------------- routing
@@ -179,7 +179,7 @@ class FreeMoE(SavedExperts):
         texts = [prompts] if isinstance(prompts, str) else prompts
         return [text_ids(self.tokenizer, text) for text in texts]
 
-    def _names(self, expert: Any, inputs: dict[str, Any]) -> list[str] | str:
+    def _resolve_experts(self, expert: Any, inputs: dict[str, Any]) -> list[str] | str:
         """The expert of every sequence, or one name for all."""
         if expert is None:
             return self.active
@@ -199,7 +199,7 @@ class FreeMoE(SavedExperts):
 
     # ------------------------------------------------------------- like the HF model
 
-    @alone
+    @with_model_lock
     def forward(
         self, input_ids: Tensor | None = None, *, expert: Any = None, strategy: Several = "auto", **inputs: Any
     ) -> Any:
@@ -220,13 +220,13 @@ class FreeMoE(SavedExperts):
         """
         require_strategy(strategy)
         inputs = with_positions(self.model, {"input_ids": input_ids, **inputs})
-        names = self._names(expert, inputs)
+        names = self._resolve_experts(expert, inputs)
         if isinstance(names, str):
             with self.expert(names):
                 return self.model(**inputs)
         return forward_several(self, inputs, names, strategy)
 
-    @alone
+    @with_model_lock
     @torch.no_grad()
     def generate(
         self, input_ids: Tensor | None = None, *, expert: Any = None, strategy: Several = "auto", **inputs: Any
@@ -250,11 +250,11 @@ class FreeMoE(SavedExperts):
         if input_ids is None:
             input_ids = inputs.pop("inputs", None)
         inputs = left_padded(self.model, {"input_ids": input_ids, **inputs})
-        names = self._names(expert, inputs)
+        names = self._resolve_experts(expert, inputs)
         if isinstance(names, str):
             with self.expert(names):
-                return self.model.generate(**given(inputs))
-        return generate_several(self, given(inputs), names, strategy)
+                return self.model.generate(**drop_none(inputs))
+        return generate_several(self, drop_none(inputs), names, strategy)
 
     @overload
     def generate_text(
@@ -266,7 +266,7 @@ class FreeMoE(SavedExperts):
         self, prompt: Sequence[str], *, expert: str | Sequence[str] = ..., max_new_tokens: int = ..., **options: Any
     ) -> list[tuple[str, str]]: ...
 
-    @alone
+    @with_model_lock
     def generate_text(  # pyright: ignore[reportInconsistentOverload]
         self,
         prompt: str | Sequence[str],
@@ -290,7 +290,7 @@ class FreeMoE(SavedExperts):
         if not texts:
             return []
         ids, mask = padded_ids(self.model, self.tokenizer, texts, max_new_tokens)
-        names = self._names(expert, {"input_ids": ids, "attention_mask": mask})
+        names = self._resolve_experts(expert, {"input_ids": ids, "attention_mask": mask})
         out = self.generate(ids, expert=names, attention_mask=mask, max_new_tokens=max_new_tokens, **options)
         said = self.tokenizer.batch_decode(out[:, ids.shape[1] :], skip_special_tokens=True)
         used = [names] * len(texts) if isinstance(names, str) else names
@@ -318,7 +318,7 @@ class FreeMoE(SavedExperts):
         """
         if expert != AUTO:
             self.require(expert)
-        return stream(self, prompt, options | {"expert": expert, "max_new_tokens": max_new_tokens})
+        return start_stream(self, prompt, options | {"expert": expert, "max_new_tokens": max_new_tokens})
 
     def can_generate(self) -> bool:
         """Whether the base generates text; pipelines ask this before they ask what kind of model it is."""
@@ -356,7 +356,7 @@ class FreeMoE(SavedExperts):
         return self.model.device
 
 
-def _named(places: tuple[Any, ...], base: Any, artefact: Any) -> tuple[Any, Any]:
+def _parse_places(places: tuple[Any, ...], base: Any, artefact: Any) -> tuple[Any, Any]:
     """Base and artefact as `FreeMoE.from_pretrained` was given them.
 
     Raises:

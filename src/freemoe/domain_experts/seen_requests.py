@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from freemoe.core.artifacts import MANIFEST, read_manifest
 from freemoe.core.errors import DataError, RecipeError
-from freemoe.evals.held_out import Record
-from freemoe.evals.seen import Seen
+from freemoe.evals.held_out import ProvenanceRecord
+from freemoe.evals.seen import SeenHashes
 
 ALLOWED = ("warn", "refuse")
 Kind = Literal["continuation", "text", "generation"]
@@ -30,7 +30,7 @@ def is_model(folder: Any) -> bool:
     return whole and read_manifest(root)["kind"] == "converted"
 
 
-class Witness:
+class SeenRequestCounter:
     """Counts documents by task, and those among them that were seen.
 
     Args:
@@ -41,16 +41,16 @@ class Witness:
         RecipeError: Another value.
     """
 
-    def __init__(self, record: Record | None, on_seen: str = "warn") -> None:
+    def __init__(self, record: ProvenanceRecord | None, on_seen: str = "warn") -> None:
         if on_seen not in ALLOWED:
             raise RecipeError(f"seen is {on_seen!r}; allowed: {', '.join(ALLOWED)}.")
         self.record, self.on_seen = record, on_seen
         self.asked: dict[str, set[Any]] = {}
         self.seen: dict[str, set[Any]] = {}
-        if record is not None and record.warning():
-            _LOG.warning(record.warning())
+        if record is not None and record.missing_record_warning():
+            _LOG.warning(record.missing_record_warning())
 
-    def look(self, requests: Sequence[Any], kind: Kind) -> None:
+    def check_requests(self, requests: Sequence[Any], kind: Kind) -> None:
         """Look at requests before they are answered.
 
         Args:
@@ -71,7 +71,7 @@ class Witness:
             self.asked.setdefault(task, set()).add(name)
             arguments = tuple(a for a in request.args if isinstance(a, str))
             if arguments not in known:
-                known[arguments] = recognised(self.record.seen, arguments, kind, getattr(request, "doc", None))
+                known[arguments] = is_seen_request(self.record.seen, arguments, kind, getattr(request, "doc", None))
             if known[arguments] and name not in self.seen.setdefault(task, set()):
                 self.seen[task].add(name)
                 fresh += 1
@@ -79,12 +79,12 @@ class Witness:
             return
         if self.on_seen == "refuse":
             raise DataError(
-                f"{self._said()}. They are no held-out documents: evaluate with freemoe eval, which sets them aside, choose "
+                f"{self._seen_summary()}. They are no held-out documents: evaluate with freemoe eval, which sets them aside, choose "
                 "another task, or count them with seen=warn."
             )
-        _LOG.warning("WARNING: %s. lm-eval's figures are not held out for them.", self._said())
+        _LOG.warning("WARNING: %s. lm-eval's figures are not held out for them.", self._seen_summary())
 
-    def _said(self) -> str:
+    def _seen_summary(self) -> str:
         counts = (
             f"{len(names)} of {len(self.asked[task])} documents of {task!r}"
             for task, names in self.seen.items()
@@ -98,7 +98,7 @@ class Witness:
         if self.record is None:
             return {}
         if self.record.seen is None:
-            return {"seen_documents": "unknown: " + self.record.warning()}
+            return {"seen_documents": "unknown: " + self.record.missing_record_warning()}
         return {
             "seen_documents": {
                 task: {"seen": len(self.seen.get(task, ())), "of": len(names)} for task, names in self.asked.items()
@@ -106,7 +106,7 @@ class Witness:
         }
 
 
-def recognised(seen: Seen, arguments: Sequence[str], kind: Kind, doc: Any) -> bool:
+def is_seen_request(seen: SeenHashes, arguments: Sequence[str], kind: Kind, doc: Any) -> bool:
     """Whether a request's document was seen: as a question at the end of its context, or by its text.
 
     Few-shot examples do not count: of a context only its end is looked at, and lm-eval's own copy of the document.
@@ -116,7 +116,7 @@ def recognised(seen: Seen, arguments: Sequence[str], kind: Kind, doc: Any) -> bo
     answer = (arguments[1] if len(arguments) > 1 else "") if kind == "continuation" else None
     if seen.has_question(arguments[0], answer):
         return True
-    texts = list(_texts(doc))
+    texts = list(_iter_texts(doc))
     for text in texts:
         # A template may ask otherwise than by the right answer's own text: its letter, or the choices before it.
         if seen.has_question(text, None) and (answer is None or any(seen.has_question(text, t) for t in texts)):
@@ -124,13 +124,13 @@ def recognised(seen: Seen, arguments: Sequence[str], kind: Kind, doc: Any) -> bo
     return any(seen.has_text(text) for text in texts or [arguments[0].rsplit("\n\n", 1)[-1]])
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _iter_texts(value: Any) -> Iterator[str]:
     """Every text in a document of lm-eval."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
         for part in value.values():
-            yield from _texts(part)
+            yield from _iter_texts(part)
     elif isinstance(value, list | tuple):
         for part in value:
-            yield from _texts(part)
+            yield from _iter_texts(part)

@@ -13,18 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freemoe.core.environment import environment
+from freemoe.core.environment import describe_environment
 from freemoe.core.errors import DataError
 from freemoe.core.memory import peak_memory_bytes
 from freemoe.evals.engine.scorer import context_length
-from freemoe.evals.speed import in_turns, timed, times_as_fast, wait_for
+from freemoe.evals.speed import in_turns, request_timer, times_as_fast, wait_for
 from freemoe.recipes.expert_names import BASE
 
 Side = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
-class Sizes:
+class BenchSizes:
     """What is timed.
 
     Attributes:
@@ -40,7 +40,7 @@ class Sizes:
     rounds: int = 5
 
 
-def bench(opened: Any, sizes: Sizes, against: Any = None, most: int = 3) -> dict[str, Any]:
+def benchmark_artifact(opened: Any, sizes: BenchSizes, against: Any = None, most: int = 3) -> dict[str, Any]:
     """Time an opened artefact, every way that it can be run in turns with the first one.
 
     Args:
@@ -63,38 +63,42 @@ def bench(opened: Any, sizes: Sizes, against: Any = None, most: int = 3) -> dict
             f"{sizes.prompt} tokens and {sizes.new} new ones do not fit the context of {room}: ask for fewer."
         )
     generator = torch.Generator().manual_seed(0)
-    prompt = torch.randint(3, min(_vocabulary(model), _vocabulary(against)), (1, sizes.prompt), generator=generator)
-    sides = ({"against": partial(nullcontext, against.model)} if against is not None else {}) | _sides(opened, most)
-    found: dict[str, Any] = {"sizes": vars(sizes), "requests": _requests(sides, prompt.to(model.device), sizes)}
+    prompt = torch.randint(
+        3, min(_vocabulary_size(model), _vocabulary_size(against)), (1, sizes.prompt), generator=generator
+    )
+    sides = ({"against": partial(nullcontext, against.model)} if against is not None else {}) | _select_sides(
+        opened, most
+    )
+    found: dict[str, Any] = {"sizes": vars(sizes), "requests": _time_requests(sides, prompt.to(model.device), sizes)}
     experts = [name for name in sides if name not in (BASE, "against")]
     if hasattr(opened, "set_expert") and experts:
-        found["switch"] = {"seconds": _switching(opened, experts, sizes.rounds), "experts": experts}
-        found["batch"] = _together(opened, experts, prompt.to(model.device), sizes)
-    return {**found, "memory": _memory(opened), "machine": environment()}
+        found["switch"] = {"seconds": _switch_seconds(opened, experts, sizes.rounds), "experts": experts}
+        found["batch"] = _mixed_batch_speed(opened, experts, prompt.to(model.device), sizes)
+    return {**found, "memory": _memory_usage(opened), "machine": describe_environment()}
 
 
-def _vocabulary(opened: Any) -> int:
+def _vocabulary_size(opened: Any) -> int:
     return 1 << 31 if opened is None else getattr(opened, "model", opened).config.get_text_config().vocab_size
 
 
 @contextmanager
-def _under(model: Any, way: Side) -> Iterator[Any]:
+def _enter_model(model: Any, way: Side) -> Iterator[Any]:
     with way():
         yield model
 
 
-def _sides(opened: Any, most: int) -> dict[str, Side]:
+def _select_sides(opened: Any, most: int) -> dict[str, Side]:
     """The base first, then the experts that were accepted, or the ways of an artefact that has none."""
     ways: Mapping[str, Side] | None = getattr(opened, "ways", None)
     if ways is None:
         accepted = [name for name in opened.experts if name not in opened.rejected]
         ways = {name: partial(opened.expert, name) for name in (BASE, *accepted[:most])}
     first = [BASE] if BASE in ways else []
-    return {name: partial(_under, opened.model, ways[name]) for name in (*first, *(n for n in ways if n != BASE))}
+    return {name: partial(_enter_model, opened.model, ways[name]) for name in (*first, *(n for n in ways if n != BASE))}
 
 
-def _requests(sides: Mapping[str, Side], prompt: Tensor, sizes: Sizes) -> dict[str, dict[str, Any]]:
-    times = in_turns({name: timed(side, prompt, sizes.new) for name, side in sides.items()}, sizes.rounds)
+def _time_requests(sides: Mapping[str, Side], prompt: Tensor, sizes: BenchSizes) -> dict[str, dict[str, Any]]:
+    times = in_turns({name: request_timer(side, prompt, sizes.new) for name, side in sides.items()}, sizes.rounds)
     first = next(iter(times.values()))
     found = {}
     for name, rows in times.items():
@@ -108,7 +112,7 @@ def _requests(sides: Mapping[str, Side], prompt: Tensor, sizes: Sizes) -> dict[s
     return found
 
 
-def _switching(moe: Any, experts: list[str], rounds: int) -> float:
+def _switch_seconds(moe: Any, experts: list[str], rounds: int) -> float:
     """Median seconds from one expert that was used before to the next, or to the base where there is one."""
     names = [*experts, *([BASE] if len(experts) == 1 else [])]
     seconds = []
@@ -123,24 +127,24 @@ def _switching(moe: Any, experts: list[str], rounds: int) -> float:
     return statistics.median(seconds)
 
 
-def _together(moe: Any, experts: list[str], prompt: Tensor, sizes: Sizes) -> dict[str, Any]:
+def _mixed_batch_speed(moe: Any, experts: list[str], prompt: Tensor, sizes: BenchSizes) -> dict[str, Any]:
     """One batch of the base, and the same batch with several experts: tokens per second of all sequences."""
     several = experts if len(experts) > 1 else [*experts, BASE]
     names = [several[i % len(several)] for i in range(sizes.batch)]
     inputs = prompt.expand(sizes.batch, -1).contiguous()
     fixed = {"do_sample": False, "min_new_tokens": sizes.new, "max_new_tokens": sizes.new}
 
-    def answer(expert: Any) -> float:
+    def time_generation(expert: Any) -> float:
         began = time.perf_counter()
         moe.generate(inputs, attention_mask=torch.ones_like(inputs), expert=expert, **fixed)
         wait_for(moe.model.device)
         return time.perf_counter() - began
 
-    times = in_turns({"base": partial(answer, BASE), "mixed": partial(answer, names)}, sizes.rounds)
+    times = in_turns({"base": partial(time_generation, BASE), "mixed": partial(time_generation, names)}, sizes.rounds)
     rates = {side: sizes.batch * sizes.new / statistics.median(seconds) for side, seconds in times.items()}
     return {"tokens_per_second": rates, "times_as_fast": times_as_fast(times["base"], times["mixed"]), "experts": names}
 
 
-def _memory(opened: Any) -> dict[str, int]:
+def _memory_usage(opened: Any) -> dict[str, int]:
     held = {p.data_ptr(): p.numel() * p.element_size() for p in opened.model.parameters()}
     return {"weights_bytes": sum(held.values()), "peak_bytes": peak_memory_bytes()}

@@ -1,6 +1,6 @@
-"""`evaluate`: score tasks' reported splits under everything that an artefact can be run as.
+"""`evaluate_target`: score tasks' reported splits under everything that an artefact can be run as.
 
-A system says what its artefact can be run as (a `Subject`); documents, kept apart from what the making saw, scores, intervals and
+A system says what its artefact can be run as (a `EvalTarget`); documents, kept apart from what the making saw, scores, intervals and
 the result are the same for all.
 """
 
@@ -16,25 +16,25 @@ from pathlib import Path
 from typing import Any
 
 from freemoe.core.artifacts import MANIFEST, tensor_checksums
-from freemoe.core.environment import environment, use_threads
+from freemoe.core.environment import describe_environment, use_threads
 from freemoe.core.errors import ArtifactError, DataError
-from freemoe.core.files import digest, write_atomic
+from freemoe.core.files import json_digest, write_atomic
 from freemoe.core.ledger import count_openings
 from freemoe.core.registry import unknown_name
-from freemoe.core.run.execute import deciding
-from freemoe.core.run.lock import alone
-from freemoe.core.run.places import place_of
+from freemoe.core.run.execute import identity_fields
+from freemoe.core.run.lock import output_lock
+from freemoe.core.run.places import executor_spec_of
 from freemoe.core.run.progress import Progress, default_progress
 from freemoe.core.run.units import Unit
 from freemoe.core.version import __version__
 from freemoe.distributed.executors import executor_of, require_place
 from freemoe.evals.engine.answering import AUTO, BASE
-from freemoe.evals.engine.evaluator import Evaluator, Score
+from freemoe.evals.engine.evaluator import DocumentScore, Evaluator
 from freemoe.evals.engine.sampling import sampling_of
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.guessing import against_guessing, vocabulary_of
-from freemoe.evals.held_out import read_record, seeded, set_aside
-from freemoe.evals.summary import adjust_rows, average, summary, two_sided_p
+from freemoe.evals.held_out import read_record, resolve_seed, set_aside
+from freemoe.evals.summary import adjust_rows, average_rows, summarise_scores, two_sided_p
 from freemoe.evals.tasks.documents import Document, FrozenChoice, digest_documents
 from freemoe.evals.tasks.domains import load_domains
 from freemoe.evals.tasks.task import DomainData
@@ -45,12 +45,12 @@ from freemoe.recipes import EvalRecipe, recipe_from
 KIND = "evaluation"
 """Of the result."""
 
-Row = Callable[[Evaluator, tuple[Document, ...]], tuple[Sequence[Score], Sequence[str]]]
+Row = Callable[[Evaluator, tuple[Document, ...]], tuple[Sequence[DocumentScore], Sequence[str]]]
 """Scores documents in one of the ways; also tells which expert each went to, or nothing where nobody routes."""
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
+class EvalTarget:
     """What is evaluated.
 
     Attributes:
@@ -66,17 +66,19 @@ class Subject:
     costs: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
 
-Open = Callable[[EvalRecipe], Subject]
+Open = Callable[[EvalRecipe], EvalTarget]
 
 
-def under(context: Callable[[], AbstractContextManager[Any]]) -> Row:
+def make_variant(context: Callable[[], AbstractContextManager[Any]]) -> Row:
     """The row of a model inside a context."""
 
-    def row(evaluator: Evaluator, documents: tuple[Document, ...]) -> tuple[Sequence[Score], Sequence[str]]:
+    def score_variant(
+        evaluator: Evaluator, documents: tuple[Document, ...]
+    ) -> tuple[Sequence[DocumentScore], Sequence[str]]:
         with context():
             return evaluator.score(documents), ()
 
-    return row
+    return score_variant
 
 
 def only_known(recipe: EvalRecipe, known: Sequence[str]) -> None:
@@ -101,7 +103,7 @@ def require_plain(recipe: EvalRecipe) -> None:
         raise unknown_name("expert", AUTO, [BASE], "A plain model has no router.")
 
 
-def plain_model(recipe: EvalRecipe) -> Subject:
+def plain_model(recipe: EvalRecipe) -> EvalTarget:
     """A model as it is.
 
     Raises:
@@ -115,7 +117,7 @@ def plain_model(recipe: EvalRecipe) -> Subject:
             f"{recipe.artefact!r} is neither an artefact ({MANIFEST}) nor a model (a folder with config.json, or a GGUF)."
         )
     require_plain(recipe)
-    return Subject(*load_base(recipe.artefact, None, recipe.dtype, recipe.device), {BASE: under(nullcontext)})
+    return EvalTarget(*load_base(recipe.artefact, None, recipe.dtype, recipe.device), {BASE: make_variant(nullcontext)})
 
 
 def require_result_place(path: Path, overwrite: bool) -> None:
@@ -143,7 +145,7 @@ def require_result_place(path: Path, overwrite: bool) -> None:
         )
 
 
-def evaluate(
+def evaluate_target(
     recipe: EvalRecipe,
     subject: Open = plain_model,
     *,
@@ -171,37 +173,43 @@ def evaluate(
         FreeMoEError: Its child that says what is wrong.
     """
     if not recipe.output:
-        return _evaluated(recipe, subject, str(place or recipe.artefact), work, progress or default_progress())
+        return _run_evaluation(recipe, subject, str(place or recipe.artefact), work, progress or default_progress())
     output = Path(recipe.output)
     require_result_place(output, overwrite)
-    with alone(output):
+    with output_lock(output):
         # What another process may have written meanwhile.
         require_result_place(output, overwrite)
-        result = _evaluated(recipe, subject, str(place or recipe.artefact), work, progress or default_progress())
+        result = _run_evaluation(recipe, subject, str(place or recipe.artefact), work, progress or default_progress())
         write_atomic(output, (json.dumps(result, indent=1) + "\n").encode())
     return result
 
 
-def _evaluated(recipe: EvalRecipe, subject: Open, place: str, work: str | None, progress: Progress) -> dict[str, Any]:
-    """The result of `evaluate`."""
+def _run_evaluation(
+    recipe: EvalRecipe, subject: Open, place: str, work: str | None, progress: Progress
+) -> dict[str, Any]:
+    """The result of `evaluate_target`."""
     use_threads(recipe.threads)
     record = read_record(place)
-    recipe = seeded(recipe, record)
-    if record is not None and record.warning():
-        progress.say(record.warning())
+    recipe = resolve_seed(recipe, record)
+    if record is not None and record.missing_record_warning():
+        progress.say(record.missing_record_warning())
     require_place(recipe)
-    prepared = _prepare(recipe, subject, place)
+    prepared = _prepare_evaluation(recipe, subject, place)
     opened, tensors = prepared.opened, tensor_checksums(place)
     # Of an artefact its tensors count, wherever it lies; of a plain model its name.
-    opening = [tensors, deciding(recipe, "output", *(["artefact"] if tensors else []))]
-    openings = count_openings((d.content() for docs in prepared.documents.values() for d in docs), opening)
+    opening = [tensors, identity_fields(recipe, "output", *(["artefact"] if tensors else []))]
+    openings = count_openings((d.content_text() for docs in prepared.documents.values() for d in docs), opening)
     for name, (data, _) in prepared.domains.items():
         for note in data.notes:
             progress.say(f"{name}: {note}")
-    several = work is not None and place_of(recipe).several
-    rows = _rows_elsewhere(prepared, recipe, work or "", progress) if several else _rows(prepared, progress)
+    several = work is not None and executor_spec_of(recipe).is_parallel
+    rows = (
+        _score_domains_remotely(prepared, recipe, work or "", progress)
+        if several
+        else _score_domains(prepared, progress)
+    )
     found = [
-        {"name": name, "set_aside": apart, **_domain(prepared, name, data, rows[name], recipe.seed or 0)}
+        {"name": name, "set_aside": apart, **_summarise_domain(prepared, name, data, rows[name], recipe.seed or 0)}
         for name, (data, apart) in prepared.domains.items()
     ]
     adjust_rows(found)
@@ -211,21 +219,21 @@ def _evaluated(recipe: EvalRecipe, subject: Open, place: str, work: str | None, 
         "freemoe": __version__,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "recipe": recipe.model_dump(mode="json"),
-        "seen": None if record is None else record.describe(),
+        "seen": None if record is None else record.as_json(),
         "domains": found,
-        **({"average": mean} if (mean := average(found)) else {}),
+        **({"average": mean} if (mean := average_rows(found)) else {}),
         **({"costs": dict(opened.costs)} if opened.costs else {}),
-        "environment": environment(),
+        "environment": describe_environment(),
         "cost": {"openings": openings},
     }
 
 
-Scored = tuple[Sequence[Score], Sequence[str]]
+Scored = tuple[Sequence[DocumentScore], Sequence[str]]
 """What a `Row` gives."""
 
 
 @dataclass(frozen=True, eq=False)
-class _Prepared:
+class _PreparedEvaluation:
     """An evaluation before anything is scored.
 
     Attributes:
@@ -235,21 +243,21 @@ class _Prepared:
         evaluators: By domain.
     """
 
-    opened: Subject
+    opened: EvalTarget
     domains: dict[str, tuple[DomainData, Any]]
     documents: dict[str, tuple[Document, ...]]
     evaluators: dict[str, Evaluator]
 
 
-def _prepare(recipe: EvalRecipe, subject: Open, place: str) -> _Prepared:
+def _prepare_evaluation(recipe: EvalRecipe, subject: Open, place: str) -> _PreparedEvaluation:
     record = read_record(place)
     opened = subject(recipe.model_copy(update={"artefact": place}))
     domains = {name: set_aside(data, record) for name, data in load_domains(recipe, opened.tokenizer).items()}
     scorer = Scorer(opened.model, opened.tokenizer, batch_tokens=recipe.batch_tokens, overflow=recipe.data.overflow)
     sampling = sampling_of(recipe)
     # Nothing is chosen here, so the reported split may be read at once.
-    choice = FrozenChoice(digest(recipe.model_dump(mode="json")))
-    return _Prepared(
+    choice = FrozenChoice(json_digest(recipe.model_dump(mode="json")))
+    return _PreparedEvaluation(
         opened,
         domains,
         {name: tuple(data.reported.open(choice)) for name, (data, _) in domains.items()},
@@ -257,7 +265,7 @@ def _prepare(recipe: EvalRecipe, subject: Open, place: str) -> _Prepared:
     )
 
 
-def _rows(prepared: _Prepared, progress: Progress) -> dict[str, dict[str, Scored]]:
+def _score_domains(prepared: _PreparedEvaluation, progress: Progress) -> dict[str, dict[str, Scored]]:
     """Every domain in every way, here."""
     found: dict[str, dict[str, Scored]] = {}
     for name, documents in prepared.documents.items():
@@ -269,8 +277,8 @@ def _rows(prepared: _Prepared, progress: Progress) -> dict[str, dict[str, Scored
     return found
 
 
-def _rows_elsewhere(
-    prepared: _Prepared, recipe: EvalRecipe, work: str, progress: Progress
+def _score_domains_remotely(
+    prepared: _PreparedEvaluation, recipe: EvalRecipe, work: str, progress: Progress
 ) -> dict[str, dict[str, Scored]]:
     """Every domain in every way, each a unit of work."""
     plain = recipe.model_dump(mode="json")
@@ -305,7 +313,7 @@ def score_way(recipe: dict[str, Any], subject: Open, place: str, domain: str, wa
     Raises:
         DataError: When they are not.
     """
-    prepared = _begun_once(json.dumps(recipe), subject, place)
+    prepared = _prepare_once(json.dumps(recipe), subject, place)
     own = prepared.documents[domain]
     if digest_documents(own) != documents:
         raise DataError(
@@ -316,23 +324,23 @@ def score_way(recipe: dict[str, Any], subject: Open, place: str, domain: str, wa
 
 
 @functools.lru_cache(maxsize=1)
-def _begun_once(recipe: str, subject: Open, place: str) -> _Prepared:
+def _prepare_once(recipe: str, subject: Open, place: str) -> _PreparedEvaluation:
     """The evaluation of this process, whose base is loaded once."""
     read = recipe_from(json.loads(recipe))
     assert isinstance(read, EvalRecipe)
     use_threads(read.threads)
-    return _prepare(read, subject, place)
+    return _prepare_evaluation(read, subject, place)
 
 
-def _domain(
-    prepared: _Prepared, name: str, data: DomainData, scored: Mapping[str, Scored], seed: int
+def _summarise_domain(
+    prepared: _PreparedEvaluation, name: str, data: DomainData, scored: Mapping[str, Scored], seed: int
 ) -> dict[str, Any]:
     """What is told of a domain."""
     documents = prepared.documents[name]
     rows = {way: scores for way, (scores, _) in scored.items()}
     routed: Sequence[str] = next((went for _, went in reversed(list(scored.values())) if went), ())
     first, base = next(iter(rows.items()))
-    table = {way: summary(scores, base, documents) for way, scores in rows.items()}
+    table = {way: summarise_scores(scores, base, documents) for way, scores in rows.items()}
     for way, row in table.items():
         if way != first:
             row["p"] = two_sided_p(rows[way], base, documents, seed)

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from freemoe.core.numbers import decimals
+from freemoe.core.numbers import format_decimals
 from freemoe.evals.statistics import mean_interval
 from freemoe.evals.tasks.documents import Document
-from freemoe.results.common import Guessing
+from freemoe.results.common import GuessingResult
 
 
 def vocabulary_of(model: Any) -> int:
@@ -58,14 +58,14 @@ def text_against_guessing(perplexity: float, vocabulary: int) -> dict[str, Any] 
     return {"unit": "perplexity", "score": perplexity, "guessing": float(vocabulary)}
 
 
-def guessing_text(name: str, found: Guessing | None) -> str:
+def guessing_text(name: str, found: GuessingResult | None) -> str:
     """One line with both figures; empty for None."""
     if not found:
         return ""
     score, guessing = found.score, found.guessing
     if found.unit == "perplexity":
         return (
-            f"base: {math.log(score):.2f} nats per token on {name} (perplexity {decimals(score, 2)}), all tokens alike have "
+            f"base: {math.log(score):.2f} nats per token on {name} (perplexity {format_decimals(score, 2)}), all tokens alike have "
             f"{math.log(guessing):.2f} (a vocabulary of {guessing:,.0f}): the base does not know this text, so a gain says little"
         )
     worse = found.high is not None and found.high < guessing

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from freemoe.core import neutral
-from freemoe.core.artifacts import MANIFEST, Manifest, read_manifest
+from freemoe.core.artifacts import MANIFEST, ArtefactManifest, read_manifest
 from freemoe.core.errors import DataError
 from freemoe.core.files import write_atomic
-from freemoe.core.numbers import percent
-from freemoe.evals.seen import WHY, Seen
+from freemoe.core.numbers import format_percent
+from freemoe.evals.seen import WHY, SeenHashes
 from freemoe.evals.tasks.documents import Document
 from freemoe.evals.tasks.task import DomainData
 from freemoe.recipes import EvalRecipe, load_recipe
@@ -34,7 +34,7 @@ _SAID = {
 
 
 @dataclass(frozen=True)
-class Record:
+class ProvenanceRecord:
     """What is known of an artefact's making.
 
     Attributes:
@@ -46,14 +46,14 @@ class Record:
 
     folder: str
     seed: int
-    seen: Seen | None
+    seen: SeenHashes | None
     said: dict[str, Any] = field(default_factory=dict)
 
-    def describe(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """For an evaluation's result."""
         return {"known": self.seen is not None, "seed": self.seed, **self.said}
 
-    def warning(self) -> str:
+    def missing_record_warning(self) -> str:
         """What to say where nothing is known; empty otherwise."""
         if self.seen is not None:
             return ""
@@ -64,7 +64,7 @@ class Record:
         )
 
 
-def keep_record(folder: Path, seen: Seen) -> dict[str, Any]:
+def keep_record(folder: Path, seen: SeenHashes) -> dict[str, Any]:
     """Write hashes into an unfinished artefact, before its manifest.
 
     Returns:
@@ -72,10 +72,10 @@ def keep_record(folder: Path, seen: Seen) -> dict[str, Any]:
     """
     data = seen.to_bytes()
     write_atomic(folder / SEEN_FILE, data)
-    return {"file": SEEN_FILE, **seen.describe(), "bytes": len(data)}
+    return {"file": SEEN_FILE, **seen.as_json(), "bytes": len(data)}
 
 
-def read_shared(folder: Path) -> Manifest:
+def read_shared(folder: Path) -> ArtefactManifest:
     """Check an artefact's files, and open those that every system writes: result, recipe, record of what was seen.
 
     Args:
@@ -91,7 +91,7 @@ def read_shared(folder: Path) -> Manifest:
     return manifest
 
 
-def read_record(folder: str | Path, manifest: Manifest | None = None) -> Record | None:
+def read_record(folder: str | Path, manifest: ArtefactManifest | None = None) -> ProvenanceRecord | None:
     """The record of an artefact; None for a folder or a name that is none, such as a plain model.
 
     Args:
@@ -107,18 +107,18 @@ def read_record(folder: str | Path, manifest: Manifest | None = None) -> Record 
     manifest = manifest or read_manifest(root)
     seed = int(getattr(load_recipe(root / "recipe.yaml"), "seed", 0) or 0) if (root / "recipe.yaml").is_file() else 0
     said = manifest.get("seen")
-    seen = None if said is None else Seen.from_bytes((root / said["file"]).read_bytes())
-    return Record(str(folder), seed, seen, dict(said or {}))
+    seen = None if said is None else SeenHashes.from_bytes((root / said["file"]).read_bytes())
+    return ProvenanceRecord(str(folder), seed, seen, dict(said or {}))
 
 
-def seeded(recipe: EvalRecipe, record: Record | None) -> EvalRecipe:
+def resolve_seed(recipe: EvalRecipe, record: ProvenanceRecord | None) -> EvalRecipe:
     """The recipe with its seed settled: its own, else the artefact's, else 0."""
     if recipe.seed is not None:
         return recipe
     return recipe.model_copy(update={"seed": 0 if record is None else record.seed})
 
 
-def set_aside(data: DomainData, record: Record | None) -> tuple[DomainData, dict[str, Any]]:
+def set_aside(data: DomainData, record: ProvenanceRecord | None) -> tuple[DomainData, dict[str, Any]]:
     """Take what the artefact's making saw out of a domain's reported documents.
 
     Args:
@@ -137,11 +137,11 @@ def set_aside(data: DomainData, record: Record | None) -> tuple[DomainData, dict
     seen = record.seen
     reasons: list[str] = []
 
-    def unseen(documents: Sequence[Document]) -> list[bool]:
-        reasons.extend(seen.reasons(documents))
+    def unseen_mask(documents: Sequence[Document]) -> list[bool]:
+        reasons.extend(seen.seen_reasons(documents))
         return [not reason for reason in reasons]
 
-    left = data.reported.only(unseen)
+    left = data.reported.filter_documents(unseen_mask)
     by = Counter(reason for reason in reasons if reason)
     found = {"documents": total - len(left), "of": total, "by": {why: by[why] for why in WHY if by[why]}}
     if not found["documents"]:
@@ -169,9 +169,9 @@ def record_text(said: SeenRecord | None) -> str:
     if not said:
         return "No record of the documents that its making saw: written by an older freemoe."
     hashes = said.hashes
-    share = "" if said.share_of_runs >= 1 else f", {percent(said.share_of_runs)} of its runs of words"
+    share = "" if said.share_of_runs >= 1 else f", {format_percent(said.share_of_runs)} of its runs of words"
     return (
-        f"{neutral.code(said.file)} ({said.bytes:,} bytes) knows the {said.documents:,} documents or pieces of text that the "
+        f"{neutral.code_span(said.file)} ({said.bytes:,} bytes) knows the {said.documents:,} documents or pieces of text that the "
         f"making of this artefact saw, by {hashes['keys']:,} content keys, {hashes['questions']:,} questions and "
         f"{hashes['runs']:,} runs of words of plain text{share}; `freemoe eval` sets them aside."
     )

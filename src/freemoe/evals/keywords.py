@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 from freemoe.core.errors import ArtifactError, DataError, RecipeError
 from freemoe.core.files import write_atomic
-from freemoe.core.run.places import place_of
+from freemoe.core.run.places import executor_spec_of
 from freemoe.evals.tasks.domains import PAIR
-from freemoe.models.checkpoints.lending import lent
+from freemoe.models.checkpoints.lending import provide_model
 from freemoe.models.checkpoints.loading import dtype_name, load_tokenizer
 from freemoe.recipes import Recipe
 from freemoe.recipes.keywords import recipe_of
@@ -81,11 +81,11 @@ def resolve_recipe(
     if loaded is not None:
         _check_loaded(made, loaded)
     for path, content in files.items():
-        _write(path, content, overwrite)
+        _write_rows(path, content, overwrite)
     if loaded is None:
         yield made
         return
-    with lent(made.model, loaded, tokenizer if tokenizer is not None else load_tokenizer(made.model)):  # type: ignore[union-attr]
+    with provide_model(made.model, loaded, tokenizer if tokenizer is not None else load_tokenizer(made.model)):  # type: ignore[union-attr]
         yield made
 
 
@@ -106,7 +106,7 @@ def name_of(model: Any) -> str:
 
 def _check_loaded(recipe: Any, model: Any) -> None:
     """Raise where a recipe asks for what cannot be done with a model of this process."""
-    if place_of(recipe).several:
+    if executor_spec_of(recipe).is_parallel:
         raise RecipeError(
             f"place is {recipe.place!r} and workers is {recipe.workers}, and other processes cannot share a loaded model. Give its "
             "folder, or place='local' and workers=1."
@@ -129,14 +129,14 @@ def _data_in_files(values: dict[str, Any], folder: Path, one_text: bool) -> dict
     files: dict[Path, str] = {}
     domains = values.get("domains")
     if isinstance(domains, Mapping):
-        values["domains"] = {str(n): _specs(str(n), data, folder, files) for n, data in domains.items()}
+        values["domains"] = {str(n): _data_specs(str(n), data, folder, files) for n, data in domains.items()}
     if "text" in values:
-        specs = [s.removeprefix(TEXT) for s in _specs("text", values["text"], folder, files)]
+        specs = [s.removeprefix(TEXT) for s in _data_specs("text", values["text"], folder, files)]
         values["text"] = specs[0] if one_text and len(specs) == 1 else specs
     return files
 
 
-def _specs(name: str, data: Any, folder: Path, files: dict[Path, str]) -> list[str]:
+def _data_specs(name: str, data: Any, folder: Path, files: dict[Path, str]) -> list[str]:
     """The specs of one domain: as they were given, or of the files that its data are written to."""
     if isinstance(data, str | Path):
         return [str(data)]
@@ -145,7 +145,7 @@ def _specs(name: str, data: Any, folder: Path, files: dict[Path, str]) -> list[s
         if pair is None:
             allowed = " or ".join("{" + ", ".join(map(repr, p)) + "}" for p in SPLITS)
             raise RecipeError(f"{name}: splits are called {', '.join(map(repr, data))}; allowed: {allowed}.")
-        both = [_specs(f"{name}.{side}", data[side], folder, files) for side in pair]
+        both = [_data_specs(f"{name}.{side}", data[side], folder, files) for side in pair]
         if any(len(specs) != 1 for specs in both):
             raise RecipeError(f"{name}: each split is one file or one set of rows.")
         (first,), (second,) = both
@@ -199,7 +199,7 @@ def _as_lines(name: str, rows: Iterable[Any]) -> str:
     return "".join(lines)
 
 
-def _write(path: Path, content: str, overwrite: bool) -> None:
+def _write_rows(path: Path, content: str, overwrite: bool) -> None:
     """Write a file of rows, unless it stands there already."""
     data = content.encode()
     if path.is_file() and path.read_bytes() == data:

@@ -31,7 +31,7 @@ from safetensors.numpy import load, save
 
 from freemoe.core.errors import ArtifactError
 from freemoe.evals.tasks.documents import Document
-from freemoe.text.words import about_words, question_words, words
+from freemoe.text.words import about_words, question_words, split_words
 
 RUN = 13
 """Words of a run: as many as GPT-3's authors took to tell copies from turns of phrase (Brown et al. 2020, app. C)."""
@@ -51,13 +51,13 @@ _BASE = np.uint64(0x9E3779B97F4A7C15)
 _NONE: Hashes = np.zeros(0, np.uint64)
 
 
-def _hash(text: str, kind: bytes) -> int:
+def _hash_text(text: str, kind: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8, person=kind).digest())
 
 
 @lru_cache(maxsize=1 << 17)
 def _word_hash(word: str) -> int:
-    return _hash(word, b"word")
+    return _hash_text(word, b"word")
 
 
 def run_hashes(found: Sequence[str], lengths: Sequence[int] = (RUN,)) -> Hashes:
@@ -83,14 +83,14 @@ def text_hashes(text: str) -> Hashes:
     """Runs of a plain text, and its whole lines that are too short to hold a run."""
     lines = []
     for line in text.splitlines():
-        found = words(line)
+        found = split_words(line)
         plain = " ".join(found)
         if len(found) < RUN and len(plain) >= LINE:
-            lines.append(_hash(plain, b"line"))
-    return np.unique(np.concatenate([run_hashes(words(text)), np.array(lines, np.uint64)]))
+            lines.append(_hash_text(plain, b"line"))
+    return np.unique(np.concatenate([run_hashes(split_words(text)), np.array(lines, np.uint64)]))
 
 
-def endings(prompt: Sequence[str], answer: Sequence[str]) -> Iterator[int]:
+def ending_hashes(prompt: Sequence[str], answer: Sequence[str]) -> Iterator[int]:
     """Hashes of an answer with the last word of its prompt, the last two, and so on to the whole prompt.
 
     A question is found at the end of a prompt whatever stands before it.
@@ -103,7 +103,7 @@ def endings(prompt: Sequence[str], answer: Sequence[str]) -> Iterator[int]:
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class SeenHashes:
     """Hashes of everything that the making of an artefact has seen.
 
     Attributes:
@@ -127,7 +127,9 @@ class Seen:
     share: float = 1.0
 
     @classmethod
-    def of(cls, documents: Sequence[Document], apart: Sequence[Document] = (), most: int = MOST) -> Seen:
+    def from_documents(
+        cls, documents: Sequence[Document], apart: Sequence[Document] = (), most: int = MOST
+    ) -> SeenHashes:
         """Of a domain's reference documents.
 
         Args:
@@ -136,17 +138,17 @@ class Seen:
             most: Runs that are kept at most.
         """
         texts, others = ([d.answers[0] for d in side if d.kind == "text"] for side in (documents, apart))
-        asked = cls._of_questions((*d.question(), question_words(d.reference)) for d in documents)
-        keys = _sorted(_hash(key, b"key") for d in documents for key in {d.key, d.row_key or d.key})
-        return replace(cls.of_texts(texts, others, most).joined(asked, most), keys=keys, documents=len(documents))
+        asked = cls._from_question_words((*d.question_answer_words(), question_words(d.reference)) for d in documents)
+        keys = _sorted_hashes(_hash_text(key, b"key") for d in documents for key in {d.key, d.row_key or d.key})
+        return replace(cls.from_texts(texts, others, most).union_with(asked, most), keys=keys, documents=len(documents))
 
     @classmethod
-    def of_questions(cls, about: Iterable[tuple[str, ...]]) -> Seen:
-        """Of the questions of rows that were read as text, each as `Document.about`."""
-        return cls._of_questions((*about_words(parts), []) for parts in about)
+    def from_questions(cls, about: Iterable[tuple[str, ...]]) -> SeenHashes:
+        """Of the questions of rows that were read as text, each as `TrainingDocument.about`."""
+        return cls._from_question_words((*about_words(parts), []) for parts in about)
 
     @classmethod
-    def _of_questions(cls, questions: Iterable[tuple[list[str], list[str], list[str]]]) -> Seen:
+    def _from_question_words(cls, questions: Iterable[tuple[list[str], list[str], list[str]]]) -> SeenHashes:
         """Of the words of each question, of the right answer where that belongs to it, and of what answered it."""
         exact: set[int] = set()
         phrases: dict[int, set[int]] = {}
@@ -157,44 +159,44 @@ class Seen:
                 continue
             longest = max(longest, len(asked))
             kinds = [(), answer or _ANY, *([told] if len(told) <= RUN else [])]
-            exact |= {list(endings(asked, kind))[-1] for kind in kinds}
+            exact |= {list(ending_hashes(asked, kind))[-1] for kind in kinds}
             phrase = asked if len(asked) >= _LONG else asked + told[:RUN]
             if len(phrase) >= _LONG or (told and len(phrase) >= _SHORT):
                 phrases.setdefault(len(phrase), set()).update(run_hashes(phrase, [len(phrase)]).tolist())
         return cls(
-            questions=_sorted(exact),
-            phrases=_sorted(hash for found in phrases.values() for hash in found),
+            questions=_sorted_hashes(exact),
+            phrases=_sorted_hashes(hash for found in phrases.values() for hash in found),
             lengths=tuple(sorted(phrases)),
             longest=longest,
         )
 
     @classmethod
-    def of_texts(cls, texts: Iterable[str], apart: Iterable[str] = (), most: int = MOST) -> Seen:
+    def from_texts(cls, texts: Iterable[str], apart: Iterable[str] = (), most: int = MOST) -> SeenHashes:
         """Of pieces of plain text; arguments as in `of`."""
-        told = _joined(text_hashes(text) for text in apart)
+        told = _merge_hashes(text_hashes(text) for text in apart)
         count, kept, share = 0, _NONE, 1.0
         waiting: list[Hashes] = []
 
-        def settle() -> None:
+        def merge_waiting() -> None:
             nonlocal kept, share
-            kept, share = _smallest(np.setdiff1d(_joined([kept, *waiting]), told), most, share)
+            kept, share = _smallest_hashes(np.setdiff1d(_merge_hashes([kept, *waiting]), told), most, share)
             waiting.clear()
 
         for text in texts:
             count += 1
             waiting.append(text_hashes(text))
             if sum(map(len, waiting)) > 4 * most:
-                settle()
-        settle()
+                merge_waiting()
+        merge_waiting()
         return cls(runs=kept, documents=count, share=share)
 
-    def joined(self, other: Seen, most: int = MOST) -> Seen:
+    def union_with(self, other: SeenHashes, most: int = MOST) -> SeenHashes:
         """What either has seen."""
         # The finer sample is thinned to the coarser one's share, so that the union is an even sample again.
         share = min(self.share, other.share)
-        runs = np.union1d(_below(self.runs, share), _below(other.runs, share))
-        runs, share = _smallest(runs, most, share)
-        return Seen(
+        runs = np.union1d(_below_share(self.runs, share), _below_share(other.runs, share))
+        runs, share = _smallest_hashes(runs, most, share)
+        return SeenHashes(
             np.union1d(self.keys, other.keys),
             np.union1d(self.questions, other.questions),
             runs,
@@ -209,45 +211,47 @@ class Seen:
         """Whether a prompt ends in a question that was seen: with this answer, or where it is answered freely (None) with any."""
         if not len(self.questions):
             return False
-        answers = [()] if answer is None else [question_words(answer), words(answer), _ANY]
-        prompts = {tuple(split(text)) for split in (question_words, words)}  # the second: as older versions hashed them
+        answers = [()] if answer is None else [question_words(answer), split_words(answer), _ANY]
+        prompts = {
+            tuple(split(text)) for split in (question_words, split_words)
+        }  # the second: as older versions hashed them
         for prompt, told in itertools.product(prompts, answers):
-            hashes = np.fromiter(endings(prompt[-self.longest :], told), np.uint64)
+            hashes = np.fromiter(ending_hashes(prompt[-self.longest :], told), np.uint64)
             # The last word or two of a longer prompt are no question.
-            if _known(hashes[min(len(prompt), _FEWEST) - 1 :], self.questions).any():
+            if _isin_sorted(hashes[min(len(prompt), _FEWEST) - 1 :], self.questions).any():
                 return True
         return False
 
     def has_text(self, text: str) -> bool:
         """Whether a text shares a run of words, or a line, with one that was seen, or holds a question that was."""
-        return self.has_phrase(text) or bool(_known(text_hashes(text), self.runs).any())
+        return self.has_phrase(text) or bool(_isin_sorted(text_hashes(text), self.runs).any())
 
     def has_phrase(self, text: str) -> bool:
         """Whether a text holds a question that was seen, a short one with its answer."""
-        return bool(_known(run_hashes(question_words(text), self.lengths), self.phrases).any())
+        return bool(_isin_sorted(run_hashes(question_words(text), self.lengths), self.phrases).any())
 
-    def reasons(self, documents: Sequence[Document]) -> list[str]:
+    def seen_reasons(self, documents: Sequence[Document]) -> list[str]:
         """Why each document counts as seen, one of ``WHY``, or nothing where it does not.
 
         Few-shot examples in a prompt do not count.
         """
-        return [self._reason(document) for document in documents]
+        return [self._seen_reason(document) for document in documents]
 
-    def _reason(self, document: Document) -> str:
-        keys = np.array([_hash(key, b"key") for key in (document.key, document.row_key)], np.uint64)
-        if _known(keys, self.keys).any():
+    def _seen_reason(self, document: Document) -> str:
+        keys = np.array([_hash_text(key, b"key") for key in (document.key, document.row_key)], np.uint64)
+        if _isin_sorted(keys, self.keys).any():
             return "key"
-        if any(self.has_question(*asked) for asked in _asked(document)):
+        if any(self.has_question(*asked) for asked in _document_questions(document)):
             return "question"
         if document.kind == "text":
             inside = self.has_phrase(f"{document.prompt} {document.answers[0]}") or self.has_text(document.answers[0])
             return "text" if inside else ""
         asked = document.about[0] if document.about else document.prompt
-        return "text" if _known(text_hashes(f"{asked} {document.reference}"), self.runs).any() else ""
+        return "text" if _isin_sorted(text_hashes(f"{asked} {document.reference}"), self.runs).any() else ""
 
-    def overlaps(self, document: Document) -> bool:
+    def has_document(self, document: Document) -> bool:
         """Whether one document was seen."""
-        return bool(self.reasons([document])[0])
+        return bool(self.seen_reasons([document])[0])
 
     def to_bytes(self) -> bytes:
         """As a safetensors file; equal hashes give equal bytes."""
@@ -259,7 +263,7 @@ class Seen:
         return save(tensors | ({"phrases": self.phrases} if self.lengths else {}))
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Seen:
+    def from_bytes(cls, data: bytes) -> SeenHashes:
         """Read what `to_bytes` wrote.
 
         Raises:
@@ -288,7 +292,7 @@ class Seen:
             )
         return found
 
-    def describe(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Counts, for the manifest and the result."""
         return {
             "documents": self.documents,
@@ -297,34 +301,34 @@ class Seen:
         }
 
 
-def _asked(document: Document) -> list[tuple[str, str | None]]:
+def _document_questions(document: Document) -> list[tuple[str, str | None]]:
     """What a document asks and its right answer (None where it is answered freely): as its row has it, and as it is put."""
     about = [(document.about[0], " ".join(document.about[1:]) or None)] if document.about else []
     answer = document.reference if document.kind in ("choice", "target") else None
     return [*about, (document.prompt, answer)] if document.prompt else about
 
 
-def _sorted(hashes: Iterable[int]) -> Hashes:
+def _sorted_hashes(hashes: Iterable[int]) -> Hashes:
     return np.unique(np.fromiter(hashes, np.uint64))
 
 
-def _joined(parts: Iterable[Hashes]) -> Hashes:
+def _merge_hashes(parts: Iterable[Hashes]) -> Hashes:
     return np.unique(np.concatenate([_NONE, *parts]))
 
 
-def _below(hashes: Hashes, share: float) -> Hashes:
+def _below_share(hashes: Hashes, share: float) -> Hashes:
     return hashes if share >= 1 else hashes[hashes < np.uint64(int(share * 2.0**64))]
 
 
-def _smallest(hashes: Hashes, most: int, share: float) -> tuple[Hashes, float]:
+def _smallest_hashes(hashes: Hashes, most: int, share: float) -> tuple[Hashes, float]:
     """The smallest of sorted hashes below a share of their range, ``most`` at most, and the share that they are."""
-    hashes = _below(hashes, share)
+    hashes = _below_share(hashes, share)
     if len(hashes) <= most:
         return hashes, share
     return hashes[:most], float(hashes[most]) / 2.0**64
 
 
-def _known(hashes: Hashes, among: Hashes) -> NDArray[np.bool_]:
+def _isin_sorted(hashes: Hashes, among: Hashes) -> NDArray[np.bool_]:
     """Which hashes stand among sorted others."""
     if not len(among) or not len(hashes):
         return np.zeros(len(hashes), bool)

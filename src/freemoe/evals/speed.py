@@ -73,7 +73,7 @@ def compare_prompts(
     for length in lengths:
         prompt = ids.repeat(-(-length // len(ids)))[None, :length]
         timed = partial(compare_speed, sides, prompt, timing.new_tokens, timing.rounds)
-        found.append(run.unit(f"speed|{length}", timed))
+        found.append(run.run_unit(f"speed|{length}", timed))
     return {"speed": {**found[0], "lengths": found}} if found else {}
 
 
@@ -94,7 +94,7 @@ def compare_speed(
         ``decode``: how many times as fast the second is, the geometric mean over the rounds with Student's 95 % interval, whose
         ends are None where there was one round.
     """
-    times = in_turns({name: timed(side, prompt, new, clock) for name, side in sides.items()}, rounds)
+    times = in_turns({name: request_timer(side, prompt, new, clock) for name, side in sides.items()}, rounds)
     found: dict[str, Any] = {"prompt": prompt.shape[1], "new_tokens": new, "rounds": rounds}
     for name, rows in times.items():
         found[name] = dict(zip(PARTS.values(), map(statistics.median, zip(*rows, strict=True)), strict=True))
@@ -127,7 +127,7 @@ def times_as_fast(before: Sequence[float], after: Sequence[float]) -> dict[str, 
     return {"mean": float(np.exp(mean.mean)), "low": low, "high": high}
 
 
-def timed(
+def request_timer(
     side: Callable[[], AbstractContextManager[Any]],
     prompt: Tensor,
     new: int,
@@ -135,11 +135,11 @@ def timed(
 ) -> Callable[[], tuple[float, float]]:
     """`time_request` of a side, each time that it is called."""
 
-    def once() -> tuple[float, float]:
+    def time_once() -> tuple[float, float]:
         with side() as model:
             return time_request(model, prompt, new, clock)
 
-    return once
+    return time_once
 
 
 @torch.no_grad()
@@ -147,7 +147,7 @@ def time_request(
     model: Any, prompt: Tensor, new: int, clock: Callable[[], float] = time.perf_counter
 ) -> tuple[float, float]:
     """Seconds to the first token, and between two further ones, of one greedy request for exactly ``new`` tokens."""
-    seen = _Stamps(model.device, clock)
+    seen = _TokenTimestamps(model.device, clock)
     model.generate(
         prompt,
         attention_mask=torch.ones_like(prompt),
@@ -167,7 +167,7 @@ def wait_for(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
-class _Stamps:
+class _TokenTimestamps:
     """A streamer that notes when each new token came, and when it was made."""
 
     def __init__(self, device: torch.device, clock: Callable[[], float]) -> None:

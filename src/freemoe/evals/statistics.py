@@ -78,7 +78,7 @@ def cluster_sums(
     return sums, np.bincount(ids, weights=scale)
 
 
-class _Estimate(NamedTuple):
+class _MeanEstimate(NamedTuple):
     """A mean, the middle of its interval, their standard error and its degrees of freedom."""
 
     mean: float
@@ -86,22 +86,22 @@ class _Estimate(NamedTuple):
     error: float
     freedom: float
 
-    def interval(self) -> Interval:
+    def confidence_interval(self) -> Interval:
         if not self.freedom > 0:
             return Interval(self.mean, -math.inf, math.inf)
         half = float(student.ppf(0.975, self.freedom)) * self.error
         return Interval(self.mean, self.middle - half, self.middle + half)
 
 
-def _freedom(squares: Sequence[float], freedoms: Sequence[float]) -> float:
+def _degrees_of_freedom(squares: Sequence[float], freedoms: Sequence[float]) -> float:
     """Degrees of freedom of a sum of independent squared errors, after Welch and Satterthwaite."""
     spread = sum(s**2 / f if f else math.inf for s, f in zip(squares, freedoms, strict=True))
     return sum(squares) ** 2 / spread if 0 < spread < math.inf else (0.0 if spread else math.inf)
 
 
-def _estimate(
+def _estimate_mean(
     values: Sequence[float], clusters: Sequence[str], weights: Sequence[float] | None, draws: Sequence[float] = ()
-) -> _Estimate:
+) -> _MeanEstimate:
     sums, sizes = cluster_sums(values, clusters, weights)
     mean, count = float(sums.sum() / sizes.sum()), len(sums)
     middle, error = mean, math.inf
@@ -114,9 +114,11 @@ def _estimate(
         middle = float(sums.sum() / sizes.sum())
         error = math.sqrt(((sums - middle * sizes) ** 2).sum() * (count + 2) / (count + 1)) / float(sizes.sum())
     if not draws:
-        return _Estimate(mean, middle, error, count - 1)
+        return _MeanEstimate(mean, middle, error, count - 1)
     squares = error**2, float(np.var(draws, ddof=1)) / len(draws) if len(draws) > 1 else math.inf
-    return _Estimate(mean, middle, math.sqrt(sum(squares)), _freedom(squares, (count - 1, len(draws) - 1)))
+    return _MeanEstimate(
+        mean, middle, math.sqrt(sum(squares)), _degrees_of_freedom(squares, (count - 1, len(draws) - 1))
+    )
 
 
 def mean_interval(
@@ -138,7 +140,7 @@ def mean_interval(
         draws: Where ``values`` are means over random draws, such as masks: the mean of every draw. The interval is then one of
             the mean over all possible draws; one draw alone has none.
     """
-    return _estimate(values, clusters, weights, draws).interval()
+    return _estimate_mean(values, clusters, weights, draws).confidence_interval()
 
 
 def mean_of_means(
@@ -154,14 +156,14 @@ def mean_of_means(
         draws: Per group of ``parts`` the mean of every random draw, as in `mean_interval`.
     """
     groups = len(parts) + zeros
-    found = [_estimate(*part, None, means) for part, means in zip(parts, draws or [()] * len(parts), strict=True)]
+    found = [_estimate_mean(*part, None, means) for part, means in zip(parts, draws or [()] * len(parts), strict=True)]
     squares = [e.error**2 for e in found]
-    return _Estimate(
+    return _MeanEstimate(
         sum(e.mean for e in found) / groups,
         sum(e.middle for e in found) / groups,
         math.sqrt(sum(squares)) / groups,
-        _freedom(squares, [e.freedom for e in found]),
-    ).interval()
+        _degrees_of_freedom(squares, [e.freedom for e in found]),
+    ).confidence_interval()
 
 
 def exponential(interval: Interval) -> Interval:
@@ -214,7 +216,7 @@ def paired_test(
         flipped = flipped / np.sqrt(np.maximum((flipped**2).sum(0), 1.0))
     if flipped.shape[1] == 1 and np.allclose(np.abs(flipped), np.abs(flipped[0]), atol=0):
         return float(binom.sf(int((flipped > 0).sum()) - 1, len(flipped), 0.5))
-    p = _exceeded(flipped.sum(0)[picked], _flip_signs(flipped, seed, draws), len(flipped) > _EXACT_CLUSTERS)
+    p = _tail_probability(flipped.sum(0)[picked], _flip_signs(flipped, seed, draws), len(flipped) > _EXACT_CLUSTERS)
     if answers:
         return p
     centred = sums - sums.sum(0) / sizes.sum() * sizes[:, None]
@@ -223,10 +225,10 @@ def paired_test(
         return p
     # As if one more document had lost as much as any changed: of rare losses a sample shows too few.
     total = sums[:, picked].sum() - np.abs(sums[:, picked]).max()
-    return max(p, _exceeded(total / spread, _draw_studentised(centred, seed, draws), True))
+    return max(p, _tail_probability(total / spread, _draw_studentised(centred, seed, draws), True))
 
 
-def _exceeded(statistic: float, null: Iterator[np.ndarray], drawn: bool) -> float:
+def _tail_probability(statistic: float, null: Iterator[np.ndarray], drawn: bool) -> float:
     """Share of a null distribution that reaches a statistic; where it is drawn, the observed one is a draw as well.
 
     Once it was reached often enough nothing further is drawn (Besag and Clifford 1991, Biometrika 78): a p-value that is no small
@@ -297,12 +299,12 @@ def detectable_gain(documents: int, level: float, power: float = 0.8, losses: fl
     changed = np.arange(documents + 1)
     needed = binom.isf(level, changed, 0.5)
 
-    def missing(gain: float) -> float:
+    def missing_power(gain: float) -> float:
         found = binom.sf(needed, changed, (gain + losses) / (gain + 2 * losses))
         return power - float(binom.pmf(changed, documents, gain + 2 * losses) @ found)
 
     most = 1 - 2 * losses
-    return 1.0 if missing(most) > 0 else float(root_scalar(missing, bracket=(1e-6, most), xtol=1e-4).root)
+    return 1.0 if missing_power(most) > 0 else float(root_scalar(missing_power, bracket=(1e-6, most), xtol=1e-4).root)
 
 
 def detectable_effect(documents: int, level: float, power: float = 0.8) -> float:
@@ -322,4 +324,4 @@ def over_seeds(values: Sequence[float]) -> Interval:
     """
     mean, count = float(np.mean(values)), len(values)
     error = float(np.std(values, ddof=1)) / math.sqrt(count) if count > 1 else math.inf
-    return _Estimate(mean, mean, error, count - 1).interval()
+    return _MeanEstimate(mean, mean, error, count - 1).confidence_interval()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from freemoe.evals.engine.evaluator import Score
+from freemoe.evals.engine.evaluator import DocumentScore
 from freemoe.evals.statistics import (
     HEAVY_LOSS,
     Interval,
@@ -29,20 +29,20 @@ def is_text(documents: Sequence[Document]) -> bool:
     return bool(documents) and documents[0].kind == "text"
 
 
-def perplexity(scores: Sequence[Score]) -> float:
+def compute_perplexity(scores: Sequence[DocumentScore]) -> float:
     """Exp of the mean negative log-likelihood per token over all documents."""
     return math.exp(-sum(s.loglikelihood for s in scores) / max(1, sum(s.tokens for s in scores)))
 
 
-def figure(scores: Sequence[Score], documents: Sequence[Document]) -> float:
+def reported_metric(scores: Sequence[DocumentScore], documents: Sequence[Document]) -> float:
     """The reported figure alone: per cent right, or perplexity."""
-    return perplexity(scores) if is_text(documents) else 100 * float(np.mean([s.value for s in scores]))
+    return compute_perplexity(scores) if is_text(documents) else 100 * float(np.mean([s.value for s in scores]))
 
 
-def mean_scores(draws: Sequence[Sequence[Score]]) -> list[Score]:
+def mean_scores(draws: Sequence[Sequence[DocumentScore]]) -> list[DocumentScore]:
     """Scores averaged over random draws, document by document: the control's."""
     return [
-        Score(
+        DocumentScore(
             float(np.mean([s.value for s in column])),
             float(np.mean([s.loglikelihood for s in column])),
             column[0].tokens,
@@ -53,11 +53,11 @@ def mean_scores(draws: Sequence[Sequence[Score]]) -> list[Score]:
 
 
 def paired_gain(
-    scores: Sequence[Score],
-    base: Sequence[Score],
+    scores: Sequence[DocumentScore],
+    base: Sequence[DocumentScore],
     documents: Sequence[Document],
-    draws: Sequence[Sequence[Score]] = (),
-    value: Callable[[Score], float] = lambda score: score.value,
+    draws: Sequence[Sequence[DocumentScore]] = (),
+    value: Callable[[DocumentScore], float] = lambda score: score.value,
 ) -> tuple[Interval, list[float]]:
     """Mean paired difference in points, of text in nats per token; and that of every random draw.
 
@@ -78,11 +78,11 @@ def paired_gain(
     return gain.scaled(scale), [mean * scale for mean in means]
 
 
-def summary(
-    scores: Sequence[Score],
-    base: Sequence[Score],
+def summarise_scores(
+    scores: Sequence[DocumentScore],
+    base: Sequence[DocumentScore],
     documents: Sequence[Document],
-    draws: Sequence[Sequence[Score]] = (),
+    draws: Sequence[Sequence[DocumentScore]] = (),
 ) -> dict[str, Any]:
     """One row of a table: the score, its paired gain over the base with a 95 % interval, items won and lost.
 
@@ -92,7 +92,7 @@ def summary(
     """
     gain, seeds = paired_gain(scores, base, documents, draws)
     row: dict[str, Any] = {
-        "score": figure(scores, documents),
+        "score": reported_metric(scores, documents),
         "gain": gain.as_json(),
         "documents": len(scores),
         "clusters": len({d.key for d in documents}),
@@ -103,7 +103,7 @@ def summary(
         row["ratio"] = exponential(gain.scaled(-1)).as_json()
         row["much_worse"] = float(np.mean([a.value - b.value < -HEAVY_LOSS for a, b in zip(scores, base, strict=True)]))
         return row
-    if also := _also(scores, base, documents, draws):
+    if also := _extra_metrics(scores, base, documents, draws):
         row["also"] = also
     if all(s.value in (0.0, 1.0) for s in [*scores, *base]):
         won, lost, p = mcnemar([s.value for s in base], [s.value for s in scores])
@@ -111,8 +111,10 @@ def summary(
     return row
 
 
-def two_sided_p(scores: Sequence[Score], base: Sequence[Score], documents: Sequence[Document], seed: int) -> float:
-    """Two-sided p-value of a row's mean gain, weighed as `summary` weighs it."""
+def two_sided_p(
+    scores: Sequence[DocumentScore], base: Sequence[DocumentScore], documents: Sequence[Document], seed: int
+) -> float:
+    """Two-sided p-value of a row's mean gain, weighed as `summarise_scores` weighs it."""
     gains, keys = np.array([a.value - b.value for a, b in zip(scores, base, strict=True)]), [d.key for d in documents]
     weights = [max(1, s.tokens) for s in base] if is_text(documents) else None
     return min(1.0, 2 * min(paired_test(side, keys, weights, seed=seed) for side in (gains, -gains)))
@@ -125,7 +127,7 @@ def adjust_rows(domains: Sequence[Mapping[str, Any]]) -> None:
         row["holm"] = p
 
 
-def average(domains: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def average_rows(domains: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Way -> mean score over the domains that are scored in points, each counting the same, and its gain over the first way.
 
     Args:
@@ -145,7 +147,7 @@ def mean_of_domains(domains: Sequence[Mapping[str, Any]]) -> dict[str, dict[str,
     first = next(iter(domains[0]["rows"]))
     found = {}
     for way in domains[0]["rows"]:
-        # Where a way is the first one itself (`summary`), nothing is unknown of their difference.
+        # Where a way is the first one itself (`summarise_scores`), nothing is unknown of their difference.
         apart = [d for d in domains if way != first and d["rows"][way].get("gain") != ZERO.as_json()]
         parts = [([x[way] - x[first] for x in d["documents"]], [x["key"] for x in d["documents"]]) for d in apart]
         gain = mean_of_means(parts, len(domains) - len(parts)).scaled(100)
@@ -154,8 +156,11 @@ def mean_of_domains(domains: Sequence[Mapping[str, Any]]) -> dict[str, dict[str,
     return found
 
 
-def _also(
-    scores: Sequence[Score], base: Sequence[Score], documents: Sequence[Document], draws: Sequence[Sequence[Score]]
+def _extra_metrics(
+    scores: Sequence[DocumentScore],
+    base: Sequence[DocumentScore],
+    documents: Sequence[Document],
+    draws: Sequence[Sequence[DocumentScore]],
 ) -> dict[str, Any]:
     """The same of every other figure that all documents have: pass@10 from the samples of pass@1."""
     mine, theirs = [dict(s.also) for s in scores], [dict(s.also) for s in base]

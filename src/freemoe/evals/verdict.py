@@ -20,7 +20,7 @@ Measured = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Verdict:
+class GainVerdict:
     """The answer to "is there a reliable gain?".
 
     Attributes:
@@ -59,7 +59,7 @@ def perplexity_against(
     return exponential(mean_interval(each.tolist(), clusters, tokens)).as_json()
 
 
-def sign(measured: Measured | None, home: float = 1.0) -> int:
+def interval_sign(measured: Measured | None, home: float = 1.0) -> int:
     """1 where the interval lies above ``home``, -1 below, 0 where it holds it or there is none."""
     if measured is None or measured["low"] is None or measured["high"] is None:
         return 0
@@ -68,7 +68,7 @@ def sign(measured: Measured | None, home: float = 1.0) -> int:
 
 def judge_against_model(
     perplexity: Measured, read: str, speed: Mapping[str, Any] | None, then: str, missed: str = ""
-) -> Verdict:
+) -> GainVerdict:
     """The verdict on a model that reads fewer weights: first its price against the model that it was made of, then its rivals.
 
     Yes: something is reliably better than that model, and nothing worse. Mixed: both. No: nothing is better. Only what was
@@ -81,7 +81,7 @@ def judge_against_model(
         then: What it is against its rivals, in sentences.
         missed: What was asked for and not reached, in a sentence; the answer is no then.
     """
-    signs = (-sign(perplexity), *(sign((speed or {}).get(part)) for part in ("decode", "prefill")))
+    signs = (-interval_sign(perplexity), *(interval_sign((speed or {}).get(part)) for part in ("decode", "prefill")))
     better, worse = 1 in signs, -1 in signs
     answers: dict[tuple[bool, bool], tuple[str, State, str]] = {
         (True, False): ("Yes", "better", "Better than your model"),
@@ -94,22 +94,22 @@ def judge_against_model(
         label = "Undecided: no interval"
     if missed:
         answer, state, label = "No", "worse", "The budget was missed"
-    price = f"{answer}: {_quality(perplexity)}; reads {read} per token; {_speeds(speed)}."
-    return Verdict(state, label, " ".join(part for part in (price, missed, then) if part))
+    price = f"{answer}: {_perplexity_text(perplexity)}; reads {read} per token; {_speed_text(speed)}."
+    return GainVerdict(state, label, " ".join(part for part in (price, missed, then) if part))
 
 
-def _quality(ratio: Measured) -> str:
-    if sign(ratio) < 0:
+def _perplexity_text(ratio: Measured) -> str:
+    if interval_sign(ratio) < 0:
         saved = {"mean": 1 - ratio["mean"], "low": 1 - ratio["high"], "high": 1 - ratio["low"]}
-        return f"saves {_percents(saved)} perplexity against your model"
+        return f"saves {_percent_text(saved)} perplexity against your model"
     more = {name: end if end is None else end - 1 for name, end in ratio.items()}
-    if sign(ratio) > 0:
-        return f"costs {_percents(more)} perplexity against your model"
+    if interval_sign(ratio) > 0:
+        return f"costs {_percent_text(more)} perplexity against your model"
     unsure = "no interval" if ratio["low"] is None else "no reliable difference"
-    return f"perplexity {_percents(more, '+')} against your model ({unsure})"
+    return f"perplexity {_percent_text(more, '+')} against your model ({unsure})"
 
 
-def _percents(share: Measured, signed: str = "") -> str:
+def _percent_text(share: Measured, signed: str = "") -> str:
     """``14 % [12, 16]``, with as many decimals as tell the ends apart."""
     low, high = share["low"], share["high"]
     width = abs(share["mean"]) if low is None or high is None else high - low
@@ -118,16 +118,16 @@ def _percents(share: Measured, signed: str = "") -> str:
     return f"{mean} %" + (f" [{', '.join(ends)}]" if len(ends) == 2 else "")
 
 
-def _speeds(speed: Mapping[str, Any] | None) -> str:
+def _speed_text(speed: Mapping[str, Any] | None) -> str:
     if not speed:
         return "its speed was not measured"
     if not speed.get("decode"):
         return "its speed was measured without an interval"
-    said = [f"{verb} {times(speed[part])}" for part, verb in (("decode", "decodes"), ("prefill", "reads prompts"))]
+    said = [f"{verb} {ratio_text(speed[part])}" for part, verb in (("decode", "decodes"), ("prefill", "reads prompts"))]
     return f"{' and '.join(said)} as fast here (batch 1, prompt of {speed['prompt']} tokens)"
 
 
-def times(ratio: Measured, places: int = 2) -> str:
+def ratio_text(ratio: Measured, places: int = 2) -> str:
     """``1.40x [1.31, 1.52]``."""
     if ratio["low"] is None or ratio["high"] is None:
         return f"{ratio['mean']:.{places}f}x (no interval)"

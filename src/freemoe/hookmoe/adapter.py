@@ -20,17 +20,17 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from freemoe.core.artifacts import Manifest, read_manifest, read_tensors
+from freemoe.core.artifacts import ArtefactManifest, read_manifest, read_tensors
 from freemoe.core.errors import ArtifactError
 from freemoe.core.files import write_atomic
-from freemoe.core.threads import turn_of
+from freemoe.core.threads import model_lock_of
 from freemoe.hookmoe.artefact_files import CONFIG, KIND, WEIGHTS, name_in, read_config
 from freemoe.hookmoe.decoding.quick import quick_decoding
-from freemoe.hookmoe.hooks.hook import Hook, Hooks
-from freemoe.hookmoe.plans.apply import RESCALES, applied, plan_of, probe
+from freemoe.hookmoe.hooks.hook import Hook, HookSet
+from freemoe.hookmoe.plans.apply import RESCALES, apply_plan, plan_of, probe_router_k
 from freemoe.hookmoe.plans.layers import moe_layers
-from freemoe.hookmoe.plans.plan import Plan, parse_plan
-from freemoe.hub.fetch import Access
+from freemoe.hookmoe.plans.plan import LayerPlan, parse_plan
+from freemoe.hub.fetch import HubAccess
 from freemoe.models.checkpoints.identity import require_base
 from freemoe.models.checkpoints.loading import load_own_base
 from freemoe.models.checkpoints.placement import Placement, require_one_device
@@ -44,11 +44,11 @@ class Trimmed:
     Attributes:
         plan: Experts per layer.
         hooks: What compensates; None for a plan alone.
-        rescale: See `applied`.
+        rescale: See `apply_plan`.
     """
 
-    plan: Plan
-    hooks: Hooks | None = None
+    plan: LayerPlan
+    hooks: HookSet | None = None
     rescale: str = "none"
 
     @contextmanager
@@ -63,8 +63,8 @@ class Trimmed:
             quick: Decode in compiled loops on a CPU (`quick_decoding`): equal within rounding, and much faster.
         """
         with ExitStack() as stack:
-            stack.enter_context(turn_of(model).held())
-            stack.enter_context(applied(model, self.plan, self.rescale))
+            stack.enter_context(model_lock_of(model).hold_lock())
+            stack.enter_context(apply_plan(model, self.plan, self.rescale))
             if self.hooks is not None:
                 stack.enter_context(self.hooks.attached(model))
             if quick:
@@ -86,7 +86,7 @@ class Trimmed:
             hook.r.data = hook.r.data.float()
         return self
 
-    def tensors(self) -> dict[str, Tensor]:
+    def hook_tensors(self) -> dict[str, Tensor]:
         """What stands in the safetensors file."""
         if self.hooks is None:
             return {}
@@ -113,11 +113,11 @@ def save_adapter(trimmed: Trimmed, model: Any, folder: Path) -> None:
         "bias": bool(hooks and any(h.up.bias is not None for _, h in hooks.items())),
     }
     write_atomic(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
-    write_atomic(folder / WEIGHTS, save(trimmed.tensors()))
+    write_atomic(folder / WEIGHTS, save(trimmed.hook_tensors()))
 
 
 def load_trimmed(
-    folder: str | Path, base: str | None, dtype: str, device: Placement, access: Access | None = None
+    folder: str | Path, base: str | None, dtype: str, device: Placement, access: HubAccess | None = None
 ) -> tuple[Any, Any, Trimmed]:
     """Load an artefact with its base.
 
@@ -161,14 +161,14 @@ def load_adapter(folder: str | Path, model: Any, tokenizer: Any = None) -> Trimm
     config, hooks = read_hooks(root, manifest)
     _check_shape(config, model)
     require_base(manifest, model, tokenizer)
-    probe(model)
+    probe_router_k(model)
     counts = {layer.number: layer.count for layer in moe_layers(model)}
-    text = Plan(tuple(config["top_k"])).text()
+    text = LayerPlan(tuple(config["top_k"])).to_text()
     plan = parse_plan(text, plan_of(model), [counts.get(i) for i in range(config["num_hidden_layers"])])
-    return Trimmed(plan, hooks if hooks is None else hooks.beside(model), config["rescale"])
+    return Trimmed(plan, hooks if hooks is None else hooks.to_layer_devices(model), config["rescale"])
 
 
-def read_hooks(folder: Path, manifest: Manifest) -> tuple[dict[str, Any], Hooks | None]:
+def read_hooks(folder: Path, manifest: ArtefactManifest) -> tuple[dict[str, Any], HookSet | None]:
     """The settings of an artefact and its hooks, None where it has none.
 
     Raises:
@@ -180,7 +180,7 @@ def read_hooks(folder: Path, manifest: Manifest) -> tuple[dict[str, Any], Hooks 
             f"{str(folder)!r} has the rule {config['rescale']!r} for router weights; known: {', '.join(RESCALES)}."
         )
     try:
-        return config, _hooks(config, tensors)
+        return config, _build_hooks(config, tensors)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ArtifactError(
             f"The hooks of {str(folder)!r} are not what {name_in(manifest, CONFIG)} says ({type(error).__name__}: {error}). Copy the "
@@ -188,7 +188,7 @@ def read_hooks(folder: Path, manifest: Manifest) -> tuple[dict[str, Any], Hooks 
         ) from None
 
 
-def _hooks(config: dict[str, Any], tensors: dict[str, Tensor]) -> Hooks | None:
+def _build_hooks(config: dict[str, Any], tensors: dict[str, Tensor]) -> HookSet | None:
     """The hooks of an artefact; every tensor is one of theirs."""
     left = dict(tensors)
     made = {int(n): Hook(config["hidden_size"], d, config["bias"]) for n, d in config["hook_layers"].items()}
@@ -200,7 +200,7 @@ def _hooks(config: dict[str, Any], tensors: dict[str, Tensor]) -> Hooks | None:
         hook.r.data = own["r"]
     if left:
         raise ValueError(f"{next(iter(left))!r} belongs to no hook")
-    return Hooks(made, config["scope"], config["position"]) if made else None
+    return HookSet(made, config["scope"], config["position"]) if made else None
 
 
 def _check_shape(config: dict[str, Any], model: Any) -> None:

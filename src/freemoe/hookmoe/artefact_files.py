@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from freemoe.core.errors import ArtifactError
-from freemoe.core.untrusted import checked, read_json
+from freemoe.core.untrusted import read_json, validate_strict
 
 KIND = "trimmed-moe"
 CONFIG, WEIGHTS = "hookmoe_config.json", "hookmoe.safetensors"
@@ -18,7 +18,7 @@ _OLDER = {CONFIG: "adapter_config.json", WEIGHTS: "adapter_model.safetensors"}
 """Names that earlier artefacts have. They are PEFT's: transformers takes such a folder for one of its adapters."""
 
 
-class Settings(BaseModel):
+class HookmoeConfig(BaseModel):
     """What stands in ``CONFIG``."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -50,7 +50,9 @@ def read_config(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
     if name not in manifest["files"]:
         raise ArtifactError(f"The manifest of {str(folder)!r} does not list {name!r}. Copy the artefact again.")
     found = read_json(folder / name, ArtifactError)
-    checked(Settings, found, f"{name!r} in {str(folder)!r}", ArtifactError, "Copy the artefact again or make it anew.")
+    validate_strict(
+        HookmoeConfig, found, f"{name!r} in {str(folder)!r}", ArtifactError, "Copy the artefact again or make it anew."
+    )
     if found["top_k"] != manifest.get("plan", found["top_k"]):
         raise ArtifactError(
             f"{name!r} in {str(folder)!r} has the plan {found['top_k']}, and the manifest has {manifest['plan']}. Copy the "

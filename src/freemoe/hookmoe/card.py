@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from freemoe.core import neutral
-from freemoe.core.numbers import percent
+from freemoe.core.numbers import format_percent
 from freemoe.evals.guessing import guessing_text
 from freemoe.evals.held_out import record_text
 from freemoe.evals.speed import speed_lines
-from freemoe.evals.verdict import Verdict, groups_text, judge_against_model, sign
-from freemoe.hub.cards import Measured, base_shown, card_notes, head, loading, markdown_table
+from freemoe.evals.verdict import GainVerdict, groups_text, interval_sign, judge_against_model
+from freemoe.hub.cards import CardMetric, base_shown, card_header, card_notes, loading_example, markdown_table
 from freemoe.results.trim import TrimResult
 
 ABOUT = {
@@ -42,7 +42,7 @@ def run_as(result: TrimResult) -> str:
     return next(name for name in ("hooks", "rescaled", "plan") if name in result.test.rows)
 
 
-def verdict(result: TrimResult) -> Verdict:
+def trim_verdict(result: TrimResult) -> GainVerdict:
     """What the artefact costs and gives against the full model, and what it wins back of what its plan alone loses."""
     rows, cost, ours = result.test.rows, result.cost_of_a_token, run_as(result)
     share = rows[ours].get("recovered_ce")
@@ -51,22 +51,22 @@ def verdict(result: TrimResult) -> Verdict:
     elif share is None or share[0] is None:
         then = "The plan alone loses nothing that could be won back."
     else:
-        state = sign(dict(zip(("mean", "low", "high"), share, strict=True)), 0.0)
+        state = interval_sign(dict(zip(("mean", "low", "high"), share, strict=True)), 0.0)
         said = {1: "reliably better", 0: "not reliably different", -1: "reliably worse"}[state]
-        then = f"Against the plan alone it is {said}: {share_text(share)} of the lost loss is won back{_beyond(rows[ours])}."
+        then = f"Against the plan alone it is {said}: {share_text(share)} of the lost loss is won back{_beyond_text(rows[ours])}."
     unknown = {"mean": math.exp(rows[ours]["ce"] - rows["full"]["ce"]), "low": None, "high": None}
-    read = f"{percent(cost['trimmed']['active'] / cost['full']['active'])} of the weights"
+    read = f"{format_percent(cost['trimmed']['active'] / cost['full']['active'])} of the weights"
     return judge_against_model(rows[ours].get("ratio", unknown), read, result.speed and result.speed.model_dump(), then)
 
 
-def _beyond(row: dict[str, Any]) -> str:
+def _beyond_text(row: dict[str, Any]) -> str:
     """What hooks win back beyond the best of `SIMPLE`, for the end of a sentence; nothing where none was measured with them."""
     beyond = {name: share for name, share in row.get("beyond", {}).items() if share[0] is not None}
     if not beyond:
         return ""
     name, share = min(beyond.items(), key=lambda entry: entry[1][0])
     than = f"than by the best of the simple corrections and the control, {SIMPLE[name]}"
-    state = sign(dict(zip(("mean", "low", "high"), share, strict=True)), 0.0)
+    state = interval_sign(dict(zip(("mean", "low", "high"), share, strict=True)), 0.0)
     if state == 0:
         return f", not reliably more {than}: {share_text(share)}"
     mean, *ends = share if state > 0 else [-share[0], *(None if end is None else -end for end in share[:0:-1])]
@@ -78,7 +78,7 @@ def headlines(result: TrimResult) -> list[str]:
     rows, cost = result.test.rows, result.cost_of_a_token
     full, plan = rows["full"], rows["plan"]
     lines = [
-        verdict(result).words,
+        trim_verdict(result).words,
         f"plan {result.plan['text']}: Act {result.base.act:.3f} -> {result.plan['act']:.3f}, active parameters "
         f"{cost['full']['active']:,} -> {cost['trimmed']['active']:,} (hooks {cost['trimmed']['hooks']:,})",
         f"test loss {full['ce']:.4f} -> {plan['ce']:.4f} with the plan alone (KL {plan['kl']:.4f})",
@@ -93,7 +93,7 @@ def headlines(result: TrimResult) -> list[str]:
     return [*lines, *([guess] if guess else []), *speed_lines(result.speed and result.speed.model_dump())]
 
 
-def table(rows: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+def trim_table(rows: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """Rows of a test part for people: header, and rows of name, loss, KL, shares won back, what the row is."""
     return ["", "loss", "KL", "loss won back", "KL won back", ""], [
         [
@@ -117,21 +117,21 @@ def model_card(result: TrimResult) -> str:
     )
     # What the artefact, as it is run, reached on the text's test part.
     loss = result.test.rows[run_as(result)]["ce"]
-    measured = [Measured("held-out text", "perplexity", math.exp(loss), "perplexity")]
+    measured = [CardMetric("held-out text", "perplexity", math.exp(loss), "perplexity")]
     tags, sources = ["mixture-of-experts", "frozen-base", "hooks"], [str(result.recipe.get("text"))]
     return "\n".join(
         [
-            *head(base, f"{base_shown(base)}, trimmed", "adapter", tags, about, measured, sources),
-            *[f"- {neutral.markdown(line)}" for line in headlines(result)],
+            *card_header(base, f"{base_shown(base)}, trimmed", "adapter", tags, about, measured, sources),
+            *[f"- {neutral.escape_markdown(line)}" for line in headlines(result)],
             "",
             f"On {result.test.tokens:,} tokens of the text's test part, which decided nothing; 95 % intervals "
             f"{groups_text(result.test.groups)}:",
             "",
-            *markdown_table(*table(result.test.rows)),
+            *markdown_table(*trim_table(result.test.rows)),
             "",
             "## Use",
             "",
-            *loading(base, "trimmed", 'text, way = trimmed.generate_text("...")'),
+            *loading_example(base, "trimmed", 'text, way = trimmed.generate_text("...")'),
             *card_notes(base, result),
             "`plan.json` holds the plan alone; `exports/`, where there is one, the overrides of engines that know one k for all",
             "layers. None of them runs hooks. `recipe.yaml` repeats the run with `freemoe run`.",

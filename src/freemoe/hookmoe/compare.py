@@ -15,16 +15,23 @@ from torch import Tensor
 
 from freemoe.core.errors import RecipeError
 from freemoe.core.run.folder import RunFolder
-from freemoe.core.run.progress import Progress, Quiet
+from freemoe.core.run.progress import Progress, QuietProgress
 from freemoe.core.run.unit_state import NOT_KEPT, UnitState
-from freemoe.hookmoe.hooks.teacher import Teacher, teach
-from freemoe.hookmoe.measure import measure
-from freemoe.hookmoe.plans.apply import applied, expert_counts, plan_of
-from freemoe.hookmoe.plans.dynamic import RULES, Dynamic, naee_thresholds, ramp, router_weights, tuned
+from freemoe.hookmoe.hooks.teacher import TeacherLogits, compute_teacher_logits
+from freemoe.hookmoe.measure import measure_quality
+from freemoe.hookmoe.plans.apply import apply_plan, expert_counts, plan_of
+from freemoe.hookmoe.plans.dynamic import (
+    RULES,
+    DynamicRule,
+    naee_thresholds,
+    ramp_thresholds,
+    router_weights,
+    tune_thresholds,
+)
 from freemoe.hookmoe.plans.layers import moe_layers
 from freemoe.hookmoe.plans.plan import SPELLINGS as PLANS
-from freemoe.hookmoe.plans.plan import Plan, expert_n, parse_plan
-from freemoe.text.blocks import Blocks
+from freemoe.hookmoe.plans.plan import LayerPlan, expert_n, parse_plan
+from freemoe.text.blocks import PackedBlocks
 
 SPELLINGS = (
     f"{PLANS}; sweep:G, every Expert_N(k, l, r) over groups of G layers; top_p:P or top_p:P,SPAN, rel_threshold:T or "
@@ -34,7 +41,7 @@ _CALIBRATION_ROWS = 32
 
 
 @dataclass(frozen=True)
-class Way:
+class RoutingVariant:
     """One way of running fewer experts.
 
     Attributes:
@@ -47,39 +54,41 @@ class Way:
     """
 
     name: str
-    plan: Plan | None = None
+    plan: LayerPlan | None = None
     rule: str | None = None
     start: float | None = None
     span: float = 0.0
     tuned: bool = False
 
     @property
-    def calibrated(self) -> bool:
+    def needs_calibration(self) -> bool:
         """Whether its thresholds come from text."""
         return self.tuned or self.rule == "naee"
 
 
-def read_ways(spellings: Sequence[str], model: Any) -> list[Way]:
+def read_variants(spellings: Sequence[str], model: Any) -> list[RoutingVariant]:
     """Read spellings, sweeps spelled out, each way once.
 
     Raises:
         RecipeError: A spelling that cannot be read, or a plan or threshold that the model cannot run.
     """
-    found: dict[str, Way] = {}
+    found: dict[str, RoutingVariant] = {}
     for text in spellings:
         name, _, rest = text.strip().partition(":")
-        ways = _sweep(rest, text, model) if name == "sweep" else [_way(name, rest, text.strip(), model)]
+        ways = (
+            _expand_sweep(rest, text, model) if name == "sweep" else [_parse_variant(name, rest, text.strip(), model)]
+        )
         found.update({way.name: way for way in ways})
     return list(found.values())
 
 
-def _way(name: str, rest: str, text: str, model: Any) -> Way:
+def _parse_variant(name: str, rest: str, text: str, model: Any) -> RoutingVariant:
     if name not in RULES:
-        return Way(text, parse_plan(text, plan_of(model), expert_counts(model)))
+        return RoutingVariant(text, parse_plan(text, plan_of(model), expert_counts(model)))
     if name == "naee":
         if rest:
             raise RecipeError(f"{text!r}: naee finds its thresholds itself; write naee.")
-        return Way(text, rule=name)
+        return RoutingVariant(text, rule=name)
     by_act = rest.startswith("act=")
     try:
         numbers = [float(part) for part in rest.removeprefix("act=").split(",")]
@@ -91,10 +100,10 @@ def _way(name: str, rest: str, text: str, model: Any) -> Way:
     low, high = (1.0, plan_of(model).act) if by_act else (0.0, 1.0)
     if not low <= start <= high:
         raise RecipeError(f"{text!r}: {start:g} is not between {low:g} and {high:g}.")
-    return Way(text, rule=name, start=start, span=span, tuned=by_act)
+    return RoutingVariant(text, rule=name, start=start, span=span, tuned=by_act)
 
 
-def _sweep(rest: str, text: str, model: Any) -> list[Way]:
+def _expand_sweep(rest: str, text: str, model: Any) -> list[RoutingVariant]:
     """Every Expert_N(k, l, r) whose l begins a group of layers and whose r ends one (Figure 1, Table 8)."""
     base = plan_of(model)
     layers, k = len(base.ks), max(b for b in base.ks if b is not None)
@@ -108,15 +117,15 @@ def _sweep(rest: str, text: str, model: Any) -> list[Way]:
         raise RecipeError(f"{text!r}: the model runs {k} expert per token: there is nothing to cut.")
     firsts = range(0, layers, group)
     ends = [(first, min(last + group, layers) - 1) for first in firsts for last in firsts if last >= first]
-    return [Way(f"expert_n:{k},{first},{last}", expert_n(base, k, first, last)) for first, last in ends]
+    return [RoutingVariant(f"expert_n:{k},{first},{last}", expert_n(base, k, first, last)) for first, last in ends]
 
 
 def compare_plans(
     model: Any,
-    blocks: Blocks,
+    blocks: PackedBlocks,
     plans: Sequence[str],
     *,
-    calibration: Blocks | None = None,
+    calibration: PackedBlocks | None = None,
     rescale: str = "none",
     top: int = 64,
     run: RunFolder | None = None,
@@ -129,7 +138,7 @@ def compare_plans(
         blocks: The text that is measured.
         plans: As ``SPELLINGS`` says.
         calibration: Other text, from which ``naee`` and tuned rules take their thresholds.
-        rescale: The plans' rule for router weights, see `applied`; rules per token have the model's own.
+        rescale: The plans' rule for router weights, see `apply_plan`; rules per token have the model's own.
         top: Tokens kept of the full model's distribution per position.
         run: Keeps what was measured: a run that was stopped goes on.
         progress: Where to report.
@@ -142,37 +151,41 @@ def compare_plans(
     Raises:
         RecipeError: A spelling that cannot be read, or a rule that needs calibration text where there is none.
     """
-    ways = read_ways(plans, model)
-    needy = [way.name for way in ways if way.calibrated]
+    ways = read_variants(plans, model)
+    needy = [way.name for way in ways if way.needs_calibration]
     if needy and calibration is None:
         raise RecipeError(f"{', '.join(needy)}: thresholds come from calibration text, and none was given.")
-    progress = progress or Quiet()
-    teacher: list[Teacher] = []
+    progress = progress or QuietProgress()
+    teacher: list[TeacherLogits] = []
     seen: list[dict[int, Tensor] | None] = []
 
-    def work(way: Way) -> dict[str, Any]:
+    def compute_row(way: RoutingVariant) -> dict[str, Any]:
         if not teacher:
-            teacher.append(teach(model, blocks, top, progress, kept=run.state("compare|teacher") if run else NOT_KEPT))
-        if way.calibrated and not seen:
+            teacher.append(
+                compute_teacher_logits(
+                    model, blocks, top, progress, kept=run.unit_state("compare|teacher") if run else NOT_KEPT
+                )
+            )
+        if way.needs_calibration and not seen:
             seen.append(calibration_weights(model, [way], calibration))
-        kept = run.state(unit_of(way)) if run else NOT_KEPT
-        return _measured(model, blocks, teacher[0], way, rescale, seen[0] if seen else None, kept)
+        kept = run.unit_state(unit_of(way)) if run else NOT_KEPT
+        return _measure_variant(model, blocks, teacher[0], way, rescale, seen[0] if seen else None, kept)
 
-    def unit_of(way: Way) -> str:
+    def unit_of(way: RoutingVariant) -> str:
         return f"compare|{rescale}|{way.name}"
 
     rows = []
-    full = Way("full", plan_of(model))
+    full = RoutingVariant("full", plan_of(model))
     with progress.stage("compared plans", len(ways) + 1) as advance:
         for way in (full, *ways):
-            rows.append(run.unit(unit_of(way), lambda way=way: work(way)) if run else work(way))
+            rows.append(run.run_unit(unit_of(way), lambda way=way: compute_row(way)) if run else compute_row(way))
             advance(1)
     return rows
 
 
 @contextmanager
-def opened(
-    model: Any, way: Way, weights: Mapping[int, Tensor] | None = None, rescale: str = "none"
+def apply_variant(
+    model: Any, way: RoutingVariant, weights: Mapping[int, Tensor] | None = None, rescale: str = "none"
 ) -> Iterator[Mapping[int, Sequence[int]]]:
     """While open, the model runs fewer experts in one way.
 
@@ -180,7 +193,7 @@ def opened(
         model: A loaded mixture.
         way: Which.
         weights: Router weights on calibration text, by layer (`dynamic.router_weights`): for ways that are ``calibrated``.
-        rescale: A plan's rule for router weights, see `applied`.
+        rescale: A plan's rule for router weights, see `apply_plan`.
 
     Yields:
         Layer -> executed experts and tokens; a rule's fill as the model runs.
@@ -188,30 +201,30 @@ def opened(
     layers = [layer.number for layer in moe_layers(model)]
     if way.plan is not None:
         own = way.plan == plan_of(model)
-        with nullcontext() if own else applied(model, way.plan, rescale):
+        with nullcontext() if own else apply_plan(model, way.plan, rescale):
             yield {n: (way.plan.ks[n] or 0, 1) for n in layers}
     else:
-        with _rule(model, way, weights).applied(model) as counts:
+        with _make_rule(model, way, weights).apply_rule(model) as counts:
             yield counts
 
 
-def _measured(
+def _measure_variant(
     model: Any,
-    blocks: Blocks,
-    teacher: Teacher,
-    way: Way,
+    blocks: PackedBlocks,
+    teacher: TeacherLogits,
+    way: RoutingVariant,
     rescale: str,
     seen: Mapping[int, Tensor] | None,
     kept: UnitState,
 ) -> dict[str, Any]:
-    with opened(model, way, seen, rescale) as counts:
+    with apply_variant(model, way, seen, rescale) as counts:
         # A rule's counts are of all tokens that ran: such a way is measured in one go.
-        quality = measure(model, blocks, teacher, kept if way.plan is not None else NOT_KEPT)
+        quality = measure_quality(model, blocks, teacher, kept if way.plan is not None else NOT_KEPT)
     act = {str(n): executed / tokens for n, (executed, tokens) in counts.items()}
     if way.plan is not None:
         how: dict[str, Any] = {"plan": list(way.plan.ks)}
     else:
-        how = {"thresholds": {str(n): t for n, t in _rule(model, way, seen).thresholds.items()}}
+        how = {"thresholds": {str(n): t for n, t in _make_rule(model, way, seen).thresholds.items()}}
     return {
         "name": way.name,
         **how,
@@ -219,26 +232,28 @@ def _measured(
         "act_per_layer": act,
         "loss": quality.mean_ce,
         "kl": quality.mean_kl,
-        "accuracy": 100 * quality.accuracy,
+        "accuracy": 100 * quality.token_accuracy,
         "tokens": int(quality.tokens.sum()),
     }
 
 
-def _rule(model: Any, way: Way, weights: Mapping[int, Tensor] | None) -> Dynamic:
+def _make_rule(model: Any, way: RoutingVariant, weights: Mapping[int, Tensor] | None) -> DynamicRule:
     assert way.rule is not None
-    if way.calibrated:
+    if way.needs_calibration:
         assert weights is not None
         if way.rule == "naee":
-            return Dynamic(way.rule, naee_thresholds(weights))
+            return DynamicRule(way.rule, naee_thresholds(weights))
         assert way.start is not None
-        return Dynamic(way.rule, tuned(way.rule, weights, way.start))
+        return DynamicRule(way.rule, tune_thresholds(way.rule, weights, way.start))
     assert way.start is not None
     layers = [layer.number for layer in moe_layers(model)]
-    return Dynamic(way.rule, ramp(way.rule, way.start, layers, way.span, len(plan_of(model).ks)))
+    return DynamicRule(way.rule, ramp_thresholds(way.rule, way.start, layers, way.span, len(plan_of(model).ks)))
 
 
-def calibration_weights(model: Any, ways: Sequence[Way], text: Blocks | None) -> dict[int, Tensor] | None:
-    """What `opened` wants of calibration text; None where no way is ``calibrated``."""
-    if text is None or not any(way.calibrated for way in ways):
+def calibration_weights(
+    model: Any, ways: Sequence[RoutingVariant], text: PackedBlocks | None
+) -> dict[int, Tensor] | None:
+    """What `apply_variant` wants of calibration text; None where no way is ``calibrated``."""
+    if text is None or not any(way.needs_calibration for way in ways):
         return None
-    return router_weights(model, text.rows(range(min(_CALIBRATION_ROWS, len(text)))))
+    return router_weights(model, text.select_rows(range(min(_CALIBRATION_ROWS, len(text)))))

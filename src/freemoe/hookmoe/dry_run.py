@@ -7,13 +7,13 @@ import time
 from typing import Any
 
 from freemoe.evals.speed import timed_tokens
-from freemoe.hookmoe.compare import read_ways
-from freemoe.hookmoe.material import TextParts, prepare
+from freemoe.hookmoe.compare import read_variants
+from freemoe.hookmoe.material import TextParts, prepare_trim
 from freemoe.hookmoe.metrics import count_parameters
 from freemoe.hookmoe.plans.apply import plan_of
 from freemoe.hookmoe.plans.methods import given_plan, rules_asked, units_of
-from freemoe.hookmoe.plans.plan import Plan, uniform
-from freemoe.hookmoe.plans.search import MOST_ACTS, even, profile_units
+from freemoe.hookmoe.plans.plan import LayerPlan, uniform_plan
+from freemoe.hookmoe.plans.search import MOST_ACTS, even_plan, profile_units
 from freemoe.recipes import TrimRecipe
 from freemoe.text.blocks import seconds_per_token
 
@@ -21,27 +21,27 @@ from freemoe.text.blocks import seconds_per_token
 _WITH_GRADIENTS = 3
 
 
-def outlook(recipe: TrimRecipe) -> dict[str, Any]:
+def plan_trim(recipe: TrimRecipe) -> dict[str, Any]:
     """Load base and text, run nothing but the probe, and say what the trim would be.
 
     Returns:
         Plain data in the order to print it; the last word of a key is its unit.
     """
     began = time.perf_counter()
-    model, _, text = prepare(recipe)
+    model, _, text = prepare_trim(recipe)
     loading = time.perf_counter() - began
     base = plan_of(model)
     training = recipe.training
     hidden = model.config.get_text_config().hidden_size
     given = recipe.plan.given
-    plan = given_plan(model, given) if given else uniform(base, 1)
+    plan = given_plan(model, given) if given else uniform_plan(base, 1)
     # Hooks are paid from what is saved: of the plan that is given, of the Act that is asked for, or of the least.
-    cut = even(base, recipe.plan.act) if recipe.plan.act else plan
+    cut = even_plan(base, recipe.plan.act) if recipe.plan.act else plan
     units = units_of(model, recipe.hooks, cut)
     full, least = count_parameters(model, base), count_parameters(model, plan)
-    cached = text.train.tokens * hidden * model.dtype.itemsize
-    measured = _measured(recipe, base, len(rules_asked(model, recipe.plan.rescale)))
-    compared = len(read_ways(recipe.plan.compare, model))
+    cached = text.train.num_tokens * hidden * model.dtype.itemsize
+    measured = _max_held_out_passes(recipe, base, len(rules_asked(model, recipe.plan.rescale)))
+    compared = len(read_variants(recipe.plan.compare, model))
     per_token = seconds_per_token(model, text.train)
     stages = {
         stage: per_token * passed
@@ -50,9 +50,9 @@ def outlook(recipe: TrimRecipe) -> dict[str, Any]:
     }
     return {
         "base": recipe.model,
-        "experts_per_token": base.text(),
+        "experts_per_token": base.to_text(),
         "mean_experts_per_token": base.act,
-        "plan": plan.text() if given else None,
+        "plan": plan.to_text() if given else None,
         "search": None if given else recipe.plan.search,
         "parameters": full.total,
         "active_parameters": full.active,
@@ -81,21 +81,21 @@ def _passed_tokens(recipe: TrimRecipe, text: TextParts, measured: int, compared:
     training = recipe.training
     hooks = recipe.hooks.layers != "none"
     steps = training.steps * training.rows * training.block * _WITH_GRADIENTS
-    once = steps + math.ceil(training.steps / training.every) * text.held_out.tokens
+    once = steps + math.ceil(training.steps / training.every) * text.held_out.num_tokens
     # Of every row its loss and its routes; the full model's answers, and the free compensators' fit.
     rows = 3 + hooks * (1 + training.control)
     return {
-        "teacher": text.held_out.tokens + hooks * text.train.tokens,
-        "plan": measured * text.held_out.tokens,
-        "hooks": hooks * (once + 2 * text.train.tokens),
+        "teacher": text.held_out.num_tokens + hooks * text.train.num_tokens,
+        "plan": measured * text.held_out.num_tokens,
+        "hooks": hooks * (once + 2 * text.train.num_tokens),
         "control": hooks * training.control * once,
-        "test": (2 * rows + 2) * text.test.tokens + min(text.train.tokens, 64 * training.block),
-        "compared_plans": compared * text.held_out.tokens,
-        "speed": timed_tokens(recipe.timing, text.test.length),
+        "test": (2 * rows + 2) * text.test.num_tokens + min(text.train.num_tokens, 64 * training.block),
+        "compared_plans": compared * text.held_out.num_tokens,
+        "speed": timed_tokens(recipe.timing, text.test.row_length),
     }
 
 
-def _measured(recipe: TrimRecipe, base: Plan, rules: int) -> int:
+def _max_held_out_passes(recipe: TrimRecipe, base: LayerPlan, rules: int) -> int:
     """Passes over the held-out text at most, to settle the plan, its rule for router weights, and where hooks stand."""
     runs = [k for k in base.ks if k is not None]
     # What each layer has lost decides its hook's width.

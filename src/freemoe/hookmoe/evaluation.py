@@ -10,9 +10,9 @@ from freemoe.core.artifacts import tensor_checksums
 from freemoe.core.environment import use_threads
 from freemoe.core.errors import ArtifactError, DataError
 from freemoe.core.ledger import count_openings
-from freemoe.core.run.progress import Progress, Quiet
-from freemoe.evals.evaluation import Subject, only_known, under
-from freemoe.evals.held_out import Record, read_record, set_aside_text
+from freemoe.core.run.progress import Progress, QuietProgress
+from freemoe.evals.evaluation import EvalTarget, make_variant, only_known
+from freemoe.evals.held_out import ProvenanceRecord, read_record, set_aside_text
 from freemoe.hookmoe.adapter import Trimmed, load_adapter, load_trimmed
 from freemoe.hookmoe.inspection import inspect_trimmed
 from freemoe.hookmoe.material import TextParts, load_text
@@ -43,7 +43,7 @@ def evaluate_text(
     Raises:
         DataError: Nothing of the test part is left.
     """
-    progress = progress or Quiet()
+    progress = progress or QuietProgress()
     use_threads(threads)
     recipe = _recipe_of(artefact)
     require_one_device(device, "A trimmed mixture")
@@ -51,15 +51,15 @@ def evaluate_text(
     trimmed = load_adapter(artefact, model, tokenizer)
     record = read_record(artefact)
     assert record is not None
-    if record.warning():
-        progress.say(record.warning())
+    if record.missing_record_warning():
+        progress.say(record.missing_record_warning())
     text, apart = unseen_test(load_text(recipe, tokenizer), tokenizer, record)
     if apart["documents"]:
         progress.say(set_aside_text(apart))
     rows = measure_rows(model, text, rows_of(model, trimmed), recipe.training, recipe.seed, progress)
     opening = ["own text", tensor_checksums(artefact), base, dtype]
     cost = {"openings": count_openings(row_texts(tokenizer, text.test), opening)}
-    return {**rows, "costs": costs_of(model, trimmed), "set_aside": apart, "seen": record.describe(), "cost": cost}
+    return {**rows, "costs": costs_of(model, trimmed), "set_aside": apart, "seen": record.as_json(), "cost": cost}
 
 
 def _recipe_of(artefact: str) -> TrimRecipe:
@@ -92,10 +92,10 @@ def plan_evaluation(artefact: str, base: str | None = None) -> dict[str, Any]:
         "base": base or recipe.model,
         "text": recipe.text,
         "test_blocks": len(text.test),
-        "block_tokens": text.test.length,
+        "block_tokens": text.test.row_length,
         "set_aside_blocks": apart["documents"],
         "rows": rows,
-        "forward_tokens": (2 * len(rows) + 2) * text.test.tokens,
+        "forward_tokens": (2 * len(rows) + 2) * text.test.num_tokens,
     }
 
 
@@ -108,18 +108,18 @@ def costs_of(model: Any, trimmed: Trimmed) -> dict[str, dict[str, Any]]:
         name: {
             "act": ways[name].plan.act,
             "act_per_layer": {str(n): float(k) for n, k in enumerate(ways[name].plan.ks) if k is not None},
-            **count_parameters(model, ways[name].plan, ways[name].hooks).describe(),
+            **count_parameters(model, ways[name].plan, ways[name].hooks).as_json(),
         }
         for name in rows_of(model, trimmed)
     }
 
 
-def unseen_test(text: TextParts, tokenizer: Any, record: Record) -> tuple[TextParts, dict[str, Any]]:
+def unseen_test(text: TextParts, tokenizer: Any, record: ProvenanceRecord) -> tuple[TextParts, dict[str, Any]]:
     """The text without the rows of its test part that the trim saw, and the count of these as `set_aside` has it."""
     rows, seen = len(text.test), record.seen
     if seen is None:
         return text, {"documents": 0, "of": rows, "by": {}}
-    kept = [n for n in range(rows) if not any(map(seen.has_text, row_texts(tokenizer, text.test.rows([n]))))]
+    kept = [n for n in range(rows) if not any(map(seen.has_text, row_texts(tokenizer, text.test.select_rows([n]))))]
     dropped = rows - len(kept)
     apart = {"documents": dropped, "of": rows, "by": {"text": dropped} if dropped else {}}
     if not kept:
@@ -127,10 +127,10 @@ def unseen_test(text: TextParts, tokenizer: Any, record: Record) -> tuple[TextPa
             f"{set_aside_text(apart)}; nothing of the test part is left. The text of {record.folder!r} is another one than "
             "when it was trimmed: put the file back, or name other text: --domain NAME=text:FILE."
         )
-    return (replace(text, test=text.test.rows(kept)) if dropped else text), apart
+    return (replace(text, test=text.test.select_rows(kept)) if dropped else text), apart
 
 
-def trimmed_of(recipe: EvalRecipe) -> Subject:
+def trimmed_of(recipe: EvalRecipe) -> EvalTarget:
     """The base, the plan alone and the artefact.
 
     Raises:
@@ -140,5 +140,5 @@ def trimmed_of(recipe: EvalRecipe) -> Subject:
     contexts = rows_of(model, trimmed)
     only_known(recipe, list(contexts))
     # A context can be entered once, and there may be several domains.
-    rows = {name: under(lambda n=name: rows_of(model, trimmed)[n]) for name in contexts}
-    return Subject(model, tokenizer, rows, costs_of(model, trimmed))
+    rows = {name: make_variant(lambda n=name: rows_of(model, trimmed)[n]) for name in contexts}
+    return EvalTarget(model, tokenizer, rows, costs_of(model, trimmed))

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from freemoe.core.files import write_atomic
-from freemoe.hookmoe.plans.plan import Plan
+from freemoe.hookmoe.plans.plan import LayerPlan
 from freemoe.models.spec import family_of
 
 
-def overrides(model: Any, k: int) -> dict[str, dict[str, Any]]:
+def engine_overrides(model: Any, k: int) -> dict[str, dict[str, Any]]:
     """Engine -> the setting that gives every layer k experts."""
     gate = family_of(model).gate
     assert gate is not None
@@ -27,7 +27,7 @@ def overrides(model: Any, k: int) -> dict[str, dict[str, Any]]:
     }
 
 
-def write_exports(folder: Path, model: Any, plan: Plan, hooked: bool, rescale: str = "none") -> None:
+def write_exports(folder: Path, model: Any, plan: LayerPlan, hooked: bool, rescale: str = "none") -> None:
     """Write ``plan.json``, and ``exports/ENGINE.json`` for a plan that is the same in every layer.
 
     Args:
@@ -45,11 +45,11 @@ def write_exports(folder: Path, model: Any, plan: Plan, hooked: bool, rescale: s
         "hooks_included": hooked,
     }
     write_atomic(folder / "plan.json", (json.dumps(schedule, indent=1) + "\n").encode())
-    k = plan.uniform
+    k = plan.uniform_k
     if k is None:
         return
     (folder / "exports").mkdir(exist_ok=True)
-    for engine, setting in overrides(model, k).items():
+    for engine, setting in engine_overrides(model, k).items():
         alone = "the plan alone, with the model's own rule for router weights"
         if hooked:
             alone += ": the hooks need a model class that runs them"

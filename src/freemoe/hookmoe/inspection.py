@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from freemoe.core.artifacts import about
+from freemoe.core.artifacts import describe_artefact
 from freemoe.evals.held_out import read_shared
 from freemoe.hookmoe.adapter import load_adapter, read_hooks
 from freemoe.hookmoe.artefact_files import WEIGHTS, name_in
@@ -28,7 +28,7 @@ def inspect_trimmed(folder: Path, base: str | None = None) -> dict[str, Any]:
         load_adapter(folder, *load_base(base))
     counts = [k for k in config["top_k"] if k is not None]
     return {
-        **about(folder, manifest, base),
+        **describe_artefact(folder, manifest, base),
         "experts_per_token": config["top_k"],
         "mean_experts_per_token": sum(counts) / len(counts),
         "hooks": [{"layer": int(n), "width": d} for n, d in config["hook_layers"].items()],

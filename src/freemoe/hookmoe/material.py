@@ -12,16 +12,16 @@ import torch
 from freemoe.assets.tiny_world import World
 from freemoe.core.environment import use_threads
 from freemoe.core.errors import DataError
-from freemoe.core.files import digest
-from freemoe.evals.seen import Seen
-from freemoe.hookmoe.compare import read_ways
-from freemoe.hookmoe.plans.apply import probe
+from freemoe.core.files import json_digest
+from freemoe.evals.seen import SeenHashes
+from freemoe.hookmoe.compare import read_variants
+from freemoe.hookmoe.plans.apply import probe_router_k
 from freemoe.hookmoe.plans.layers import require_plain
 from freemoe.hookmoe.plans.methods import check_asked
 from freemoe.models.checkpoints.identity import SETTINGS
 from freemoe.models.checkpoints.loading import load_base, load_config
 from freemoe.recipes import TrimRecipe
-from freemoe.text.blocks import Blocks, pack_blocks, passages, row_texts, split
+from freemoe.text.blocks import PackedBlocks, cut_passages, pack_blocks, row_texts, split_passages
 from freemoe.text.documents import read_documents
 
 DEMO = "demo:"
@@ -42,17 +42,17 @@ class TextParts:
         questions: Hashes of the questions of rows that ask one.
     """
 
-    train: Blocks
-    held_out: Blocks
-    test: Blocks
+    train: PackedBlocks
+    held_out: PackedBlocks
+    test: PackedBlocks
     passages: tuple[int, int, int]
-    questions: Seen = field(default_factory=Seen)
+    questions: SeenHashes = field(default_factory=SeenHashes)
 
-    def seen(self, tokenizer: Any) -> Seen:
+    def seen_hashes(self, tokenizer: Any) -> SeenHashes:
         """Hashes of what training and searches look at."""
         parts = (row_texts(tokenizer, blocks) for blocks in (self.train, self.held_out))
-        texts = Seen.of_texts(itertools.chain.from_iterable(parts), row_texts(tokenizer, self.test))
-        return texts.joined(self.questions)
+        texts = SeenHashes.from_texts(itertools.chain.from_iterable(parts), row_texts(tokenizer, self.test))
+        return texts.union_with(self.questions)
 
 
 def read_text(spec: str, tokenizer: Any, chat: str, group_by: str | None) -> list[str]:
@@ -69,27 +69,29 @@ def load_text(recipe: TrimRecipe, tokenizer: Any) -> TextParts:
     Raises:
         DataError: No text, or a part that is shorter than one block.
     """
-    parts = split(passages(read_text(recipe.text, tokenizer, recipe.chat, recipe.group_by)), seed=recipe.seed)
+    parts = split_passages(
+        cut_passages(read_text(recipe.text, tokenizer, recipe.chat, recipe.group_by)), seed=recipe.seed
+    )
     training = recipe.training
     wanted = {"train": training.limit, "held_out": training.held_out, "test": training.test}
     packed = {
-        name: _some(
+        name: _sample_blocks(
             pack_blocks(tokenizer, getattr(parts, name), training.block, f"{name} part of the text"), most, recipe.seed
         )
         for name, most in wanted.items()
     }
     sizes = len(parts.train), len(parts.held_out), len(parts.test)
-    return TextParts(**packed, passages=sizes, questions=Seen.of_questions(parts.about()))
+    return TextParts(**packed, passages=sizes, questions=SeenHashes.from_questions(parts.seen_questions()))
 
 
-def _some(blocks: Blocks, most: int, seed: int) -> Blocks:
+def _sample_blocks(blocks: PackedBlocks, most: int, seed: int) -> PackedBlocks:
     if len(blocks) <= most:
         return blocks
     order = torch.randperm(len(blocks), generator=torch.Generator().manual_seed(seed))
-    return blocks.rows(order[:most].sort().values)
+    return blocks.select_rows(order[:most].sort().values)
 
 
-def prepare(recipe: TrimRecipe) -> tuple[Any, Any, TextParts]:
+def prepare_trim(recipe: TrimRecipe) -> tuple[Any, Any, TextParts]:
     """Load base, tokenizer and text and check what can be checked before anything is trained.
 
     Raises:
@@ -105,12 +107,12 @@ def prepare(recipe: TrimRecipe) -> tuple[Any, Any, TextParts]:
             f"The base {recipe.model!r} has no tokenizer, and a trim reads text. Save one beside the model."
         )
     check_asked(model, recipe)
-    read_ways(recipe.plan.compare, model)
-    probe(model)
+    read_variants(recipe.plan.compare, model)
+    probe_router_k(model)
     return model, tokenizer, load_text(recipe, tokenizer)
 
 
-def inputs(base_print: str, settings: Mapping[str, Any], text: TextParts) -> dict[str, str]:
+def input_digests(base_print: str, settings: Mapping[str, Any], text: TextParts) -> dict[str, str]:
     """What a trim reads; a resumed one must read the same, and so must its workers.
 
     Args:
@@ -119,5 +121,5 @@ def inputs(base_print: str, settings: Mapping[str, Any], text: TextParts) -> dic
         text: The three parts.
     """
     parts = {"train": text.train, "held-out": text.held_out, "test": text.test}
-    digests = {f"{n} text": digest(b.ids.tolist()) for n, b in parts.items()}
-    return {"base model": base_print, SETTINGS: digest(settings), **digests}
+    digests = {f"{n} text": json_digest(b.ids.tolist()) for n, b in parts.items()}
+    return {"base model": base_print, SETTINGS: json_digest(settings), **digests}

@@ -15,15 +15,15 @@ from torch.nn import functional as F
 from freemoe.core.errors import NumericError
 from freemoe.core.run.unit_state import NOT_KEPT, UnitState
 from freemoe.evals.statistics import Interval
-from freemoe.hookmoe.hooks.teacher import Teacher, divergence, ending_of
-from freemoe.text.blocks import Blocks
+from freemoe.hookmoe.hooks.teacher import TeacherLogits, ending_of, kl_from_teacher
+from freemoe.text.blocks import PackedBlocks
 from freemoe.training.states import State
 
 _SUMS = ("ce", "kl", "tokens", "right")
 
 
 @dataclass(frozen=True)
-class Quality:
+class TextQuality:
     """Sums over the predicted tokens of every row.
 
     Attributes:
@@ -49,17 +49,19 @@ class Quality:
         return float(self.kl.sum() / self.tokens.sum())
 
     @property
-    def accuracy(self) -> float:
+    def token_accuracy(self) -> float:
         """Share of the tokens that were the most likely one."""
         return float(self.right.sum() / self.tokens.sum())
 
-    def describe(self) -> dict[str, float]:
+    def as_json(self) -> dict[str, float]:
         """As JSON."""
-        return {"ce": self.mean_ce, "kl": self.mean_kl, "next_token_accuracy": self.accuracy}
+        return {"ce": self.mean_ce, "kl": self.mean_kl, "next_token_accuracy": self.token_accuracy}
 
 
 @torch.no_grad()
-def measure(model: Any, blocks: Blocks, teacher: Teacher, kept: UnitState = NOT_KEPT) -> Quality:
+def measure_quality(
+    model: Any, blocks: PackedBlocks, teacher: TeacherLogits, kept: UnitState = NOT_KEPT
+) -> TextQuality:
     """Score the model as it stands (plan and hooks on it) against the text and against what the teacher said.
 
     What was measured is kept between two batches.
@@ -70,37 +72,40 @@ def measure(model: Any, blocks: Blocks, teacher: Teacher, kept: UnitState = NOT_
     parts: list[list[Tensor]] = []
     done = 0
 
-    def load(state: State) -> None:
+    def load_state(state: State) -> None:
         nonlocal done
         parts.append([state[name] for name in _SUMS])
         done = len(state[_SUMS[0]])
 
-    def state() -> State:
+    def to_state() -> State:
         return dict(zip(_SUMS, (torch.cat(p) for p in zip(*parts, strict=True)), strict=True))
 
-    for batch in kept.over(blocks.batches(), state, load):
+    for batch in kept.resume_iter(blocks.iter_batches(), to_state, load_state):
         ending = ending_of(model, batch)
         device = ending.hidden.device
-        said = teacher.rows(range(done, done + len(batch)))
-        flat, target = said.at(torch.ones_like(said.rest, dtype=torch.bool)), batch.ids[:, 1:].flatten().to(device)
+        said = teacher.select_rows(range(done, done + len(batch)))
+        flat, target = (
+            said.select_positions(torch.ones_like(said.rest, dtype=torch.bool)),
+            batch.ids[:, 1:].flatten().to(device),
+        )
         found = []
-        for start in range(0, len(target), ending.rows):
-            some = slice(start, start + ending.rows)
+        for start in range(0, len(target), ending.rows_per_chunk):
+            some = slice(start, start + ending.rows_per_chunk)
             logits = ending.logits(ending.hidden[some]).float()
             ce = F.cross_entropy(logits, target[some], reduction="none")
             right = (logits.argmax(-1) == target[some]).float()
-            found.append((ce, divergence(flat.part(some, device), logits), torch.ones_like(ce), right))
-        counted = batch.predicted().to(device)
+            found.append((ce, kl_from_teacher(flat.slice_to_device(some, device), logits), torch.ones_like(ce), right))
+        counted = batch.prediction_mask().to(device)
         sums = (torch.cat(p).view_as(counted).double() for p in zip(*found, strict=True))
         parts.append([(x * counted).sum(1).cpu() for x in sums])
         done += len(batch)
-    found = Quality(*(torch.cat(p) for p in zip(*parts, strict=True)))
+    found = TextQuality(*(torch.cat(p) for p in zip(*parts, strict=True)))
     if not bool(torch.isfinite(found.ce).all()):
         raise NumericError("The loss on text is NaN or infinite: the base or its dtype is broken; try --dtype float32.")
     return found
 
 
-def recovered(
+def recovered_share(
     full: Tensor,
     reduced: Tensor,
     now: Tensor,

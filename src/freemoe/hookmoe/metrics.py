@@ -15,17 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from freemoe.core.run.unit_state import NOT_KEPT, UnitState
-from freemoe.hookmoe.hooks.hook import Hooks
+from freemoe.hookmoe.hooks.hook import HookSet
 from freemoe.hookmoe.hooks.teacher import logits_of
 from freemoe.hookmoe.plans.layers import moe_layers
-from freemoe.hookmoe.plans.plan import Plan
-from freemoe.models.hooks import before
-from freemoe.text.blocks import Blocks
+from freemoe.hookmoe.plans.plan import LayerPlan
+from freemoe.models.hooks import forward_pre_hook
+from freemoe.text.blocks import PackedBlocks
 from freemoe.training.states import State
 
 
 @dataclass(frozen=True)
-class Parameters:
+class ParameterCounts:
     """Counted parameters.
 
     Attributes:
@@ -38,48 +38,48 @@ class Parameters:
     active: int
     hooks: int
 
-    def describe(self) -> dict[str, int]:
+    def as_json(self) -> dict[str, int]:
         """As JSON."""
         return {"total": self.total, "active": self.active, "hooks": self.hooks}
 
 
-def count_parameters(model: Any, plan: Plan, hooks: Hooks | None = None) -> Parameters:
+def count_parameters(model: Any, plan: LayerPlan, hooks: HookSet | None = None) -> ParameterCounts:
     """Count from the model as it is; works on the meta device too."""
-    own = hooks.size if hooks is not None else 0
+    own = hooks.num_parameters if hooks is not None else 0
     total = sum(p.numel() for p in model.parameters()) + own
     idle = 0
     for layer in moe_layers(model):
         experts = sum(p.numel() for p in layer.experts.parameters())
         k = plan.ks[layer.number] or 0
         idle += experts - experts * k // layer.count
-    return Parameters(total, total - idle, own)
+    return ParameterCounts(total, total - idle, own)
 
 
-def act_equivalent(model: Any, hooks: Hooks) -> float:
+def act_equivalent(model: Any, hooks: HookSet) -> float:
     """The hooks' weights as routed experts per mixture layer, to be added to Act when both are compared by work."""
     layers = moe_layers(model)
     expert = sum(p.numel() for p in layers[0].experts.parameters()) / layers[0].count
-    return hooks.size / expert / len(layers)
+    return hooks.num_parameters / expert / len(layers)
 
 
 @torch.no_grad()
-def routes(model: Any, blocks: Blocks, kept: UnitState = NOT_KEPT) -> dict[int, Tensor]:
+def record_routes(model: Any, blocks: PackedBlocks, kept: UnitState = NOT_KEPT) -> dict[int, Tensor]:
     """Layer -> (tokens, k) int64: the experts that ran, as they reach the experts, on the CPU; kept between two batches."""
     seen: dict[str, Tensor] = {}
     with ExitStack() as stack:
         for layer in moe_layers(model):
 
-            def look(module: nn.Module, args: tuple[Any, ...], number: int = layer.number) -> None:
+            def record_layer(module: nn.Module, args: tuple[Any, ...], number: int = layer.number) -> None:
                 seen[str(number)] = args[1].reshape(-1, args[1].shape[-1]).cpu()
 
-            stack.enter_context(before(layer.experts, look))
+            stack.enter_context(forward_pre_hook(layer.experts, record_layer))
 
-        def work(batch: Blocks) -> State:
+        def record_batch(batch: PackedBlocks) -> State:
             seen.clear()
             logits_of(model, batch)
             return dict(seen)
 
-        found = kept.listed(blocks.batches(), work)
+        found = kept.map_items(blocks.iter_batches(), record_batch)
     return {int(n): torch.cat([own[n] for own in found]) for n in sorted(found[0], key=int)}
 
 
@@ -88,7 +88,7 @@ def act_per_layer(found: Mapping[int, Tensor], counts: Mapping[int, int]) -> dic
     return {n: float((index < counts[n]).sum() / len(index)) for n, index in found.items()}
 
 
-def agreement(full: Mapping[int, Tensor], reduced: Mapping[int, Tensor]) -> dict[int, float]:
+def route_agreement(full: Mapping[int, Tensor], reduced: Mapping[int, Tensor]) -> dict[int, float]:
     """Share of the experts a layer runs now that the full model ran for the same token too."""
     return {n: float((reduced[n][:, :, None] == full[n][:, None, :]).any(-1).float().mean()) for n in reduced}
 

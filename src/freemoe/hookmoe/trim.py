@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from freemoe.core.run.execute import RunOutput, is_finished, open_run, publish
+from freemoe.core.run.execute import RunOutput, is_finished, open_run, publish_run
 from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.progress import Progress, default_progress
 from freemoe.core.run.unit_state import NOT_KEPT, UnitState
@@ -31,32 +31,39 @@ from freemoe.hookmoe.card import SIMPLE, model_card
 from freemoe.hookmoe.compare import compare_plans
 from freemoe.hookmoe.exports import write_exports
 from freemoe.hookmoe.hooks.closed_form import fit_scale_bias, ridge_start
-from freemoe.hookmoe.hooks.hook import Hooks, new_hooks
-from freemoe.hookmoe.hooks.teacher import Teacher, teach
-from freemoe.hookmoe.hooks.training import Material, Schedule, train
+from freemoe.hookmoe.hooks.hook import HookSet, new_hooks
+from freemoe.hookmoe.hooks.teacher import TeacherLogits, compute_teacher_logits
+from freemoe.hookmoe.hooks.training import TrainingData, TrainingSchedule, train_compensation
 from freemoe.hookmoe.inspection import inspect_trimmed
-from freemoe.hookmoe.material import TextParts, inputs, prepare
-from freemoe.hookmoe.measure import Quality, as_json, measure, recovered
-from freemoe.hookmoe.metrics import act_equivalent, act_per_layer, agreement, count_parameters, load_cv, routes
-from freemoe.hookmoe.plans.apply import applied, expert_counts, plan_of
-from freemoe.hookmoe.plans.elsewhere import measuring
+from freemoe.hookmoe.material import TextParts, input_digests, prepare_trim
+from freemoe.hookmoe.measure import TextQuality, as_json, measure_quality, recovered_share
+from freemoe.hookmoe.metrics import (
+    act_equivalent,
+    act_per_layer,
+    count_parameters,
+    load_cv,
+    record_routes,
+    route_agreement,
+)
+from freemoe.hookmoe.plans.apply import apply_plan, expert_counts, plan_of
+from freemoe.hookmoe.plans.elsewhere import parallel_measure
 from freemoe.hookmoe.plans.layers import moe_layers
 from freemoe.hookmoe.plans.methods import (
-    Found,
+    PlanResult,
     describe_rules,
     find_plan,
     hook_widths,
     kl_drop,
     rules_asked,
 )
-from freemoe.hookmoe.plans.plan import Plan
-from freemoe.models.checkpoints.fingerprint import fingerprint
-from freemoe.models.checkpoints.identity import IDENTITY, identity
+from freemoe.hookmoe.plans.plan import LayerPlan
+from freemoe.models.checkpoints.fingerprint import fingerprint_model
+from freemoe.models.checkpoints.identity import IDENTITY, identify_base
 from freemoe.models.spec import family_of
 from freemoe.recipes import HookTraining, TrimRecipe
 from freemoe.results import TrimResult
-from freemoe.text.blocks import Blocks, row_texts
-from freemoe.training.loop import Store
+from freemoe.text.blocks import PackedBlocks, row_texts
+from freemoe.training.loop import CheckpointStore
 
 
 def trim(
@@ -96,57 +103,57 @@ def trim(
         if resume and is_finished(recipe):
             return Path(recipe.output)
         with open_run(recipe, overwrite=overwrite, resume=resume) as run:
-            output = _trim(recipe, run, progress or default_progress())
-            return publish(run, TrimResult, recipe, output, inspect_trimmed, model_card, page)
+            output = _run_trim(recipe, run, progress or default_progress())
+            return publish_run(run, TrimResult, recipe, output, inspect_trimmed, model_card, page)
 
 
-def _trim(recipe: TrimRecipe, run: RunFolder, progress: Progress) -> RunOutput:
+def _run_trim(recipe: TrimRecipe, run: RunFolder, progress: Progress) -> RunOutput:
     require_place(recipe)
-    model, tokenizer, text = prepare(recipe)
-    base_print, settings = fingerprint(model), identity(model, tokenizer)
-    run.same_inputs(inputs(base_print, settings, text))
+    model, tokenizer, text = prepare_trim(recipe)
+    base_print, settings = fingerprint_model(model), identify_base(model, tokenizer)
+    run.require_same_inputs(input_digests(base_print, settings, text))
     base = plan_of(model)
     training = recipe.training
-    held_out_teacher = _taught(model, text.held_out, training.top, run, progress, "held-out")
+    held_out_teacher = _teacher_logits(model, text.held_out, training.top, run, progress, "held-out")
     drops = {
         rule: kl_drop(model, text.held_out, held_out_teacher, run, rule)
         for rule in rules_asked(model, recipe.plan.rescale)
     }
-    with measuring(recipe, run, progress) as ahead:
+    with parallel_measure(recipe, run, progress) as ahead:
         found = find_plan(model, recipe.plan, drops, progress, recipe.seed, ahead)
     rescale = found.rescale
     widths, residual = hook_widths(model, recipe.hooks, found, drops[rescale])
     progress.say(
-        f"plan {found.plan.text()} (Act {found.plan.act:.3f} of {base.act:.3f}); router weights {rescale}; "
+        f"plan {found.plan.to_text()} (Act {found.plan.act:.3f} of {base.act:.3f}); router weights {rescale}; "
         f"hooks {widths or 'none'}"
     )
     hooks, control, losses, start = None, None, {}, {}
     if widths:
-        train_teacher = _taught(model, text.train, training.top, run, progress, "train")
-        material = Material(text.train, train_teacher, text.held_out, held_out_teacher)
-        hooks, start = _start(model, recipe, found, widths, material, drops[rescale](found.plan), run)
-        losses["hooks"] = _train(model, found.plan, hooks, material, recipe, run, progress, "hooks", rescale)
+        train_teacher = _teacher_logits(model, text.train, training.top, run, progress, "train")
+        material = TrainingData(text.train, train_teacher, text.held_out, held_out_teacher)
+        hooks, start = _initial_hooks(model, recipe, found, widths, material, drops[rescale](found.plan), run)
+        losses["hooks"] = _train_hooks(model, found.plan, hooks, material, recipe, run, progress, "hooks", rescale)
         if training.control:
             control = make_hooks(model, recipe, widths)
-            losses["control"] = _train(model, base, control, material, recipe, run, progress, "control")
+            losses["control"] = _train_hooks(model, base, control, material, recipe, run, progress, "control")
 
     trimmed = Trimmed(found.plan, hooks, rescale).as_type(model.dtype)
     save_adapter(trimmed, model, run.partial)
     write_exports(run.partial, model, found.plan, bool(widths), rescale)
-    test = _test(model, recipe, trimmed, control, text, run, progress)
-    compared = _compared(model, recipe, text, run, progress)
+    test = _measure_test_rows(model, recipe, trimmed, control, text, run, progress)
+    compared = _compare_other_plans(model, recipe, text, run, progress)
     guessing = text_against_guessing(math.exp(min(700.0, test["rows"]["full"]["ce"])), vocabulary_of(model))
     return RunOutput(
         base_fingerprint=base_print,
         result={
             **({"guessing": guessing} if guessing else {}),
             "base": _base_facts(recipe, model, base_print, base),
-            "plan": {"text": found.plan.text(), "act": found.plan.act, "top_k": list(found.plan.ks), **found.record},
+            "plan": {"text": found.plan.to_text(), "act": found.plan.act, "top_k": list(found.plan.ks), **found.record},
             "rescale": describe_rules(drops, found),
             "hooks": {"widths": widths, "residual_kl": residual, "losses": losses, "start": start},
-            "cost_of_a_token": _costs(model, base, trimmed),
+            "cost_of_a_token": _parameter_costs(model, base, trimmed),
             "test": test,
-            **_speeds(model, recipe, trimmed, text, run),
+            **_compare_speed(model, recipe, trimmed, text, run),
             "compared": compared,
             "text": {
                 "passages": text.passages,
@@ -154,59 +161,63 @@ def _trim(recipe: TrimRecipe, run: RunFolder, progress: Progress) -> RunOutput:
             },
         },
         manifest={IDENTITY: settings, "plan": list(found.plan.ks)},
-        seen=keep_record(run.partial, text.seen(tokenizer)),
+        seen=keep_record(run.partial, text.seen_hashes(tokenizer)),
         reported=row_texts(tokenizer, text.test),
     )
 
 
-def _taught(model: Any, blocks: Blocks, top: int, run: RunFolder, progress: Progress, part: str) -> Teacher:
+def _teacher_logits(
+    model: Any, blocks: PackedBlocks, top: int, run: RunFolder, progress: Progress, part: str
+) -> TeacherLogits:
     """What the full model says on a part of the text, kept in the run folder."""
-    return teach(model, blocks, top, progress, f"full model, {part}", run.state(f"teacher|{part}"))
+    return compute_teacher_logits(
+        model, blocks, top, progress, f"full model, {part}", run.unit_state(f"teacher|{part}")
+    )
 
 
-def _base_facts(recipe: TrimRecipe, model: Any, base_print: str, plan: Plan) -> dict[str, Any]:
+def _base_facts(recipe: TrimRecipe, model: Any, base_print: str, plan: LayerPlan) -> dict[str, Any]:
     return {
         "name": recipe.model,
         "fingerprint": base_print,
         "family": family_of(model).name,
-        "plan": plan.text(),
+        "plan": plan.to_text(),
         "act": plan.act,
         "experts": expert_counts(model),
     }
 
 
-def make_hooks(model: Any, recipe: TrimRecipe, widths: dict[int, int]) -> Hooks:
+def make_hooks(model: Any, recipe: TrimRecipe, widths: dict[int, int]) -> HookSet:
     """Fresh hooks, with which the model is as it is without."""
     return new_hooks(model, widths, recipe.hooks.scope, recipe.hooks.position, recipe.hooks.bias, recipe.seed)
 
 
-def _start(
+def _initial_hooks(
     model: Any,
     recipe: TrimRecipe,
-    found: Found,
+    found: PlanResult,
     widths: dict[int, int],
-    material: Material,
+    material: TrainingData,
     plan_alone: float,
     run: RunFolder,
-) -> tuple[Hooks, dict[str, Any]]:
+) -> tuple[HookSet, dict[str, Any]]:
     """Hooks as training begins with them: in closed form where that is asked for and better than none, on held-out text.
 
     Returns:
         The hooks, and what was measured: held-out KL of both starts, and which one was kept.
     """
     hooks = make_hooks(model, recipe, widths)
-    if recipe.hooks.begins == "zero":
+    if recipe.hooks.start_method == "zero":
         return hooks, {"kept": "zero"}
-    ridge_start(model, found.plan, hooks, material.train, found.rescale, run.state("ridge"))
-    with applied(model, found.plan, found.rescale), hooks.attached(model):
-        on_its_way = run.state("ridge, held-out")
-        ridge = measure(model, material.held_out, material.held_out_teacher, on_its_way).mean_kl
+    ridge_start(model, found.plan, hooks, material.train, found.rescale, run.unit_state("ridge"))
+    with apply_plan(model, found.plan, found.rescale), hooks.attached(model):
+        on_its_way = run.unit_state("ridge, held-out")
+        ridge = measure_quality(model, material.held_out, material.held_out_teacher, on_its_way).mean_kl
     kept = "ridge" if ridge <= plan_alone else "zero"
     start = {"kept": kept, "held_out_kl": {"zero": plan_alone, "ridge": ridge}}
     return (hooks if kept == "ridge" else make_hooks(model, recipe, widths)), start
 
 
-def schedule_of(recipe: TrimRecipe, hidden: int, loss: str | None = None) -> Schedule:
+def schedule_of(recipe: TrimRecipe, hidden: int, loss: str | None = None) -> TrainingSchedule:
     """The schedule that a recipe says.
 
     Without a rate, Adam's steps shrink with the width of the residual stream as the hooks' weights do: 3e-3 was best at
@@ -214,7 +225,7 @@ def schedule_of(recipe: TrimRecipe, hidden: int, loss: str | None = None) -> Sch
     """
     training = recipe.training
     rate = training.rate or (0.3 if recipe.hooks.position == "parallel" else 0.1) / hidden
-    return Schedule(
+    return TrainingSchedule(
         loss or training.loss,
         training.steps,
         training.rows,
@@ -225,11 +236,11 @@ def schedule_of(recipe: TrimRecipe, hidden: int, loss: str | None = None) -> Sch
     )
 
 
-def _train(
+def _train_hooks(
     model: Any,
-    plan: Plan,
-    hooks: Hooks,
-    material: Material,
+    plan: LayerPlan,
+    hooks: HookSet,
+    material: TrainingData,
     recipe: TrimRecipe,
     run: RunFolder,
     progress: Progress,
@@ -239,22 +250,30 @@ def _train(
     # At full k the teacher has nothing to teach the control: it learns the text instead, as `lm` hooks could.
     loss = "lm" if name == "control" else recipe.training.loss
     schedule = schedule_of(recipe, moe_layers(model)[0].hidden, loss)
-    return train(
-        model, plan, hooks, material, schedule, rescale=rescale, store=Store(run), progress=progress, name=name
+    return train_compensation(
+        model,
+        plan,
+        hooks,
+        material,
+        schedule,
+        rescale=rescale,
+        store=CheckpointStore(run),
+        progress=progress,
+        name=name,
     )
 
 
-def _costs(model: Any, base: Plan, trimmed: Trimmed) -> dict[str, Any]:
+def _parameter_costs(model: Any, base: LayerPlan, trimmed: Trimmed) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "full": count_parameters(model, base).describe(),
-        "trimmed": count_parameters(model, trimmed.plan, trimmed.hooks).describe(),
+        "full": count_parameters(model, base).as_json(),
+        "trimmed": count_parameters(model, trimmed.plan, trimmed.hooks).as_json(),
     }
     if trimmed.hooks is not None:
         found["hooks_as_act"] = act_equivalent(model, trimmed.hooks)
     return found
 
 
-def _compared(
+def _compare_other_plans(
     model: Any, recipe: TrimRecipe, text: TextParts, run: RunFolder, progress: Progress
 ) -> list[dict[str, Any]]:
     """Other ways of running fewer experts, under the router's own rule unless one is asked for; who compares, chooses: no test text."""
@@ -273,21 +292,21 @@ def _compared(
     )
 
 
-def _speeds(model: Any, recipe: TrimRecipe, trimmed: Trimmed, text: TextParts, run: RunFolder) -> dict[str, Any]:
+def _compare_speed(model: Any, recipe: TrimRecipe, trimmed: Trimmed, text: TextParts, run: RunFolder) -> dict[str, Any]:
     """The base and the artefact in turns, both by transformers' own code: what differs is the trim."""
 
     @contextmanager
-    def lean() -> Iterator[Any]:
+    def trimmed_model() -> Iterator[Any]:
         with trimmed.attached(model):
             yield model
 
-    sides = {"full": lambda: contextlib.nullcontext(model), "trimmed": lean}
-    lengths = prompt_lengths(recipe.timing, model, text.test.length)
+    sides = {"full": lambda: contextlib.nullcontext(model), "trimmed": trimmed_model}
+    lengths = prompt_lengths(recipe.timing, model, text.test.row_length)
     return compare_prompts(recipe.timing, sides, text.test.ids.flatten().to(model.device), lengths, run)
 
 
 @contextmanager
-def _both(*contexts: AbstractContextManager[Any]) -> Iterator[None]:
+def _combine_contexts(*contexts: AbstractContextManager[Any]) -> Iterator[None]:
     with ExitStack() as stack:
         for context in contexts:
             stack.enter_context(context)
@@ -298,36 +317,36 @@ def rows_of(model: Any, trimmed: Trimmed) -> dict[str, AbstractContextManager[An
     """What every look compares: the base, the plan alone, the plan under the artefact's rule for router weights, its hooks."""
     rows: dict[str, AbstractContextManager[Any]] = {
         "full": contextlib.nullcontext(),
-        "plan": applied(model, trimmed.plan),
+        "plan": apply_plan(model, trimmed.plan),
     }
     if trimmed.rescale != "none":
-        rows["rescaled"] = applied(model, trimmed.plan, trimmed.rescale)
+        rows["rescaled"] = apply_plan(model, trimmed.plan, trimmed.rescale)
     if trimmed.hooks is not None:
         rows["hooks"] = trimmed.attached(model)
     return rows
 
 
-def _test(
+def _measure_test_rows(
     model: Any,
     recipe: TrimRecipe,
     trimmed: Trimmed,
-    control: Hooks | None,
+    control: HookSet | None,
     text: TextParts,
     run: RunFolder,
     progress: Progress,
 ) -> dict[str, Any]:
     """The test part under every row of the report; nothing is chosen any more."""
     plan, rescale = trimmed.plan, trimmed.rescale
-    some = text.train.rows(range(min(len(text.train), 64)))
-    fit = fit_scale_bias(model, plan, some, rescale, run.state("scale and bias"))
+    some = text.train.select_rows(range(min(len(text.train), 64)))
+    fit = fit_scale_bias(model, plan, some, rescale, run.unit_state("scale and bias"))
     rows = rows_of(model, trimmed)
     hooks = rows.pop("hooks", None)
-    rows["scale and bias"] = _both(applied(model, plan, rescale), fit.attached(model))
+    rows["scale and bias"] = _combine_contexts(apply_plan(model, plan, rescale), fit.attached(model))
     if hooks is not None:
         rows["hooks"] = hooks
     if control is not None:
         rows["control"] = control.attached(model)
-    return measure_rows(model, text, rows, recipe.training, recipe.seed, progress, run.state("test"))
+    return measure_rows(model, text, rows, recipe.training, recipe.seed, progress, run.unit_state("test"))
 
 
 def measure_rows(
@@ -343,24 +362,26 @@ def measure_rows(
 
     What was measured is kept between two batches.
     """
-    teacher = teach(model, text.test, training.top, progress, "full model, test", kept.part("teacher"))
+    teacher = compute_teacher_logits(
+        model, text.test, training.top, progress, "full model, test", kept.part_state("teacher")
+    )
     counts = {layer.number: layer.count for layer in moe_layers(model)}
-    measured: dict[str, Quality] = {}
+    measured: dict[str, TextQuality] = {}
     report: dict[str, Any] = {}
-    full_routes = routes(model, text.test, kept.part("full, routes"))
+    full_routes = record_routes(model, text.test, kept.part_state("full, routes"))
     with progress.stage("test", len(rows)) as advance:
         for name, context in rows.items():
             with context:
-                measured[name] = measure(model, text.test, teacher, kept.part(name))
-                own = routes(model, text.test, kept.part(f"{name}, routes"))
+                measured[name] = measure_quality(model, text.test, teacher, kept.part_state(name))
+                own = record_routes(model, text.test, kept.part_state(f"{name}, routes"))
             report[name] = {
-                **measured[name].describe(),
+                **measured[name].as_json(),
                 "act": act_per_layer(own, counts),
                 "load_cv": load_cv(own, counts),
-                "route_agreement": agreement(full_routes, own),
+                "route_agreement": route_agreement(full_routes, own),
             }
             advance(1)
-    full, plan, groups = measured["full"], measured["plan"], text.test.clusters()
+    full, plan, groups = measured["full"], measured["plan"], text.test.group_numbers()
     for name, quality in measured.items():
         if name != "full":
             sums = (part.tolist() for part in (quality.ce, full.ce, full.tokens))
@@ -368,17 +389,17 @@ def measure_rows(
         if name not in ("full", "plan"):
             # The control runs at full k: its gain counts from the full model.
             start = full.ce if name == "control" else None
-            share = recovered(full.ce, plan.ce, quality.ce, seed, start=start, groups=groups)
+            share = recovered_share(full.ce, plan.ce, quality.ce, seed, start=start, groups=groups)
             report[name]["recovered_ce"] = as_json(share)
             if name != "control":
-                share = recovered(torch.zeros_like(full.kl), plan.kl, quality.kl, seed, groups=groups)
+                share = recovered_share(torch.zeros_like(full.kl), plan.kl, quality.kl, seed, groups=groups)
                 report[name]["recovered_kl"] = as_json(share)
     if "hooks" in measured:
         starts = {name: measured[name].ce for name in SIMPLE if name in measured}
         if "control" in starts:
             starts["control"] = plan.ce - full.ce + starts["control"]
         report["hooks"]["beyond"] = {
-            name: as_json(recovered(full.ce, plan.ce, measured["hooks"].ce, seed, start=start, groups=groups))
+            name: as_json(recovered_share(full.ce, plan.ce, measured["hooks"].ce, seed, start=start, groups=groups))
             for name, start in starts.items()
         }
     return {"tokens": int(full.tokens.sum()), "groups": len(set(groups)), "rows": report}

@@ -11,7 +11,7 @@ from freemoe.assets import BUNDLED, BUNDLED_MOE
 from freemoe.core import neutral
 from freemoe.core.ledger import openings_text
 from freemoe.hub.fetch import is_repository
-from freemoe.results.common import Result
+from freemoe.results.common import RunResult
 
 HERE = "path/to/this/folder"
 """Stands in a card for the place of the artefact; pushing puts the repository's name there."""
@@ -20,7 +20,7 @@ _DATA = re.compile(r"hf:([\w.-]+/[\w.-]+)")
 
 
 @dataclass(frozen=True)
-class Measured:
+class CardMetric:
     """One figure that the artefact reached on text that chose nothing.
 
     Attributes:
@@ -36,13 +36,13 @@ class Measured:
     name: str
 
 
-def head(
+def card_header(
     base: str,
     title: str,
     relation: str,
     tags: Sequence[str],
     about: str,
-    measured: Iterable[Measured] = (),
+    measured: Iterable[CardMetric] = (),
     data: Iterable[str] = (),
 ) -> list[str]:
     """How a card begins, as lines: the YAML that the hub reads, the title, and what the artefact is.
@@ -84,12 +84,12 @@ def head(
         model_name=neutral.one_line(title),
         eval_results=figures or None,
     )
-    return ["---", *card.to_yaml().splitlines(), "---", "", f"# {neutral.markdown(title)}", "", about, ""]
+    return ["---", *card.to_yaml().splitlines(), "---", "", f"# {neutral.escape_markdown(title)}", "", about, ""]
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """A table of a card, as lines."""
-    lines = [f"| {' | '.join(map(neutral.markdown, cells))} |" for cells in (header, *rows)]
+    lines = [f"| {' | '.join(map(neutral.escape_markdown, cells))} |" for cells in (header, *rows)]
     return [lines[0], f"|{'---|' * len(header)}", *lines[1:]]
 
 
@@ -98,21 +98,21 @@ def base_shown(base: str) -> str:
     return base if is_repository(base) else Path(base).name
 
 
-def card_notes(base: str, result: Result | None = None) -> list[str]:
+def card_notes(base: str, result: RunResult | None = None) -> list[str]:
     """What a card says of a preset, and where others cannot find the base by its name."""
     said = () if result is None else (*result.notes, *openings_text(result.cost.openings))
-    notes = [line for note in said for line in (neutral.markdown(note), "")]
+    notes = [line for note in said for line in (neutral.escape_markdown(note), "")]
     if found_by_others(base):
         return notes
     return [
         *notes,
-        f"The base, {neutral.code(base_shown(base))}, was a folder or file of the machine that this was made on and not a repository, so the "
+        f"The base, {neutral.code_span(base_shown(base))}, was a folder or file of the machine that this was made on and not a repository, so the "
         "card's header names none. Whoever loads this on another machine names it: `base=`.",
         "",
     ]
 
 
-def loading(base: str | None, name: str, more: str) -> list[str]:
+def loading_example(base: str | None, name: str, more: str) -> list[str]:
     """The lines of Python that load an artefact and use it.
 
     Args:

@@ -11,7 +11,7 @@ from typing import Any
 
 from freemoe.core.errors import ArtifactError
 from freemoe.core.files import MANIFEST
-from freemoe.hub.reach import asking, endpoint, out_of_reach, refusal
+from freemoe.hub.reach import hub_endpoint, hub_error, hub_session, out_of_reach
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ _COPIES = ("consolidated*", "*/*.safetensors", "*.fp16.safetensors")
 
 
 @dataclass(frozen=True)
-class Access:
+class HubAccess:
     """How the hub is asked; the names are those of transformers' ``from_pretrained``.
 
     Attributes:
@@ -46,7 +46,7 @@ class Access:
         """Arguments for whoever fetches an artefact's base: the revision is the artefact's own."""
         return {"token": self.token, "cache_dir": self.cache_dir, "local_files_only": self.local_files_only}
 
-    def of(self, revision: str | None) -> Access:
+    def with_revision(self, revision: str | None) -> HubAccess:
         """The same for another revision."""
         return replace(self, revision=revision)
 
@@ -64,10 +64,10 @@ def is_name(text: str) -> bool:
     return not text.startswith(".") and _NAME.fullmatch(text) is not None
 
 
-def _parts(source: str, access: Access) -> tuple[str, Access]:
+def _split_revision(source: str, access: HubAccess) -> tuple[str, HubAccess]:
     """Repository, and how it is asked for the revision that stands behind its name."""
     name, at, revision = source.partition("@")
-    return name, access.of(revision) if at else access
+    return name, access.with_revision(revision) if at else access
 
 
 def require_in_reach(source: object) -> None:
@@ -81,13 +81,13 @@ def require_in_reach(source: object) -> None:
     """
     if not is_repository(source):
         return
-    name, access = _parts(str(source), Access())
-    closed = "" if _kept(name, access).is_dir() else out_of_reach()
+    name, access = _split_revision(str(source), HubAccess())
+    closed = "" if _cache_folder(name, access).is_dir() else out_of_reach()
     if closed:
-        raise refusal(f"repository {name!r}", FileNotFoundError(name), closed)
+        raise hub_error(f"repository {name!r}", FileNotFoundError(name), closed)
 
 
-def fetch_artefact(source: str | Path, access: Access | None = None, *, required: bool = False) -> Path:
+def fetch_artefact(source: str | Path, access: HubAccess | None = None, *, required: bool = False) -> Path:
     """The folder of an artefact, which is fetched where a repository is named.
 
     The manifest is asked for first: what has none is a plain model, and nothing of it is fetched.
@@ -105,9 +105,9 @@ def fetch_artefact(source: str | Path, access: Access | None = None, *, required
 
     if not is_repository(source):
         return Path(source)
-    name, access = _parts(str(source), access or Access())
+    name, access = _split_revision(str(source), access or HubAccess())
     where = {"revision": access.revision, "cache_dir": access.cache_dir, "token": access.token}
-    with asking(access.local_files_only) as closed:
+    with hub_session(access.local_files_only) as closed:
         try:
             found = hf_hub_download(name, MANIFEST, **where, local_files_only=bool(closed))
         except errors.RemoteEntryNotFoundError:
@@ -118,13 +118,13 @@ def fetch_artefact(source: str | Path, access: Access | None = None, *, required
             return Path(source)
         except Exception as error:
             # Out of reach it may still be a plain model that is in the cache, at least in part.
-            if closed and not required and _kept(name, access).is_dir():
+            if closed and not required and _cache_folder(name, access).is_dir():
                 return Path(source)
-            raise refusal(f"repository {name!r}", error, closed, access.token) from error
-    return _snapshot(name, access.of(Path(found).parent.name), None)
+            raise hub_error(f"repository {name!r}", error, closed, access.token) from error
+    return _download_snapshot(name, access.with_revision(Path(found).parent.name), None)
 
 
-def fetch_model(source: str, access: Access | None = None, *, weights: bool = True) -> Path:
+def fetch_model(source: str, access: HubAccess | None = None, *, weights: bool = True) -> Path:
     """The folder of a model of the hub, so that transformers finds all of it without asking again.
 
     Args:
@@ -135,21 +135,21 @@ def fetch_model(source: str, access: Access | None = None, *, weights: bool = Tr
     Raises:
         HubError: There is no such repository, it is private, or it is neither in the cache nor in reach.
     """
-    name, access = _parts(source, access or Access())
-    folder = _snapshot(name, access, [*TOKENIZER, *(WEIGHTS if weights else ())])
+    name, access = _split_revision(source, access or HubAccess())
+    folder = _download_snapshot(name, access, [*TOKENIZER, *(WEIGHTS if weights else ())])
     if weights and not any(folder.glob("*.safetensors")):
-        folder = _snapshot(name, access, [*TOKENIZER, "pytorch_model*.bin"])
+        folder = _download_snapshot(name, access, [*TOKENIZER, "pytorch_model*.bin"])
     return folder
 
 
-def _snapshot(name: str, access: Access, patterns: Sequence[str] | None) -> Path:
+def _download_snapshot(name: str, access: HubAccess, patterns: Sequence[str] | None) -> Path:
     """A repository's files at one revision, in the cache; fetched if they are not and the hub is in reach."""
     from huggingface_hub import errors, snapshot_download
 
-    with asking(access.local_files_only) as closed:
+    with hub_session(access.local_files_only) as closed:
         large = patterns is not None and not set(patterns).isdisjoint(WEIGHTS)
-        if large and not closed and not any(_kept(name, access).glob("snapshots/*/*.safetensors")):
-            log.info("%s: its weights are not in the cache and come from %s", name, endpoint())
+        if large and not closed and not any(_cache_folder(name, access).glob("snapshots/*/*.safetensors")):
+            log.info("%s: its weights are not in the cache and come from %s", name, hub_endpoint())
         try:
             return Path(
                 snapshot_download(
@@ -164,21 +164,21 @@ def _snapshot(name: str, access: Access, patterns: Sequence[str] | None) -> Path
             )
         except errors.IncompleteSnapshotError as error:
             held = Path(error.snapshot_path)
-            if patterns is not None and _enough(held, patterns):
+            if patterns is not None and _is_loadable(held, patterns):
                 return held
-            raise refusal(f"repository {name!r}", error, closed, access.token) from error
+            raise hub_error(f"repository {name!r}", error, closed, access.token) from error
         except Exception as error:
-            raise refusal(f"repository {name!r}", error, closed, access.token) from error
+            raise hub_error(f"repository {name!r}", error, closed, access.token) from error
 
 
-def _kept(name: str, access: Access) -> Path:
+def _cache_folder(name: str, access: HubAccess) -> Path:
     """Where the cache keeps a repository."""
     from huggingface_hub import constants
 
     return Path(access.cache_dir or constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"
 
 
-def _enough(folder: Path, patterns: Sequence[str]) -> bool:
+def _is_loadable(folder: Path, patterns: Sequence[str]) -> bool:
     """Whether what transformers itself has fetched, which is less than we ask for, can be loaded."""
     weights = set(patterns).isdisjoint(WEIGHTS) or any(folder.glob("*.safetensors"))
     return weights and (folder / "config.json").is_file()

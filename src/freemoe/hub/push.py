@@ -15,7 +15,7 @@ from freemoe.core.untrusted import read_json
 from freemoe.core.version import __version__
 from freemoe.hub.cards import HERE, found_by_others
 from freemoe.hub.fetch import is_name
-from freemoe.hub.reach import LOGIN, asking, endpoint, refusal
+from freemoe.hub.reach import LOGIN, hub_endpoint, hub_error, hub_session
 
 # What a repository may hold besides an artefact.
 _ANYWHERE = (".gitattributes", ".gitignore", CARD)
@@ -56,7 +56,7 @@ def copy_artefact(folder: str | Path, target: str | Path, *, overwrite: bool = F
     return there
 
 
-def push(
+def push_artefact(
     folder: str | Path,
     repository: str,
     *,
@@ -89,11 +89,11 @@ def push(
     """
     if not is_name(repository):
         raise HubError(f"{repository!r} is no name of a repository. Write owner/name; a branch goes to --revision.")
-    kind, content = read_manifest(folder, check=False), _content(folder, repository)
+    kind, content = read_manifest(folder, check=False), _upload_content(folder, repository)
     sizes = {name: len(held) if isinstance(held, bytes) else held.stat().st_size for name, held in content.items()}
     found = {
         "repository": repository,
-        "url": f"{endpoint()}/{repository}",
+        "url": f"{hub_endpoint()}/{repository}",
         "kind": kind.get("kind"),
         "base": kind.get("base_model_name_or_path"),
         "files": sizes,
@@ -106,7 +106,7 @@ def push(
     from huggingface_hub import get_token
 
     token = token or get_token()
-    with asking(again=1) as closed:
+    with hub_session(again=1) as closed:
         if closed:
             raise HubError(f"Nothing can be pushed to {repository!r}: {closed}.")
         if token is None:
@@ -114,13 +114,13 @@ def push(
                 f"Pushing to {repository!r} needs a token with the right to write, and none was found: {LOGIN}."
             )
         try:
-            found["commit"] = _commit(
+            found["commit"] = _commit_files(
                 content, repository, str(kind["kind"]), private, token, revision, message, overwrite
             )
         except FreeMoEError:
             raise
         except Exception as error:
-            raise refusal(f"repository {repository!r}", error, "", token) from error
+            raise hub_error(f"repository {repository!r}", error, "", token) from error
     return found
 
 
@@ -132,7 +132,7 @@ def base_note(manifest: Mapping[str, Any]) -> str:
     return f"its base is {base!r}, a place of this machine: others name theirs (--base, base=)"
 
 
-def _content(folder: str | Path, repository: str) -> dict[str, Path | bytes]:
+def _upload_content(folder: str | Path, repository: str) -> dict[str, Path | bytes]:
     """What is written: the files, and the card with the repository's name in it."""
     content: dict[str, Path | bytes] = dict(artefact_files(folder))
     if isinstance(card := content.get(CARD), Path):
@@ -140,7 +140,7 @@ def _content(folder: str | Path, repository: str) -> dict[str, Path | bytes]:
     return content
 
 
-def _commit(
+def _commit_files(
     content: dict[str, Path | bytes],
     repository: str,
     kind: str,

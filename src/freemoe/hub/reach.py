@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
-from freemoe.compat.hub_client import offline, retries
+from freemoe.compat.hub_client import hub_offline, limit_hub_retries
 from freemoe.core.errors import HubError
 
 PATIENCE = 2.0
@@ -22,7 +22,7 @@ LOGIN = "set HF_TOKEN, or run `hf auth login`"
 _asked: dict[str, tuple[float, str]] = {}
 
 
-def endpoint() -> str:
+def hub_endpoint() -> str:
     """Address of the hub (``HF_ENDPOINT``)."""
     from huggingface_hub import constants
 
@@ -38,34 +38,34 @@ def out_of_reach() -> str:
 
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
-    where = endpoint()
+    where = hub_endpoint()
     known = _asked.get(where)
     if known is None or time.monotonic() - known[0] > REMEMBERED:
-        known = _asked[where] = time.monotonic(), _knock(where)
+        known = _asked[where] = time.monotonic(), _probe_endpoint(where)
     return known[1]
 
 
-def _knock(where: str) -> str:
+def _probe_endpoint(where: str) -> str:
     """Ask an endpoint for anything; in a thread, as the look-up of a name knows no limit of time."""
     from huggingface_hub.utils import get_session
 
     found = [f"no answer within {PATIENCE:g} seconds"]
 
-    def ask() -> None:
+    def send_request() -> None:
         try:
             get_session().head(where, timeout=PATIENCE)
             found[0] = ""
         except Exception as error:  # the client's own kinds, and those of the proxy, of TLS and of the resolver
             found[0] = str(error).splitlines()[0] if str(error) else type(error).__name__
 
-    thread = threading.Thread(target=ask, daemon=True)
+    thread = threading.Thread(target=send_request, daemon=True)
     thread.start()
     thread.join(PATIENCE)
     return found[0] and f"the hub at {where} cannot be reached ({found[0]})"
 
 
 @contextmanager
-def asking(local: bool = False, again: int = 0) -> Iterator[str]:
+def hub_session(local: bool = False, again: int = 0) -> Iterator[str]:
     """Inside, the hub's client may be used; yields why it only looks into the cache, empty where it may ask.
 
     Args:
@@ -73,11 +73,11 @@ def asking(local: bool = False, again: int = 0) -> Iterator[str]:
         again: Times that it may ask again; a file's header is asked for twice in any case.
     """
     closed = "local_files_only is set" if local else out_of_reach()
-    with retries(again), offline() if closed else nullcontext():
+    with limit_hub_retries(again), hub_offline() if closed else nullcontext():
         yield closed
 
 
-def refusal(what: str, error: Exception, closed: str = "", token: str | bool | None = None) -> HubError:
+def hub_error(what: str, error: Exception, closed: str = "", token: str | bool | None = None) -> HubError:
     """The one message for whatever the client raised.
 
     Args:
@@ -103,31 +103,33 @@ def refusal(what: str, error: Exception, closed: str = "", token: str | bool | N
         return HubError(f"The {what}: this is no name of a repository. Write owner/name, or owner/name@revision.")
     if isinstance(error, errors.GatedRepoError):
         return HubError(
-            f"The {what} is open only to those who accepted its terms{status}: accept them at {endpoint()}, then {LOGIN}."
+            f"The {what} is open only to those who accepted its terms{status}: accept them at {hub_endpoint()}, then {LOGIN}."
         )
     if isinstance(error, errors.RevisionNotFoundError):
         return HubError(
             f"The {what} has no such revision{status}. Name a branch, a tag or a commit of it; main is usual."
         )
     if isinstance(error, errors.RepositoryNotFoundError) or status.endswith("401)"):
-        return unseen(what, status, token)
+        return not_found_error(what, status, token)
     if status.endswith("403)"):
         return HubError(f"The {what}: the hub forbids it{status}. Use a token with the right to do this: {LOGIN}.")
     if status.endswith("404)") or isinstance(error, errors.FileMetadataError):
-        return HubError(f"The {what}: {endpoint()} does not answer as a hub does{status}: {first}. Check HF_ENDPOINT.")
-    return HubError(f"The {what}: the hub at {endpoint()} failed{status}: {first}. Try again later.")
+        return HubError(
+            f"The {what}: {hub_endpoint()} does not answer as a hub does{status}: {first}. Check HF_ENDPOINT."
+        )
+    return HubError(f"The {what}: the hub at {hub_endpoint()} failed{status}: {first}. Try again later.")
 
 
-def unseen(what: str, status: str = "", token: str | bool | None = None) -> HubError:
+def not_found_error(what: str, status: str = "", token: str | bool | None = None) -> HubError:
     """The hub does not tell what is private from what is not there, so neither can the message."""
-    sent = "the token that was sent may not see it" if _token(token) else f"no token was sent ({LOGIN})"
+    sent = "the token that was sent may not see it" if _resolve_token(token) else f"no token was sent ({LOGIN})"
     return HubError(
-        f"The {what} cannot be read at {endpoint()}{status}: there is none of this name, or it is private and {sent}. Check its "
+        f"The {what} cannot be read at {hub_endpoint()}{status}: there is none of this name, or it is private and {sent}. Check its "
         "name; did you mean a folder? There is none of this name here."
     )
 
 
-def _token(given: str | bool | None) -> str | None:
+def _resolve_token(given: str | bool | None) -> str | None:
     from huggingface_hub import get_token
 
     return given if isinstance(given, str) else get_token()

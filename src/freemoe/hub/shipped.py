@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from freemoe.core.errors import ArtifactError
-from freemoe.hub.push import copy_artefact, push
+from freemoe.hub.push import copy_artefact, push_artefact
 
 
-class Shipped:
+class ArtefactHubMixin:
     """Remembers the folder that it was opened from.
 
     Attributes:
@@ -18,7 +18,7 @@ class Shipped:
 
     folder: Path | None = None
 
-    def _shipped(self) -> Path:
+    def _require_folder(self) -> Path:
         """The folder whose files say what this is.
 
         Raises:
@@ -41,7 +41,7 @@ class Shipped:
         Raises:
             ArtifactError: This was not opened from an artefact, it was damaged since, or something stands at the target.
         """
-        return copy_artefact(self._shipped(), folder, overwrite=overwrite)
+        return copy_artefact(self._require_folder(), folder, overwrite=overwrite)
 
     def push_to_hub(
         self,
@@ -67,10 +67,10 @@ class Shipped:
             Repository, url, files with their bytes, and the commit.
 
         Raises:
-            ArtifactError, HubError: As `freemoe.hub.push.push`.
+            ArtifactError, HubError: As `freemoe.hub.push.push_artefact`.
         """
-        return push(
-            self._shipped(),
+        return push_artefact(
+            self._require_folder(),
             repo_id,
             private=private,
             token=token,

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from freemoe.kernels.experts import Plan
+from freemoe.kernels.experts import ExpertNeurons
 
 _NARROW = 0.6
 """Experts of such a share of the neurons are read row by row as long as they are not sorted; wider ones up to 64 tokens."""
 
 
 @dataclass(frozen=True)
-class Crossover:
+class KernelCrossover:
     """Where a layer changes its way.
 
     Attributes:
@@ -27,7 +27,7 @@ class Crossover:
     few: int = 256
 
 
-def default_crossover(plan: Plan) -> Crossover:
+def default_crossover(plan: ExpertNeurons) -> KernelCrossover:
     """What is likely the quickest, by the widths of the experts."""
     widest = max(len(rows) for rows in plan.rows)
-    return Crossover(few=256 if widest <= _NARROW * plan.neurons else 64)
+    return KernelCrossover(few=256 if widest <= _NARROW * plan.neurons else 64)

@@ -1,9 +1,9 @@
 """The experts of one MLP, their weights held once: a readable reference, and the ways to compute them at every size.
 
 Letters: T tokens, d hidden, u neurons held, N experts, w neurons of an expert. A neuron is a row of every matrix, and an
-expert is a list of rows. Up to some hundred tokens, each row is multiplied by the tokens that use it (`few`, compiled);
-more tokens are sorted by expert, and each expert gathers its rows for large products (`grouped`). The whole MLP with a
-mask (`masked`) is what gradients, compilers and few tokens without numba get. On a GPU, `triton_experts` does all sizes.
+expert is a list of rows. Up to some hundred tokens, each row is multiplied by the tokens that use it (`rowwise_experts`, compiled);
+more tokens are sorted by expert, and each expert gathers its rows for large products (`grouped_experts`). The whole MLP with a
+mask (`masked_experts`) is what gradients, compilers and few tokens without numba get. On a GPU, `triton_experts` does all sizes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TOKENS, NEURONS = 512, 512
 
 
 @dataclass(frozen=True, eq=False)
-class Weights:
+class MLPWeights:
     """The neurons of an MLP.
 
     Attributes:
@@ -44,7 +44,7 @@ class Weights:
     name: str
 
 
-class Plan:
+class ExpertNeurons:
     """What the ways to compute need to know of the index lists, found once.
 
     Args:
@@ -55,11 +55,11 @@ class Plan:
     def __init__(self, index: Tensor, neurons: int) -> None:
         self.rows = [row[row >= 0].long() for row in index.cpu()]
         # Rows of each expert that are multiplied at once; a slice where they lie together and need not be gathered.
-        self.parts = [[_together(some) for some in rows.split(NEURONS)] for rows in self.rows]
+        self.parts = [[_as_slice(some) for some in rows.split(NEURONS)] for rows in self.rows]
         self.neurons = neurons
         self._masks: dict[tuple[torch.dtype, torch.device], Tensor] = {}
 
-    def mask(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def neuron_mask(self, dtype: torch.dtype, device: torch.device) -> Tensor:
         """(N, u) of zeros and ones."""
         key = (dtype, device)
         if key not in self._masks:
@@ -70,19 +70,19 @@ class Plan:
         return self._masks[key]
 
 
-def _together(rows: Tensor) -> slice | Tensor:
+def _as_slice(rows: Tensor) -> slice | Tensor:
     first, last = int(rows[0]), int(rows[-1])
     return slice(first, last + 1) if last - first + 1 == len(rows) else rows
 
 
 def index_mask(index: Tensor, neurons: int, dtype: torch.dtype) -> Tensor:
-    """``Plan.mask`` in tensor operations alone: (N, w) rows, -1 where a list is short -> (N, u) zeros and ones."""
+    """``Plan.neuron_mask`` in tensor operations alone: (N, w) rows, -1 where a list is short -> (N, u) zeros and ones."""
     # One column more takes what the short lists are filled up with.
     held = torch.zeros(len(index), neurons + 1, dtype=dtype, device=index.device)
     return held.scatter(1, torch.where(index < 0, neurons, index).long(), 1.0)[:, :neurons]
 
 
-def reference(x: Tensor, expert: Tensor, weights: Weights, index: Tensor) -> Tensor:
+def reference_experts(x: Tensor, expert: Tensor, weights: MLPWeights, index: Tensor) -> Tensor:
     """Every token through the rows of its expert, one after the other (ToMoE Eq. 13): slow and plain.
 
     Args:
@@ -108,7 +108,7 @@ def reference(x: Tensor, expert: Tensor, weights: Weights, index: Tensor) -> Ten
     return torch.stack(outputs)
 
 
-def masked(x: Tensor, expert: Tensor, weights: Weights, mask: Tensor) -> Tensor:
+def masked_experts(x: Tensor, expert: Tensor, weights: MLPWeights, mask: Tensor) -> Tensor:
     """The whole MLP, then zero at what a token's expert does not use (ToMoE Eq. 17).
 
     Args:
@@ -122,7 +122,7 @@ def masked(x: Tensor, expert: Tensor, weights: Weights, mask: Tensor) -> Tensor:
     """
     bias = None if weights.up_bias is None else weights.up_bias.flatten()
     inner = F.linear(x, weights.up.flatten(0, 1), bias)
-    inner = _activated(inner, weights, len(weights.up))
+    inner = _apply_activation(inner, weights, len(weights.up))
     chosen = mask[expert]
     # Memory traffic is all that this way adds to the dense layer: write into what is there where nobody looks back.
     inner = inner * chosen if inner.requires_grad else inner.mul_(chosen)
@@ -131,22 +131,22 @@ def masked(x: Tensor, expert: Tensor, weights: Weights, mask: Tensor) -> Tensor:
     return torch.addmm(weights.down_bias, inner, weights.down)
 
 
-def masked_by_lists(x: Tensor, expert: Tensor, weights: Weights, index: Tensor) -> Tensor:
-    """`masked` by the experts' lists (N, w) themselves, -1 where one is short."""
-    return masked(x, expert, weights, index_mask(index, len(weights.down), x.dtype))
+def masked_by_lists(x: Tensor, expert: Tensor, weights: MLPWeights, index: Tensor) -> Tensor:
+    """`masked_experts` by the experts' lists (N, w) themselves, -1 where one is short."""
+    return masked_experts(x, expert, weights, index_mask(index, len(weights.down), x.dtype))
 
 
-def _activated(inner: Tensor, weights: Weights, parts: int) -> Tensor:
+def _apply_activation(inner: Tensor, weights: MLPWeights, parts: int) -> Tensor:
     """(T, parts * u) -> (T, u)."""
     if parts == 1:
         return weights.activation(inner)
     gate, up = inner.chunk(2, dim=-1)
     if inner.requires_grad:
         return weights.activation(gate) * up
-    return _activate_(gate, weights).mul_(up)
+    return _activate_inplace(gate, weights).mul_(up)
 
 
-def _activate_(gate: Tensor, weights: Weights) -> Tensor:
+def _activate_inplace(gate: Tensor, weights: MLPWeights) -> Tensor:
     """The activation, in place where torch has it so."""
     if weights.name == "silu":
         return F.silu(gate, inplace=True)
@@ -155,13 +155,13 @@ def _activate_(gate: Tensor, weights: Weights) -> Tensor:
     return weights.activation(gate)
 
 
-class _Scratch(threading.local):
+class _ScratchBuffers(threading.local):
     """Memory for gathered rows and intermediate activations, used again: fresh pages cost as much as writing them."""
 
     def __init__(self) -> None:
         self.held: dict[tuple[str, torch.dtype], Tensor] = {}
 
-    def take(self, name: str, like: Tensor, *shape: int) -> Tensor:
+    def get_buffer(self, name: str, like: Tensor, *shape: int) -> Tensor:
         """Memory of a shape and of ``like``'s type; what it holds is lost at the next call with this name."""
         key, size = (name, like.dtype), math.prod(shape)
         if key not in self.held or len(self.held[key]) < size:
@@ -171,10 +171,10 @@ class _Scratch(threading.local):
         return self.held[key][:size].view(shape)
 
 
-_SCRATCH = _Scratch()
+_SCRATCH = _ScratchBuffers()
 
 
-def grouped(x: Tensor, expert: Tensor, weights: Weights, plan: Plan) -> Tensor:
+def grouped_experts(x: Tensor, expert: Tensor, weights: MLPWeights, plan: ExpertNeurons) -> Tensor:
     """Sort tokens by expert; each expert gathers its rows, some at a time, and multiplies them. CPU, no gradients.
 
     Gathered rows make products of one large size, which is worth more than what the copy costs: runs of neighbouring
@@ -196,38 +196,38 @@ def grouped(x: Tensor, expert: Tensor, weights: Weights, plan: Plan) -> Tensor:
     for own, count in zip(plan.parts, counts, strict=True):
         for start in range(begin, begin + count, TOKENS):
             tokens = order[start : min(start + TOKENS, begin + count)]
-            output.index_copy_(0, tokens, _through(x.index_select(0, tokens), weights, own))
+            output.index_copy_(0, tokens, _expert_forward(x.index_select(0, tokens), weights, own))
         begin += count
     return output
 
 
-def _through(x: Tensor, weights: Weights, own: list[slice | Tensor]) -> Tensor:
+def _expert_forward(x: Tensor, weights: MLPWeights, own: list[slice | Tensor]) -> Tensor:
     """The tokens of one expert (T', d) through its neurons -> (T', d)."""
     parts = len(weights.up)
     output = torch.zeros_like(x) if weights.down_bias is None else weights.down_bias.repeat(len(x), 1)
     for rows in own:
-        ups = [_rows(matrix, rows, f"up{part}") for part, matrix in enumerate(weights.up)]
+        ups = [_gather_rows(matrix, rows, f"up{part}") for part, matrix in enumerate(weights.up)]
         count = len(ups[0])
-        inner = _SCRATCH.take("inner", x, parts, len(x), count)
+        inner = _SCRATCH.get_buffer("inner", x, parts, len(x), count)
         for part, up in enumerate(ups):
             torch.mm(x, up.T, out=inner[part])
         if weights.up_bias is not None:
             inner.add_(weights.up_bias[:, rows].unsqueeze(1))
-        hidden = _activate_(inner[0], weights)
+        hidden = _activate_inplace(inner[0], weights)
         if parts == 2:
             hidden.mul_(inner[1])
-        torch.addmm(output, hidden, _rows(weights.down, rows, "down"), out=output)
+        torch.addmm(output, hidden, _gather_rows(weights.down, rows, "down"), out=output)
     return output
 
 
-def _rows(matrix: Tensor, rows: slice | Tensor, name: str) -> Tensor:
+def _gather_rows(matrix: Tensor, rows: slice | Tensor, name: str) -> Tensor:
     """Rows of a matrix, where they stand or gathered into memory of this name."""
     if isinstance(rows, slice):
         return matrix[rows]
-    return torch.index_select(matrix, 0, rows, out=_SCRATCH.take(name, matrix, len(rows), matrix.shape[1]))
+    return torch.index_select(matrix, 0, rows, out=_SCRATCH.get_buffer(name, matrix, len(rows), matrix.shape[1]))
 
 
-def few(x: Tensor, expert: Tensor, weights: Weights, plan: Plan) -> Tensor:
+def rowwise_experts(x: Tensor, expert: Tensor, weights: MLPWeights, plan: ExpertNeurons) -> Tensor:
     """Each neuron is read where it stands, and multiplied by the tokens that use it. CPU, no gradients.
 
     Args:
@@ -239,11 +239,11 @@ def few(x: Tensor, expert: Tensor, weights: Weights, plan: Plan) -> Tensor:
     Returns:
         (T, d).
     """
-    mask = plan.mask(torch.bool, x.device)
+    mask = plan.neuron_mask(torch.bool, x.device)
     output = experts_times(x, expert, mask, weights.up, weights.up_bias, weights.down, weights.name)
     return output if weights.down_bias is None else output.add_(weights.down_bias)
 
 
-def can_read_rows(x: Tensor, weights: Weights) -> bool:
-    """Whether ``few`` works here: on a CPU, with numba, for this type and activation."""
+def can_read_rows(x: Tensor, weights: MLPWeights) -> bool:
+    """Whether ``rowwise_experts`` works here: on a CPU, with numba, for this type and activation."""
     return x.device.type == "cpu" and rows_available(x.dtype, weights.name)

@@ -54,7 +54,7 @@ def top_k_mask(scores: Tensor, k: int) -> Tensor:
     return torch.zeros_like(scores).scatter(-1, scores.topk(k, dim=-1, sorted=False).indices, 1.0)
 
 
-def route(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def route_tokens(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """The expert of every token: argmax of the router (ToMoE Eq. 5 without noise).
 
     Args:

@@ -28,7 +28,7 @@ Update = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
-class Linear:
+class LinearWeights:
     """``weight`` (out, in) and ``bias`` (out,) or None."""
 
     weight: Tensor
@@ -40,7 +40,7 @@ class Linear:
 
 
 @dataclass(frozen=True, eq=False)
-class Norm:
+class RMSNormWeights:
     """An RMS norm."""
 
     weight: Tensor
@@ -52,7 +52,7 @@ class Norm:
 
 
 @dataclass(frozen=True, eq=False)
-class Attention:
+class AttentionWeights:
     """Attention with rotary embedding.
 
     Attributes:
@@ -63,19 +63,19 @@ class Attention:
         clip: Largest size of queries, keys and values; 0 for none.
     """
 
-    query: Linear
-    key: Linear
-    value: Linear
-    output: Linear
-    query_norm: Norm | None
-    key_norm: Norm | None
+    query: LinearWeights
+    key: LinearWeights
+    value: LinearWeights
+    output: LinearWeights
+    query_norm: RMSNormWeights | None
+    key_norm: RMSNormWeights | None
     head_dim: int
     scale: float
     clip: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
-class Mixture:
+class MixtureWeights:
     """A router and its experts.
 
     Attributes:
@@ -100,27 +100,27 @@ class Mixture:
 
 
 @dataclass(frozen=True, eq=False)
-class Bottleneck:
+class BottleneckHook:
     """factor * down(relu(up(x))): added to what the mixture sees (``before``), or to what it gives."""
 
-    up: Linear
-    down: Linear
+    up: LinearWeights
+    down: LinearWeights
     factor: float
     before: bool
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
+class LayerWeights:
     """A decoder layer: norm, attention, residual, norm, mixture, residual."""
 
-    first_norm: Norm
-    attention: Attention
-    second_norm: Norm
-    mixture: Mixture
-    hook: Bottleneck | None = None
+    first_norm: RMSNormWeights
+    attention: AttentionWeights
+    second_norm: RMSNormWeights
+    mixture: MixtureWeights
+    hook: BottleneckHook | None = None
 
 
-def reference(layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, update: Update) -> Tensor:
+def reference_layer(layer: LayerWeights, x: Tensor, cos: Tensor, sin: Tensor, update: Update) -> Tensor:
     """One token through a layer: slow and plain.
 
     Args:
@@ -142,10 +142,10 @@ def reference(layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, update: Update)
     if own.clip:
         parts = [part.clamp(-own.clip, own.clip) for part in parts]
     query, key, value = (part.view(-1, own.head_dim) for part in parts)
-    keys, values = update(_turned(key, cos, sin)[None, :, None], value[None, :, None])
+    keys, values = update(_apply_rotary(key, cos, sin)[None, :, None], value[None, :, None])
     group = len(query) // keys.shape[1]
     keys, values = (t[0].float().repeat_interleave(group, dim=0) for t in (keys, values))
-    scores = torch.einsum("hi,hti->ht", _turned(query, cos, sin), keys) * own.scale
+    scores = torch.einsum("hi,hti->ht", _apply_rotary(query, cos, sin), keys) * own.scale
     x = x + own.output(torch.einsum("ht,hti->hi", scores.softmax(-1), values).flatten())
     inner = layer.second_norm(x)
     shift = torch.zeros_like(x)
@@ -156,14 +156,14 @@ def reference(layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, update: Update)
     return x + shift + reference_mixture(layer.mixture, inner)
 
 
-def _turned(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _apply_rotary(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding of (heads, width), of whose dimensions the first are turned."""
     turned, rest = heads[:, : len(cos)], heads[:, len(cos) :]
     first, second = turned.chunk(2, dim=-1)
     return torch.cat([turned * cos + torch.cat([-second, first], dim=-1) * sin, rest], dim=-1)
 
 
-def reference_mixture(own: Mixture, x: Tensor) -> Tensor:
+def reference_mixture(own: MixtureWeights, x: Tensor) -> Tensor:
     """The mixture alone: (d,) -> (d,) float32."""
     shares = F.linear(x, own.router.float()).softmax(-1)
     chosen, index = shares.topk(own.asked)
@@ -179,29 +179,29 @@ def reference_mixture(own: Mixture, x: Tensor) -> Tensor:
     return result
 
 
-def one_token_available(layer: Layer) -> bool:
+def one_token_available(layer: LayerWeights) -> bool:
     """Whether the compiled loops can be used here for a layer's types, devices and activation."""
     return (
         layer.mixture.activation in ACTIVATIONS
-        and all(t.device.type == "cpu" and t.dtype in DTYPES and t.is_contiguous() for t in _tensors(layer))
+        and all(t.device.type == "cpu" and t.dtype in DTYPES and t.is_contiguous() for t in _collect_tensors(layer))
         and importable("numba")
     )
 
 
-def _tensors(part: Any) -> list[Tensor]:
+def _collect_tensors(part: Any) -> list[Tensor]:
     if isinstance(part, Tensor):
         return [part]
-    return [t for value in getattr(part, "__dict__", {}).values() for t in _tensors(value)]
+    return [t for value in getattr(part, "__dict__", {}).values() for t in _collect_tensors(value)]
 
 
-class Compiled:
-    """``reference`` in compiled loops, over the layer's own memory: weights that are changed in place are seen.
+class CompiledLayer:
+    """``reference_layer`` in compiled loops, over the layer's own memory: weights that are changed in place are seen.
 
     Args:
         layer: For which ``one_token_available`` says yes.
     """
 
-    def __init__(self, layer: Layer) -> None:
+    def __init__(self, layer: LayerWeights) -> None:
         from freemoe.kernels.token_loops import LOOPS
 
         own, mixture, hook = layer.attention, layer.mixture, layer.hook
@@ -212,12 +212,12 @@ class Compiled:
         linears = own.query, own.key, own.value
         self.projections = (
             memory_of(layer.first_norm.weight), np.float32(layer.first_norm.eps),
-            *(memory_of(linear.weight) for linear in linears), *(_bias(linear, self._kind(own)) for linear in linears),
+            *(memory_of(linear.weight) for linear in linears), *(_bias_memory(linear, self._query_memory(own)) for linear in linears),
         )  # fmt: skip
-        norms = [_norm(norm, self._kind(own)) for norm in (own.query_norm, own.key_norm)]
+        norms = [_norm_memory(norm, self._query_memory(own)) for norm in (own.query_norm, own.key_norm)]
         self.norms = (norms[0][0], norms[1][0], norms[0][1], norms[1][1], np.float32(own.clip))
-        self.output, self.output_bias = memory_of(own.output.weight), _bias(own.output, self._kind(own))
-        self.hook = _hook(hook, layer.second_norm.weight)
+        self.output, self.output_bias = memory_of(own.output.weight), _bias_memory(own.output, self._query_memory(own))
+        self.hook = _hook_memory(hook, layer.second_norm.weight)
         self.before, self.units = hook is not None and hook.before, 0 if hook is None else len(hook.up.weight)
         self.second_norm = memory_of(layer.second_norm.weight), np.float32(layer.second_norm.eps)
         self.router = memory_of(mixture.router), mixture.asked, mixture.kept, mixture.normalise, mixture.renormalise
@@ -227,48 +227,48 @@ class Compiled:
         self.weight = 3 * self.width * mixture.down.shape[1] * mixture.kept
 
     @staticmethod
-    def _kind(own: Attention) -> np.ndarray:
+    def _query_memory(own: AttentionWeights) -> np.ndarray:
         return memory_of(own.query.weight)
 
-    def step(self, x: Tensor, cos: Tensor, sin: Tensor, update: Update) -> Tensor:
-        """As ``reference``; the result is of ``x``'s type."""
+    def decode_token(self, x: Tensor, cos: Tensor, sin: Tensor, update: Update) -> Tensor:
+        """As ``reference_layer``; the result is of ``x``'s type."""
         loops, own = self.loops, self.attention
         hidden = x.detach().to(torch.float32, copy=True).numpy()
         projected = np.empty(sum(self.rows), np.float32)
 
-        def project(begin: int, end: int) -> None:
+        def project_rows(begin: int, end: int) -> None:
             loops.project(hidden, *self.projections, begin, end, projected)
 
-        in_threads(project, len(projected), len(projected) * len(hidden))
+        in_threads(project_rows, len(projected), len(projected) * len(hidden))
         edge, last = self.rows[0], self.rows[0] + self.rows[1]
         query, key, value = projected[:edge], projected[edge:last], projected[last:]
-        loops.turn(query, key, value, *self.norms, _floats(cos), _floats(sin), own.head_dim)
+        loops.turn(query, key, value, *self.norms, _float_array(cos), _float_array(sin), own.head_dim)
         states = (torch.from_numpy(part).view(1, -1, 1, own.head_dim).to(x.dtype) for part in (key, value))
         keys, values = (memory_of(state[0]) for state in update(*states))
         attended = np.empty((self.heads, own.head_dim), np.float32)
         query = query.reshape(self.heads, own.head_dim)
 
-        def attend(begin: int, end: int) -> None:
+        def attend_heads(begin: int, end: int) -> None:
             loops.attend(query, keys, values, np.float32(own.scale), begin, end, attended)
 
-        in_threads(attend, len(keys), 2 * keys.size)
-        return torch.from_numpy(self._after(hidden, attended.reshape(-1))).to(x.dtype)
+        in_threads(attend_heads, len(keys), 2 * keys.size)
+        return torch.from_numpy(self._after_attention(hidden, attended.reshape(-1))).to(x.dtype)
 
-    def _after(self, hidden: np.ndarray, attended: np.ndarray) -> np.ndarray:
+    def _after_attention(self, hidden: np.ndarray, attended: np.ndarray) -> np.ndarray:
         """Everything behind the attention's sums; ``hidden`` is written over."""
         loops, summed, inner = self.loops, np.empty_like(hidden), np.empty_like(hidden)
         index, weights = np.empty(self.kept, np.int64), np.empty(self.kept, np.float32)
 
-        def output(begin: int, end: int) -> None:
+        def multiply_output(begin: int, end: int) -> None:
             loops.times(attended, self.output, begin, end, summed)
 
-        in_threads(output, len(summed), self.output.size)
+        in_threads(multiply_output, len(summed), self.output.size)
         loops.settle(
             hidden, summed, self.output_bias, *self.second_norm, *self.hook, self.before, *self.router,
             inner, index, weights,
         )  # fmt: skip
 
-        def experts(begin: int, end: int) -> np.ndarray:
+        def run_experts(begin: int, end: int) -> np.ndarray:
             # One of the threads takes the residual with it.
             out = np.zeros_like(hidden) if begin else hidden
             loops.experts(inner, index, weights, *self.experts, begin, end, out)
@@ -277,39 +277,41 @@ class Compiled:
                 loops.bent(inner, *self.hook, first, last, out)
             return out
 
-        parts = in_threads(experts, self.width, self.weight)
+        parts = in_threads(run_experts, self.width, self.weight)
         total = parts[0]
         for other in parts[1:]:
             total += other
         return total
 
 
-def times(x: Tensor, linear: Linear) -> Tensor:
+def compiled_linear(x: Tensor, linear: LinearWeights) -> Tensor:
     """One token (d,) through a linear layer, in compiled loops: (out,) of x's type."""
     from freemoe.kernels.token_loops import LOOPS as loops
 
-    values, matrix = _floats(x), memory_of(linear.weight)
+    values, matrix = _float_array(x), memory_of(linear.weight)
     out = np.empty(len(matrix), np.float32)
     in_threads(lambda begin, end: loops.times(values, matrix, begin, end, out), len(out), matrix.size)
     result = torch.from_numpy(out)
     return (result if linear.bias is None else result.add_(linear.bias)).to(x.dtype)
 
 
-def _floats(x: Tensor) -> np.ndarray:
+def _float_array(x: Tensor) -> np.ndarray:
     return x.detach().float().contiguous().numpy()
 
 
-def _bias(linear: Linear, kind: np.ndarray) -> np.ndarray:
+def _bias_memory(linear: LinearWeights, kind: np.ndarray) -> np.ndarray:
     return np.zeros(0, kind.dtype) if linear.bias is None else memory_of(linear.bias)
 
 
-def _norm(norm: Norm | None, kind: np.ndarray) -> tuple[np.ndarray, np.float32]:
+def _norm_memory(norm: RMSNormWeights | None, kind: np.ndarray) -> tuple[np.ndarray, np.float32]:
     return (np.zeros(0, kind.dtype), np.float32(0)) if norm is None else (memory_of(norm.weight), np.float32(norm.eps))
 
 
-def _hook(hook: Bottleneck | None, like: Tensor) -> tuple[Any, ...]:
+def _hook_memory(hook: BottleneckHook | None, like: Tensor) -> tuple[Any, ...]:
     """Matrices, biases and factor as the loops take them; of no unit where there is no hook."""
     if hook is None:
-        hook = Bottleneck(Linear(like.new_zeros(0, len(like))), Linear(like.new_zeros(len(like), 0)), 0.0, False)
+        hook = BottleneckHook(
+            LinearWeights(like.new_zeros(0, len(like))), LinearWeights(like.new_zeros(len(like), 0)), 0.0, False
+        )
     up, down = memory_of(hook.up.weight), memory_of(hook.down.weight)
-    return up, down, _bias(hook.up, up), _bias(hook.down, up), np.float32(hook.factor)
+    return up, down, _bias_memory(hook.up, up), _bias_memory(hook.down, up), np.float32(hook.factor)

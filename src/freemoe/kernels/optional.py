@@ -55,7 +55,7 @@ def falls_back_to(reference: Callable[..., Tensor]) -> Callable[[Callable[..., T
 
     def decorate(launch: Callable[..., Tensor]) -> Callable[..., Tensor]:
         @functools.wraps(launch)
-        def launched(x: Tensor, *others: Any) -> Tensor:
+        def launch_or_fallback(x: Tensor, *others: Any) -> Tensor:
             key = (launch.__name__, x.device)
             if key not in failures:
                 try:
@@ -68,6 +68,6 @@ def falls_back_to(reference: Callable[..., Tensor]) -> Callable[[Callable[..., T
                     log.warning("%s does not run on %s, and torch computes the same there: %s", *key, failures[key])
             return reference(x, *others)
 
-        return launched
+        return launch_or_fallback
 
     return decorate

@@ -33,12 +33,12 @@ def jit(function: Callable[..., Any]) -> Any:
         return njit(**settings)(function)
 
 
-def number(weight):
+def as_float32(weight):
     """A weight as float32."""
     raise NotImplementedError(f"{type(weight)} is only known to compiled code")
 
 
-@overload(number, inline="always")
+@overload(as_float32, inline="always")
 def _typed_number(weight):
     if isinstance(weight, types.Float):
         return lambda weight: weight
@@ -47,7 +47,7 @@ def _typed_number(weight):
 
 
 @jit
-def act(value, kind):
+def apply_activation(value, kind):
     """The activation of a number in `rows.ACTIVATIONS`, of one float32."""
     one, half = np.float32(1), np.float32(0.5)
     if kind == 0:
@@ -61,11 +61,11 @@ def act(value, kind):
 
 
 @jit
-def tile4(x, t0, t1, t2, t3, first, second, a, b):
+def four_token_products(x, t0, t1, t2, t3, first, second, a, b):
     """Row a of one matrix and row b of another times four tokens."""
     p0 = p1 = p2 = p3 = q0 = q1 = q2 = q3 = np.float32(0)
     for i in range(first.shape[1]):
-        f, s = number(first[a, i]), number(second[b, i])
+        f, s = as_float32(first[a, i]), as_float32(second[b, i])
         v0, v1, v2, v3 = x[t0, i], x[t1, i], x[t2, i], x[t3, i]
         p0 += f * v0
         p1 += f * v1
@@ -79,18 +79,18 @@ def tile4(x, t0, t1, t2, t3, first, second, a, b):
 
 
 @jit
-def tile1(x, token, first, second, a, b):
+def one_token_products(x, token, first, second, a, b):
     """Row a of one matrix and row b of another times one token."""
     p = q = np.float32(0)
     for i in range(first.shape[1]):
         v = x[token, i]
-        p += number(first[a, i]) * v
-        q += number(second[b, i]) * v
+        p += as_float32(first[a, i]) * v
+        q += as_float32(second[b, i]) * v
     return p, q
 
 
 @jit
-def dots8(x, first, second, a, b, out):
+def eight_row_products(x, first, second, a, b, out):
     """Set out: four rows ``a`` of one matrix, then four rows ``b`` of another, times one token.
 
     Eight streams through memory at once, which is what one core needs to use the whole of it.
@@ -100,14 +100,14 @@ def dots8(x, first, second, a, b, out):
     p0 = p1 = p2 = p3 = q0 = q1 = q2 = q3 = np.float32(0)
     for i in range(first.shape[1]):
         v = x[i]
-        p0 += v * number(a0[i])
-        p1 += v * number(a1[i])
-        p2 += v * number(a2[i])
-        p3 += v * number(a3[i])
-        q0 += v * number(b0[i])
-        q1 += v * number(b1[i])
-        q2 += v * number(b2[i])
-        q3 += v * number(b3[i])
+        p0 += v * as_float32(a0[i])
+        p1 += v * as_float32(a1[i])
+        p2 += v * as_float32(a2[i])
+        p3 += v * as_float32(a3[i])
+        q0 += v * as_float32(b0[i])
+        q1 += v * as_float32(b1[i])
+        q2 += v * as_float32(b2[i])
+        q3 += v * as_float32(b3[i])
     out[0], out[1], out[2], out[3], out[4], out[5], out[6], out[7] = p0, p1, p2, p3, q0, q1, q2, q3
 
 
@@ -116,12 +116,14 @@ def row_products(x, tokens, count, first, second, a, b, p, q):
     """Set p[t] = row a of one matrix times x[t], q[t] = row b of another, for the first ``count`` tokens of a list."""
     for j in range(0, count, 4):
         if j == count - 1:
-            p[tokens[j]], q[tokens[j]] = tile1(x, tokens[j], first, second, a, b)
+            p[tokens[j]], q[tokens[j]] = one_token_products(x, tokens[j], first, second, a, b)
         else:
             # A token computed twice costs less than two or three that are computed alone.
             t0, t1 = tokens[j], tokens[j + 1]
             t2, t3 = tokens[min(j + 2, count - 1)], tokens[min(j + 3, count - 1)]
-            p[t0], p[t1], p[t2], p[t3], q[t0], q[t1], q[t2], q[t3] = tile4(x, t0, t1, t2, t3, first, second, a, b)
+            p[t0], p[t1], p[t2], p[t3], q[t0], q[t1], q[t2], q[t3] = four_token_products(
+                x, t0, t1, t2, t3, first, second, a, b
+            )
 
 
 @jit
@@ -132,8 +134,8 @@ def _add_rows_to_one(matrix, rows, weights, out):
     a, b, c, d = weights[0], weights[1], weights[2], weights[3]
     e, f, g, h = weights[4], weights[5], weights[6], weights[7]
     for i in range(len(out)):
-        first = (a * number(m0[i]) + b * number(m1[i])) + (c * number(m2[i]) + d * number(m3[i]))
-        second = (e * number(m4[i]) + f * number(m5[i])) + (g * number(m6[i]) + h * number(m7[i]))
+        first = (a * as_float32(m0[i]) + b * as_float32(m1[i])) + (c * as_float32(m2[i]) + d * as_float32(m3[i]))
+        second = (e * as_float32(m4[i]) + f * as_float32(m5[i])) + (g * as_float32(m6[i]) + h * as_float32(m7[i]))
         out[i] += first + second
 
 
@@ -150,7 +152,7 @@ def add_rows(matrix, rows, weights, tokens, count, out):
         for k in range(8):
             row, to = matrix[rows[k], begin : begin + size], held[k]
             for i in range(size):
-                to[i] = number(row[i])
+                to[i] = as_float32(row[i])
         m0, m1, m2, m3, m4, m5, m6, m7 = held[0], held[1], held[2], held[3], held[4], held[5], held[6], held[7]
         for j in range(count):
             t = tokens[j]
@@ -183,9 +185,9 @@ def one_expert(x, member, first, second, bias, down, begin, end, kind, out):
             # What is left of a last group is neurons of the one before, and weighs nothing.
             for half in range(0, 8, 4):
                 four = rows[half : half + 4]
-                dots8(x[0], first, second, four, four, found)
+                eight_row_products(x[0], first, second, four, four, found)
                 for k in range(4):
-                    inner = act(found[k] + bias[0, four[k]] if biased else found[k], kind)
+                    inner = apply_activation(found[k] + bias[0, four[k]] if biased else found[k], kind)
                     if gated:
                         inner *= found[4 + k] + bias[1, four[k]] if biased else found[4 + k]
                     h[half + k, 0] = inner if half + k < filled else np.float32(0)
@@ -214,7 +216,7 @@ def experts(x, owner, mask, first, second, bias, down, begin, end, kind, out):
             row_products(x, own, count, first, second, neuron, neuron, p, q)
             for j in range(count):
                 t = own[j]
-                inner = act(p[t] + bias[0, neuron] if biased else p[t], kind)
+                inner = apply_activation(p[t] + bias[0, neuron] if biased else p[t], kind)
                 if gated:
                     inner *= q[t] + bias[1, neuron] if biased else q[t]
                 h[filled, t] = inner
@@ -236,7 +238,7 @@ def experts(x, owner, mask, first, second, bias, down, begin, end, kind, out):
 
 
 @jit
-def keepers(mask, dimension, own):
+def find_keeping_tokens(mask, dimension, own):
     """Write into ``own`` which tokens keep a dimension; returns how many."""
     count = 0
     for t in range(len(mask)):
@@ -257,7 +259,7 @@ def _one_heads_times(x, mask, matrix, bias, begin, end, out):
                 for k in range(8):
                     row = head + k * head_dim + dimension
                     rows[k] = row if row < matrix.shape[0] else head + dimension
-                dots8(x[0], matrix, matrix, rows[:4], rows[4:], found)
+                eight_row_products(x[0], matrix, matrix, rows[:4], rows[4:], found)
                 for k in range(8):
                     out[0, rows[k]] = found[k] + bias[rows[k]] if len(bias) else found[k]
 
@@ -277,7 +279,7 @@ def heads_times(x, mask, matrix, bias, begin, end, out):
     # Two heads at a time, which the same tokens want; dimensions inside, so that memory is read in order.
     for head in range(0, matrix.shape[0], 2 * head_dim):
         for dimension in range(begin, end):
-            count = keepers(mask, dimension, own)
+            count = find_keeping_tokens(mask, dimension, own)
             row = head + dimension
             other = row + head_dim if row + head_dim < matrix.shape[0] else row
             row_products(x, own, count, matrix, matrix, row, other, p, q)
@@ -295,7 +297,7 @@ def heads_sum(weights, mask, matrix, begin, end, out):
     h, rows = np.zeros((8, tokens), np.float32), np.zeros(8, np.int64)
     for head in range(0, matrix.shape[0], 8 * head_dim):
         for dimension in range(begin, end):
-            count = keepers(mask, dimension, own)
+            count = find_keeping_tokens(mask, dimension, own)
             for k in range(8):
                 row = head + k * head_dim + dimension
                 rows[k] = row if row < matrix.shape[0] else head + dimension

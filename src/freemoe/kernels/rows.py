@@ -56,10 +56,10 @@ def experts_times(
 
     matrices, last = memory_of(up), memory_of(down)
     bias = np.zeros((len(up), 0), np.float32) if up_bias is None else up_bias.detach().float().numpy()
-    values, owners, members = _apart(x), expert.numpy(), mask.numpy()
+    values, owners, members = _padded_rows(x), expert.numpy(), mask.numpy()
     kind = ACTIVATIONS[activation]
 
-    def part(begin: int, end: int) -> np.ndarray:
+    def multiply_neurons(begin: int, end: int) -> np.ndarray:
         out = np.zeros(x.shape, np.float32)
         if len(values) == 1:
             member = members[owners[0]]
@@ -71,7 +71,7 @@ def experts_times(
             )
         return out
 
-    outputs = in_threads(part, len(last), last.size)
+    outputs = in_threads(multiply_neurons, len(last), last.size)
     return torch.from_numpy(sum(outputs[1:], outputs[0])).to(x.dtype)
 
 
@@ -89,15 +89,15 @@ def heads_times(x: Tensor, mask: Tensor, matrix: Tensor, bias: Tensor | None) ->
     """
     from freemoe.kernels.row_loops import LOOPS as loops
 
-    values, wanted, memory = _apart(x), mask.numpy(), memory_of(matrix)
+    values, wanted, memory = _padded_rows(x), mask.numpy(), memory_of(matrix)
     own = np.zeros(0, np.float32) if bias is None else bias.detach().float().numpy()
     out = np.zeros((len(x), len(matrix)), np.float32)
 
-    def part(begin: int, end: int) -> None:
+    def multiply_dimensions(begin: int, end: int) -> None:
         for some in _token_blocks(values):
             loops.heads_times(values[some], wanted[some], memory, own, begin, end, out[some])
 
-    in_threads(part, mask.shape[1], matrix.numel())
+    in_threads(multiply_dimensions, mask.shape[1], matrix.numel())
     return torch.from_numpy(out).to(x.dtype)
 
 
@@ -114,26 +114,26 @@ def heads_sum(weights: Tensor, mask: Tensor, matrix: Tensor) -> Tensor:
     """
     from freemoe.kernels.row_loops import LOOPS as loops
 
-    values, wanted, memory = _floats(weights), mask.numpy(), memory_of(matrix)
+    values, wanted, memory = _float_array(weights), mask.numpy(), memory_of(matrix)
 
-    def part(begin: int, end: int) -> np.ndarray:
+    def sum_dimensions(begin: int, end: int) -> np.ndarray:
         out = np.zeros((len(values), memory.shape[1]), np.float32)
         for some in _token_blocks(out):
             loops.heads_sum(values[some], wanted[some], memory, begin, end, out[some])
         return out
 
-    outputs = in_threads(part, mask.shape[1], matrix.numel())
+    outputs = in_threads(sum_dimensions, mask.shape[1], matrix.numel())
     return torch.from_numpy(sum(outputs[1:], outputs[0])).to(weights.dtype)
 
 
-def _floats(x: Tensor) -> np.ndarray:
+def _float_array(x: Tensor) -> np.ndarray:
     return x.detach().float().contiguous().numpy()
 
 
-def _apart(x: Tensor) -> np.ndarray:
+def _padded_rows(x: Tensor) -> np.ndarray:
     """Tokens (T, d) in rows that are a little longer, so that they lie no power of two apart (`row_loops.add_rows`)."""
     if len(x) == 1:
-        return _floats(x)
+        return _float_array(x)
     held = np.empty((len(x), x.shape[1] + 16), np.float32)
     held[:, : x.shape[1]] = x.detach().float().numpy()
     return held
@@ -152,7 +152,7 @@ def memory_of(tensor: Tensor) -> np.ndarray:
 
 
 @cache
-def _pool(threads: int) -> ThreadPoolExecutor:
+def _thread_pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, "freemoe-rows")
 
 
@@ -163,5 +163,5 @@ def in_threads(part: Callable[[int, int], Any], rows: int, weights: int) -> list
         return [part(0, rows)]
     edges = [rows * i // threads for i in range(threads + 1)]
     # One range is ours: the pool has a thread less to wake.
-    others = [_pool(threads - 1).submit(part, a, b) for a, b in itertools.pairwise(edges[1:])]
+    others = [_thread_pool(threads - 1).submit(part, a, b) for a, b in itertools.pairwise(edges[1:])]
     return [part(edges[0], edges[1]), *(other.result() for other in others)]

@@ -11,15 +11,15 @@ import sys
 
 import numpy as np
 
-from freemoe.kernels.row_loops import act, jit, number
+from freemoe.kernels.row_loops import apply_activation, as_float32, jit
 
 
 @jit
-def dot(x, row):
+def row_dot(x, row):
     """A row of weights times x."""
     total = np.float32(0)
     for i in range(len(x)):
-        total += x[i] * number(row[i])
+        total += x[i] * as_float32(row[i])
     return total
 
 
@@ -27,49 +27,49 @@ def dot(x, row):
 def times(x, matrix, begin, end, out):
     """Set out[r] = matrix[r] . x for r in [begin, end)."""
     for r in range(begin, end):
-        out[r] = dot(x, matrix[r])
+        out[r] = row_dot(x, matrix[r])
 
 
 @jit
-def normed(x, weight, eps, out):
+def apply_rms_norm(x, weight, eps, out):
     """Set out to x over its root mean square, times weight."""
     total = np.float32(0)
     for i in range(len(x)):
         total += x[i] * x[i]
     scale = np.float32(1) / np.float32(math.sqrt(total / np.float32(len(x)) + eps))
     for i in range(len(x)):
-        out[i] = x[i] * scale * number(weight[i])
+        out[i] = x[i] * scale * as_float32(weight[i])
 
 
 @jit
-def _rows(x, matrix, bias, offset, begin, end, out):
+def _project_rows(x, matrix, bias, offset, begin, end, out):
     """``times`` for a matrix whose first row is the row ``offset`` of several that are counted on, with a bias or none."""
     for r in range(max(begin - offset, 0), min(end - offset, len(matrix))):
-        out[offset + r] = dot(x, matrix[r])
+        out[offset + r] = row_dot(x, matrix[r])
         if len(bias):
-            out[offset + r] += number(bias[r])
+            out[offset + r] += as_float32(bias[r])
 
 
 @jit
 def project(x, norm, eps, query, key, value, query_bias, key_bias, value_bias, begin, end, out):
     """Set out[begin:end]: queries, keys and values of the normed x, one behind the other."""
     held = np.empty(len(x), np.float32)
-    normed(x, norm, eps, held)
-    _rows(held, query, query_bias, 0, begin, end, out)
-    _rows(held, key, key_bias, len(query), begin, end, out)
-    _rows(held, value, value_bias, len(query) + len(key), begin, end, out)
+    apply_rms_norm(x, norm, eps, held)
+    _project_rows(held, query, query_bias, 0, begin, end, out)
+    _project_rows(held, key, key_bias, len(query), begin, end, out)
+    _project_rows(held, value, value_bias, len(query) + len(key), begin, end, out)
 
 
 @jit
-def _turn(states, norm, eps, clip, cos, sin, head_dim):
+def _norm_and_rotate(states, norm, eps, clip, cos, sin, head_dim):
     """Norm (of each head, of all, or none), clip and turn by the rotary embedding, in place."""
     if len(norm) == len(states):
-        normed(states, norm, eps, states)
+        apply_rms_norm(states, norm, eps, states)
     half = len(cos) // 2
     for begin in range(0, len(states), head_dim):
         head = states[begin : begin + head_dim]
         if len(norm) == head_dim and len(norm) < len(states):
-            normed(head, norm, eps, head)
+            apply_rms_norm(head, norm, eps, head)
         if clip > 0:
             for i in range(head_dim):
                 head[i] = min(max(head[i], -clip), clip)
@@ -82,8 +82,8 @@ def _turn(states, norm, eps, clip, cos, sin, head_dim):
 @jit
 def turn(query, key, value, query_norm, key_norm, query_eps, key_eps, clip, cos, sin, head_dim):
     """What becomes of queries, keys and values before they meet: norms, clipping, rotary embedding; in place."""
-    _turn(query, query_norm, query_eps, clip, cos, sin, head_dim)
-    _turn(key, key_norm, key_eps, clip, cos, sin, head_dim)
+    _norm_and_rotate(query, query_norm, query_eps, clip, cos, sin, head_dim)
+    _norm_and_rotate(key, key_norm, key_eps, clip, cos, sin, head_dim)
     if clip > 0:
         for i in range(len(value)):
             value[i] = min(max(value[i], -clip), clip)
@@ -98,7 +98,7 @@ def attend(query, keys, values, scale, begin, end, out):
         q, some, other, to = query[head], keys[head // group], values[head // group], out[head]
         largest = np.float32(-np.inf)
         for t in range(tokens):
-            scores[t] = dot(q, some[t]) * scale
+            scores[t] = row_dot(q, some[t]) * scale
             largest = max(largest, scores[t])
         total = np.float32(0)
         for t in range(tokens):
@@ -108,7 +108,7 @@ def attend(query, keys, values, scale, begin, end, out):
         for t in range(tokens):
             weight, row = scores[t] / total, other[t]
             for i in range(len(to)):
-                to[i] += weight * number(row[i])
+                to[i] += weight * as_float32(row[i])
 
 
 @jit
@@ -116,18 +116,18 @@ def bent(x, up, down, up_bias, down_bias, factor, begin, end, out):
     """Add to out: factor * down(relu(up(x))), of the units [begin, end); the last bias comes with the first unit."""
     inner = np.empty(end - begin, np.float32)
     for unit in range(begin, end):
-        value = dot(x, up[unit])
+        value = row_dot(x, up[unit])
         if len(up_bias):
-            value += number(up_bias[unit])
+            value += as_float32(up_bias[unit])
         inner[unit - begin] = factor * max(value, np.float32(0))
     for i in range(len(down)):
-        out[i] += dot(inner, down[i, begin:end])
+        out[i] += row_dot(inner, down[i, begin:end])
         if begin == 0 and len(down_bias):
-            out[i] += factor * number(down_bias[i])
+            out[i] += factor * as_float32(down_bias[i])
 
 
 @jit
-def route(x, router, asked, kept, normalise, renormalise, index, weights):
+def choose_experts(x, router, asked, kept, normalise, renormalise, index, weights):
     """Set index and weights (kept,): the heaviest of the ``asked`` likeliest experts.
 
     Weights are shares of all experts, or of the asked ones (``normalise``); ``renormalise``: those that are kept sum to
@@ -167,14 +167,14 @@ def settle(
     for i in range(len(x)):
         x[i] += attended[i]
         if len(bias):
-            x[i] += number(bias[i])
-    normed(x, norm, eps, inner)
+            x[i] += as_float32(bias[i])
+    apply_rms_norm(x, norm, eps, inner)
     if before:
         shift = np.zeros(len(x), np.float32)
         bent(inner, up, down, up_bias, down_bias, factor, 0, len(up), shift)
         for i in range(len(x)):
             inner[i] += shift[i]
-    route(inner, router, asked, kept, normalise, renormalise, index, weights)
+    choose_experts(inner, router, asked, kept, normalise, renormalise, index, weights)
 
 
 @jit
@@ -189,10 +189,10 @@ def experts(x, index, weights, first, last, kind, begin, end, out):
         if 0 <= expert < len(first):
             gate_up, down = first[expert], last[expert]
             for n in range(begin, end):
-                gate, up = dot(x, gate_up[n]), dot(x, gate_up[width + n])
-                inner[n - begin] = weights[slot] * act(gate, kind) * up
+                gate, up = row_dot(x, gate_up[n]), row_dot(x, gate_up[width + n])
+                inner[n - begin] = weights[slot] * apply_activation(gate, kind) * up
             for i in range(len(down)):
-                out[i] += dot(inner, down[i, begin:end])
+                out[i] += row_dot(inner, down[i, begin:end])
 
 
 LOOPS = sys.modules[__name__]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from freemoe.kernels.experts import Weights, masked_by_lists
+from freemoe.kernels.experts import MLPWeights, masked_by_lists
 from freemoe.kernels.optional import INTERPRETED, falls_back_to, triton_takes
 from freemoe.kernels.rows import ACTIVATIONS
 
@@ -17,13 +17,13 @@ TOKENS, NEURONS, INNER = 32, 64, 32
 """Sizes of a block: of tokens, of columns of the result, of what is summed over."""
 
 
-def triton_available(x: Tensor, weights: Weights) -> bool:
+def triton_available(x: Tensor, weights: MLPWeights) -> bool:
     """Whether the kernels take these: where `x` is, of their common type, with this activation."""
     known = weights.name in ACTIVATIONS and x.dtype == weights.up.dtype
     return known and triton_takes(x.dtype, x.device.type)
 
 
-def blocks(expert: Tensor, experts: int, size: int = TOKENS) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def token_blocks(expert: Tensor, experts: int, size: int = TOKENS) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Sort tokens by expert and cut each expert's into blocks, without waiting for the device.
 
     Args:
@@ -49,8 +49,8 @@ def blocks(expert: Tensor, experts: int, size: int = TOKENS) -> tuple[Tensor, Te
 
 
 @falls_back_to(masked_by_lists)
-def triton_experts(x: Tensor, expert: Tensor, weights: Weights, index: Tensor) -> Tensor:
-    """Every token through the rows of its expert, as ``experts.reference``; no gradients.
+def triton_experts(x: Tensor, expert: Tensor, weights: MLPWeights, index: Tensor) -> Tensor:
+    """Every token through the rows of its expert, as ``experts.reference_experts``; no gradients.
 
     Args:
         x: (T, d).
@@ -62,12 +62,12 @@ def triton_experts(x: Tensor, expert: Tensor, weights: Weights, index: Tensor) -
         (T, d).
     """
     # Not `import triton_loops`: an exported folder's code is found by the names that are taken from a module.
-    from freemoe.kernels.triton_loops import down as multiply_down
-    from freemoe.kernels.triton_loops import up as multiply_up
+    from freemoe.kernels.triton_loops import multiply_down as multiply_down
+    from freemoe.kernels.triton_loops import multiply_up as multiply_up
 
     parts, neurons, d = weights.up.shape
     experts, widest = index.shape
-    order, owner, begin, end = blocks(expert, experts)
+    order, owner, begin, end = token_blocks(expert, experts)
     widths = (index >= 0).sum(dim=1)
     hidden = torch.empty(len(x), widest, dtype=x.dtype, device=x.device)
     output = torch.empty_like(x)

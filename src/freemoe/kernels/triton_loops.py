@@ -22,7 +22,7 @@ def jit(kernel: Callable[..., Any]) -> Any:
 
 
 @jit
-def act(value, KIND: tl.constexpr):
+def apply_activation(value, KIND: tl.constexpr):
     """The activation of a number in `rows.ACTIVATIONS`, of float32."""
     if KIND == 0:
         result = value * tl.sigmoid(value)
@@ -36,7 +36,7 @@ def act(value, KIND: tl.constexpr):
 
 
 @jit
-def up(
+def multiply_up(
     x, order, owner, begins, ends, index, widths, weight, bias, hidden, d, neurons, widest,
     PARTS: tl.constexpr, KIND: tl.constexpr, BIAS: tl.constexpr,
     UPCAST: tl.constexpr, T: tl.constexpr, C: tl.constexpr, K: tl.constexpr,
@@ -71,7 +71,7 @@ def up(
                     other = tl.dot(a, c, other, input_precision="ieee")
             if BIAS:
                 gate += tl.load(bias + row, mask=own, other=0.0).to(tl.float32)[None, :]
-            result = act(gate, KIND)
+            result = apply_activation(gate, KIND)
             if PARTS == 2:
                 if BIAS:
                     other += tl.load(bias + neurons + row, mask=own, other=0.0).to(tl.float32)[None, :]
@@ -81,7 +81,7 @@ def up(
 
 
 @jit
-def down(
+def multiply_down(
     hidden, order, owner, begins, ends, index, widths, weight, bias, output, d, widest,
     BIAS: tl.constexpr, UPCAST: tl.constexpr, T: tl.constexpr, C: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip

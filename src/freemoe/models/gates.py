@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freemoe.models.hooks import instead
+from freemoe.models.hooks import replace_method
 from freemoe.models.mask import Mask
-from freemoe.models.weights import Routing, Weight
+from freemoe.models.weights import MoERouter, WeightMatrix
 
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """How configurations and routers name their number of routed experts."""
 
 
-class _Narrowed:
+class _SubsetRouter:
     """The forward of a router that chooses among some of its experts.
 
     Args:
@@ -31,7 +31,7 @@ class _Narrowed:
 
     def __init__(self, gate: Any, mask: Tensor) -> None:
         outer = gate.__dict__.get("forward")
-        nested = isinstance(outer, _Narrowed)
+        nested = isinstance(outer, _SubsetRouter)
         self.gate, self.mask = gate, mask
         # Two that are nested leave out what either does; the router's own rule runs once.
         self.own: Callable[..., Any] = outer.own if nested else gate.forward
@@ -52,9 +52,9 @@ class _Narrowed:
 
 
 @contextmanager
-def narrowed(gate: Any, mask: Tensor) -> Iterator[None]:
+def restrict_router(gate: Any, mask: Tensor) -> Iterator[None]:
     """Inside, a router leaves out the experts at 0 of ``mask`` ``(experts,)`` and scales the others; it nests."""
-    with instead(gate, _Narrowed(gate, mask)):
+    with replace_method(gate, _SubsetRouter(gate, mask)):
         yield
 
 
@@ -81,7 +81,7 @@ def smaller_gate(gate: Any, kept: Tensor, count: int) -> Iterator[None]:
             setattr(gate, name, value)
 
 
-def left_out(weights: Sequence[Weight], mask: Mask) -> list[tuple[Any, Tensor]]:
+def left_out(weights: Sequence[WeightMatrix], mask: Mask) -> list[tuple[Any, Tensor]]:
     """The routers some of whose experts are off as a whole, and which may still be chosen.
 
     Args:
@@ -93,27 +93,27 @@ def left_out(weights: Sequence[Weight], mask: Mask) -> list[tuple[Any, Tensor]]:
         experts than it gives a token is not among them: it has no choice.
     """
     # The matrices of a layer's experts share one router.
-    off: dict[Routing, Tensor] = {}
+    off: dict[MoERouter, Tensor] = {}
     for weight in weights:
         if weight.gate is None:
             continue
-        own, each = mask.get(weight.name), weight.rows * weight.columns
-        whole = torch.zeros(weight.experts, dtype=torch.bool, device=weight.device)
+        own, each = mask.get(weight.name), weight.num_rows * weight.num_columns
+        whole = torch.zeros(weight.num_experts, dtype=torch.bool, device=weight.device)
         # Fewer than an expert has weights are no whole expert.
         if own is not None and own.count >= each:
-            whole = (own.runs(each) == each).to(weight.device)
+            whole = (own.count_per_row(each) == each).to(weight.device)
         off[weight.gate] = off.get(weight.gate, torch.ones_like(whole)) & whole
     return [
         (router.module, (~gone).to(torch.float32))
         for router, gone in off.items()
-        if bool(gone.any()) and int((~gone).sum()) >= router.chosen
+        if bool(gone.any()) and int((~gone).sum()) >= router.experts_per_token
     ]
 
 
 @contextmanager
-def without(routers: Sequence[tuple[Any, Tensor]]) -> Iterator[None]:
+def exclude_experts(routers: Sequence[tuple[Any, Tensor]]) -> Iterator[None]:
     """Inside, every router of `left_out` leaves out what it says."""
     with ExitStack() as stack:
         for gate, mask in routers:
-            stack.enter_context(narrowed(gate, mask))
+            stack.enter_context(restrict_router(gate, mask))
         yield

@@ -17,7 +17,7 @@ Hook = Callable[..., Any]
 
 
 @contextmanager
-def before(module: nn.Module, hook: Hook, *, kwargs: bool = False) -> Iterator[None]:
+def forward_pre_hook(module: nn.Module, hook: Hook, *, kwargs: bool = False) -> Iterator[None]:
     """While open, call ``hook(module, args)`` before every forward; what it returns replaces ``args``, None leaves them.
 
     Args:
@@ -33,7 +33,7 @@ def before(module: nn.Module, hook: Hook, *, kwargs: bool = False) -> Iterator[N
 
 
 @contextmanager
-def after(module: nn.Module, hook: Hook, *, kwargs: bool = False) -> Iterator[None]:
+def forward_hook(module: nn.Module, hook: Hook, *, kwargs: bool = False) -> Iterator[None]:
     """While open, call ``hook(module, args, output)`` after every forward; what it returns replaces ``output`` unless None.
 
     Args:
@@ -49,7 +49,7 @@ def after(module: nn.Module, hook: Hook, *, kwargs: bool = False) -> Iterator[No
 
 
 @contextmanager
-def accumulated(parameter: Tensor, hook: Callable[[Tensor], None]) -> Iterator[None]:
+def post_accumulate_grad_hook(parameter: Tensor, hook: Callable[[Tensor], None]) -> Iterator[None]:
     """While open, call ``hook(parameter)`` whenever a backward pass has added to the parameter's gradient.
 
     Args:
@@ -75,7 +75,7 @@ def on_gradient(tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> None
 
 
 @contextmanager
-def hooked(*hooks: AbstractContextManager[None]) -> Iterator[None]:
+def combined_hooks(*hooks: AbstractContextManager[None]) -> Iterator[None]:
     """Open several in their order; when one cannot be opened, those before it are closed."""
     with ExitStack() as stack:
         for hook in hooks:
@@ -84,7 +84,7 @@ def hooked(*hooks: AbstractContextManager[None]) -> Iterator[None]:
 
 
 @contextmanager
-def resting(module: nn.Module, *, inputs: bool = True) -> Iterator[None]:
+def hooks_disabled(module: nn.Module, *, inputs: bool = True) -> Iterator[None]:
     """While open, a module's hooks are not called.
 
     Args:
@@ -101,7 +101,7 @@ def resting(module: nn.Module, *, inputs: bool = True) -> Iterator[None]:
 
 
 @contextmanager
-def instead(module: nn.Module, method: Callable[..., Any], name: str = "forward") -> Iterator[None]:
+def replace_method(module: nn.Module, method: Callable[..., Any], name: str = "forward") -> Iterator[None]:
     """While open, ``method`` is called instead of a module's own of that name; its hooks are called as before. It nests.
 
     The module itself is not kept alive by what is open.

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from freemoe.core.errors import FreeMoEError
 from freemoe.kernels.waits import numbers_of
-from freemoe.models.sorted_code import decode, encode
+from freemoe.models.sorted_code import decode_sorted, encode_sorted
 
 AXES = ("rows", "columns", "experts")
 """Along which whole lines of a weight can be off."""
@@ -33,7 +33,7 @@ class MaskError(FreeMoEError, ValueError):
     """Indices that are no mask, or a mask that does not fit its weight."""
 
 
-class Sized(Protocol):
+class NamedWeight(Protocol):
     """What has a name and a number of weights: a ``Weight``."""
 
     @property
@@ -76,23 +76,25 @@ class TensorMask:
         Raises:
             MaskError: Indices that are of another type or shape, unsorted, repeated or out of range.
         """
-        _check(indices, size)
+        _check_indices(indices, size)
         return cls._of_ascending(indices, size)
 
     @classmethod
     def _of_ascending(cls, indices: Tensor, size: int) -> TensorMask:
         """The same of indices that are known to be a mask: nothing is asked of them, so no host waits for a device."""
-        if not _few(len(indices), size):
+        if not _indices_are_smaller(len(indices), size):
             bools = torch.zeros(size, dtype=torch.bool, device=indices.device)
-            return cls(size, len(indices), bits=_pack(bools.index_fill_(0, indices, True)))
+            return cls(size, len(indices), bits=_pack_bits(bools.index_fill_(0, indices, True)))
         starts = torch.arange(0, size + _BLOCK, _BLOCK, device=indices.device)
         places = (
-            torch.from_numpy(indices.numpy().astype(np.uint16).view(np.int16)) if _on_cpu(indices) else _low(indices)
+            torch.from_numpy(indices.numpy().astype(np.uint16).view(np.int16))
+            if _on_cpu(indices)
+            else _low_bits(indices)
         )
         return cls(size, len(indices), places=places, ends=torch.searchsorted(indices, starts))
 
     @classmethod
-    def nothing(cls, size: int, device: Any = None) -> TensorMask:
+    def empty_mask(cls, size: int, device: Any = None) -> TensorMask:
         """The mask of a weight of which all is on."""
         return cls._of_ascending(torch.empty(0, dtype=torch.int64, device=device), size)
 
@@ -107,9 +109,11 @@ class TensorMask:
         made = []
         for bools, count in zip(off, numbers_of([torch.count_nonzero(bools) for bools in off]), strict=True):
             flat = bools.reshape(-1)
-            few = _few(count, len(flat))
+            few = _indices_are_smaller(count, len(flat))
             made.append(
-                cls._of_ascending(_where(flat, count), len(flat)) if few else cls(len(flat), count, bits=_pack(flat))
+                cls._of_ascending(_flat_nonzero(flat, count), len(flat))
+                if few
+                else cls(len(flat), count, bits=_pack_bits(flat))
             )
         return made
 
@@ -132,23 +136,23 @@ class TensorMask:
 
     @classmethod
     def decode(cls, code: Tensor, size: int) -> TensorMask:
-        """Inverse of `encode`.
+        """Inverse of `encode_sorted`.
 
         Raises:
             ArtifactError: A code that is cut short.
             MaskError: A code that reaches beyond ``size``.
         """
-        return cls.of_indices(decode(code), size)
+        return cls.of_indices(decode_sorted(code), size)
 
     def encode(self) -> Tensor:
         """The mask in about as many bits as its entropy: ``(bytes,)`` uint8, for disks (`sorted_code`)."""
-        return encode(self.indices())
+        return encode_sorted(self.indices())
 
     def __len__(self) -> int:
         return self.count
 
     @property
-    def bytes(self) -> int:
+    def num_bytes(self) -> int:
         """Memory that it takes."""
         return sum(t.numel() * t.element_size() for t in (self.bits, self.places, self.ends) if t is not None)
 
@@ -168,7 +172,7 @@ class TensorMask:
         """``(count,)`` int64, ascending, on a device; its own by default. For this package's own use."""
         if self.bits is not None:
             bits = self.bits if device is None else self.bits.to(device)
-            return _where(_unpack(bits, self.size), self.count)
+            return _flat_nonzero(_unpack_bits(bits, self.size), self.count)
         assert self.places is not None
         assert self.ends is not None
         places, ends = (t if device is None else t.to(device) for t in (self.places, self.ends))
@@ -176,44 +180,44 @@ class TensorMask:
         blocks = torch.arange(0, (len(ends) - 1) * _BLOCK, _BLOCK, device=found.device)
         return found.add_(blocks.repeat_interleave(ends.diff(), output_size=self.count))
 
-    def bools(self, device: Any = None) -> Tensor:
+    def to_bools(self, device: Any = None) -> Tensor:
         """``(size,)`` bool, True where off."""
         if self.bits is not None:
-            return _unpack(self.bits if device is None else self.bits.to(device), self.size)
+            return _unpack_bits(self.bits if device is None else self.bits.to(device), self.size)
         where = self.indices(device)
         return torch.zeros(self.size, dtype=torch.bool, device=where.device).index_fill_(0, where, True)
 
-    def pick(self, numbers: Tensor) -> Tensor:
+    def gather_values(self, numbers: Tensor) -> Tensor:
         """``(count,)``: what stands where it is off, of a tensor with ``size`` numbers in canonical order."""
         return numbers.reshape(-1)[self.indices(numbers.device)]
 
-    def put(self, flat: Tensor, values: Tensor) -> None:
+    def scatter_values(self, flat: Tensor, values: Tensor) -> None:
         """Inverse of `pick`, into a flat tensor."""
         flat.index_copy_(0, self.indices(flat.device), values)
 
-    def within(self, outer: TensorMask) -> TensorMask:
+    def expand_into(self, outer: TensorMask) -> TensorMask:
         """What it says of the ``outer.count`` places of another mask, as a mask of that one's weight."""
         return TensorMask._of_ascending(outer.indices(self.device)[self.indices()], outer.size)
 
-    def runs(self, length: int) -> Tensor:
+    def count_per_row(self, length: int) -> Tensor:
         """``(size / length,)`` int64: how many are off in every run of ``length`` numbers."""
         return torch.bincount(self.indices() // length, minlength=self.size // length)
 
     def __or__(self, other: TensorMask) -> TensorMask:
-        return self._with(other, torch.logical_or)
+        return self._combine_with(other, torch.logical_or)
 
     def __xor__(self, other: TensorMask) -> TensorMask:
-        return self._with(other, torch.logical_xor)
+        return self._combine_with(other, torch.logical_xor)
 
     def __sub__(self, other: TensorMask) -> TensorMask:
-        return self._with(other, torch.gt)
+        return self._combine_with(other, torch.gt)
 
-    def _with(self, other: TensorMask, rule: Callable[[Tensor, Tensor], Tensor]) -> TensorMask:
+    def _combine_with(self, other: TensorMask, rule: Callable[[Tensor, Tensor], Tensor]) -> TensorMask:
         if other.size != self.size:
             raise MaskError(f"A mask of {self.size} numbers cannot be joined with one of {other.size}.")
-        return TensorMask.of_bools(rule(self.bools(), other.bools(self.device)))
+        return TensorMask.of_bools(rule(self.to_bools(), other.to_bools(self.device)))
 
-    def same(self, other: TensorMask) -> bool:
+    def is_equal(self, other: TensorMask) -> bool:
         """Whether the same numbers are off, wherever the two are."""
         if (self.size, self.count) != (other.size, other.count):
             return False
@@ -233,13 +237,13 @@ class Mask(Mapping[str, TensorMask]):
         self._tensors = {name: mask for name, mask in tensors.items() if mask.count}
 
     @classmethod
-    def of_indices(cls, indices: Mapping[str, Tensor], weights: Sequence[Sized]) -> Mask:
+    def of_indices(cls, indices: Mapping[str, Tensor], weights: Sequence[NamedWeight]) -> Mask:
         """The mask of flat indices per weight; see `TensorMask.of_indices`.
 
         Raises:
             MaskError: A weight that is not among ``weights``, or indices that are no mask of it; names the weight.
         """
-        return cls._made(TensorMask.of_indices, indices, weights)
+        return cls._from_tensors(TensorMask.of_indices, indices, weights)
 
     def __getitem__(self, name: str) -> TensorMask:
         return self._tensors[name]
@@ -251,7 +255,7 @@ class Mask(Mapping[str, TensorMask]):
         return len(self._tensors)
 
     def __repr__(self) -> str:
-        return f"Mask({self.count} off in {len(self)} weights, {self.bytes} bytes)"
+        return f"Mask({self.count} off in {len(self)} weights, {self.num_bytes} bytes)"
 
     @property
     def count(self) -> int:
@@ -259,11 +263,11 @@ class Mask(Mapping[str, TensorMask]):
         return sum(mask.count for mask in self.values())
 
     @property
-    def bytes(self) -> int:
+    def num_bytes(self) -> int:
         """Memory that it takes."""
-        return sum(mask.bytes for mask in self.values())
+        return sum(mask.num_bytes for mask in self.values())
 
-    def share(self, weights: Sequence[Sized]) -> float:
+    def off_share(self, weights: Sequence[NamedWeight]) -> float:
         """Single weights that are off as a share of all of ``weights``, 0 to 1; 0 where there are none."""
         size = sum(w.size for w in weights)
         return self.count / size if size else 0.0
@@ -284,11 +288,11 @@ class Mask(Mapping[str, TensorMask]):
         """What is off here, and not there."""
         return Mask({name: mask - other[name] if name in other else mask for name, mask in self.items()})
 
-    def same(self, other: Mask) -> bool:
+    def is_equal(self, other: Mask) -> bool:
         """Whether the same weights are off, wherever the two masks are."""
-        return self.keys() == other.keys() and all(mask.same(other[name]) for name, mask in self.items())
+        return self.keys() == other.keys() and all(mask.is_equal(other[name]) for name, mask in self.items())
 
-    def check(self, weights: Sequence[Sized]) -> None:
+    def check_weights(self, weights: Sequence[NamedWeight]) -> None:
         """Check that it fits ``weights``.
 
         Raises:
@@ -308,18 +312,18 @@ class Mask(Mapping[str, TensorMask]):
         return {name: mask.encode() for name, mask in self.items()}
 
     @classmethod
-    def decode(cls, codes: Mapping[str, Tensor], weights: Sequence[Sized]) -> Mask:
-        """Inverse of `encode`.
+    def decode(cls, codes: Mapping[str, Tensor], weights: Sequence[NamedWeight]) -> Mask:
+        """Inverse of `encode_sorted`.
 
         Raises:
             ArtifactError: A code that is cut short.
             MaskError: A code of an unknown weight, or that reaches beyond it.
         """
-        return cls._made(TensorMask.decode, codes, weights)
+        return cls._from_tensors(TensorMask.decode, codes, weights)
 
     @classmethod
-    def _made(
-        cls, make: Callable[[Tensor, int], TensorMask], parts: Mapping[str, Tensor], weights: Sequence[Sized]
+    def _from_tensors(
+        cls, make: Callable[[Tensor, int], TensorMask], parts: Mapping[str, Tensor], weights: Sequence[NamedWeight]
     ) -> Mask:
         sizes = {w.name: w.size for w in weights}
         found = {}
@@ -347,7 +351,7 @@ def len_of(shape: tuple[int, int, int], axis: str) -> int:
     return {"rows": experts * rows, "columns": columns, "experts": experts}[axis]
 
 
-def _check(indices: Tensor, size: int) -> None:
+def _check_indices(indices: Tensor, size: int) -> None:
     if indices.dtype != torch.int64 or indices.ndim != 1:
         raise MaskError(f"Indices have type {indices.dtype} and shape {tuple(indices.shape)}; (n,) torch.int64 needed.")
     if not len(indices):
@@ -363,7 +367,7 @@ def _check(indices: Tensor, size: int) -> None:
         raise MaskError(f"Indices reach from {low} to {high}, but there are {size} weights: 0 to {size - 1} allowed.")
 
 
-def _few(count: int, size: int) -> bool:
+def _indices_are_smaller(count: int, size: int) -> bool:
     return _PLACE * count + _END * (-(-size // _BLOCK) + 1) < size / 8
 
 
@@ -371,24 +375,24 @@ def _on_cpu(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
-def _low(indices: Tensor) -> Tensor:
+def _low_bits(indices: Tensor) -> Tensor:
     low = indices & (_BLOCK - 1)
     return torch.where(low < _BLOCK // 2, low, low - _BLOCK).to(torch.int16)
 
 
-def _where(flat: Tensor, count: int) -> Tensor:
+def _flat_nonzero(flat: Tensor, count: int) -> Tensor:
     # numpy looks through booleans several times faster; a device that is told how many there are need not be waited for.
     return torch.from_numpy(np.flatnonzero(flat.numpy())) if _on_cpu(flat) else flat.nonzero_static(size=count)[:, 0]
 
 
-def _pack(flat: Tensor) -> Tensor:
+def _pack_bits(flat: Tensor) -> Tensor:
     if _on_cpu(flat):
         return torch.from_numpy(np.packbits(flat.numpy()))
     eights = torch.nn.functional.pad(flat.to(torch.uint8), (0, -len(flat) % 8)).view(-1, 8)
     return (eights << torch.arange(7, -1, -1, dtype=torch.uint8, device=flat.device)).sum(1, dtype=torch.uint8)
 
 
-def _unpack(bits: Tensor, size: int) -> Tensor:
+def _unpack_bits(bits: Tensor, size: int) -> Tensor:
     if _on_cpu(bits):
         return torch.from_numpy(np.unpackbits(bits.numpy(), count=size).view(np.bool_))
     shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=bits.device)

@@ -17,7 +17,7 @@ Edit = Callable[[Tensor], Tensor]
 
 
 @dataclass(eq=False)
-class Stored:
+class OffloadedParameter:
     """One parameter that is read as it is needed.
 
     Attributes:
@@ -32,7 +32,7 @@ class Stored:
     device: torch.device
     edits: list[Edit] = field(default_factory=list)
 
-    def read(self) -> Tensor:
+    def read_values(self) -> Tensor:
         """The values as the model computes with them, of the parameter's own shape; not to be written to."""
         tensor = self.source[self.key]
         for edit in self.edits:
@@ -40,14 +40,14 @@ class Stored:
         return tensor
 
 
-class _Edited(Mapping[str, Tensor]):
+class _EditedWeightsMap(Mapping[str, Tensor]):
     """What a module's hook reads its weights from: the same values, edited."""
 
-    def __init__(self, source: Mapping[str, Tensor], parts: dict[str, Stored]) -> None:
+    def __init__(self, source: Mapping[str, Tensor], parts: dict[str, OffloadedParameter]) -> None:
         self.source, self.parts = source, parts
 
     def __getitem__(self, key: str) -> Tensor:
-        return self.parts[key].read() if key in self.parts else self.source[key]
+        return self.parts[key].read_values() if key in self.parts else self.source[key]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.source)
@@ -56,19 +56,19 @@ class _Edited(Mapping[str, Tensor]):
         return len(self.source)
 
 
-def stored_parameters(model: nn.Module) -> dict[str, Stored]:
+def stored_parameters(model: nn.Module) -> dict[str, OffloadedParameter]:
     """The parameters of a model that are not in memory, by name; empty for most models.
 
     From the first call on the model reads them through what is returned, so that edits show in its passes.
     """
-    found: dict[str, Stored] = {}
+    found: dict[str, OffloadedParameter] = {}
     for path, module in model.named_modules():
         for hook in reading_hooks(module):
-            if not isinstance(hook.weights_map, _Edited):
+            if not isinstance(hook.weights_map, _EditedWeightsMap):
                 device = torch.device(hook.execution_device)
                 own = [name for name, parameter in module.named_parameters(recurse=False) if parameter.is_meta]
-                parts = {name: Stored(hook.weights_map, name, device) for name in own}
-                hook.weights_map = _Edited(hook.weights_map, parts)
+                parts = {name: OffloadedParameter(hook.weights_map, name, device) for name in own}
+                hook.weights_map = _EditedWeightsMap(hook.weights_map, parts)
             found.update({f"{path}.{key}" if path else key: part for key, part in hook.weights_map.parts.items()})
     return found
 
@@ -77,7 +77,7 @@ def named_values(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Every parameter with its values in the order of names, tied ones once; read one by one where not in memory."""
     stored = stored_parameters(model)
     for name, parameter in sorted(model.named_parameters()):
-        yield name, stored[name].read() if name in stored else parameter.detach()
+        yield name, stored[name].read_values() if name in stored else parameter.detach()
 
 
 def resident_bytes(model: nn.Module) -> int:
@@ -88,7 +88,7 @@ def resident_bytes(model: nn.Module) -> int:
     return sum(sizes[False]) + max(sizes[True])
 
 
-def held(module: nn.Module, name: str) -> Tensor:
+def read_parameter(module: nn.Module, name: str) -> Tensor:
     """A module's own parameter to read, also between its calls where that is not in memory."""
     parameter = getattr(module, name)
     if parameter.is_meta:

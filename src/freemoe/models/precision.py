@@ -43,8 +43,8 @@ def compute_dtype(wish: Compute, model: nn.Module) -> torch.dtype | None:
     if wish == "own" or any(p.dtype != torch.float32 for p in matrices):
         return None
     if wish == "auto":
-        rows, columns = _commonest(matrices)
-        if rows * columns < _SMALLEST or speedup(matrices[0].device, rows, columns) < _CLEAR:
+        rows, columns = _commonest_shape(matrices)
+        if rows * columns < _SMALLEST or bfloat16_speedup(matrices[0].device, rows, columns) < _CLEAR:
             return None
     return torch.bfloat16
 
@@ -52,18 +52,18 @@ def compute_dtype(wish: Compute, model: nn.Module) -> torch.dtype | None:
 def is_measured(wish: Compute, model: nn.Module) -> bool:
     """Whether `compute_dtype` measures, so that another process may find another format."""
     matrices = [p for p in model.parameters() if p.ndim > 1]
-    rows, columns = _commonest(matrices)
+    rows, columns = _commonest_shape(matrices)
     return wish == "auto" and all(p.dtype == torch.float32 for p in matrices) and rows * columns >= _SMALLEST
 
 
-def _commonest(matrices: list[nn.Parameter]) -> tuple[int, int]:
+def _commonest_shape(matrices: list[nn.Parameter]) -> tuple[int, int]:
     """Rows and columns that most matrices have."""
     shapes = [(p.shape[-2], p.shape[-1]) for p in matrices]
     return max(shapes, key=lambda s: (shapes.count(s), s))
 
 
 @cache
-def speedup(device: torch.device, rows: int, columns: int) -> float:
+def bfloat16_speedup(device: torch.device, rows: int, columns: int) -> float:
     """How many times as fast a linear layer is in bfloat16 as in fp32.
 
     Measured once per process, on one thread of a CPU, and kept in the record of its environment. Threads that wait for each other
@@ -84,7 +84,7 @@ def speedup(device: torch.device, rows: int, columns: int) -> float:
     if device.type == "cpu":
         torch.set_num_threads(1)
     try:
-        _race(seconds, device, clock, x, weight)
+        _time_formats(seconds, device, clock, x, weight)
     finally:
         torch.set_num_threads(threads)
     found = seconds[torch.float32] / seconds[torch.bfloat16]
@@ -92,7 +92,7 @@ def speedup(device: torch.device, rows: int, columns: int) -> float:
     return found
 
 
-def _race(
+def _time_formats(
     seconds: dict[torch.dtype, float],
     device: torch.device,
     clock: Callable[[], float],

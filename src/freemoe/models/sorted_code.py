@@ -11,7 +11,7 @@ from freemoe.core.errors import ArtifactError, DataError
 _HEAD = 9  # one byte k, eight bytes N
 
 
-def encode(numbers: Tensor) -> Tensor:
+def encode_sorted(numbers: Tensor) -> Tensor:
     """Golomb-Rice code of ascending numbers: each gap as its ``k`` low bits and, in unary, what is above them.
 
     ``k`` is the one that makes these gaps shortest, so that numbers without a pattern take hardly more than their
@@ -41,13 +41,13 @@ def encode(numbers: Tensor) -> Tensor:
     return torch.from_numpy(np.concatenate([head, np.packbits(low), np.packbits(high)]))
 
 
-def coded(code: Tensor) -> int:
+def encoded_count(code: Tensor) -> int:
     """How many numbers a code says that it holds; 0 of one that is cut short."""
     return int.from_bytes(code[1:_HEAD].cpu().numpy().tobytes(), "little") if code.numel() >= _HEAD else 0
 
 
-def decode(code: Tensor) -> Tensor:
-    """Inverse of `encode`: ``(N,)`` int64."""
+def decode_sorted(code: Tensor) -> Tensor:
+    """Inverse of `encode_sorted`: ``(N,)`` int64."""
     data = code.cpu().numpy()
     k, count = (int(data[0]), int.from_bytes(data[1:_HEAD].tobytes(), "little")) if len(data) >= _HEAD else (0, -1)
     split = _HEAD + -(-count * k // 8)

@@ -20,7 +20,7 @@ Group = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Experts:
+class ExpertsLayout:
     """Routed experts that transformers 5 keeps in one module as three-dimensional parameters.
 
     Attributes:
@@ -39,7 +39,7 @@ class Experts:
 
 
 @dataclass(frozen=True)
-class Gate:
+class GateLayout:
     """The router of a mixture layer.
 
     Attributes:
@@ -61,7 +61,7 @@ class Gate:
 
 
 @dataclass(frozen=True)
-class Family:
+class ModelFamily:
     """One row: how the models of a family are laid out.
 
     Attributes:
@@ -84,8 +84,8 @@ class Family:
     layers: tuple[str, ...]
     attention: tuple[Group, ...]
     mlp: tuple[Group, ...]
-    experts: Experts | None = None
-    gate: Gate | None = None
+    experts: ExpertsLayout | None = None
+    gate: GateLayout | None = None
     rotary: str = "half"
     heads: str = "separate"
 
@@ -94,26 +94,26 @@ _LAYERS = ("model.layers",)
 _QKVO = (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("self_attn.o_proj",))
 _GATED = (("mlp.gate_proj", "mlp.up_proj"), ("mlp.down_proj",))
 
-FAMILIES: Registry[Family] = Registry("model family")
+FAMILIES: Registry[ModelFamily] = Registry("model family")
 
 
-def _row(about: str, family: Family) -> None:
+def _add_family(about: str, family: ModelFamily) -> None:
     FAMILIES.add(family.name, family, about)
 
 
-_row("Llama 1-3 and models of the same layout", Family("llama", ("llama",), _LAYERS, _QKVO, _GATED))
-_row("Mistral", Family("mistral", ("mistral",), _LAYERS, _QKVO, _GATED))
-_row("Qwen2 and Qwen2.5, dense", Family("qwen2", ("qwen2",), _LAYERS, _QKVO, _GATED))
-_row("Qwen3, dense", Family("qwen3", ("qwen3",), _LAYERS, _QKVO, _GATED))
-_row("Gemma", Family("gemma", ("gemma",), _LAYERS, _QKVO, _GATED))
-_row("Gemma 2", Family("gemma2", ("gemma2",), _LAYERS, _QKVO, _GATED))
-_row(
+_add_family("Llama 1-3 and models of the same layout", ModelFamily("llama", ("llama",), _LAYERS, _QKVO, _GATED))
+_add_family("Mistral", ModelFamily("mistral", ("mistral",), _LAYERS, _QKVO, _GATED))
+_add_family("Qwen2 and Qwen2.5, dense", ModelFamily("qwen2", ("qwen2",), _LAYERS, _QKVO, _GATED))
+_add_family("Qwen3, dense", ModelFamily("qwen3", ("qwen3",), _LAYERS, _QKVO, _GATED))
+_add_family("Gemma", ModelFamily("gemma", ("gemma",), _LAYERS, _QKVO, _GATED))
+_add_family("Gemma 2", ModelFamily("gemma2", ("gemma2",), _LAYERS, _QKVO, _GATED))
+_add_family(
     "Gemma 3: the text model, also inside the model with images",
-    Family("gemma3", ("gemma3_text", "gemma3"), ("model.layers", "model.language_model.layers"), _QKVO, _GATED),
+    ModelFamily("gemma3", ("gemma3_text", "gemma3"), ("model.layers", "model.language_model.layers"), _QKVO, _GATED),
 )
-_row(
+_add_family(
     "Phi-1.5 and Phi-2: attention and feed-forward side by side",
-    Family(
+    ModelFamily(
         "phi",
         ("phi",),
         _LAYERS,
@@ -121,9 +121,9 @@ _row(
         (("mlp.fc1",), ("mlp.fc2",)),
     ),
 )
-_row(
+_add_family(
     "Phi-3 and Phi-4: fused q/k/v and gate/up",
-    Family(
+    ModelFamily(
         "phi3",
         ("phi3",),
         _LAYERS,
@@ -132,9 +132,9 @@ _row(
         heads="stacked",
     ),
 )
-_row(
+_add_family(
     "GPT-2: Conv1D, whose weights are transposed",
-    Family(
+    ModelFamily(
         "gpt2",
         ("gpt2",),
         ("transformer.h",),
@@ -144,9 +144,9 @@ _row(
         heads="stacked",
     ),
 )
-_row(
+_add_family(
     "OPT",
-    Family(
+    ModelFamily(
         "opt",
         ("opt",),
         ("model.decoder.layers",),
@@ -155,9 +155,9 @@ _row(
         rotary="none",
     ),
 )
-_row(
+_add_family(
     "GPT-NeoX and Pythia",
-    Family(
+    ModelFamily(
         "gpt_neox",
         ("gpt_neox",),
         ("gpt_neox.layers",),
@@ -166,13 +166,13 @@ _row(
         heads="by_head",
     ),
 )
-_row(
+_add_family(
     "Mixtral",
-    Family("mixtral", ("mixtral",), _LAYERS, _QKVO, (), Experts(), Gate()),
+    ModelFamily("mixtral", ("mixtral",), _LAYERS, _QKVO, (), ExpertsLayout(), GateLayout()),
 )
-_row(
+_add_family(
     "Qwen1.5/2 MoE: routed experts, one shared expert, some dense layers",
-    Family(
+    ModelFamily(
         "qwen2_moe",
         ("qwen2_moe",),
         _LAYERS,
@@ -182,17 +182,19 @@ _row(
             ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
             ("mlp.shared_expert.down_proj",),
         ),
-        Experts(),
-        Gate(renormalised="norm_topk_prob"),
+        ExpertsLayout(),
+        GateLayout(renormalised="norm_topk_prob"),
     ),
 )
-_row(
+_add_family(
     "Qwen3 MoE",
-    Family("qwen3_moe", ("qwen3_moe",), _LAYERS, _QKVO, _GATED, Experts(), Gate(renormalised="norm_topk_prob")),
+    ModelFamily(
+        "qwen3_moe", ("qwen3_moe",), _LAYERS, _QKVO, _GATED, ExpertsLayout(), GateLayout(renormalised="norm_topk_prob")
+    ),
 )
-_row(
+_add_family(
     "OLMoE",
-    Family("olmoe", ("olmoe",), _LAYERS, _QKVO, (), Experts(), Gate(renormalised="norm_topk_prob")),
+    ModelFamily("olmoe", ("olmoe",), _LAYERS, _QKVO, (), ExpertsLayout(), GateLayout(renormalised="norm_topk_prob")),
 )
 _MLA = (
     ("self_attn.q_proj", "self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"),
@@ -205,49 +207,49 @@ _SHARED = (
     ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
     ("mlp.shared_experts.down_proj",),
 )
-_row(
+_add_family(
     "DeepSeek-V2: low-rank keys and values (and queries), shared experts, first layers dense",
-    Family(
+    ModelFamily(
         "deepseek_v2",
         ("deepseek_v2",),
         _LAYERS,
         _MLA,
         _SHARED,
-        Experts(),
-        Gate(renormalised="never"),
+        ExpertsLayout(),
+        GateLayout(renormalised="never"),
         rotary="interleaved",
         heads="latent",
     ),
 )
-_row(
+_add_family(
     "DeepSeek-V3 and R1: as V2, with a router of sigmoids and a bias",
-    Family(
+    ModelFamily(
         "deepseek_v3",
         ("deepseek_v3",),
         _LAYERS,
         _MLA,
         _SHARED,
-        Experts(),
-        Gate(renormalised="norm_topk_prob", correction="e_score_correction_bias"),
+        ExpertsLayout(),
+        GateLayout(renormalised="norm_topk_prob", correction="e_score_correction_bias"),
         rotary="interleaved",
         heads="latent",
     ),
 )
-_row(
+_add_family(
     "GPT-OSS: experts transposed, gate and up interleaved, with biases",
-    Family(
+    ModelFamily(
         "gpt_oss",
         ("gpt_oss",),
         _LAYERS,
         _QKVO,
         (),
-        Experts(layout="experts_columns", up_bias="gate_up_proj_bias"),
-        Gate(path="mlp.router"),
+        ExpertsLayout(layout="experts_columns", up_bias="gate_up_proj_bias"),
+        GateLayout(path="mlp.router"),
     ),
 )
 
 
-def family_of(model: nn.Module) -> Family:
+def family_of(model: nn.Module) -> ModelFamily:
     """Return the row of a model, by ``config.model_type``.
 
     Raises:
@@ -267,7 +269,7 @@ def family_of(model: nn.Module) -> Family:
     )
 
 
-def find_layers(model: nn.Module, family: Family) -> tuple[str, list[nn.Module]]:
+def find_layers(model: nn.Module, family: ModelFamily) -> tuple[str, list[nn.Module]]:
     """Return the path of a model's decoder layers, and the layers.
 
     A model without a head (``AutoModel``) is understood too: its paths lack the first part.

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from freemoe.core.errors import FamilyError
-from freemoe.models.spec import Family, family_of, find_layers
+from freemoe.models.spec import ModelFamily, family_of, find_layers
 
 CONVERTIBLE = ("llama", "mistral", "qwen2", "qwen3", "gemma", "phi")
 """Families whose layers have separate query, key and value linears, a plain MLP and rotary halves."""
 
 
 @dataclass(frozen=True)
-class Rotary:
+class RotaryLayout:
     """Which dimensions of a head must be kept or dropped together.
 
     A dimension j < ``turned`` / 2 is turned together with j + ``turned`` / 2 and shares its bit; every dimension from
@@ -31,24 +31,24 @@ class Rotary:
     turned: int
 
     @property
-    def bits(self) -> int:
+    def num_bits(self) -> int:
         """Number of free choices: pairs, then single dimensions."""
         return self.turned // 2 + self.head_dim - self.turned
 
     @property
-    def sizes(self) -> Tensor:
+    def bit_sizes(self) -> Tensor:
         """(bits,) float32: how many dimensions each bit holds, 2 or 1."""
         pairs = self.turned // 2
-        return torch.cat([torch.full((pairs,), 2.0), torch.ones(self.bits - pairs)])
+        return torch.cat([torch.full((pairs,), 2.0), torch.ones(self.num_bits - pairs)])
 
-    def spread(self, bits: Tensor) -> Tensor:
+    def expand_bits(self, bits: Tensor) -> Tensor:
         """Bits (..., bits) -> dimensions (..., head_dim); differentiable."""
         pairs = bits[..., : self.turned // 2]
         return torch.cat([pairs, pairs, bits[..., self.turned // 2 :]], dim=-1)
 
 
 @dataclass(frozen=True, eq=False)
-class Sublayers:
+class DecoderSublayers:
     """One decoder layer, taken apart.
 
     Attributes:
@@ -74,20 +74,20 @@ class Sublayers:
     names: dict[str, str]
     heads: int
     kv_heads: int
-    rotary: Rotary
+    rotary: RotaryLayout
 
     @property
-    def hidden(self) -> int:
+    def hidden_size(self) -> int:
         """Width of the residual stream."""
         return self.q.in_features
 
     @property
-    def width(self) -> int:
+    def intermediate_size(self) -> int:
         """Neurons of the MLP."""
         return self.down.in_features
 
 
-def find_sublayers(model: nn.Module) -> list[Sublayers]:
+def find_sublayers(model: nn.Module) -> list[DecoderSublayers]:
     """Take every decoder layer of a dense model apart.
 
     Raises:
@@ -108,16 +108,16 @@ def find_sublayers(model: nn.Module) -> list[Sublayers]:
     return [_taken_apart(model, family, layer, i, f"{path}.{i}") for i, layer in enumerate(layers)]
 
 
-def _taken_apart(model: nn.Module, family: Family, layer: nn.Module, number: int, path: str) -> Sublayers:
+def _taken_apart(model: nn.Module, family: ModelFamily, layer: nn.Module, number: int, path: str) -> DecoderSublayers:
     (q, k, v), (o,) = family.attention
     up, (down,) = family.mlp
     names = {"q": q, "k": k, "v": v, "o": o, "down": down} | {name.rpartition(".")[2]: name for name in up}
-    linears = {role: _linear(layer, name, path) for role, name in names.items()}
+    linears = {role: _get_linear(layer, name, path) for role, name in names.items()}
     config: Any = model.config
     head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
     heads, kv_heads = linears["q"].out_features // head_dim, linears["k"].out_features // head_dim
     share = (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor", 1.0)
-    return Sublayers(
+    return DecoderSublayers(
         number=number,
         path=path,
         q=linears["q"],
@@ -129,11 +129,11 @@ def _taken_apart(model: nn.Module, family: Family, layer: nn.Module, number: int
         names=names,
         heads=heads,
         kv_heads=kv_heads,
-        rotary=Rotary(head_dim, int(head_dim * share)),
+        rotary=RotaryLayout(head_dim, int(head_dim * share)),
     )
 
 
-def _linear(layer: nn.Module, name: str, path: str) -> nn.Linear:
+def _get_linear(layer: nn.Module, name: str, path: str) -> nn.Linear:
     try:
         found = layer.get_submodule(name)
     except AttributeError:

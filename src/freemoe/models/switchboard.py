@@ -18,10 +18,10 @@ from torch import Tensor
 
 from freemoe.core.errors import DataError
 from freemoe.core.threads import on_threads
-from freemoe.models.gates import left_out, without
+from freemoe.models.gates import exclude_experts, left_out
 from freemoe.models.mask import Mask, TensorMask
-from freemoe.models.switching import bits_of, editing, read_with_zeros
-from freemoe.models.weights import Weight
+from freemoe.models.switching import bits_of, edit_mode, read_with_zeros
+from freemoe.models.weights import WeightMatrix
 
 # A block of a weight stays in the CPU's cache from putting back one expert's values to taking out the other's.
 _BLOCK_BYTES = 1 << 21
@@ -32,7 +32,7 @@ _LEAST_MOST = 1 << 30
 
 
 @dataclass(eq=False)
-class _Part:
+class _ExpertBlock:
     """What one expert switches off of one block of a weight; the block's bits are given as (1, length) throughout.
 
     Attributes:
@@ -45,11 +45,11 @@ class _Part:
     values: Tensor | None = None
     row: Tensor | None = None
 
-    def forget(self, device: torch.device) -> None:
+    def drop_values(self, device: torch.device) -> None:
         """Let go of the values; they will be read on this device."""
         self.places, self.values, self.row = self.places.to(device), None, None
 
-    def read(self, bits: Tensor) -> None:
+    def capture_values(self, bits: Tensor) -> None:
         """Take the values from the base, where they are not known."""
         if self.values is None:
             self.values = bits[0].index_select(0, self.places)
@@ -66,22 +66,22 @@ class _Part:
         # The very same tensor twice: torch would copy another view of it onto itself.
         torch.add(bits, self.row, alpha=times, out=bits)
 
-    def overwrite(self, bits: Tensor) -> None:
+    def restore_values(self, bits: Tensor) -> None:
         """Put the values back, whatever stands there now; nothing where they are not known."""
         if self.values is not None:
             bits[0].index_copy_(0, self.places.to(bits.device).long(), self.values.to(bits.device))
 
 
-Parts = list[list[_Part | None]]
+Parts = list[list[_ExpertBlock | None]]
 """Per weight one per block; None where an expert switches nothing off."""
 
-Step = Callable[[_Part | None, _Part | None, Tensor], None]
+Step = Callable[[_ExpertBlock | None, _ExpertBlock | None, Tensor], None]
 """What to do with a block: takes the parts of the expert that goes and of the one that comes, and the block's bits."""
 
 State = list[tuple[torch.dtype, int, int]]
 
 
-class Switchboard:
+class ExpertCache:
     """Experts of one base, one or none of them switched in.
 
     Of every expert that it knows it holds 4 bytes and the value for each switched-off weight; the model is never
@@ -94,19 +94,19 @@ class Switchboard:
             switched in and the one learned last never. None: half of the weights' own bytes, or 1 GiB where that is more.
     """
 
-    def __init__(self, weights: Sequence[Weight], most_bytes: int | None = None) -> None:
+    def __init__(self, weights: Sequence[WeightMatrix], most_bytes: int | None = None) -> None:
         self._all = list(weights)
         self._weights = [w for w in weights if w.stored is None]
         own = sum(w.size * w.parameter.element_size() for w in self._weights)
         self._most_bytes = max(_LEAST_MOST, own // 2) if most_bytes is None else most_bytes
-        self._blocks = [_blocks(weight) for weight in self._weights]
+        self._blocks = [_split_blocks(weight) for weight in self._weights]
         self._nothing: Parts = [[None] * len(blocks) for blocks in self._blocks]
         self._experts: dict[str, Parts] = {}
         self._off: dict[str | None, int] = {None: 0}
         # By expert: routers that leave experts out, and what is off of weights that are not in memory. Then what of both
         # is so now.
         self._routers: dict[str, list[tuple[Any, Tensor]]] = {}
-        self._stored: dict[str, list[tuple[Weight, TensorMask]]] = {}
+        self._stored: dict[str, list[tuple[WeightMatrix, TensorMask]]] = {}
         self._others = ExitStack()
         self._active: str | None = None
         # The experts between which a switching was broken off.
@@ -118,12 +118,12 @@ class Switchboard:
         return name in self._experts
 
     @property
-    def active(self) -> str | None:
+    def active_expert(self) -> str | None:
         """The expert that is switched in; None for the base."""
         return self._active
 
     @property
-    def known(self) -> list[str]:
+    def expert_names(self) -> list[str]:
         """The experts that were learned and not forgotten."""
         return list(self._experts)
 
@@ -133,7 +133,7 @@ class Switchboard:
         tensors = [t for part in parts for t in (part.places, part.values) if t is not None]
         return sum(t.numel() * t.element_size() for t in tensors)
 
-    def learn(self, name: str, mask: Mask) -> None:
+    def add_expert(self, name: str, mask: Mask) -> None:
         """Take in an expert, or another one under its name; the model is not touched.
 
         Args:
@@ -146,7 +146,7 @@ class Switchboard:
         """
         if name == self._active:
             raise DataError(f"Expert {name!r} is switched in: switch to another before it is learned anew.")
-        mask.check(self._all)
+        mask.check_weights(self._all)
         parts: Parts = []
         for weight, blocks in zip(self._weights, self._blocks, strict=True):
             own = mask.get(weight.name)
@@ -154,19 +154,19 @@ class Switchboard:
                 parts.append([None] * len(blocks))
                 continue
             where = own.indices(weight.device)
-            places = weight.places(where)
+            places = weight.memory_indices(where)
             if places is not where:
                 # Indices ascend; in a layout of another order their places do not.
                 places = places.sort().values
             cuts = torch.searchsorted(places, places.new_tensor([b.start for b in blocks] + [blocks[-1].stop])).tolist()
             parts.append(
                 [
-                    _Part((places[first:end] - block.start).to(torch.int32)) if first < end else None
+                    _ExpertBlock((places[first:end] - block.start).to(torch.int32)) if first < end else None
                     for block, first, end in zip(blocks, cuts, cuts[1:], strict=False)
                 ]
             )
         # What was learned or used last stands last.
-        self.forget(name)
+        self.remove_expert(name)
         self._experts[name], self._off[name] = parts, mask.count
         self._routers[name] = left_out(self._all, mask)
         self._stored[name] = [(w, mask[w.name]) for w in self._all if w.stored is not None and w.name in mask]
@@ -180,10 +180,10 @@ class Switchboard:
             if sum(held.values()) <= self._most_bytes:
                 return
             if oldest not in (name, self._active, *(self._broken or ())):
-                self.forget(oldest)
+                self.remove_expert(oldest)
                 del held[oldest]
 
-    def forget(self, name: str) -> None:
+    def remove_expert(self, name: str) -> None:
         """Let go of an expert's memory.
 
         Raises:
@@ -196,7 +196,7 @@ class Switchboard:
         self._routers.pop(name, None)
         self._stored.pop(name, None)
 
-    def switch(self, name: str | None) -> None:
+    def activate_expert(self, name: str | None) -> None:
         """Switch to an expert that was learned, or with None back to the base, bit by bit.
 
         After an error or an interrupt the base is switched in.
@@ -207,50 +207,50 @@ class Switchboard:
         if name is not None and name not in self._experts:
             raise DataError(f"Expert {name!r} was never learned. Known: {', '.join(self._experts) or 'none'}.")
         if self._broken is not None:
-            self._recover(*self._broken)
+            self._recover_base(*self._broken)
         if name is not None:
             self._experts[name] = self._experts.pop(name)
         if name == self._active:
             return
-        now = self._state()
+        now = self._parameter_versions()
         untouched = now == self._left
         if not untouched:
             self._read_anew(now)
 
-        def step(out: _Part | None, into: _Part | None, bits: Tensor) -> None:
+        def swap_block(out: _ExpertBlock | None, into: _ExpertBlock | None, bits: Tensor) -> None:
             if out is not None and untouched:
                 out.add(bits, 1)
             elif out is not None:
                 # What stands there may be anything.
-                out.overwrite(bits)
-                out.forget(bits.device)
+                out.restore_values(bits)
+                out.drop_values(bits.device)
             if into is not None:
-                into.read(bits)
+                into.capture_values(bits)
                 into.add(bits, -1)
 
         self._broken = (self._active, name)
         try:
             self._others.close()
-            self._each(step, self._active, name)
+            self._for_each_block(swap_block, self._active, name)
             if name is not None:
-                self._others.enter_context(without(self._routers[name]))
+                self._others.enter_context(exclude_experts(self._routers[name]))
                 for weight, mask in self._stored[name]:
                     self._others.enter_context(read_with_zeros(weight, mask))
         except BaseException:
-            self._recover(self._active, name)
+            self._recover_base(self._active, name)
             raise
-        self._active, self._broken, self._left = name, None, self._state()
+        self._active, self._broken, self._left = name, None, self._parameter_versions()
 
-    def _parts(self, name: str | None) -> Parts:
+    def _expert_blocks(self, name: str | None) -> Parts:
         return self._nothing if name is None else self._experts[name]
 
-    def _each(self, step: Step, old: str | None, new: str | None) -> None:
+    def _for_each_block(self, step: Step, old: str | None, new: str | None) -> None:
         """Do a step for every block that one of two experts touches, on several threads where that pays."""
-        gone, come = self._parts(old), self._parts(new)
+        gone, come = self._expert_blocks(old), self._expert_blocks(new)
 
-        def work(number: int) -> None:
+        def process_weight(number: int) -> None:
             weight = self._weights[number]
-            with editing(weight):
+            with edit_mode(weight):
                 bits = bits_of(weight)[None]
                 for block, out, into in zip(self._blocks[number], gone[number], come[number], strict=True):
                     if out is not None or into is not None:
@@ -259,12 +259,12 @@ class Switchboard:
         numbers = range(len(self._weights))
         on_cpu = all(w.device.type == "cpu" for w in self._weights)
         if on_cpu and self._off[old] + self._off[new] >= _WORTH_THREADS:
-            on_threads(work, numbers)
+            on_threads(process_weight, numbers)
             return
         for number in numbers:
-            work(number)
+            process_weight(number)
 
-    def _state(self) -> State:
+    def _parameter_versions(self) -> State:
         """Changes when a weight is edited, moved or converted by anyone."""
         parameters = [w.parameter for w in self._weights]
         # Tensors made under inference_mode do not count their edits.
@@ -282,23 +282,23 @@ class Switchboard:
             for weight, blocks in zip(self._weights, parts, strict=True):
                 for part in blocks:
                     if part is not None and name != self._active:
-                        part.forget(weight.device)
+                        part.drop_values(weight.device)
 
-    def _recover(self, old: str | None, new: str | None) -> None:
+    def _recover_base(self, old: str | None, new: str | None) -> None:
         """Make it the base again, however far a switching came: the values of both experts are the base's."""
 
-        def step(out: _Part | None, into: _Part | None, bits: Tensor) -> None:
+        def restore_block(out: _ExpertBlock | None, into: _ExpertBlock | None, bits: Tensor) -> None:
             for part in (out, into):
                 if part is not None:
-                    part.overwrite(bits)
+                    part.restore_values(bits)
 
         self._others.close()
-        self._each(step, old, new)
-        self._active, self._broken, self._left = None, None, self._state()
+        self._for_each_block(restore_block, old, new)
+        self._active, self._broken, self._left = None, None, self._parameter_versions()
 
 
-def _blocks(weight: Weight) -> list[slice]:
-    memory = weight.memory()
+def _split_blocks(weight: WeightMatrix) -> list[slice]:
+    memory = weight.flat_memory()
     length = _BLOCK_BYTES // memory.element_size() if memory.device.type == "cpu" else len(memory)
     # Places within a block are int32.
     length = min(length, 2**31 - 1)

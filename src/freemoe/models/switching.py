@@ -14,16 +14,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from freemoe.models.gates import left_out, without
+from freemoe.models.gates import exclude_experts, left_out
 from freemoe.models.mask import Mask, TensorMask
-from freemoe.models.weights import Weight
+from freemoe.models.weights import WeightMatrix
 
 # Values are moved as integers of the same width: no floating-point rule can touch a sign of zero or the
 # payload of a NaN.
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-class Undo:
+class RestoreHandle:
     """The values that were switched off, and the way back.
 
     Of weights that are not in memory nothing is kept: they are read with zeros as long as it stands.
@@ -33,7 +33,7 @@ class Undo:
     """
 
     def __init__(self) -> None:
-        self._saved: list[tuple[Weight, TensorMask, Tensor]] = []
+        self._saved: list[tuple[WeightMatrix, TensorMask, Tensor]] = []
         # Routers that leave experts out, and weights that are read with zeros.
         self._others = ExitStack()
 
@@ -44,12 +44,12 @@ class Undo:
             weight, mask, values = self._saved[-1]
             # The model may have moved to another device in between (evaluation harnesses do that).
             device = weight.device
-            with editing(weight):
-                bits_of(weight).index_copy_(0, weight.places(mask.indices(device)), values.to(device))
+            with edit_mode(weight):
+                bits_of(weight).index_copy_(0, weight.memory_indices(mask.indices(device)), values.to(device))
             self._saved.pop()
 
 
-def switch_off(weights: Sequence[Weight], mask: Mask) -> Undo:
+def switch_off(weights: Sequence[WeightMatrix], mask: Mask) -> RestoreHandle:
     """Set what a mask has off to zero, in place, and keep the values; experts off as a whole are not chosen.
 
     The mask is checked before the first weight is touched. A ``Switchboard`` is faster where the same experts are
@@ -62,8 +62,8 @@ def switch_off(weights: Sequence[Weight], mask: Mask) -> Undo:
     Raises:
         MaskError: A mask of an unknown weight, or of another size.
     """
-    mask.check(weights)
-    undo = Undo()
+    mask.check_weights(weights)
+    undo = RestoreHandle()
     try:
         for weight in weights:
             own = mask.get(weight.name)
@@ -72,12 +72,12 @@ def switch_off(weights: Sequence[Weight], mask: Mask) -> Undo:
             if weight.stored is not None:
                 undo._others.enter_context(read_with_zeros(weight, own))
                 continue
-            with editing(weight):
-                places, bits = weight.places(own.indices(weight.device)), bits_of(weight)
+            with edit_mode(weight):
+                places, bits = weight.memory_indices(own.indices(weight.device)), bits_of(weight)
                 # Kept before the write, so that an interrupt in between loses nothing.
                 undo._saved.append((weight, own, bits[places]))
                 bits.index_fill_(0, places, 0)
-        undo._others.enter_context(without(left_out(weights, mask)))
+        undo._others.enter_context(exclude_experts(left_out(weights, mask)))
     except BaseException:
         undo.restore()
         raise
@@ -85,7 +85,7 @@ def switch_off(weights: Sequence[Weight], mask: Mask) -> Undo:
 
 
 @contextmanager
-def switched_off(weights: Sequence[Weight], mask: Mask) -> Iterator[None]:
+def switched_off(weights: Sequence[WeightMatrix], mask: Mask) -> Iterator[None]:
     """Switch weights off inside a ``with`` block; it nests, and the model is bit-equal afterwards."""
     undo = switch_off(weights, mask)
     try:
@@ -95,10 +95,10 @@ def switched_off(weights: Sequence[Weight], mask: Mask) -> Iterator[None]:
 
 
 @contextmanager
-def read_with_zeros(weight: Weight, mask: TensorMask) -> Iterator[None]:
+def read_with_zeros(weight: WeightMatrix, mask: TensorMask) -> Iterator[None]:
     """Inside, a weight that is not in memory is read with zeros where a mask has it off; it nests."""
     assert weight.stored is not None
-    edit = partial(_zeroed, weight, mask)
+    edit = partial(_zero_masked, weight, mask)
     weight.stored.edits.append(edit)
     try:
         yield
@@ -106,20 +106,20 @@ def read_with_zeros(weight: Weight, mask: TensorMask) -> Iterator[None]:
         weight.stored.edits[:] = [other for other in weight.stored.edits if other is not edit]
 
 
-def _zeroed(weight: Weight, mask: TensorMask, values: Tensor) -> Tensor:
+def _zero_masked(weight: WeightMatrix, mask: TensorMask, values: Tensor) -> Tensor:
     """A copy of a weight that was read, with zeros where a mask has it off."""
     copy = values.clone()
-    weight.arrange(copy).masked_fill_(mask.bools(copy.device).view(weight.shape), 0)
+    weight.to_canonical(copy).masked_fill_(mask.to_bools(copy.device).view(weight.shape), 0)
     return copy
 
 
-def editing(weight: Weight) -> AbstractContextManager[object]:
+def edit_mode(weight: WeightMatrix) -> AbstractContextManager[object]:
     """The mode in which a weight can be edited in place."""
     # A tensor made under inference_mode may only be edited there; edits of any other tensor stay visible to
     # autograd.
     return torch.inference_mode() if weight.parameter.is_inference() else torch.no_grad()
 
 
-def bits_of(weight: Weight) -> Tensor:
+def bits_of(weight: WeightMatrix) -> Tensor:
     """The weight's memory as integers of the same width: a live view."""
-    return weight.memory().view(_BITS[weight.parameter.element_size()])
+    return weight.flat_memory().view(_BITS[weight.parameter.element_size()])

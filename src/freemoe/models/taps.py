@@ -17,19 +17,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from freemoe.compat.transformers import Gate, experts_way, gate_of, gate_replaced
+from freemoe.compat.transformers import Gate, experts_backend, gate_of, gate_replaced
 from freemoe.core.errors import FamilyError
 from freemoe.kernels.waits import numbers_of
-from freemoe.models.hooks import after, before, hooked
-from freemoe.models.offload import held
-from freemoe.models.spec import Experts, family_of, modules_seen
-from freemoe.models.weights import Weight
+from freemoe.models.hooks import combined_hooks, forward_hook, forward_pre_hook
+from freemoe.models.offload import read_parameter
+from freemoe.models.spec import ExpertsLayout, family_of, modules_seen
+from freemoe.models.weights import WeightMatrix
 
 OnInput = Callable[[str, int, Tensor, Tensor], None]
 
 
 @contextmanager
-def tapped(model: nn.Module, weights: Sequence[Weight], on_input: OnInput) -> Iterator[None]:
+def tap_inputs(model: nn.Module, weights: Sequence[WeightMatrix], on_input: OnInput) -> Iterator[None]:
     """While open, call ``on_input(tap, expert, x, token)`` for every input that a weight multiplies.
 
     A dense tap calls once per forward (expert 0); a tap of fused experts calls once per expert that some
@@ -48,23 +48,25 @@ def tapped(model: nn.Module, weights: Sequence[Weight], on_input: OnInput) -> It
     """
     with ExitStack() as stack:
         fused: dict[str, set[str]] = {}
-        for tap, layout in dict.fromkeys((w.tap, w.fused) for w in weights):
+        for tap, layout in dict.fromkeys((w.tap, w.is_fused) for w in weights):
             if layout:
                 fused.setdefault(tap.rpartition(".")[0], set()).add(tap)
             else:
-                stack.enter_context(before(_module(model, tap), _dense(tap, on_input), kwargs=True))
+                stack.enter_context(forward_pre_hook(_get_module(model, tap), _dense_hook(tap, on_input), kwargs=True))
         for path, taps in fused.items():
             experts = family_of(model).experts
             if experts is None:
                 raise FamilyError(f"{path} is asked for, but family {family_of(model).name!r} has no fused experts.")
-            module = _module(model, path)
-            gate = stack.enter_context(_overhear(module))
-            forget, tell = _experts(path, taps, experts, gate, on_input)
-            stack.enter_context(hooked(before(module, forget), after(module, tell, kwargs=True)))
+            module = _get_module(model, path)
+            gate = stack.enter_context(_record_gate(module))
+            forget, tell = _expert_hooks(path, taps, experts, gate, on_input)
+            stack.enter_context(
+                combined_hooks(forward_pre_hook(module, forget), forward_hook(module, tell, kwargs=True))
+            )
         yield
 
 
-def _module(model: nn.Module, path: str) -> nn.Module:
+def _get_module(model: nn.Module, path: str) -> nn.Module:
     try:
         return model.get_submodule(path)
     except AttributeError as error:
@@ -74,7 +76,7 @@ def _module(model: nn.Module, path: str) -> nn.Module:
         ) from error
 
 
-def _dense(tap: str, on_input: OnInput) -> Callable[..., None]:
+def _dense_hook(tap: str, on_input: OnInput) -> Callable[..., None]:
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         x = (args[0] if args else next(iter(kwargs.values()))).detach()
         # Some families flatten (batch, sequence) before a linear, some do not; the order of tokens is the
@@ -85,7 +87,7 @@ def _dense(tap: str, on_input: OnInput) -> Callable[..., None]:
     return hook
 
 
-class _Gate(NamedTuple):
+class _RecordedGate(NamedTuple):
     """The experts' own gate, and what it gave out since ``heard`` was last cleared: the down projection's input."""
 
     own: Gate
@@ -93,36 +95,36 @@ class _Gate(NamedTuple):
 
 
 @contextmanager
-def _overhear(module: Any) -> Iterator[_Gate]:
+def _record_gate(module: Any) -> Iterator[_RecordedGate]:
     """Stand in the place of the experts' gate and pass on what it says."""
-    gate = _Gate(gate_of(module), [])
+    gate = _RecordedGate(gate_of(module), [])
 
-    def listen(out: Tensor) -> Tensor:
+    def record_output(out: Tensor) -> Tensor:
         gated = gate.own(out)
         gate.heard.append(gated.detach())
         return gated
 
-    with gate_replaced(module, listen):
+    with gate_replaced(module, record_output):
         yield gate
 
 
-def _experts(
-    path: str, taps: set[str], experts: Experts, gate: _Gate, on_input: OnInput
+def _expert_hooks(
+    path: str, taps: set[str], experts: ExpertsLayout, gate: _RecordedGate, on_input: OnInput
 ) -> tuple[Callable[..., None], Callable[..., None]]:
     """Hooks before and after the experts' forward."""
     up, down = f"{path}.{experts.up}", f"{path}.{experts.down}"
 
-    def forget(*_: Any) -> None:
+    def clear_recorded(*_: Any) -> None:
         gate.heard.clear()
 
     @torch.no_grad()
-    def tell(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def report_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         # Families name these arguments differently; their order is always hidden states, index, weights.
         hidden, index, *_ = inspect.signature(module.forward).bind(*args, **kwargs).arguments.values()
         hidden = hidden.detach().reshape(-1, hidden.shape[-1])
         # The host has to know what each expert was given: it reads that at once, and never waits for one of them.
         index = index.reshape(hidden.shape[0], -1).cpu()
-        heard = _heard(module, experts, gate, hidden, index) if down in taps else None
+        heard = _recorded_rows(module, experts, gate, hidden, index) if down in taps else None
         gate.heard.clear()
         # A slot is one token's use of one expert. An index equal to the number of experts marks a dropped slot.
         count = getattr(module, experts.up).shape[0]
@@ -136,14 +138,14 @@ def _experts(
             if up in taps:
                 on_input(up, expert, x, token)
             if down in taps:
-                inner = _intermediate(module, gate, experts, expert, x) if heard is None else heard(own)
+                inner = _intermediate_states(module, gate, experts, expert, x) if heard is None else heard(own)
                 on_input(down, expert, inner, token)
 
-    return forget, tell
+    return clear_recorded, report_inputs
 
 
-def _heard(
-    module: Any, experts: Experts, gate: _Gate, hidden: Tensor, index: Tensor
+def _recorded_rows(
+    module: Any, experts: ExpertsLayout, gate: _RecordedGate, hidden: Tensor, index: Tensor
 ) -> Callable[[Tensor], Tensor] | None:
     """How to look up the rows that were overheard of some slots; None where they cannot be told apart.
 
@@ -159,7 +161,7 @@ def _heard(
     rows, flat = gate.heard[0], index.reshape(-1)
     place = torch.arange(len(flat), device=flat.device)
     # batched_mm keeps the slots in their order, grouped_mm sorts them by expert with this very call.
-    if experts_way(module.config) != "batched_mm":
+    if experts_backend(module.config) != "batched_mm":
         place[torch.sort(flat).indices] = torch.arange(len(flat), device=flat.device)
     # Another version of transformers may order them otherwise: the first and the last token tell.
     wrong = []
@@ -167,7 +169,7 @@ def _heard(
         slot = token * index.shape[1]
         expert = int(flat[slot])
         if expert < getattr(module, experts.up).shape[0]:
-            expected = _intermediate(module, gate, experts, expert, hidden[token : token + 1])[0].float()
+            expected = _intermediate_states(module, gate, experts, expert, hidden[token : token + 1])[0].float()
             wrong.append((rows[int(place[slot])].float() - expected).norm() > 0.1 * expected.norm())
     if any(numbers_of(wrong)):
         return None
@@ -175,8 +177,8 @@ def _heard(
     return lambda slots: rows.index_select(0, place[slots])
 
 
-def _intermediate(module: Any, gate: _Gate, experts: Experts, expert: int, x: Tensor) -> Tensor:
+def _intermediate_states(module: Any, gate: _RecordedGate, experts: ExpertsLayout, expert: int, x: Tensor) -> Tensor:
     """What the down projection of one expert multiplies: (tokens, intermediate)."""
-    weight = held(module, experts.up)[expert]
-    bias = held(module, experts.up_bias)[expert] if experts.up_bias else None
+    weight = read_parameter(module, experts.up)[expert]
+    bias = read_parameter(module, experts.up_bias)[expert] if experts.up_bias else None
     return gate.own(F.linear(x, weight.t() if experts.layout.endswith("columns") else weight, bias))

@@ -13,15 +13,15 @@ from torch import Tensor, nn
 
 from freemoe.compat.transformers import is_conv1d
 from freemoe.core.errors import FamilyError
-from freemoe.models.offload import Stored, stored_parameters
-from freemoe.models.spec import Experts, Family, family_of, find_layers, modules_seen
+from freemoe.models.offload import OffloadedParameter, stored_parameters
+from freemoe.models.spec import ExpertsLayout, ModelFamily, family_of, find_layers, modules_seen
 
 SUBLAYERS = ("attention", "mlp", "both")
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
-class Routing:
+class MoERouter:
     """The router that chooses among the experts of a weight.
 
     Attributes:
@@ -33,13 +33,13 @@ class Routing:
     top_k: str
 
     @property
-    def chosen(self) -> int:
+    def experts_per_token(self) -> int:
         """How many experts a token is given."""
         return int(getattr(self.module, self.top_k))
 
 
 @dataclass(frozen=True, eq=False)
-class Weight:
+class WeightMatrix:
     """One weight matrix of a decoder layer, or the matrices of all its fused experts.
 
     Its canonical order is (experts, rows, columns), rows being outputs and columns inputs, whatever the order
@@ -65,8 +65,8 @@ class Weight:
     module: nn.Module
     own: str
     layout: str
-    gate: Routing | None = None
-    stored: Stored | None = None
+    gate: MoERouter | None = None
+    stored: OffloadedParameter | None = None
 
     @property
     def parameter(self) -> nn.Parameter:
@@ -79,36 +79,36 @@ class Weight:
         return self.parameter.device if self.stored is None else self.stored.device
 
     @property
-    def fused(self) -> bool:
+    def is_fused(self) -> bool:
         """Whether this holds the matrices of several routed experts."""
         return self.layout.startswith("experts")
 
     @property
-    def experts(self) -> int:
+    def num_experts(self) -> int:
         """Number of experts; 1 for a dense matrix."""
-        return self.parameter.shape[0] if self.fused else 1
+        return self.parameter.shape[0] if self.is_fused else 1
 
     @property
-    def rows(self) -> int:
+    def num_rows(self) -> int:
         """Number of outputs."""
         return self.parameter.shape[-1 if self.layout.endswith("columns") else -2]
 
     @property
-    def columns(self) -> int:
+    def num_columns(self) -> int:
         """Number of inputs."""
         return self.parameter.shape[-2 if self.layout.endswith("columns") else -1]
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """(experts, rows, columns)."""
-        return self.experts, self.rows, self.columns
+        return self.num_experts, self.num_rows, self.num_columns
 
     @property
     def size(self) -> int:
         """Number of single weights."""
         return self.parameter.numel()
 
-    def view(self) -> Tensor:
+    def canonical_view(self) -> Tensor:
         """The weight as a live view (experts, rows, columns); edits go to the parameter, in any grad mode.
 
         Raises:
@@ -117,26 +117,30 @@ class Weight:
         # Asked first, as this is called for every weight at every step.
         if self.stored is not None:
             require_in_memory([self])
-        return self.arrange(self.parameter.detach())
+        return self.to_canonical(self.parameter.detach())
 
-    def values(self) -> Tensor:
+    def read_values(self) -> Tensor:
         """The weight (experts, rows, columns) to read, wherever it is."""
-        return self.view() if self.stored is None else self.arrange(self.stored.read()).to(self.device)
+        return (
+            self.canonical_view()
+            if self.stored is None
+            else self.to_canonical(self.stored.read_values()).to(self.device)
+        )
 
-    def arrange(self, tensor: Tensor) -> Tensor:
+    def to_canonical(self, tensor: Tensor) -> Tensor:
         """See a tensor of the parameter's own shape (say, its gradient) as (experts, rows, columns)."""
         if self.layout.endswith("columns"):
             tensor = tensor.transpose(-1, -2)
-        return tensor if self.fused else tensor.unsqueeze(0)
+        return tensor if self.is_fused else tensor.unsqueeze(0)
 
-    def memory(self) -> Tensor:
+    def flat_memory(self) -> Tensor:
         """The parameter's numbers in the order in which they lie in memory: a live view (n,), n >= ``size``."""
         own = self.parameter.detach()
         # A parameter that is itself part of a larger tensor has others' numbers in between.
         span = 1 + sum((n - 1) * step for n, step in zip(own.shape, own.stride(), strict=True))
         return own.as_strided((span,), (1,))
 
-    def places(self, indices: Tensor) -> Tensor:
+    def memory_indices(self, indices: Tensor) -> Tensor:
         """Turn flat indices in canonical order into indices into ``memory()``.
 
         Args:
@@ -145,17 +149,19 @@ class Weight:
         Returns:
             (n,) int64; the same tensor where the two orders agree.
         """
-        expert_step, row_step, column_step = self.view().stride()
-        matrix = self.rows * self.columns
-        if (row_step, column_step) == (self.columns, 1) and (self.experts == 1 or expert_step == matrix):
+        expert_step, row_step, column_step = self.canonical_view().stride()
+        matrix = self.num_rows * self.num_columns
+        if (row_step, column_step) == (self.num_columns, 1) and (self.num_experts == 1 or expert_step == matrix):
             return indices
         expert = torch.div(indices, matrix, rounding_mode="floor")
         inside = indices - expert * matrix
-        row = torch.div(inside, self.columns, rounding_mode="floor")
-        return expert * expert_step + row * row_step + (inside - row * self.columns) * column_step
+        row = torch.div(inside, self.num_columns, rounding_mode="floor")
+        return expert * expert_step + row * row_step + (inside - row * self.num_columns) * column_step
 
 
-def find_weights(model: nn.Module, sublayers: str = "both", layers: tuple[int, int] | None = None) -> list[Weight]:
+def find_weights(
+    model: nn.Module, sublayers: str = "both", layers: tuple[int, int] | None = None
+) -> list[WeightMatrix]:
     """List the weights of a model, layer by layer, attention before mlp, in the family's order.
 
     Args:
@@ -179,13 +185,13 @@ def find_weights(model: nn.Module, sublayers: str = "both", layers: tuple[int, i
         )
     names = {id(p): n for n, p in model.named_parameters()}
     stored = stored_parameters(model)
-    found: list[Weight] = []
+    found: list[WeightMatrix] = []
     for number in range(first, end):
         here = list(_layer_weights(modules[number], f"{path}.{number}", number, family, names))
         if not here:
             raise FamilyError(
                 f"No linear was found in decoder layer {number} ({path}.{number}) of {type(model).__name__}, "
-                f"family {family.name!r}: looked for {', '.join(_paths(family))}; "
+                f"family {family.name!r}: looked for {', '.join(_linear_paths(family))}; "
                 f"{modules_seen(modules[number])}. If the layer is right, correct the family's row in "
                 "src/freemoe/models/spec.py."
             )
@@ -204,7 +210,7 @@ def find_weights(model: nn.Module, sublayers: str = "both", layers: tuple[int, i
 
 
 @dataclass(frozen=True)
-class Description:
+class WeightSummary:
     """What ``find_weights`` would find, in numbers.
 
     Attributes:
@@ -222,7 +228,7 @@ class Description:
     parameters: int
 
     @property
-    def share(self) -> float:
+    def switchable_share(self) -> float:
         """The weights found as a share of all parameters, 0 to 1."""
         return sum(self.weights.values()) / self.parameters
 
@@ -230,29 +236,29 @@ class Description:
         parts = ", ".join(f"{s} {self.weights[s]:,} in {self.matrices[s]:,} matrices" for s in self.weights)
         return (
             f"{self.family}: {self.layers} decoder layers; weights that can be switched: {parts}; "
-            f"{self.share:.1%} of {self.parameters:,} parameters"
+            f"{self.switchable_share:.1%} of {self.parameters:,} parameters"
         )
 
 
-def describe(model: nn.Module) -> Description:
+def describe_weights(model: nn.Module) -> WeightSummary:
     """Count the weights of a model per sublayer; raises like ``find_weights``."""
     weights = find_weights(model)
     both = SUBLAYERS[:2]
-    return Description(
+    return WeightSummary(
         family=family_of(model).name,
         layers=weights[-1].layer + 1,
-        matrices={s: sum(w.experts for w in weights if w.sublayer == s) for s in both},
+        matrices={s: sum(w.num_experts for w in weights if w.sublayer == s) for s in both},
         weights={s: sum(w.size for w in weights if w.sublayer == s) for s in both},
         parameters=sum(p.numel() for p in model.parameters()),
     )
 
 
-def _paths(family: Family) -> list[str]:
+def _linear_paths(family: ModelFamily) -> list[str]:
     dense = [path for group in family.attention + family.mlp for path in group]
     return dense + ([family.experts.path] if family.experts else [])
 
 
-def require_in_memory(weights: Sequence[Weight], what: str = "This", *, together: bool = False) -> None:
+def require_in_memory(weights: Sequence[WeightMatrix], what: str = "This", *, together: bool = False) -> None:
     """Raise unless all weights can be edited and have gradients.
 
     Args:
@@ -275,7 +281,7 @@ def require_in_memory(weights: Sequence[Weight], what: str = "This", *, together
         )
 
 
-def _with_values(weight: Weight, stored: Mapping[str, Stored]) -> Weight:
+def _with_values(weight: WeightMatrix, stored: Mapping[str, OffloadedParameter]) -> WeightMatrix:
     if weight.parameter.is_meta and weight.name not in stored:
         raise FamilyError(
             f"{weight.name} is on the meta device, so it holds no numbers: load the model with its weights."
@@ -283,65 +289,75 @@ def _with_values(weight: Weight, stored: Mapping[str, Stored]) -> Weight:
     return replace(weight, stored=stored.get(weight.name))
 
 
-def _layer_weights(layer: nn.Module, path: str, number: int, family: Family, names: dict[int, str]) -> Iterator[Weight]:
+def _layer_weights(
+    layer: nn.Module, path: str, number: int, family: ModelFamily, names: dict[int, str]
+) -> Iterator[WeightMatrix]:
     for sublayer, groups in (("attention", family.attention), ("mlp", family.mlp)):
         for group in groups:
-            present = [p for p in group if _child(layer, p) is not None]
+            present = [p for p in group if _get_submodule(layer, p) is not None]
             for relative in present:
                 full = f"{path}.{relative}"
-                module = _child(layer, relative)
+                module = _get_submodule(layer, relative)
                 assert module is not None
-                parameter, layout = _plain(module, "weight", full), _layout(module, full)
-                yield Weight(names[id(parameter)], number, sublayer, f"{path}.{present[0]}", module, "weight", layout)
+                parameter, layout = _plain_parameter(module, "weight", full), _memory_layout(module, full)
+                yield WeightMatrix(
+                    names[id(parameter)], number, sublayer, f"{path}.{present[0]}", module, "weight", layout
+                )
     experts = family.experts
     # A dense layer of a mixture model, and a mixture block that keeps a list of plain linears, have no such
     # module.
-    if experts is not None and (module := _child(layer, experts.path)) is not None:
-        yield from _expert_weights(module, f"{path}.{experts.path}", number, experts, names, _routing(layer, family))
+    if experts is not None and (module := _get_submodule(layer, experts.path)) is not None:
+        yield from _expert_weights(
+            module, f"{path}.{experts.path}", number, experts, names, _find_router(layer, family)
+        )
 
 
 def _expert_weights(
-    module: nn.Module, path: str, number: int, experts: Experts, names: dict[int, str], gate: Routing | None
-) -> Iterator[Weight]:
+    module: nn.Module, path: str, number: int, experts: ExpertsLayout, names: dict[int, str], gate: MoERouter | None
+) -> Iterator[WeightMatrix]:
     for own in (experts.up, experts.down):
-        parameter = _plain(module, own, f"{path}.{own}")
+        parameter = _plain_parameter(module, own, f"{path}.{own}")
         if parameter.ndim != 3:
             raise FamilyError(
                 f"{path}.{own} of {type(module).__name__} has shape {tuple(parameter.shape)}; fused experts "
                 "need three dimensions (experts, rows, columns)."
             )
-        yield Weight(names[id(parameter)], number, "mlp", f"{path}.{own}", module, own, experts.layout, gate)
+        yield WeightMatrix(names[id(parameter)], number, "mlp", f"{path}.{own}", module, own, experts.layout, gate)
 
 
-def _routing(layer: nn.Module, family: Family) -> Routing | None:
-    if family.gate is None or (router := _child(layer, family.gate.path)) is None:
+def _find_router(layer: nn.Module, family: ModelFamily) -> MoERouter | None:
+    if family.gate is None or (router := _get_submodule(layer, family.gate.path)) is None:
         return None
-    return Routing(router, family.gate.top_k)
+    return MoERouter(router, family.gate.top_k)
 
 
-def _child(module: nn.Module, path: str) -> nn.Module | None:
+def _get_submodule(module: nn.Module, path: str) -> nn.Module | None:
     found: object = module
     for part in path.split("."):
         found = getattr(found, part, None)
     return found if isinstance(found, nn.Module) else None
 
 
-def _layout(module: nn.Module | None, path: str) -> str:
+def _memory_layout(module: nn.Module | None, path: str) -> str:
     if isinstance(module, nn.Linear):
         return "rows"
     if is_conv1d(module):
         return "columns"
-    raise FamilyError(_cannot(f"{path} is a {type(module).__name__}, not a Linear, a Conv1D or fused experts"))
+    raise FamilyError(
+        _unsupported_message(f"{path} is a {type(module).__name__}, not a Linear, a Conv1D or fused experts")
+    )
 
 
-def _plain(module: nn.Module | None, own: str, path: str) -> nn.Parameter:
+def _plain_parameter(module: nn.Module | None, own: str, path: str) -> nn.Parameter:
     """The parameter, if it is plain floating-point numbers."""
     parameter = None if module is None else dict(module.named_parameters(recurse=False)).get(own)
     if parameter is None:
-        raise FamilyError(_cannot(f"{path} is a {type(module).__name__} without a plain parameter {own!r}"))
+        raise FamilyError(
+            _unsupported_message(f"{path} is a {type(module).__name__} without a plain parameter {own!r}")
+        )
     if parameter.dtype not in _DTYPES or type(parameter.data) is not Tensor:
         raise FamilyError(
-            _cannot(
+            _unsupported_message(
                 f"{path} is a {type(module).__name__} with weights of type {parameter.dtype} "
                 f"({type(parameter.data).__name__})"
             )
@@ -349,7 +365,7 @@ def _plain(module: nn.Module | None, own: str, path: str) -> nn.Parameter:
     return parameter
 
 
-def _cannot(what: str) -> str:
+def _unsupported_message(what: str) -> str:
     return (
         f"{what}: quantised or wrapped weights cannot be ranked or switched. Load the base in float32, "
         "bfloat16 or float16, without adapters."

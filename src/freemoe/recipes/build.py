@@ -17,8 +17,8 @@ from freemoe.recipes.sections import (
     Model,
     Output,
     Preset,
+    RecipeSection,
     Revision,
-    Section,
     Seed,
     SpreadSection,
     Threads,
@@ -44,7 +44,7 @@ def _one_of(kind: str, names: list[str]) -> AfterValidator:
     return AfterValidator(lambda name: check_name(kind, name, names))
 
 
-class SubdomainSection(Section):
+class SubdomainSection(RecipeSection):
     """How a domain is divided (MoDE Eq. 3-4)."""
 
     by: Literal["kmeans", "task", "field", "none"] = Field(default="kmeans", description="How a domain is divided.")
@@ -63,14 +63,14 @@ class SubdomainSection(Section):
 
     @field_validator("count")
     @classmethod
-    def _positive(cls, value: int | dict[str, int] | None) -> int | dict[str, int] | None:
+    def _check_count(cls, value: int | dict[str, int] | None) -> int | dict[str, int] | None:
         numbers = list(value.values()) if isinstance(value, dict) else [value] if value is not None else []
         if any(not 1 <= n <= limits.SUBDOMAINS for n in numbers):
             raise ValueError(f"a domain has at least 1 subdomain, and at most {limits.SUBDOMAINS:,}")
         return value
 
 
-class BandSection(Section):
+class BandSection(RecipeSection):
     """The grid of bands (MoDE Eq. 6, Algorithm 1): shares of the ascending importance ranking, 0 = least important."""
 
     start: float = Field(default=0.0, ge=0, lt=1, description="theta_init: where the grid of bands begins.")
@@ -97,7 +97,7 @@ class BandSection(Section):
         return str(value) if isinstance(value, int | float) else value
 
     @model_validator(mode="after")
-    def _range(self) -> BandSection:
+    def _check_range(self) -> BandSection:
         if self.layers is not None and not 0 <= self.layers[0] < self.layers[1]:
             raise ValueError(f"layers is {list(self.layers)}; it is [first, last) with 0 <= first < last")
         if self.end <= self.start:
@@ -111,7 +111,7 @@ class BandSection(Section):
             )
         return self
 
-    def edges(self) -> list[tuple[float, float]]:
+    def band_edges(self) -> list[tuple[float, float]]:
         """Every band [a, b) of the grid that begins below ``end`` and ends at or below 1, without rounding drift."""
         bands: list[tuple[float, float]] = []
         i = 0
@@ -124,7 +124,7 @@ class BandSection(Section):
             i += 1
 
 
-class SaliencySection(Section):
+class SaliencySection(RecipeSection):
     """Signed purification: weights ranked by w * dL/dw, switched off greedily or with learned switches."""
 
     method: Annotated[str, _one_of("way of signed purification", PURIFICATIONS)] = Field(
@@ -191,7 +191,7 @@ class SaliencySection(Section):
         return self
 
 
-class UnitSection(Section):
+class UnitSection(RecipeSection):
     """Structured purification: whole units are off, and can be cut out of the model (`docs/structured.md`)."""
 
     unit: Literal["neuron", "kv_group", "layer", "expert"] | None = Field(
@@ -224,13 +224,13 @@ class UnitSection(Section):
 
     @field_validator("off")
     @classmethod
-    def _ascending(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+    def _check_ascending(cls, value: tuple[float, ...]) -> tuple[float, ...]:
         if list(value) != sorted(set(value)):
             raise ValueError(f"shares {list(value)} must ascend, each once: 0.1,0.2,0.3")
         return value
 
 
-class SearchSection(Section):
+class SearchSection(RecipeSection):
     """How candidates are compared and when one is accepted."""
 
     metrics: tuple[str, ...] = Field(
@@ -255,7 +255,7 @@ class SearchSection(Section):
 
     @field_validator("metrics", mode="before")
     @classmethod
-    def _known(cls, value: object) -> object:
+    def _known_metrics(cls, value: object) -> object:
         names = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
         if not isinstance(names, list | tuple):
             return names
@@ -266,7 +266,7 @@ class SearchSection(Section):
         return tuple(names)
 
 
-class RouterSection(Section):
+class RouterSection(RecipeSection):
     """The two-level router (MoDE Eq. 8-9)."""
 
     level2: Annotated[str, _one_of("router level", ROUTERS)] = Field(
@@ -280,7 +280,7 @@ class RouterSection(Section):
     )
 
 
-class EvidenceSection(Section):
+class EvidenceSection(RecipeSection):
     """What stands beside the expert in the report."""
 
     controls: int = Field(

@@ -16,8 +16,8 @@ from freemoe.recipes.sections import (
     Model,
     Output,
     Preset,
+    RecipeSection,
     Revision,
-    Section,
     Seed,
     SpreadSection,
     Threads,
@@ -31,7 +31,7 @@ METHODS = ["tomoe", "static-magnitude", "static-activation", "activation-split"]
 """What ``method`` may name: learned gates, or a rival; one that is registered elsewhere adds its own."""
 
 
-class GateSection(Section):
+class GateSection(RecipeSection):
     """The learned gates of a conversion (ToMoE); `profile` sets what is not given here."""
 
     budget: Literal["exact", "loss"] = Field(
@@ -79,7 +79,7 @@ class GateSection(Section):
     equal_widths: bool = Field(default=True, description="Raise every expert to the layer's largest width.")
 
 
-class LossSection(Section):
+class LossSection(RecipeSection):
     """Weights of the losses (ToMoE Eq. 8-12)."""
 
     distillation: float = Field(
@@ -99,7 +99,7 @@ class LossSection(Section):
     )
 
 
-class TrainSection(Section):
+class TrainSection(RecipeSection):
     """The training loop of a conversion."""
 
     steps: int = Field(default=200, ge=0, le=limits.STEPS, description="Training steps; the profile's if absent.")
@@ -244,7 +244,7 @@ class ConvertRecipe(SpreadSection):
 
     @field_validator("method")
     @classmethod
-    def _known(cls, value: str) -> str:
+    def _known_method(cls, value: str) -> str:
         return check_name("method", value, METHODS)
 
     @model_validator(mode="after")

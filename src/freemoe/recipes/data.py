@@ -7,10 +7,10 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from freemoe.recipes import limits
-from freemoe.recipes.sections import Chat, GroupBy, Section
+from freemoe.recipes.sections import Chat, GroupBy, RecipeSection
 
 
-class DataSection(Section):
+class DataSection(RecipeSection):
     """Where documents come from and how many are read."""
 
     root: str | None = Field(default=None, description="Folder with the benchmarks' original files; hub if absent.")

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from freemoe.core.errors import RecipeError
 from freemoe.recipes.reading import Recipe, recipe_from
-from freemoe.recipes.sections import Section
+from freemoe.recipes.sections import RecipeSection
 
 R = TypeVar("R", bound=Recipe)
 
@@ -46,7 +46,7 @@ def recipe_of(kind: type[R], values: Mapping[str, Any]) -> R:
         RecipeError: An unknown keyword, with the near misses; a field that is given twice; every value that cannot be used.
     """
     command = kind.model_fields["command"].default
-    found = recipe_from({"command": command, **nested(kind, values)}, f"{command}(...)")
+    found = recipe_from({"command": command, **nest_keywords(kind, values)}, f"{command}(...)")
     assert isinstance(found, kind)
     return found
 
@@ -58,10 +58,10 @@ def path_of(kind: type[Recipe], name: str) -> str:
         RecipeError: There is no such keyword; with the near misses.
     """
     short = SHORT.get(kind.model_fields["command"].default, {})
-    return name if name in kind.model_fields and name not in short else _place(kind, name, short)
+    return name if name in kind.model_fields and name not in short else _resolve_path(kind, name, short)
 
 
-def nested(kind: type[Recipe], values: Mapping[str, Any]) -> dict[str, Any]:
+def nest_keywords(kind: type[Recipe], values: Mapping[str, Any]) -> dict[str, Any]:
     """Keywords as the mapping that a YAML file would hold.
 
     Raises:
@@ -77,7 +77,7 @@ def nested(kind: type[Recipe], values: Mapping[str, Any]) -> dict[str, Any]:
         else:
             flat[name] = plain
     for name, value in flat.items():
-        section, field = _place(kind, name, short).split(".")
+        section, field = _resolve_path(kind, name, short).split(".")
         here = data.setdefault(section, {})
         if not isinstance(here, dict) or field in here:
             raise RecipeError(f"{name} and {section} both say what {section}.{field} is; give one of them.")
@@ -85,7 +85,7 @@ def nested(kind: type[Recipe], values: Mapping[str, Any]) -> dict[str, Any]:
     return data
 
 
-def _place(kind: type[Recipe], name: str, short: Mapping[str, str]) -> str:
+def _resolve_path(kind: type[Recipe], name: str, short: Mapping[str, str]) -> str:
     """Where a flat name stands in a recipe."""
     if name in short:
         return short[name]
@@ -108,5 +108,5 @@ def _place(kind: type[Recipe], name: str, short: Mapping[str, str]) -> str:
 def _fields_of_sections(kind: type[Recipe]) -> Iterator[tuple[str, str]]:
     for name, about in kind.model_fields.items():
         section = about.annotation
-        if isinstance(section, type) and issubclass(section, Section):
+        if isinstance(section, type) and issubclass(section, RecipeSection):
             yield from ((name, field) for field in section.model_fields)

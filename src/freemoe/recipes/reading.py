@@ -49,9 +49,9 @@ def recipe_from(data: object, source: str = "recipe") -> Recipe:
         lines = []
         for problem in error.errors()[:MOST_PROBLEMS]:
             path = ".".join(str(p) for p in problem["loc"]) or "(recipe)"
-            seen = "" if problem["type"] == "missing" else f" (value seen: {_seen(problem['input'])})"
+            seen = "" if problem["type"] == "missing" else f" (value seen: {_quote_value(problem['input'])})"
             if problem["type"] == "extra_forbidden":
-                lines.append(f"  {path}: there is no such field{seen}{_advice(kind, problem['loc'])}")
+                lines.append(f"  {path}: there is no such field{seen}{_suggest_fields(kind, problem['loc'])}")
             else:
                 lines.append(f"  {path}: {problem['msg'].removeprefix('Value error, ')}{seen}")
         if (more := error.error_count() - len(lines)) > 0:
@@ -59,25 +59,25 @@ def recipe_from(data: object, source: str = "recipe") -> Recipe:
         raise RecipeError(f"{source} cannot be used:\n" + "\n".join(lines)) from None
 
 
-def _seen(value: object) -> str:
+def _quote_value(value: object) -> str:
     """A value for a message, not all of a long one."""
     said = repr(value)
     return said if len(said) <= 300 else f"{said[:200]} ... ({len(said):,} characters)"
 
 
-def _advice(kind: type[BaseModel], location: tuple[int | str, ...]) -> str:
+def _suggest_fields(kind: type[BaseModel], location: tuple[int | str, ...]) -> str:
     """For an unknown key: fields that may have been meant, here or in another section, and those that are allowed here."""
-    names = _fields(kind, location[:-1])
+    names = _allowed_fields(kind, location[:-1])
     wanted = str(location[-1])
     near = difflib.get_close_matches(wanted, names, n=3, cutoff=0.6)
     here = ".".join(map(str, location[:-1]))
     meant = [f"{here}.{name}" if here else name for name in near]
-    meant += [path for path in _paths(kind) if path.rpartition(".")[2] == wanted]
+    meant += [path for path in _field_paths(kind) if path.rpartition(".")[2] == wanted]
     hint = f" (did you mean {' or '.join(dict.fromkeys(meant))}?)" if meant else ""
     return f"{hint}; allowed here: {', '.join(names)}" if names else hint
 
 
-def _fields(kind: Any, location: Sequence[int | str]) -> list[str]:
+def _allowed_fields(kind: Any, location: Sequence[int | str]) -> list[str]:
     """Names that are allowed below a path into a recipe."""
     for part in location:
         fields = getattr(kind, "model_fields", {})
@@ -85,11 +85,11 @@ def _fields(kind: Any, location: Sequence[int | str]) -> list[str]:
     return list(getattr(kind, "model_fields", {}))
 
 
-def _paths(kind: Any, before: str = "") -> Iterator[str]:
+def _field_paths(kind: Any, before: str = "") -> Iterator[str]:
     """Every field of a recipe, as ``--set`` has it."""
     for name, field in getattr(kind, "model_fields", {}).items():
         yield before + name
-        yield from _paths(field.annotation, f"{before}{name}.")
+        yield from _field_paths(field.annotation, f"{before}{name}.")
 
 
 def set_path(target: dict[str, Any], path: str, value: Any) -> None:

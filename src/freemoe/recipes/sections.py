@@ -11,8 +11,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
-from freemoe.core.run.places import MOST_WORKERS, place_of, read_place
-from freemoe.core.untrusted import text_fault, walk
+from freemoe.core.run.places import MOST_WORKERS, executor_spec_of, parse_executor_spec
+from freemoe.core.untrusted import text_fault, walk_values
 from freemoe.recipes import limits
 
 
@@ -25,7 +25,7 @@ def _one_device(value: str) -> str:
 
 
 def _known_place(value: str) -> str:
-    read_place(value)
+    parse_executor_spec(value)
     return value
 
 
@@ -98,24 +98,24 @@ _NEITHER = ("0", "1", "t", "f", "y", "n")
 """Texts that pydantic would take for true or false."""
 
 
-class Section(BaseModel):
+class RecipeSection(BaseModel):
     """A part of a recipe. Its docstring lists its fields: their types, defaults and descriptions, taken from the fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @field_validator("*", mode="before")
     @classmethod
-    def _plain(cls, value: Any, info: ValidationInfo) -> Any:
+    def _check_plain(cls, value: Any, info: ValidationInfo) -> Any:
         """Texts are short and hold no control characters, and yes is no number."""
         kind = cls.model_fields[info.field_name or ""].annotation
-        if isinstance(kind, type) and issubclass(kind, Section):
+        if isinstance(kind, type) and issubclass(kind, RecipeSection):
             return value  # its own fields are checked, one by one
-        for _, held in walk(value):
+        for _, held in walk_values(value):
             if isinstance(held, str):
                 _check_text(held)
-        if isinstance(value, bool) and bool not in _united(kind):
+        if isinstance(value, bool) and bool not in _union_types(kind):
             raise ValueError("yes and no are not allowed here")
-        if bool in _united(kind) and isinstance(value, str) and value.lower() in _NEITHER:
+        if bool in _union_types(kind) and isinstance(value, str) and value.lower() in _NEITHER:
             raise ValueError(f"{value!r} is neither true nor false")
         return value
 
@@ -124,7 +124,7 @@ class Section(BaseModel):
         """Describe the fields where ``help`` looks."""
         super().__pydantic_init_subclass__(**kwargs)
         about = inspect.cleandoc(cls.__doc__ or "")
-        cls.__doc__ = "\n".join([about, "", "Attributes:", *_lines(cls)])
+        cls.__doc__ = "\n".join([about, "", "Attributes:", *_field_lines(cls)])
 
 
 def _check_text(text: str) -> None:
@@ -135,43 +135,43 @@ def _check_text(text: str) -> None:
         raise ValueError(f"the text holds {fault}")
 
 
-def _united(annotation: Any) -> tuple[Any, ...]:
+def _union_types(annotation: Any) -> tuple[Any, ...]:
     """The types that a field may have."""
     return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
 
 
-def _lines(section: type[BaseModel], path: str = "") -> Iterator[str]:
+def _field_lines(section: type[BaseModel], path: str = "") -> Iterator[str]:
     """A line for every field of a section, and for those of the sections in it."""
     for name, field in section.model_fields.items():
         if name == "command":  # says which recipe a YAML file holds
             continue
         kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, Section):
+        if isinstance(kind, type) and issubclass(kind, RecipeSection):
             yield f"    {path}{name} ({kind.__name__}): {(kind.__doc__ or '').partition(chr(10))[0]}"
-            yield from _lines(kind, f"{path}{name}.")
+            yield from _field_lines(kind, f"{path}{name}.")
         else:
-            yield f"    {path}{name} ({_kind(kind)}, {_default(field)}): {field.description or ''}"
+            yield f"    {path}{name} ({_type_text(kind)}, {_default_text(field)}): {field.description or ''}"
 
 
-def _kind(annotation: Any) -> str:
+def _type_text(annotation: Any) -> str:
     """A type as people write it."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
-        return " | ".join(_kind(part) for part in parts)
+        return " | ".join(_type_text(part) for part in parts)
     if origin is Literal:
         return " | ".join(repr(part) for part in parts)
     if origin is Annotated:
-        return _kind(parts[0])
+        return _type_text(parts[0])
     if origin is not None:
-        return f"{origin.__name__}[{', '.join('...' if part is Ellipsis else _kind(part) for part in parts)}]"
+        return f"{origin.__name__}[{', '.join('...' if part is Ellipsis else _type_text(part) for part in parts)}]"
     return "None" if annotation is type(None) else getattr(annotation, "__name__", str(annotation))
 
 
-def _default(field: FieldInfo) -> str:
+def _default_text(field: FieldInfo) -> str:
     return "required" if field.is_required() else f"default {field.get_default()!r}"
 
 
-class SpreadSection(Section):
+class SpreadSection(RecipeSection):
     """A recipe whose units of work may be done elsewhere: it has ``place``, ``workers`` and ``unit_seconds``."""
 
     SETTINGS: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {}
@@ -203,16 +203,16 @@ class SpreadSection(Section):
                 # How units are trained says nothing where none are switched off.
                 if value != default and getattr(holder, "unit", section) is not None:
                     path = f"{section}.{field}" if holder is not self else field
-                    changed.append(f"{path} {_words(value)} (standard: {_words(default)})")
+                    changed.append(f"{path} {_value_text(value)} (standard: {_value_text(default)})")
         return [f"a {name} answer (--preset {name}): {', '.join(changed)}"] if changed else []
 
     @model_validator(mode="after")
     def _one_number_of_workers(self) -> Self:
-        place_of(self)  # type: ignore[arg-type]
+        executor_spec_of(self)  # type: ignore[arg-type]
         return self
 
 
-def _words(value: Any) -> str:
+def _value_text(value: Any) -> str:
     """A field's value in words."""
     if isinstance(value, tuple):
         return "+".join(map(str, value)) or "none"
@@ -221,7 +221,7 @@ def _words(value: Any) -> str:
     return "not set" if value is None else str(value)
 
 
-class TimingSection(Section):
+class TimingSection(RecipeSection):
     """What is timed at the end: greedy requests of the base and of what was made of it, in turns, batch 1."""
 
     prompts: tuple[Annotated[int, Field(ge=1, le=2**20)], ...] = Field(

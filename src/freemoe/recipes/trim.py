@@ -16,8 +16,8 @@ from freemoe.recipes.sections import (
     Model,
     Output,
     Preset,
+    RecipeSection,
     Revision,
-    Section,
     Seed,
     SpreadSection,
     Threads,
@@ -28,7 +28,7 @@ from freemoe.recipes.sections import (
 )
 
 
-class PlanSection(Section):
+class PlanSection(RecipeSection):
     """How many experts each layer runs (HookMoE Sec. 3.3)."""
 
     given: str | None = Field(
@@ -75,7 +75,7 @@ class PlanSection(Section):
         return self
 
 
-class HookSection(Section):
+class HookSection(RecipeSection):
     """What is put before (or beside) the mixture blocks (HookMoE Eq. 6)."""
 
     layers: Literal["all", "one", "none"] | Annotated[tuple[LayerNumber, ...], Field(max_length=limits.LAYERS)] = Field(
@@ -105,12 +105,12 @@ class HookSection(Section):
         return self
 
     @property
-    def begins(self) -> str:
+    def start_method(self) -> str:
         """How hooks start: what was asked for, or what their position allows."""
         return self.start or ("ridge" if self.position == "parallel" else "zero")
 
 
-class HookTraining(Section):
+class HookTraining(RecipeSection):
     """How hooks are trained (HookMoE Sec. 3.4)."""
 
     loss: Literal["kd", "lm", "state"] = Field(

@@ -10,31 +10,31 @@ from matplotlib.ticker import MaxNLocator
 
 from freemoe.report.figures.drawing import (
     WIDE,
+    draw_heatmap,
+    drawable_name,
     is_narrow,
     legend_above,
     new_figure,
-    picture,
-    plain,
     ratio_ticks,
+    report_figure,
     row_axis,
-    shaded,
 )
 from freemoe.report.page import (
-    Group,
-    Page,
-    Table,
+    PageTable,
+    ReportPage,
+    TableGroup,
     common_facts,
+    format_size,
     intervals_text,
-    made,
+    provenance_line,
     record_line,
-    render,
-    size,
+    render_page,
 )
 from freemoe.report.palette import BASE, EXPERT, INK, RIVAL, SOFT
-from freemoe.report.reading import number
+from freemoe.report.reading import format_number
 from freemoe.report.tables import plain_table
 from freemoe.results.convert import ConvertResult
-from freemoe.tomoe.card import headlines, rows, table, verdict
+from freemoe.tomoe.card import headlines, score_rows, score_table, verdict
 
 _READINGS = (
     ("dense model", "base", "The base as it came: every weight is used for every token."),
@@ -60,32 +60,32 @@ _READINGS = (
 
 def tables(result: ConvertResult) -> tuple[list[Any], list[str]]:
     """Tables for the terminal, and lines below them."""
-    return [plain_table(*table(result))], headlines(result)
+    return [plain_table(*score_table(result))], headlines(result)
 
 
 def page(result: ConvertResult) -> str:
     """The page of a result."""
     length, blocks = result.blocks.length, result.blocks
-    header, cells = table(result)
+    header, cells = score_table(result)
     scored = [(role_of(name), row) for name, row in zip(result.scores, cells, strict=True)]
     present = {role_of(name) for name in result.scores}
-    return render(
-        Page(
+    return render_page(
+        ReportPage(
             title=f"{result.base.name} as a mixture of experts",
-            about=made(result, "every token uses a part of the weights, and none was changed"),
+            about=provenance_line(result, "every token uses a part of the weights, and none was changed"),
             verdict=verdict(result),
             findings=[("fact", line.replace("->", "→")) for line in headlines(result)[1:]],
             heading="Figures on test text",
-            table=Table(
+            table=PageTable(
                 f"{blocks.test:,} tokens of text that neither trained nor chose anything, in contexts of at most {length} tokens.",
                 header,
-                [Group(scored)],
+                [TableGroup(scored)],
                 (1, 2, 3),
             ),
             reading="Perplexity: less is better. Active: the share of the weights of the decoder's linears that one token uses. The "
             f"verdict's ratios are of perplexities on the same text, with {intervals_text(len(set(blocks.test_groups or ())))}",
             readings=[r for r in _READINGS if r[1] in present],
-            pictures=(figures, curves, widths, usage),
+            pictures=(perplexity_figure, gate_training_curves, kept_widths, usage_heatmap),
             splits=[
                 f"The text was divided by content: {blocks.train:,} tokens trained, {blocks.held_out:,} settled what training left "
                 f"open, {blocks.test:,} are reported.",
@@ -96,7 +96,7 @@ def page(result: ConvertResult) -> str:
                 ("base fingerprint", result.base.fingerprint),
                 ("base layout", result.base.model_type),
                 *common_facts(result),
-                *([("model on disk", size(result.cost.model_bytes))] if result.cost.model_bytes else []),
+                *([("model on disk", format_size(result.cost.model_bytes))] if result.cost.model_bytes else []),
             ],
         ),
         result,
@@ -108,11 +108,12 @@ def role_of(name: str) -> str:
     return {"dense": "base", "converted": "expert"}.get(name, "rival")
 
 
-@picture("figures", "Perplexity of every row", "On test text, on a logarithmic axis; further left is better.")
-def figures(result: ConvertResult, width: float = WIDE) -> Figure | None:
+@report_figure("figures", "Perplexity of every row", "On test text, on a logarithmic axis; further left is better.")
+def perplexity_figure(result: ConvertResult, width: float = WIDE) -> Figure | None:
     """Perplexity of every row, on a logarithmic axis."""
     scored = [
-        (name, shown, perplexity) for name, (shown, _, perplexity, _) in zip(result.scores, rows(result), strict=True)
+        (name, shown, perplexity)
+        for name, (shown, _, perplexity, _) in zip(result.scores, score_rows(result), strict=True)
     ]
     narrow = is_narrow(width)
     figure = new_figure(min(width, 8.0), 0.8 + 0.34 * len(scored))
@@ -125,19 +126,21 @@ def figures(result: ConvertResult, width: float = WIDE) -> Figure | None:
         own = {"base": BASE, "expert": EXPERT}.get(role_of(name), RIVAL)
         axes.plot([axes.get_xlim()[0], value], [y, y], color=own, lw=1.2)
         axes.plot([value], [y], color=own, marker={"base": "|", "expert": "o"}.get(role_of(name), "v"), markersize=7)
-        axes.annotate(number(value), (value, y), (8, 0), "data", "offset points", va="center", fontsize=8, color=SOFT)
-    row_axis(axes, [plain(shown, 18 if narrow else 40) for _, shown, _ in scored])
+        axes.annotate(
+            format_number(value), (value, y), (8, 0), "data", "offset points", va="center", fontsize=8, color=SOFT
+        )
+    row_axis(axes, [drawable_name(shown, 18 if narrow else 40) for _, shown, _ in scored])
     axes.set_xlabel("perplexity, logarithmic" if narrow else "perplexity (logarithmic; left is better)")
     ratio_ticks(axes.xaxis, *axes.get_xlim(), most=4 if narrow else 8)
     return figure
 
 
-@picture(
+@report_figure(
     "training",
     "Training",
     "Divergence from the dense model on the text of each step, and the active share beside the wanted one.",
 )
-def curves(result: ConvertResult, width: float = WIDE) -> Figure | None:
+def gate_training_curves(result: ConvertResult, width: float = WIDE) -> Figure | None:
     """Loss and active share over the steps; None where nothing was trained."""
     history = result.history
     if not history["rows"]:
@@ -158,8 +161,8 @@ def curves(result: ConvertResult, width: float = WIDE) -> Figure | None:
     return figure
 
 
-@picture("widths", "What every layer keeps", "Width of a layer's parts, as a share of the dense model's.")
-def widths(result: ConvertResult, width: float = WIDE) -> Figure | None:
+@report_figure("widths", "What every layer keeps", "Width of a layer's parts, as a share of the dense model's.")
+def kept_widths(result: ConvertResult, width: float = WIDE) -> Figure | None:
     """Kept widths per layer."""
     layers = result.layers
     narrow = is_narrow(width)
@@ -183,19 +186,19 @@ def widths(result: ConvertResult, width: float = WIDE) -> Figure | None:
     return figure
 
 
-@picture(
+@report_figure(
     "usage",
     "Which experts are used",
     "Per cent of the held-out tokens of a layer that each expert gets; even is one hundred over their number.",
 )
-def usage(result: ConvertResult, width: float = WIDE) -> Figure | None:
+def usage_heatmap(result: ConvertResult, width: float = WIDE) -> Figure | None:
     """Tokens per expert and layer."""
     shares = result.usage
     figure = new_figure(min(width, 8.0), 0.7 + 0.3 * len(shares))
     axes = figure.subplots()
     legible = len(shares[0]) <= (8 if is_narrow(width) else 20)
     top = max(max(row) for row in shares)
-    shaded(axes, shares, top, "expert", (lambda y, x: f"{100 * shares[y][x]:.0f}") if legible else None)
+    draw_heatmap(axes, shares, top, "expert", (lambda y, x: f"{100 * shares[y][x]:.0f}") if legible else None)
     axes.set_xticks([i + 0.5 for i in range(len(shares[0]))], [str(i) for i in range(len(shares[0]))])
     axes.set_yticks([i + 0.5 for i in range(len(shares))], [str(i) for i in range(len(shares))])
     axes.set(xlabel="expert", ylabel="layer")

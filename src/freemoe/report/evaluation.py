@@ -7,12 +7,23 @@ from pathlib import Path
 
 from freemoe.core.errors import ArtifactError
 from freemoe.evals.guessing import guessing_text
-from freemoe.evals.verdict import State, Verdict, groups_text
-from freemoe.report.figures.gain_figures import gains
-from freemoe.report.page import MOST_NAMED, STATES, Group, Page, Table, common_facts, judge, made, record_line, render
-from freemoe.report.palette import role
-from freemoe.report.reading import better, compared_rows, gain_words, gained, number, plural
-from freemoe.results.evaluation import EvaluatedDomain, Evaluation
+from freemoe.evals.verdict import GainVerdict, State, groups_text
+from freemoe.report.figures.gain_figures import gain_intervals
+from freemoe.report.page import (
+    MOST_NAMED,
+    STATES,
+    PageTable,
+    ReportPage,
+    TableGroup,
+    common_facts,
+    judge_comparisons,
+    provenance_line,
+    record_line,
+    render_page,
+)
+from freemoe.report.palette import row_role
+from freemoe.report.reading import better, compared_rows, count_text, format_number, gain_with_unit, gain_words
+from freemoe.results.evaluation import EvaluatedDomain, EvaluationResult
 
 _HEADER = ("expert", "score", "gain [95 %]", "won / lost", "McNemar p", "documents")
 _WORDS = {
@@ -47,36 +58,37 @@ def require_page_place(path: Path, overwrite: bool) -> None:
         )
 
 
-def page(result: Evaluation) -> str:
+def page(result: EvaluationResult) -> str:
     """The page of a result."""
     domains, recipe = result.domains, result.recipe
     names = list(dict.fromkeys(n for d in domains for n in d.rows))
-    return render(
-        Page(
+    return render_page(
+        ReportPage(
             title=f"Evaluation of {Path(recipe['artefact']).name or recipe['artefact']}",
-            about=made(result, "nothing was chosen here"),
-            verdict=verdict(result),
-            findings=[(state, words) for d in domains for state, words in _findings(d)],
+            about=provenance_line(result, "nothing was chosen here"),
+            verdict=evaluation_verdict(result),
+            findings=[(state, words) for d in domains for state, words in _domain_findings(d)],
             heading="Scores on reported documents",
-            table=Table(
+            table=PageTable(
                 "Every row of a domain is scored on the same documents.",
                 _HEADER,
-                [_group(d) for d in domains],
+                [_domain_group(d) for d in domains],
                 (1, 2, 3, 4, 5),
             ),
             reading="Differences are paired, document by document, with 95 % intervals; documents with the same content are "
             "drawn together. Task scores are in per cent and gains in points; text is given as perplexity and as a ratio, where less is "
             "better. Intervals are per row; whether a row counts as better or worse is decided by p-values that all comparisons share (Holm).",
             readings=[
-                (n, role(n), _WORDS.get(n, "Every document under this expert, whatever it is about.")) for n in names
+                (n, row_role(n), _WORDS.get(n, "Every document under this expert, whatever it is about."))
+                for n in names
             ],
-            pictures=(replace(gains, caption=_CAPTION),),
+            pictures=(replace(gain_intervals, caption=_CAPTION),),
             splits=[
                 record_line(result.seen if result.seen.known else None)
                 if result.seen
                 else "A plain model: there is no record of what it has seen."
             ],
-            parts=[(d.name, _aside(d), d.notes) for d in domains],
+            parts=[(d.name, _set_aside_sentence(d), d.notes) for d in domains],
             facts=[
                 ("artefact", str(recipe["artefact"])),
                 ("base", str(recipe.get("base") or "the artefact's own")),
@@ -88,7 +100,7 @@ def page(result: Evaluation) -> str:
     )
 
 
-def _group(domain: EvaluatedDomain) -> Group:
+def _domain_group(domain: EvaluatedDomain) -> TableGroup:
     text = domain.is_text
     home = next(iter(domain.rows))
     rows = []
@@ -97,10 +109,10 @@ def _group(domain: EvaluatedDomain) -> Group:
         exact = name != home and row.won is not None
         rows.append(
             (
-                role(name),
+                row_role(name),
                 (
                     name,
-                    number(row.score),
+                    format_number(row.score),
                     against,
                     f"{row.won} / {row.lost}" if exact else "",
                     f"{row.mcnemar_p:.2g}" if exact else "",
@@ -108,22 +120,22 @@ def _group(domain: EvaluatedDomain) -> Group:
                 ),
             )
         )
-    return Group(rows, domain.name, "perplexity, lower is better" if text else "score in per cent")
+    return TableGroup(rows, domain.name, "perplexity, lower is better" if text else "score in per cent")
 
 
-def _state(domain: EvaluatedDomain, name: str) -> State:
+def _row_state(domain: EvaluatedDomain, name: str) -> State:
     return STATES[better(domain.rows[name], domain.is_text)]
 
 
-def _findings(domain: EvaluatedDomain) -> list[tuple[State, str]]:
+def _domain_findings(domain: EvaluatedDomain) -> list[tuple[State, str]]:
     text, home = domain.is_text, next(iter(domain.rows))
     guessed = guessing_text(domain.name, domain.guessing)
     verdicts = {"better": "better than", "same": "not distinguishable from", "worse": "worse than"}
     found: list[tuple[State, str]] = [
         (
-            state := _state(domain, name),
+            state := _row_state(domain, name),
             f"{domain.name}, {name}: {verdicts[state]} {home} on {domain.rows[name].documents} documents: "
-            f"{number(domain.rows[home].score)} → {number(domain.rows[name].score)} ({gained(domain.rows[name], text)}"
+            f"{format_number(domain.rows[home].score)} → {format_number(domain.rows[name].score)} ({gain_with_unit(domain.rows[name], text)}"
             + (f" {groups_text(domain.rows[name].clusters)})." if text else ")."),
         )
         for name in compared_rows(domain.rows)
@@ -131,30 +143,30 @@ def _findings(domain: EvaluatedDomain) -> list[tuple[State, str]]:
     return [*found, ("fact", guessed)] if guessed else found
 
 
-def verdict(result: Evaluation) -> Verdict:
+def evaluation_verdict(result: EvaluationResult) -> GainVerdict:
     """Whether any way to run the artefact is reliably better than the first one."""
     found: list[tuple[EvaluatedDomain, str, State]] = [
-        (d, name, _state(d, name)) for d in result.domains for name in compared_rows(d.rows)
+        (d, name, _row_state(d, name)) for d in result.domains for name in compared_rows(d.rows)
     ]
     if not found:
         scores = "; ".join(
-            f"{d.name} {'perplexity ' if d.is_text else ''}{number(row.score)}{'' if d.is_text else ' %'} on {row.documents} documents"
+            f"{d.name} {'perplexity ' if d.is_text else ''}{format_number(row.score)}{'' if d.is_text else ' %'} on {row.documents} documents"
             for d in result.domains[:MOST_NAMED]
             for row in d.rows.values()
         )
-        return Verdict(
+        return GainVerdict(
             "same", "Nothing to compare with", f"One model was scored, so there is no gain to speak of: {scores}."
         )
-    of = f"{plural(len(found), 'comparison')} with the base"
+    of = f"{count_text(len(found), 'comparison')} with the base"
     told: list[tuple[State, str]] = [
-        (state, f"{d.name}, {name}: {gained(d.rows[name], d.is_text)}") for d, name, state in found
+        (state, f"{d.name}, {name}: {gain_with_unit(d.rows[name], d.is_text)}") for d, name, state in found
     ]
-    if judged := judge(told, "", of):
+    if judged := judge_comparisons(told, "", of):
         return judged
     named = "; ".join(words for _, words in told[:MOST_NAMED])
-    return Verdict("same", "No reliable gain", f"No: none of {of} shows a difference: {named}.")
+    return GainVerdict("same", "No reliable gain", f"No: none of {of} shows a difference: {named}.")
 
 
-def _aside(domain: EvaluatedDomain) -> str:
+def _set_aside_sentence(domain: EvaluatedDomain) -> str:
     aside, of = domain.set_aside["documents"], domain.set_aside["of"]
     return f"{of - aside} of {of} reported documents were scored; {aside} were set aside."

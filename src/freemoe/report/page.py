@@ -1,6 +1,6 @@
 """The page that all reports share: one template, one file that needs no other, and what a system has to say to fill it.
 
-Verdict, table, how to read it, pictures, splits, provenance, recipe: a system's room gives them as a `Page`. The same result gives the
+Verdict, table, how to read it, pictures, splits, provenance, recipe: a system's room gives them as a `ReportPage`. The same result gives the
 same bytes, and there is no script in them.
 """
 
@@ -19,13 +19,13 @@ from markupsafe import Markup
 from freemoe.core import neutral
 from freemoe.core.files import write_atomic
 from freemoe.core.ledger import openings_text
-from freemoe.core.run.lock import alone
+from freemoe.core.run.lock import output_lock
 from freemoe.evals.held_out import record_text
-from freemoe.evals.verdict import State, Verdict, groups_text
+from freemoe.evals.verdict import GainVerdict, State, groups_text
 from freemoe.report import reading
-from freemoe.report.figures.drawing import Picture
-from freemoe.report.palette import css
-from freemoe.results import Evaluation, Result, read_result, shown
+from freemoe.report.figures.drawing import ReportFigure
+from freemoe.report.palette import theme_css
+from freemoe.results import EvaluationResult, RunResult, read_result, wrap_display_errors
 from freemoe.results.common import SeenRecord
 
 REPORT = "report.html"
@@ -46,7 +46,7 @@ MOST_NAMED = 4
 """Comparisons that a verdict names."""
 
 
-def judge(compared: Sequence[tuple[State, str]], than: str, of: str) -> Verdict | None:
+def judge_comparisons(compared: Sequence[tuple[State, str]], than: str, of: str) -> GainVerdict | None:
     """The verdict on comparisons, if any is reliably better or worse.
 
     Args:
@@ -60,14 +60,14 @@ def judge(compared: Sequence[tuple[State, str]], than: str, of: str) -> Verdict 
     if good:
         label = "Reliable gain" if len(good) == len(compared) else "Reliable gain in part"
         worse = f", worse in {len(bad)}" if bad else ""
-        return Verdict("better", label, f"Yes: better{than} in {len(good)} of {of}{worse}: {named}.")
+        return GainVerdict("better", label, f"Yes: better{than} in {len(good)} of {of}{worse}: {named}.")
     if bad:
-        return Verdict("worse", "Worse than the base", f"No: worse{than} in {len(bad)} of {of}: {named}.")
+        return GainVerdict("worse", "Worse than the base", f"No: worse{than} in {len(bad)} of {of}: {named}.")
     return None
 
 
 @dataclass(frozen=True)
-class Group:
+class TableGroup:
     """Rows of a table that belong together.
 
     Attributes:
@@ -82,7 +82,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     """A plain table; its first column names the rows.
 
     Attributes:
@@ -94,12 +94,12 @@ class Table:
 
     about: str
     header: Sequence[str]
-    groups: Sequence[Group]
+    groups: Sequence[TableGroup]
     numeric: Sequence[int]
 
 
 @dataclass(frozen=True)
-class Page:
+class ReportPage:
     """What a report says.
 
     Attributes:
@@ -121,21 +121,23 @@ class Page:
 
     title: str
     about: str
-    verdict: Verdict
+    verdict: GainVerdict
     heading: str
     reading: str
     readings: Sequence[tuple[str, str | None, str]]
     facts: Sequence[tuple[str, str]]
-    table: Table | None = None
+    table: PageTable | None = None
     findings: Sequence[tuple[State, str]] = ()
     splits: Sequence[str] = ()
     parts: Sequence[tuple[str, str, Sequence[str]]] = ()
-    pictures: Sequence[Picture] = ()
+    pictures: Sequence[ReportFigure] = ()
     figures_in: str = "result.json"
     more_sections: Sequence[tuple[str, str]] = ()
 
 
-def render(page: Page, result: Result | Evaluation, template: str = "plain.html.j2", **more: Any) -> str:
+def render_page(
+    page: ReportPage, result: RunResult | EvaluationResult, template: str = "plain.html.j2", **more: Any
+) -> str:
     """The page as HTML.
 
     Args:
@@ -151,9 +153,9 @@ def render(page: Page, result: Result | Evaluation, template: str = "plain.html.
         trim_blocks=True,
         lstrip_blocks=True,
         # Beside what HTML reads, which autoescape does: what turns writing around, or has no glyph.
-        finalize=_printable,
+        finalize=_make_printable,
     )
-    environment.filters |= {"number": reading.number, "percent": reading.percent}
+    environment.filters |= {"number": reading.format_number, "percent": reading.format_percent}
     environment.globals |= {name: getattr(reading, name) for name in _READERS}
     pictures = [(picture, *svgs) for picture in page.pictures if (svgs := picture.svgs(result))]
     recipe = yaml.safe_dump(result.recipe, sort_keys=False, allow_unicode=True, width=100)
@@ -166,15 +168,15 @@ def render(page: Page, result: Result | Evaluation, template: str = "plain.html.
         recipe=recipe,
         sections=sections,
         pictures=pictures,
-        colours=Markup(css()),
+        colours=Markup(theme_css()),
         recipe_link=Markup("data:text/yaml;charset=utf-8," + quote(recipe)),
         result=result,
         **more,
     )
 
 
-def _printable(value: Any) -> Any:
-    return neutral.printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+def _make_printable(value: Any) -> Any:
+    return neutral.escape_terminal(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 _READERS = ("interval_of", "better", "abstentions")
@@ -197,12 +199,12 @@ def write_page(source: str | Path, page: Callable[[Any], str], target: Path | No
     path = Path(source)
     target = target or (path.parent if path.suffix == ".json" else path) / REPORT
     result = read_result(path)
-    with shown(path), alone(target):
+    with wrap_display_errors(path), output_lock(target):
         write_atomic(target, page(result).encode())
     return target
 
 
-def common_facts(result: Result | Evaluation) -> list[tuple[str, str]]:
+def common_facts(result: RunResult | EvaluationResult) -> list[tuple[str, str]]:
     """Provenance that every kind of run has: versions, date, seed, machine, time."""
     machine, recipe = result.environment, result.recipe
     packages = ", ".join(f"{name} {version}" for name, version in machine.get("packages", {}).items())
@@ -215,11 +217,11 @@ def common_facts(result: Result | Evaluation) -> list[tuple[str, str]]:
         ("packages", packages or "–"),
         ("machine", f"{machine.get('platform', '–')}, {machine.get('cpu', '–')}, {machine.get('cores', '–')} cores"),
     ]
-    if isinstance(result, Result):
+    if isinstance(result, RunResult):
         cost = result.cost
         found += [
-            ("wall time", duration(cost.wall_seconds)),
-            ("peak memory", size(cost.peak_memory_bytes)),
+            ("wall time", format_duration(cost.wall_seconds)),
+            ("peak memory", format_size(cost.peak_memory_bytes)),
             ("units of work", f"{cost.units_done} done, {cost.units_reused} taken from an earlier run"),
         ]
     return found
@@ -230,7 +232,7 @@ def record_line(seen: SeenRecord | None) -> str:
     return record_text(seen).replace("`", "")
 
 
-def made(result: Result | Evaluation, *more: str) -> str:
+def provenance_line(result: RunResult | EvaluationResult, *more: str) -> str:
     """One line: version, day and time, seed, and what else."""
     when = result.created.replace("T", " ")[:16]
     seed = result.recipe.get("seed")
@@ -238,7 +240,7 @@ def made(result: Result | Evaluation, *more: str) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Seconds, minutes or hours."""
     if seconds < 120:
         return f"{seconds:.1f} s"
@@ -246,7 +248,7 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def size(count: float) -> str:
+def format_size(count: float) -> str:
     """Bytes in a unit that people read."""
     for unit in ("bytes", "KB", "MB"):
         if count < 1000:

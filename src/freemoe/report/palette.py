@@ -38,7 +38,7 @@ _STEPS = (0.05, 0.14, 0.24, 0.34, 0.45, 0.97)
 _INKED = 5  # steps on which one writes in ink; on the others in the paper's colour
 
 
-def mixed(colour: str, paper: str, share: float) -> str:
+def mix_colours(colour: str, paper: str, share: float) -> str:
     """So much of a colour on so much paper."""
     pairs = zip(*(bytes.fromhex(c[1:]) for c in (colour, paper)), strict=True)
     return "#" + "".join(f"{round(share * c + (1 - share) * p):02x}" for c, p in pairs)
@@ -47,8 +47,8 @@ def mixed(colour: str, paper: str, share: float) -> str:
 for _hue in ("expert", "routed", "base"):
     for _n, _share in enumerate(_STEPS):
         COLOURS[f"{_hue}-{_n}"] = (
-            mixed(COLOURS[_hue][LIGHT], COLOURS["paper"][LIGHT], _share),
-            mixed(COLOURS[_hue][DARK], COLOURS["paper"][DARK], _share),
+            mix_colours(COLOURS[_hue][LIGHT], COLOURS["paper"][LIGHT], _share),
+            mix_colours(COLOURS[_hue][DARK], COLOURS["paper"][DARK], _share),
         )
 
 RAMPS = {hue: tuple(COLOURS[f"{hue}-{n}"][LIGHT] for n in range(len(_STEPS))) for hue in ("expert", "routed", "base")}
@@ -70,12 +70,12 @@ ROLES = {
 """Row of a table -> what it is, of the six kinds of row."""
 
 
-def role(row: str, other: str = "expert") -> str:
+def row_role(row: str, other: str = "expert") -> str:
     """What a row is; a name of the user's own is an expert's, unless told otherwise."""
     return ROLES.get(row, other)
 
 
-def colour(name: str) -> str:
+def light_colour(name: str) -> str:
     """The light colour of a name, for drawing."""
     return COLOURS[name][LIGHT]
 
@@ -85,7 +85,7 @@ def on_step(number: int) -> str:
     return INK if number < _INKED else PAPER
 
 
-def css() -> str:
+def theme_css() -> str:
     """The variables of both themes; paper is always light."""
     light, dark = ("".join(f"--{name}:{pair[theme]};" for name, pair in COLOURS.items()) for theme in (LIGHT, DARK))
     return f":root{{{light}}}\n@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}"
@@ -94,6 +94,6 @@ def css() -> str:
 _NAMES = {pair[LIGHT]: name for name, pair in COLOURS.items()}
 
 
-def themed(svg: str) -> str:
+def use_theme_variables(svg: str) -> str:
     """The figure with variables in the place of its colours."""
     return re.sub(r"(?<=: )#[0-9a-f]{6}\b", lambda m: f"var(--{_NAMES[m[0]]})" if m[0] in _NAMES else m[0], svg)

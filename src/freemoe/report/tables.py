@@ -8,10 +8,10 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from freemoe.core.numbers import decimals
+from freemoe.core.numbers import format_decimals
 from freemoe.domain_experts.prove.card import ROWS, gain_text
-from freemoe.report.reading import gain_words, number, percent
-from freemoe.results import BuildResult, Evaluation
+from freemoe.report.reading import format_number, format_percent, gain_words
+from freemoe.results import BuildResult, EvaluationResult
 
 _ROW_STYLES = {"base": "dim", "expert": "bold", "routed": "bold", "control": "", "oracle": "dim italic"}
 _ROW_NAMES = {"oracle": "oracle (selected on test)", "control": "control (random weights)"}
@@ -38,7 +38,7 @@ def summary_table(result: BuildResult) -> Table:
             cells = (
                 first.pop(0) if first else "",
                 _ROW_NAMES.get(name, name),
-                number(row.score),
+                format_number(row.score),
                 "" if name == "base" else gain_words(row, text),
                 won,
                 str(row.documents),
@@ -63,10 +63,10 @@ def subdomain_table(result: BuildResult) -> Table:
             cells = (
                 sub.name,
                 sub.chosen,
-                percent(sub.off_share),
+                format_percent(sub.off_share),
                 str(base.documents) if base else "0",
-                number(base.score) if base else "–",
-                number(expert.score) if expert else "–",
+                format_number(base.score) if base else "–",
+                format_number(expert.score) if expert else "–",
                 gain_words(expert, text) if expert and sub.chosen != "base" else "–",
                 sub.verdict,
             )
@@ -92,20 +92,20 @@ def compared_table(rows: list[dict[str, Any]]) -> Table:
     return plain_table(("plan or rule", "Act", "loss", "KL", "next token right"), cells)
 
 
-def evaluation_table(result: Evaluation) -> Table:
+def evaluation_table(result: EvaluationResult) -> Table:
     """Every domain's rows of an evaluation: score, paired difference to the first with its interval, documents."""
     table = Table("domain", "expert", "score", "difference to the base [95 %]", "documents", "set aside", box=None)
     for domain in result.domains:
         aside = str(domain.set_aside["documents"])
         for number_, (expert, row) in enumerate(domain.rows.items()):
             gain = gain_text(row, domain.unit) if number_ else ""
-            cells = (domain.name, expert, decimals(row.score, 2), gain, str(row.documents), aside)
+            cells = (domain.name, expert, format_decimals(row.score, 2), gain, str(row.documents), aside)
             table.add_row(*(Text(cell) for cell in cells))
             for name, other in (row.also or {}).items():
                 gain = gain_text(other, domain.unit) if number_ else ""
-                table.add_row("", Text(f"{expert}, {name}"), decimals(other.score, 2), Text(gain), "", "")
+                table.add_row("", Text(f"{expert}, {name}"), format_decimals(other.score, 2), Text(gain), "", "")
     for number_, (expert, row) in enumerate(result.average.items()):
         gain = gain_text(row, "points") if number_ else ""
         name = f"average of {row.domains}"
-        table.add_row(*(Text(cell) for cell in (name, expert, decimals(row.score, 2), gain, "", "")))
+        table.add_row(*(Text(cell) for cell in (name, expert, format_decimals(row.score, 2), gain, "", "")))
     return table

@@ -9,11 +9,21 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from freemoe.hookmoe.card import ABOUT, headlines, table, verdict
-from freemoe.report.figures.drawing import WIDE, heading, is_narrow, legend_above, new_figure, picture
-from freemoe.report.figures.plan_figures import plans, write_pareto
-from freemoe.report.page import Group, Page, Table, common_facts, intervals_text, made, record_line, render, write_page
-from freemoe.report.palette import colour, role
+from freemoe.hookmoe.card import ABOUT, headlines, trim_table, trim_verdict
+from freemoe.report.figures.drawing import WIDE, is_narrow, legend_above, new_figure, report_figure, set_panel_title
+from freemoe.report.figures.plan_figures import plan_scatter, write_pareto
+from freemoe.report.page import (
+    PageTable,
+    ReportPage,
+    TableGroup,
+    common_facts,
+    intervals_text,
+    provenance_line,
+    record_line,
+    render_page,
+    write_page,
+)
+from freemoe.report.palette import light_colour, row_role
 from freemoe.report.tables import compared_table, plain_table
 from freemoe.results import TrimResult, read_result
 
@@ -23,7 +33,7 @@ _OURS = ("hooks", "rescaled")
 def tables(result: TrimResult) -> tuple[list[Any], list[str]]:
     """Tables for the terminal, and lines below them."""
     compared = [compared_table(result.compared)] if result.compared else []
-    return [plain_table(*table(result.test.rows)), *compared], headlines(result)
+    return [plain_table(*trim_table(result.test.rows)), *compared], headlines(result)
 
 
 def write_pages(folder: Path) -> Path:
@@ -35,31 +45,31 @@ def write_pages(folder: Path) -> Path:
 def page(result: TrimResult) -> str:
     """The page of a result."""
     test, text, base = result.test, result.text, result.base
-    header, cells = table(test.rows)
-    found = [(role(row[0], "rival"), ["" if cell == "-" else cell for cell in row[:-1]]) for row in cells]
+    header, cells = trim_table(test.rows)
+    found = [(row_role(row[0], "rival"), ["" if cell == "-" else cell for cell in row[:-1]]) for row in cells]
     parts = zip(
         ("train the hooks", "choose plan, rule and state", "are reported"),
         text["passages"],
         text["blocks"],
         strict=True,
     )
-    return render(
-        Page(
+    return render_page(
+        ReportPage(
             title=f"{base.name}, trimmed",
-            about=made(result, "fewer experts run, hooks make up for it, no weight was changed"),
-            verdict=verdict(result),
+            about=provenance_line(result, "fewer experts run, hooks make up for it, no weight was changed"),
+            verdict=trim_verdict(result),
             findings=[("fact", line.replace("->", "→")) for line in headlines(result)[1:]],
             heading="Figures on test text",
-            table=Table(
+            table=PageTable(
                 f"{test.tokens:,} tokens of text that neither trained nor chose anything.",
                 ("row", *header[1:-1]),
-                [Group(found)],
+                [TableGroup(found)],
                 (1, 2, 3, 4),
             ),
             reading="Loss: cross-entropy in nats per token. KL: divergence from the full model in nats per token. For both, less is "
             f"better. Won back: the share of what the plan alone loses that a row does not lose, with {intervals_text(test.groups)}",
-            readings=[(name, role(name, "rival"), ABOUT.get(name, "a row of its own")) for name in test.rows],
-            pictures=(plans, curves, layers),
+            readings=[(name, row_role(name, "rival"), ABOUT.get(name, "a row of its own")) for name in test.rows],
+            pictures=(plan_scatter, hook_training_curves, layer_routing),
             splits=[
                 "The text was divided by content: "
                 + ", ".join(f"{passages:,} passages ({blocks} blocks) {what}" for what, passages, blocks in parts)
@@ -77,8 +87,10 @@ def page(result: TrimResult) -> str:
     )
 
 
-@picture("training", "Training", "Loss on held-out text while training; the lowest state is the one that is kept.")
-def curves(result: TrimResult, width: float = WIDE) -> Figure | None:
+@report_figure(
+    "training", "Training", "Loss on held-out text while training; the lowest state is the one that is kept."
+)
+def hook_training_curves(result: TrimResult, width: float = WIDE) -> Figure | None:
     """Held-out losses of hooks and control over the steps; None where nothing was trained."""
     losses = {name: values for name, values in result.hooks.losses.items() if len(values) > 1}
     if not losses:
@@ -93,21 +105,21 @@ def curves(result: TrimResult, width: float = WIDE) -> Figure | None:
     for n, (name, values) in enumerate(losses.items()):
         axes = figure.add_subplot(*((len(losses), 1) if narrow else (1, len(losses))), n + 1)
         steps = [min(i * training["every"], training["steps"]) for i in range(len(values))]
-        axes.plot(steps, values, marker="o", markersize=4, color=colour(role(name)))
+        axes.plot(steps, values, marker="o", markersize=4, color=light_colour(row_role(name)))
         axes.set(xlabel="step", ylabel=f"{units[name]}, nats")
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(5))
         axes.grid()
-        heading(axes, name, "", 30)
+        set_panel_title(axes, name, "", 30)
     return figure
 
 
-@picture(
+@report_figure(
     "layers",
     "Layer by layer",
     "On test text: experts that ran, how many of them the full model ran too, and how uneven the load of the experts is.",
 )
-def layers(result: TrimResult, width: float = WIDE) -> Figure:
+def layer_routing(result: TrimResult, width: float = WIDE) -> Figure:
     """Act, agreement with the full model's routes, and load of every mixture layer, per row of the table."""
     rows = {n: r for n, r in result.test.rows.items() if n in ("full", "plan", *_OURS)}
     narrow = is_narrow(width)
@@ -119,7 +131,7 @@ def layers(result: TrimResult, width: float = WIDE) -> Figure:
     )
     looks = {
         name: {
-            "color": colour(role(name, "rival")),
+            "color": light_colour(row_role(name, "rival")),
             "marker": "osd^"[n],
             "ls": ("-", "--", "-", ":")[n],
             "markersize": 4,
@@ -131,7 +143,7 @@ def layers(result: TrimResult, width: float = WIDE) -> Figure:
         for name, row in rows.items():
             axes.plot([int(i) for i in row[key]], list(row[key].values()), **looks[name])
         axes.set(xlabel="layer")
-        heading(axes, label, "", 36)
+        set_panel_title(axes, label, "", 36)
         axes.set_ylim(bottom=0)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         axes.grid()

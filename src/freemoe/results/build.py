@@ -6,13 +6,13 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from freemoe.results.common import Guessing, Interval, Part, Result
+from freemoe.results.common import GuessingResult, IntervalResult, ResultPart, RunResult
 
 KIND = "domain-experts"
 """In the manifest and the result of what ``freemoe build`` writes."""
 
 
-class BaseFacts(Part):
+class BaseFacts(ResultPart):
     """The base."""
 
     name: str
@@ -26,19 +26,19 @@ class BaseFacts(Part):
     layers: int
 
 
-class Other(Part):
+class SecondaryScore(ResultPart):
     """Another figure of the same answers, such as pass@10 beside pass@1."""
 
     score: float = Field(description="Per cent.")
-    gain: Interval = Field(description="Points over the base.")
+    gain: IntervalResult = Field(description="Points over the base.")
 
 
-class Row(Part):
+class ScoreRow(ResultPart):
     """One row of a domain's table; what it is held against is the base's, on the same documents."""
 
     score: float = Field(description="Per cent right, or perplexity.")
-    gain: Interval = Field(description="Points; of text, nats per token.")
-    ratio: Interval | None = Field(None, description="Perplexity over the base's; text only.")
+    gain: IntervalResult = Field(description="Points; of text, nats per token.")
+    ratio: IntervalResult | None = Field(None, description="Perplexity over the base's; text only.")
     documents: int
     clusters: int | None = Field(None, description="Independent ones among the documents: different content keys.")
     much_worse: float | None = Field(
@@ -49,14 +49,16 @@ class Row(Part):
     mcnemar_p: float | None = None
     p: float | None = Field(None, description="Two-sided, of the gain; of an evaluation.")
     holm: float | None = Field(None, description="p after Holm's correction over all rows of the evaluation.")
-    over_control: Interval | None = Field(
+    over_control: IntervalResult | None = Field(
         None, description="The expert's gain over the control, document by document: points; of text, nats per token."
     )
     seeds: list[float] | None = Field(None, description="Gains of the controls' single draws.")
-    also: dict[str, Other] | None = Field(None, description="Other figures of the same generated answers, by name.")
+    also: dict[str, SecondaryScore] | None = Field(
+        None, description="Other figures of the same generated answers, by name."
+    )
 
 
-class Verdict(Part):
+class VerdictResult(ResultPart):
     """What one metric's winner showed on the selection split."""
 
     metric: str
@@ -68,7 +70,7 @@ class Verdict(Part):
     holm: float | None = Field(description="p after Holm's correction over all tests of the build.")
 
 
-class WhereOff(Part):
+class WhereOff(ResultPart):
     """Switched-off weights of one sublayer."""
 
     layer: int
@@ -77,7 +79,7 @@ class WhereOff(Part):
     of: int
 
 
-class ForecastFacts(Part):
+class ForecastFacts(ResultPart):
     """What the base's gradient and curvature said of the candidate, and what it did; nats per token."""
 
     first_order: float
@@ -85,22 +87,22 @@ class ForecastFacts(Part):
     measured: float
 
 
-class Holds(Part):
+class SubdomainContents(ResultPart):
     """What a subdomain holds, by its reference documents."""
 
     prompts: list[str] = Field(description="Of the documents nearest to its centre, cut short.")
     words: list[str] = Field(description="Words that are more frequent in it than in the rest of its domain.")
 
 
-class SubdomainResult(Part):
+class SubdomainResult(ResultPart):
     """One subdomain."""
 
     name: str
     reference_documents: int
-    holds: Holds | None = None
+    holds: SubdomainContents | None = None
     chosen: str = Field(description="The accepted candidate, or base.")
     verdict: str
-    verdicts: list[Verdict]
+    verdicts: list[VerdictResult]
     off: int
     off_share: float
     where_off: list[WhereOff]
@@ -108,7 +110,7 @@ class SubdomainResult(Part):
     purification_curve: list[float] = Field(description="Stopping loss, the base's first.")
     forecast: ForecastFacts | None = None
     bands: dict[str, tuple[str, float, float]] = Field(description="Candidate -> metric, start and end of the band.")
-    rows: dict[str, Row]
+    rows: dict[str, ScoreRow]
     candidates: dict[str, float] = Field(
         description="Figure of every candidate on the reported documents: the oracle's."
     )
@@ -116,14 +118,14 @@ class SubdomainResult(Part):
     units: dict[str, Any] | None = Field(None, description="Curve, rivals, size and speed of units that are off.")
 
 
-class ScoredDomain(Part):
+class ScoredDomain(ResultPart):
     """What is told of a domain, in a build and in an evaluation."""
 
     name: str
     unit: Literal["points", "perplexity"]
     notes: list[str]
-    rows: dict[str, Row]
-    guessing: Guessing | None = Field(None, description="Only where the base is no better than guessing.")
+    rows: dict[str, ScoreRow]
+    guessing: GuessingResult | None = Field(None, description="Only where the base is no better than guessing.")
 
     @property
     def is_text(self) -> bool:
@@ -146,7 +148,7 @@ class DomainResult(ScoredDomain):
 
     @field_validator("rows")
     @classmethod
-    def _has_a_base(cls, rows: dict[str, Row]) -> dict[str, Row]:
+    def _has_a_base(cls, rows: dict[str, ScoreRow]) -> dict[str, ScoreRow]:
         """What every other row is compared with."""
         if "base" not in rows:
             raise ValueError("there is no base")
@@ -158,7 +160,7 @@ class DomainResult(ScoredDomain):
         return [s for s in self.subdomains if s.chosen != "base"]
 
 
-class BuildResult(Result):
+class BuildResult(RunResult):
     """What ``freemoe build`` writes."""
 
     kind: Literal["domain-experts"]

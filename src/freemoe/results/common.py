@@ -7,13 +7,13 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 
-class Part(BaseModel):
+class ResultPart(BaseModel):
     """A piece of a result: frozen, and nothing in it that has no name here."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Interval(Part):
+class IntervalResult(ResultPart):
     """A figure with its 95 % interval; no ends where one document, one key or one round is all there is."""
 
     mean: float
@@ -21,7 +21,7 @@ class Interval(Part):
     high: float | None
 
 
-class Guessing(Part):
+class GuessingResult(ResultPart):
     """The base is no better than guessing on the documents that are reported."""
 
     unit: Literal["points", "perplexity"]
@@ -43,17 +43,17 @@ class SpeedAt(BaseModel):
     prompt: int = Field(description="Its tokens.")
     new_tokens: int = Field(17, description="Tokens of an answer.")
     rounds: int = Field(3, description="After one that warmed up.")
-    prefill: Interval | None = Field(None, description="How many times as fast to the first token, over rounds.")
-    decode: Interval | None = Field(None, description="How many times as fast between two further tokens.")
+    prefill: IntervalResult | None = Field(None, description="How many times as fast to the first token, over rounds.")
+    decode: IntervalResult | None = Field(None, description="How many times as fast between two further tokens.")
 
 
-class Speed(SpeedAt):
+class SpeedResult(SpeedAt):
     """The first prompt's figures, and those of all."""
 
     lengths: list[SpeedAt] = []
 
 
-class Cost(BaseModel):
+class RunCost(BaseModel):
     """What a run took; systems tell more of it."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -69,7 +69,7 @@ class Cost(BaseModel):
     )
 
 
-class SeenRecord(Part):
+class SeenRecord(ResultPart):
     """The record of what the making saw, which is never scored as held out."""
 
     file: str
@@ -79,7 +79,7 @@ class SeenRecord(Part):
     bytes: int
 
 
-class Result(Part):
+class RunResult(ResultPart):
     """The part of ``result.json`` that every run writes."""
 
     format: Literal[1]
@@ -92,4 +92,4 @@ class Result(Part):
     )
     seen: SeenRecord
     environment: dict[str, Any]
-    cost: Cost
+    cost: RunCost

@@ -6,13 +6,13 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from freemoe.results.common import Guessing, Part, Result, Speed
+from freemoe.results.common import GuessingResult, ResultPart, RunResult, SpeedResult
 
 KIND = "converted"
 """Of the artefact, as its manifest has it."""
 
 
-class DenseFacts(Part):
+class DenseFacts(ResultPart):
     """The dense base."""
 
     name: str
@@ -20,7 +20,7 @@ class DenseFacts(Part):
     model_type: str
 
 
-class BlockCounts(Part):
+class BlockCounts(ResultPart):
     """Tokens of the text's parts, in blocks of a length."""
 
     length: int
@@ -32,14 +32,14 @@ class BlockCounts(Part):
     )
 
 
-class MissedBudget(Part):
+class MissedBudget(ResultPart):
     """The active share that was asked for, and what a token of the conversion uses."""
 
     asked: float
     got: float
 
 
-class LayerFacts(Part):
+class LayerFacts(ResultPart):
     """What one layer keeps."""
 
     query_dims: int
@@ -51,7 +51,7 @@ class LayerFacts(Part):
     width: int = Field(description="Neurons of the dense layer.")
 
 
-class ConvertResult(Result):
+class ConvertResult(RunResult):
     """What ``freemoe convert`` writes."""
 
     kind: Literal["converted"]
@@ -59,13 +59,13 @@ class ConvertResult(Result):
     blocks: BlockCounts
     parameters: dict[str, Any] = Field(description="Of linears and in all, dense and active, nominal and at run time.")
     missed_budget: MissedBudget | None = Field(None, description="Only where a token uses more than was asked for.")
-    guessing: Guessing | None = Field(None, description="Only where the dense model is no better than guessing.")
+    guessing: GuessingResult | None = Field(None, description="Only where the dense model is no better than guessing.")
     layers: list[LayerFacts]
     usage: list[list[float]] = Field(description="Per layer, the share of tokens that every expert is given.")
     scores: dict[str, dict[str, Any]] = Field(
         description="Dense, converted and every rival on the test part, block by block."
     )
-    speed: Speed | None = Field(None, description="Dense and converted; none where nothing was timed.")
+    speed: SpeedResult | None = Field(None, description="Dense and converted; none where nothing was timed.")
     rivals: dict[str, dict[str, float]] = Field(description="The variant of every rival that held-out text chose.")
     history: dict[str, Any] = Field(description="Columns and rows of the training.")
     held_out_curve: list[dict[str, float]]

@@ -10,25 +10,25 @@ from typing import Any, Literal, cast
 from pydantic import ConfigDict, Field, create_model
 
 from freemoe.results.build import BuildResult
-from freemoe.results.common import Part, Result
+from freemoe.results.common import ResultPart, RunResult
 from freemoe.results.convert import ConvertResult
-from freemoe.results.evaluation import Evaluation
+from freemoe.results.evaluation import EvaluationResult
 from freemoe.results.trim import TrimResult
 
 
-class Open(Part):
+class OpenDocument(ResultPart):
     """A document to which systems add keys of their own."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
 
-class MadeDocument(Part):
+class MadeDocument(ResultPart):
     """What a run made."""
 
     folder: str = Field(description="The artefact.")
     report: str = Field(description="Its report.html.")
     headlines: list[str] = Field(description="The verdict, in lines for people.")
-    result: Result | None = Field(None, description="As in the artefact's result.json; left out with --summary.")
+    result: RunResult | None = Field(None, description="As in the artefact's result.json; left out with --summary.")
 
 
 class BuiltDocument(MadeDocument):
@@ -50,7 +50,7 @@ class TrimmedDocument(MadeDocument):
     result: TrimResult | None = None
 
 
-class OwnTextDocument(Open):
+class OwnTextDocument(OpenDocument):
     """``freemoe eval`` of an artefact on its own text."""
 
     tokens: int
@@ -58,7 +58,7 @@ class OwnTextDocument(Open):
     set_aside: dict[str, Any]
 
 
-class GeneratedDocument(Part):
+class GeneratedDocument(ResultPart):
     """``freemoe generate``."""
 
     expert: str = Field(description="Which answered.")
@@ -66,31 +66,31 @@ class GeneratedDocument(Part):
     text: str | None = Field(description="The continuation; null in a dry run.")
 
 
-class MergedDocument(Open):
+class MergedDocument(OpenDocument):
     """``freemoe merge``."""
 
     folder: str
     gguf: str | None = None
 
 
-class InspectedDocument(Open):
+class InspectedDocument(OpenDocument):
     """``freemoe inspect``."""
 
     kind: str = Field(description="Kind of artefact, or model.")
 
 
-class ReportedDocument(Part):
+class ReportedDocument(ResultPart):
     """``freemoe report``."""
 
     folder: str
     result: dict[str, Any] = Field(description="As result.json has it: see the schema of its kind.")
 
 
-class ListedDocument(Open):
+class ListedDocument(OpenDocument):
     """``freemoe ls``: per kind its rows, each with ``name`` and ``about``."""
 
 
-class BenchDocument(Part):
+class BenchDocument(ResultPart):
     """``freemoe bench``: seconds are medians, and ``times_as_fast`` is over the first side, with its 95 % interval."""
 
     sizes: dict[str, int] = Field(description="Tokens of prompt and answer, sequences of a batch, rounds.")
@@ -101,7 +101,7 @@ class BenchDocument(Part):
     machine: dict[str, Any]
 
 
-class BenchPlanDocument(Part):
+class BenchPlanDocument(ResultPart):
     """``freemoe bench --dry-run``."""
 
     artefact: str
@@ -109,13 +109,13 @@ class BenchPlanDocument(Part):
     sizes: dict[str, int]
 
 
-class ArgumentsDocument(Part):
+class ArgumentsDocument(ResultPart):
     """``freemoe lm-eval --dry-run``."""
 
     arguments: list[str] = Field(description="Of lm_eval.")
 
 
-class ErrorDocument(Part):
+class ErrorDocument(ResultPart):
     """Any command that refused, or was stopped."""
 
     error: str = Field(description="The message.")
@@ -123,7 +123,7 @@ class ErrorDocument(Part):
     exit_code: int
 
 
-class PlanDocument(Open):
+class PlanDocument(OpenDocument):
     """A dry run. The last word of a key is the unit of its number: bytes, seconds, tokens, share (0 to 1)."""
 
     output: str | None = Field(None, description="What would be written.")
@@ -218,7 +218,7 @@ class OwnTextPlanDocument(PlanDocument):
     forward_tokens: int
 
 
-class ServePlanDocument(Part):
+class ServePlanDocument(ResultPart):
     """``freemoe serve --dry-run``."""
 
     base: str
@@ -232,11 +232,11 @@ class ServePlanDocument(Part):
     command: str | None = Field(None, description="Of vLLM's server, where that is the engine.")
 
 
-_DOCUMENTS: dict[str, type[Part]] = {
+_DOCUMENTS: dict[str, type[ResultPart]] = {
     "build": BuiltDocument,
     "convert": ConvertedDocument,
     "trim": TrimmedDocument,
-    "eval": Evaluation,
+    "eval": EvaluationResult,
     "eval-text": OwnTextDocument,
     "generate": GeneratedDocument,
     "merge": MergedDocument,
@@ -257,12 +257,14 @@ _DOCUMENTS: dict[str, type[Part]] = {
 }
 
 
-def _named(command: str, document: type[Part]) -> type[Part]:
+def _with_schema_name(command: str, document: type[ResultPart]) -> type[ResultPart]:
     name = cast(Any, Literal[f"freemoe.{command}/1"])
     found = create_model(document.__name__, __base__=document, schema_=(name, Field(alias="schema")))
     found.__doc__ = document.__doc__
     return found
 
 
-DOCUMENTS: dict[str, type[Part]] = {command: _named(command, found) for command, found in _DOCUMENTS.items()}
+DOCUMENTS: dict[str, type[ResultPart]] = {
+    command: _with_schema_name(command, found) for command, found in _DOCUMENTS.items()
+}
 """By the command; of a dry run, with ``-plan``."""

@@ -6,19 +6,19 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from freemoe.results.build import Other, Row, ScoredDomain
-from freemoe.results.common import Part, SeenRecord
+from freemoe.results.build import ScoredDomain, ScoreRow, SecondaryScore
+from freemoe.results.common import ResultPart, SeenRecord
 
 
 class EvaluatedDomain(ScoredDomain):
     """One domain of an evaluation."""
 
     set_aside: dict[str, Any] = Field(description="Documents that the artefact's making saw, and why.")
-    rows: dict[str, Row] = Field(description="Per way to run it, score and paired difference to the first.")
+    rows: dict[str, ScoreRow] = Field(description="Per way to run it, score and paired difference to the first.")
     documents: list[dict[str, Any]] | None = Field(None, description="Every document; left out with --summary.")
 
 
-class Average(Other):
+class AverageScore(SecondaryScore):
     """Mean of several domains in one way of running."""
 
     domains: int
@@ -36,7 +36,7 @@ class EvaluatedRecord(SeenRecord):
     bytes: int = 0
 
 
-class EvaluationCost(Part):
+class EvaluationCost(ResultPart):
     """What an evaluation took."""
 
     openings: int | None = Field(
@@ -44,7 +44,7 @@ class EvaluationCost(Part):
     )
 
 
-class Evaluation(Part):
+class EvaluationResult(ResultPart):
     """``freemoe eval``."""
 
     format: Literal[1]
@@ -54,7 +54,7 @@ class Evaluation(Part):
     recipe: dict[str, Any]
     seen: EvaluatedRecord | None = Field(description="The record of what the making saw; null of a plain model.")
     domains: list[EvaluatedDomain]
-    average: dict[str, Average] = Field(
+    average: dict[str, AverageScore] = Field(
         {}, description="Mean of the domains that are scored in points, by way of running; of two or more."
     )
     costs: dict[str, dict[str, Any]] = Field(

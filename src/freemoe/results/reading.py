@@ -17,23 +17,23 @@ from freemoe.core.run.execute import RESULT_FORMAT
 from freemoe.core.untrusted import faults_text, read_json
 from freemoe.results.build import BuildResult
 from freemoe.results.convert import ConvertResult
-from freemoe.results.evaluation import Evaluation
+from freemoe.results.evaluation import EvaluationResult
 from freemoe.results.trim import TrimResult
 
-R = TypeVar("R", BuildResult, ConvertResult, TrimResult, Evaluation)
+R = TypeVar("R", BuildResult, ConvertResult, TrimResult, EvaluationResult)
 
 _ADVICE = "It was cut short or edited: copy the artefact again or make it anew."
 
-_TYPES: dict[Any, type[BuildResult | ConvertResult | TrimResult | Evaluation]] = {
+_TYPES: dict[Any, type[BuildResult | ConvertResult | TrimResult | EvaluationResult]] = {
     "domain-experts": BuildResult,
     "converted": ConvertResult,
     "trimmed-moe": TrimResult,
-    "evaluation": Evaluation,
+    "evaluation": EvaluationResult,
 }
 
 
 @overload
-def read_result(folder: str | Path) -> BuildResult | ConvertResult | TrimResult | Evaluation: ...
+def read_result(folder: str | Path) -> BuildResult | ConvertResult | TrimResult | EvaluationResult: ...
 @overload
 def read_result(folder: str | Path, wanted: type[R]) -> R: ...
 def read_result(folder: str | Path, wanted: Any = None) -> Any:
@@ -51,7 +51,7 @@ def read_result(folder: str | Path, wanted: Any = None) -> Any:
     """
     path = Path(folder)
     path = path if path.suffix == ".json" and not path.is_dir() else path / "result.json"
-    found = _read(path)
+    found = _read_result_file(path)
     kind = found.get("kind")
     if (Path(folder) / MANIFEST).is_file() and kind != (told := read_manifest(folder, check=False).get("kind")):
         raise ArtifactError(
@@ -84,7 +84,7 @@ def read_result(folder: str | Path, wanted: Any = None) -> Any:
                 del held[key]
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_result_file(path: Path) -> dict[str, Any]:
     """A result file as plain data."""
     if not path.is_file():
         near = path.parent.parent / f"{path.parent.name}.partial"
@@ -108,7 +108,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def shown(source: str | Path) -> Iterator[None]:
+def wrap_display_errors(source: str | Path) -> Iterator[None]:
     """Around what shows a result: its open parts (``recipe``, ``environment``, ``plan`` ...) have no type that could be checked.
 
     Raises:

@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from freemoe.results.common import Guessing, Part, Result, Speed
+from freemoe.results.common import GuessingResult, ResultPart, RunResult, SpeedResult
 
 
-class MixtureFacts(Part):
+class MixtureFacts(ResultPart):
     """The mixture as it came."""
 
     name: str
@@ -20,7 +20,7 @@ class MixtureFacts(Part):
     experts: list[int | None] = Field(description="Per layer; None where there is no mixture.")
 
 
-class Hooks(Part):
+class HookFacts(ResultPart):
     """The hooks, by the layer that they stand in."""
 
     widths: dict[str, int]
@@ -29,7 +29,7 @@ class Hooks(Part):
     start: dict[str, Any] = Field({}, description="How training began: held-out KL of each start, and the one kept.")
 
 
-class TestPart(Part):
+class TestPart(ResultPart):
     """The test part of the text."""
 
     tokens: int
@@ -39,18 +39,18 @@ class TestPart(Part):
     )
 
 
-class TrimResult(Result):
+class TrimResult(RunResult):
     """What ``freemoe trim`` writes."""
 
     kind: Literal["trimmed-moe"]
     base: MixtureFacts
     plan: dict[str, Any] = Field(description="The plan, and how it was found.")
     rescale: dict[str, Any] = Field(description="The rule for router weights, and every rule on held-out text.")
-    hooks: Hooks
+    hooks: HookFacts
     cost_of_a_token: dict[str, Any]
     test: TestPart
-    guessing: Guessing | None = Field(None, description="Only where the full mixture is no better than guessing.")
-    speed: Speed | None = Field(None, description="Full and trimmed; none where nothing was timed.")
+    guessing: GuessingResult | None = Field(None, description="Only where the full mixture is no better than guessing.")
+    speed: SpeedResult | None = Field(None, description="Full and trimmed; none where nothing was timed.")
     compared: list[dict[str, Any]] = Field(
         [], description="Plans and rules per token on the held-out part, without hooks."
     )

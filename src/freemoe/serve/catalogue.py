@@ -18,7 +18,7 @@ from freemoe.core.registry import unknown_name
 from freemoe.recipes.expert_names import AUTO, BASE, PREFIX, ExpertRef, require_new_names
 
 if TYPE_CHECKING:
-    from freemoe.serve.engine.engine import Engine
+    from freemoe.serve.engine.engine import InferenceEngine
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class NotLoadedError(FreeMoEError):
     """An expert that stands in the catalogue and could not be put onto the base."""
 
 
-class Experts:
+class LoadedExperts:
     """Which experts can be asked for: all that are on the engine, from the start or since they were loaded.
 
     Used on the server's event loop.
@@ -36,51 +36,53 @@ class Experts:
         engine: The engine.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: InferenceEngine) -> None:
         self._engine = engine
         self._changes = 0
 
     @property
-    def names(self) -> list[str]:
+    def expert_names(self) -> list[str]:
         """Their names."""
         return self._engine.experts
 
     @property
-    def rejected(self) -> list[str]:
+    def rejected_experts(self) -> list[str]:
         """Those of them that were rejected: they are the base."""
         return getattr(self._engine.host, "rejected", [])
 
     @property
-    def changes(self) -> int:
+    def state_version(self) -> int:
         """A number that grows whenever other experts can be asked for."""
         return self._changes
 
-    async def bring(self, name: str) -> None:
+    async def ensure_loaded(self, name: str) -> None:
         """Have an expert, or all parts of a combination, on the engine."""
 
-    async def load(self, folder: Path, prefix: str) -> list[str]:
+    async def load_experts(self, folder: Path, prefix: str) -> list[str]:
         """Let the experts of an artefact be asked for too, under the names that are returned.
 
         Raises:
             FreeMoEError: As `FreeMoE.load_expert`; nothing has changed.
         """
         host = self._engine.host
-        names = await asyncio.wrap_future(self._engine.call(lambda: host.load_expert(folder, prefix=prefix)))
+        names = await asyncio.wrap_future(
+            self._engine.run_between_steps(lambda: host.load_expert(folder, prefix=prefix))
+        )
         self._changes += 1
         return names
 
-    async def drop(self, name: str) -> None:
+    async def drop_expert(self, name: str) -> None:
         """Let nobody ask for an expert any more, and wait until those who did have their answers.
 
         Raises:
             UnknownNameError: There is no such expert.
         """
-        await asyncio.wrap_future(self._engine.drop(name))
+        await asyncio.wrap_future(self._engine.drop_expert(name))
         self._changes += 1
 
 
 @dataclass(frozen=True)
-class Entry:
+class CatalogueEntry:
     """Where an expert is read.
 
     Attributes:
@@ -98,13 +100,13 @@ class Entry:
     kind: str = ""
 
     @property
-    def prefix(self) -> str:
+    def name_prefix(self) -> str:
         """What stands before the original name."""
         return self.name.removesuffix(self.original)
 
 
 @dataclass(frozen=True)
-class Catalogue:
+class ExpertCatalogue:
     """Experts that can be asked for, loaded or not. Of two catalogues the one with the higher version is in force.
 
     Attributes:
@@ -113,42 +115,44 @@ class Catalogue:
     """
 
     version: int = 0
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[CatalogueEntry, ...] = ()
 
     @property
-    def names(self) -> list[str]:
+    def expert_names(self) -> list[str]:
         """Names of the experts."""
         return [entry.name for entry in self.entries]
 
     @property
-    def rejected(self) -> list[str]:
+    def rejected_experts(self) -> list[str]:
         """Names of those that were rejected."""
         return [entry.name for entry in self.entries if entry.kind == BASE]
 
-    def entry(self, name: str) -> Entry | None:
+    def find_entry(self, name: str) -> CatalogueEntry | None:
         """Where an expert is read; None where there is no such expert."""
         return next((entry for entry in self.entries if entry.name == name), None)
 
-    def plus(self, folder: Path, prefix: str = "") -> Catalogue:
+    def with_artefact(self, folder: Path, prefix: str = "") -> ExpertCatalogue:
         """The next catalogue, with all experts of an artefact.
 
         Raises:
             DataError: A name is taken or cannot be one, or there are too many experts.
             ArtifactError: There is no artefact.
         """
-        version = self._next()
+        version = self._next_version()
         new = tuple(
-            Entry(f"{prefix}{expert['name']}", str(folder), str(expert["name"]), version, str(expert.get("kind")))
+            CatalogueEntry(
+                f"{prefix}{expert['name']}", str(folder), str(expert["name"]), version, str(expert.get("kind"))
+            )
             for expert in read_manifest(folder, check=False).get("experts", ())
         )
-        require_new_names([entry.name for entry in new], self.names)
-        return Catalogue(version, self.entries + new)
+        require_new_names([entry.name for entry in new], self.expert_names)
+        return ExpertCatalogue(version, self.entries + new)
 
-    def without(self, name: str) -> Catalogue:
+    def without_expert(self, name: str) -> ExpertCatalogue:
         """The next catalogue, without an expert."""
-        return Catalogue(self._next(), tuple(entry for entry in self.entries if entry.name != name))
+        return ExpertCatalogue(self._next_version(), tuple(entry for entry in self.entries if entry.name != name))
 
-    def _next(self) -> int:
+    def _next_version(self) -> int:
         return max(time.time_ns(), self.version + 1)
 
 
@@ -162,7 +166,7 @@ def model_names(experts: Sequence[str], has_router: bool) -> list[str]:
     return [BASE, *([AUTO] if has_router else []), *(PREFIX + name for name in experts)]
 
 
-class OnDemand(Experts):
+class OnDemandExperts(LoadedExperts):
     """Experts of a catalogue, each put onto the engine when it is first asked for.
 
     Args:
@@ -170,46 +174,46 @@ class OnDemand(Experts):
         catalogue: Those that can be asked for.
     """
 
-    def __init__(self, engine: Engine, catalogue: Catalogue) -> None:
+    def __init__(self, engine: InferenceEngine, catalogue: ExpertCatalogue) -> None:
         super().__init__(engine)
         self.catalogue = catalogue
-        self._held: dict[str, Entry] = {}
+        self._held: dict[str, CatalogueEntry] = {}
         self._leaving: dict[str, Future[None]] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     @property
-    def names(self) -> list[str]:
+    def expert_names(self) -> list[str]:
         """Their names."""
-        return self.catalogue.names
+        return self.catalogue.expert_names
 
     @property
-    def rejected(self) -> list[str]:
+    def rejected_experts(self) -> list[str]:
         """Those of them that were rejected: they are the base."""
-        return self.catalogue.rejected
+        return self.catalogue.rejected_experts
 
     @property
-    def changes(self) -> int:
+    def state_version(self) -> int:
         """The version of the catalogue."""
         return self.catalogue.version
 
-    def adopt(self, catalogue: Catalogue) -> None:
+    def update_catalogue(self, catalogue: ExpertCatalogue) -> None:
         """Take over a catalogue, if it is newer; what it has no longer, or reads elsewhere, is let go of."""
         if catalogue.version <= self.catalogue.version:
             return
         self.catalogue = catalogue
         for name, entry in list(self._held.items()):
-            if catalogue.entry(name) != entry:
-                self._let_go(name)
+            if catalogue.find_entry(name) != entry:
+                self._start_drop(name)
 
-    async def left(self) -> None:
+    async def wait_all_dropped(self) -> None:
         """Wait until what was let go of is gone."""
         await asyncio.gather(*(asyncio.wrap_future(future) for future in list(self._leaving.values())))
 
-    def _let_go(self, name: str) -> None:
+    def _start_drop(self, name: str) -> None:
         del self._held[name]
-        self._leaving[name] = self._engine.drop(name)
+        self._leaving[name] = self._engine.drop_expert(name)
 
-    async def bring(self, name: str) -> None:
+    async def ensure_loaded(self, name: str) -> None:
         """Have an expert, or all parts of a combination, on the engine.
 
         Raises:
@@ -217,17 +221,19 @@ class OnDemand(Experts):
         """
         for part in dict.fromkeys(ExpertRef.parse(name).names):
             async with self._locks[part]:
-                await self._bring(part)
+                await self._load_expert(part)
 
-    async def _bring(self, name: str) -> None:
-        entry = self.catalogue.entry(name)
+    async def _load_expert(self, name: str) -> None:
+        entry = self.catalogue.find_entry(name)
         if entry is None or self._held.get(name) == entry:
             return
-        await self._gone(name)
+        await self._wait_dropped(name)
         host = self._engine.host
         try:
             await asyncio.wrap_future(
-                self._engine.call(lambda: host.load_expert(entry.folder, entry.original, prefix=entry.prefix))
+                self._engine.run_between_steps(
+                    lambda: host.load_expert(entry.folder, entry.original, prefix=entry.name_prefix)
+                )
             )
         except FreeMoEError as error:
             # The error names files, which is nobody's business over HTTP.
@@ -235,15 +241,15 @@ class OnDemand(Experts):
             raise NotLoadedError(
                 f"The expert {name!r} could not be loaded; the server's log says why. Others are not touched."
             ) from None
-        self._took(entry)
+        self._mark_loaded(entry)
 
-    def _took(self, entry: Entry) -> None:
+    def _mark_loaded(self, entry: CatalogueEntry) -> None:
         """Note that an expert is on the engine now; the catalogue may be another one meanwhile."""
         self._held[entry.name] = entry
-        if self.catalogue.entry(entry.name) != entry:
-            self._let_go(entry.name)
+        if self.catalogue.find_entry(entry.name) != entry:
+            self._start_drop(entry.name)
 
-    async def _gone(self, name: str) -> None:
+    async def _wait_dropped(self, name: str) -> None:
         """Wait until an expert of this name that was let go of is gone."""
         leaving = self._leaving.get(name)
         if leaving is not None:
@@ -251,30 +257,30 @@ class OnDemand(Experts):
             if self._leaving.get(name) is leaving:
                 del self._leaving[name]
 
-    async def load(self, folder: Path, prefix: str) -> list[str]:
+    async def load_experts(self, folder: Path, prefix: str) -> list[str]:
         """Let the experts of an artefact be asked for too; they are put onto the engine at once, which shows that they belong there.
 
         Raises:
             FreeMoEError: As `FreeMoE.load_expert`; the catalogue is as it was.
         """
         # Refused before anything is read: a name that is taken by an expert that nobody has asked for yet.
-        names = self.catalogue.plus(folder, prefix).names[len(self.catalogue.entries) :]
+        names = self.catalogue.with_artefact(folder, prefix).expert_names[len(self.catalogue.entries) :]
         for name in names:
-            await self._gone(name)
-        loaded = await super().load(folder, prefix)
-        self.catalogue = self.catalogue.plus(folder, prefix)
+            await self._wait_dropped(name)
+        loaded = await super().load_experts(folder, prefix)
+        self.catalogue = self.catalogue.with_artefact(folder, prefix)
         for entry in self.catalogue.entries:
             if entry.name in loaded:
-                self._took(entry)
+                self._mark_loaded(entry)
         return loaded
 
-    async def drop(self, name: str) -> None:
+    async def drop_expert(self, name: str) -> None:
         """Let nobody ask for an expert any more, and wait until it is gone.
 
         Raises:
             UnknownNameError: There is no such expert.
         """
-        if self.catalogue.entry(name) is None:
-            raise unknown_name("expert", name, self.names)
-        self.adopt(self.catalogue.without(name))
-        await self.left()
+        if self.catalogue.find_entry(name) is None:
+            raise unknown_name("expert", name, self.expert_names)
+        self.update_catalogue(self.catalogue.without_expert(name))
+        await self.wait_all_dropped()

@@ -18,15 +18,15 @@ from freemoe.models.checkpoints.loading import load_config
 from freemoe.models.checkpoints.placement import require_one_device
 from freemoe.recipes.expert_names import PREFIX
 from freemoe.results.build import KIND
-from freemoe.serve.catalogue import Catalogue, model_names
+from freemoe.serve.catalogue import ExpertCatalogue, model_names
 from freemoe.serve.engine.cache import token_bytes
 from freemoe.serve.listening import require_key
-from freemoe.serve.settings import Limits, ServeSettings
+from freemoe.serve.settings import EngineLimits, ServeSettings
 
 log = logging.getLogger(__name__)
 
 
-class Source(NamedTuple):
+class ExpertSource(NamedTuple):
     """A folder of experts, and what is put before their names."""
 
     folder: Path
@@ -34,7 +34,7 @@ class Source(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Served:
+class ServeTarget:
     """What settings mean on this machine.
 
     Attributes:
@@ -48,26 +48,26 @@ class Served:
 
     settings: ServeSettings
     base: str
-    sources: tuple[Source, ...]
-    catalogue: Catalogue
+    sources: tuple[ExpertSource, ...]
+    catalogue: ExpertCatalogue
     has_router: bool
     roots: tuple[Path, ...]
 
     @property
-    def names(self) -> list[str]:
+    def served_models(self) -> list[str]:
         """What ``model`` can be."""
-        return model_names(self.catalogue.names, self.has_router)
+        return model_names(self.catalogue.expert_names, self.has_router)
 
     @property
-    def rejected(self) -> list[str]:
+    def rejected_models(self) -> list[str]:
         """Those of them that were rejected: they are the base."""
-        return [PREFIX + name for name in self.catalogue.rejected]
+        return [PREFIX + name for name in self.catalogue.rejected_experts]
 
     def __str__(self) -> str:
         """What ``model`` can be, on one line."""
-        return ", ".join(f"{name} (rejected)" if name in self.rejected else name for name in self.names)
+        return ", ".join(f"{name} (rejected)" if name in self.rejected_models else name for name in self.served_models)
 
-    def config(self) -> tuple[str, Any]:
+    def base_config(self) -> tuple[str, Any]:
         """The base, and its config; None where a GGUF file tells it only once it is loaded.
 
         Raises:
@@ -78,26 +78,26 @@ class Served:
             named = str(read_manifest(self.base, check=False).get("base_model_name_or_path") or self.base)
         return named, load_config(self.base if (Path(self.base) / "config.json").is_file() else named)
 
-    def plan(self) -> dict[str, Any]:
+    def dry_run_plan(self) -> dict[str, Any]:
         """What would be served, without loading weights.
 
         Raises:
             DataError: The base is a GGUF file.
             RecipeError: A longer context is asked for than the model reads.
         """
-        named, config = self.config()
+        named, config = self.base_config()
         if config is None:
             raise DataError(
                 f"{named!r} is a GGUF file, whose settings are known once it is loaded. Leave --dry-run out."
             )
-        limits = self.limits(SimpleNamespace(config=config))
+        limits = self.engine_limits(SimpleNamespace(config=config))
         stored = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
         dtype = stored if self.settings.dtype == "auto" else self.settings.dtype
         slot = token_bytes(config, 4 if dtype == "float32" else 2) * limits.context
         return {
             "base": named,
-            "models": self.names,
-            "rejected": self.rejected,
+            "models": self.served_models,
+            "rejected": self.rejected_models,
             "dtype": dtype,
             "context_tokens": limits.context,
             "slots": limits.batch,
@@ -105,12 +105,12 @@ class Served:
             "cache_bytes": slot * limits.batch,
         }
 
-    def open(self) -> tuple[Any, Limits]:
+    def load_host(self) -> tuple[Any, EngineLimits]:
         """The base with all experts on it, and what the engine takes on."""
         host = open_host(self.base, self.sources, self.settings.dtype, self.settings.device)
-        return host, self.limits(host.model, host.tokenizer)
+        return host, self.engine_limits(host.model, host.tokenizer)
 
-    def limits(self, model: Any, tokenizer: Any = None) -> Limits:
+    def engine_limits(self, model: Any, tokenizer: Any = None) -> EngineLimits:
         """What the engine takes on; tokens of a sequence: what is asked for, else the model's own length, at most 4096.
 
         Args:
@@ -125,7 +125,7 @@ class Served:
             raise RecipeError(
                 f"--context is {settings.context:,}, and the model reads at most {longest:,} tokens. Ask for fewer."
             )
-        return Limits(
+        return EngineLimits(
             settings.context or min(longest, 4096),
             settings.max_batch,
             settings.queue,
@@ -134,7 +134,7 @@ class Served:
         )
 
 
-def resolve(settings: ServeSettings, key: str | None) -> Served:
+def resolve_settings(settings: ServeSettings, key: str | None) -> ServeTarget:
     """Check settings, and find what they name, before anything is loaded.
 
     Args:
@@ -155,22 +155,22 @@ def resolve(settings: ServeSettings, key: str | None) -> Served:
     if is_artefact:
         kind = read_manifest(base, check=False).get("kind")
         if kind == KIND:
-            folders.insert(0, Source(base.absolute()))
+            folders.insert(0, ExpertSource(base.absolute()))
         elif sources:
             raise RecipeError(f"{str(base)!r} holds {kind!r}, on which no experts are put. Leave --experts out.")
-    catalogue = Catalogue()
+    catalogue = ExpertCatalogue()
     for folder, prefix in folders:
-        catalogue = catalogue.plus(folder, prefix)
+        catalogue = catalogue.with_artefact(folder, prefix)
     has_router = bool(folders) and bool(read_manifest(folders[0].folder, check=False).get("router"))
     for root in settings.expert_root:
         if not root.is_dir():
             raise RecipeError(f"--expert-root {str(root)!r} is no folder. Name one that is there.")
     given = [*([base] if is_artefact else []), *(source.folder for source in sources)]
     roots = tuple(root.absolute() for root in settings.expert_root or given)
-    return Served(settings, str(base), sources, catalogue, has_router, roots)
+    return ServeTarget(settings, str(base), sources, catalogue, has_router, roots)
 
 
-def _read_source(text: str) -> Source:
+def _read_source(text: str) -> ExpertSource:
     """Read ``--experts [PREFIX=]DIR``.
 
     Raises:
@@ -185,14 +185,14 @@ def _read_source(text: str) -> Source:
         raise RecipeError(
             f"--experts {str(found)!r} holds {kind!r}; only domain experts are put on a base. Serve it as it is: freemoe serve {found}"
         )
-    return Source(found.absolute(), prefix)
+    return ExpertSource(found.absolute(), prefix)
 
 
-def open_host(base: str, sources: Sequence[Source], dtype: str, device: str) -> Any:
+def open_host(base: str, sources: Sequence[ExpertSource], dtype: str, device: str) -> Any:
     """The base with all experts on it, as the engine takes it."""
     # Not for a dry run.
     from freemoe.domain_experts.mixture import FreeMoE
-    from freemoe.serve.engine.hosts import Ways
+    from freemoe.serve.engine.hosts import VariantHost
     from freemoe.systems import load
 
     more = list(sources)
@@ -208,7 +208,7 @@ def open_host(base: str, sources: Sequence[Source], dtype: str, device: str) -> 
         opened = load(base, dtype=dtype, device=device)  # type: ignore[arg-type]
         host = opened
         if not isinstance(opened, FreeMoE):
-            host = Ways(opened)  # type: ignore[arg-type]
+            host = VariantHost(opened)  # type: ignore[arg-type]
             if list(opened.ways) == ["base"]:  # type: ignore[attr-defined]
                 try:
                     host = FreeMoE(opened.model, [], None, opened.tokenizer)

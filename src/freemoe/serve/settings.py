@@ -12,7 +12,7 @@ KEY = "FREEMOE_API_KEY"
 
 
 @dataclass(frozen=True)
-class Limits:
+class EngineLimits:
     """What the engine takes on.
 
     Attributes:
@@ -66,12 +66,12 @@ class ServeSettings(BaseModel):
     )
     host: str = Field("127.0.0.1", description="Where to listen; another than this machine needs a key.")
     replicas: int = Field(1, ge=1, le=4096, description="With --on ray: each has a copy of the base.")
-    max_batch: int = Field(Limits.batch, ge=1, le=1024, description="Sequences that are written side by side.")
+    max_batch: int = Field(EngineLimits.batch, ge=1, le=1024, description="Sequences that are written side by side.")
     context: int | None = Field(
         None, ge=2, description="Tokens of prompt and answer together. [the model's, at most 4096]"
     )
-    queue: int = Field(Limits.queue, ge=1, le=100_000, description="Sequences that may wait; the next gets 429.")
-    prefill_tokens: int = Field(Limits.prefill, ge=1, description="Tokens of prompts that are read per step.")
+    queue: int = Field(EngineLimits.queue, ge=1, le=100_000, description="Sequences that may wait; the next gets 429.")
+    prefill_tokens: int = Field(EngineLimits.prefill, ge=1, description="Tokens of prompts that are read per step.")
     batch_invariant: bool = Field(
         False, description="Compute every sequence by itself: the same bits whoever else asks, fewer tokens/s."
     )
@@ -83,6 +83,6 @@ class ServeSettings(BaseModel):
     dtype: str = Field("auto", description="auto, float32, bfloat16 or float16.")
 
     @property
-    def bounds(self) -> RequestLimits:
+    def request_limits(self) -> RequestLimits:
         """Of requests; those that are open at one time are of all replicas together."""
         return RequestLimits(self.max_body_bytes, self.patience_seconds, at_once=RequestLimits.at_once * self.replicas)

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from freemoe.core.errors import DataError
-from freemoe.text.files import paragraphs
-from freemoe.text.groups import LOOSE, Passage, cluster_texts, divide, passage_clusters
+from freemoe.text.files import split_paragraphs
+from freemoe.text.groups import LOOSE, TextPassage, cluster_texts, divide_by_source, passage_clusters
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ TOKENS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True)
-class Blocks:
+class PackedBlocks:
     """Rows of token ids, all of one length.
 
     Attributes:
@@ -49,23 +49,23 @@ class Blocks:
         return len(self.ids)
 
     @property
-    def length(self) -> int:
+    def row_length(self) -> int:
         """Tokens of a row."""
         return self.ids.shape[1]
 
     @property
-    def tokens(self) -> int:
+    def num_tokens(self) -> int:
         """Tokens of all rows."""
         return self.ids.numel()
 
-    def rows(self, which: Sequence[int] | Tensor) -> Blocks:
+    def select_rows(self, which: Sequence[int] | Tensor) -> PackedBlocks:
         """Some of the rows, in the order given."""
         index = torch.as_tensor(which, dtype=torch.int64)
-        return Blocks(
+        return PackedBlocks(
             self.ids[index], self.positions[index], tuple(self.groups[i] for i in index) if self.groups else ()
         )
 
-    def clusters(self) -> list[int]:
+    def group_numbers(self) -> list[int]:
         """Number of every row's group: rows of one article are no independent documents; each its own where nobody says."""
         numbers: dict[str, int] = {}
         return [numbers.setdefault(name, len(numbers)) for name in self.groups or map(str, range(len(self)))]
@@ -73,31 +73,31 @@ class Blocks:
     @property
     def rows_at_once(self) -> int:
         """Rows that hold ``TOKENS_AT_ONCE`` tokens at most; one where a row is longer."""
-        return max(1, TOKENS_AT_ONCE // self.length)
+        return max(1, TOKENS_AT_ONCE // self.row_length)
 
-    def batches(self, size: int | None = None) -> Iterator[Blocks]:
+    def iter_batches(self, size: int | None = None) -> Iterator[PackedBlocks]:
         """All rows in order, ``size`` at a time; ``rows_at_once`` if absent."""
         size = size or self.rows_at_once
         for start in range(0, len(self), size):
-            yield self.rows(range(start, min(start + size, len(self))))
+            yield self.select_rows(range(start, min(start + size, len(self))))
 
-    def within(self, tokens: int) -> Iterator[Blocks]:
+    def iter_token_batches(self, tokens: int) -> Iterator[PackedBlocks]:
         """All rows in order, as many at a time as have together at most ``tokens``; at least one."""
-        return self.batches(max(1, tokens // self.length))
+        return self.iter_batches(max(1, tokens // self.row_length))
 
-    def predicted(self) -> Tensor:
+    def prediction_mask(self) -> Tensor:
         """(rows, length - 1) bool: where the next token continues the same passage, so that predicting it makes sense."""
         return self.positions[:, 1:] > 0
 
     def next_tokens(self, device: Any) -> tuple[Tensor, Tensor]:
         """Where in (rows * length) the next token is `predicted`, and which it is: (n,) int64 each, on a device."""
-        at = torch.nn.functional.pad(self.predicted(), (0, 1)).flatten().nonzero()[:, 0]
+        at = torch.nn.functional.pad(self.prediction_mask(), (0, 1)).flatten().nonzero()[:, 0]
         places, wanted = (t.to(device, non_blocking=True) for t in (at, self.ids.flatten()[at + 1]))
         return places, wanted
 
 
 @dataclass(frozen=True)
-class Parts:
+class TextSplits:
     """Passages by what they are for.
 
     Attributes:
@@ -110,17 +110,17 @@ class Parts:
     held_out: list[str]
     test: list[str]
 
-    def about(self) -> Iterator[tuple[str, ...]]:
+    def seen_questions(self) -> Iterator[tuple[str, ...]]:
         """The questions that methods and choices may see, of rows that ask one."""
-        return (text.about for text in (*self.train, *self.held_out) if isinstance(text, Passage) and text.about)
+        return (text.about for text in (*self.train, *self.held_out) if isinstance(text, TextPassage) and text.about)
 
 
-def passages(documents: Sequence[str], characters: int = PASSAGE_CHARACTERS) -> list[str]:
+def cut_passages(documents: Sequence[str], characters: int = PASSAGE_CHARACTERS) -> list[str]:
     """Cut long documents at paragraph ends into passages of about ``characters``; short ones stay whole.
 
-    A passage lies in one group of `divide`, so that all of an article come into one part.
+    A passage lies in one group of `divide_by_source`, so that all of an article come into one part.
     """
-    articles, unit = divide(documents)
+    articles, unit = divide_by_source(documents)
     if unit.startswith(LOOSE):
         log.warning(
             "a text has %s; neighbours of one article may come into several parts, and figures may be too good.", unit
@@ -131,17 +131,17 @@ def passages(documents: Sequence[str], characters: int = PASSAGE_CHARACTERS) -> 
             found += [article] if article.strip() else []
             continue
         current = ""
-        for piece in paragraphs([article]):
+        for piece in split_paragraphs([article]):
             current += piece
             if len(current) >= characters:
-                found.append(Passage(current, article.about, article.group))
+                found.append(TextPassage(current, article.about, article.group))
                 current = ""
         if current.strip():
-            found.append(Passage(current, article.about, article.group))
+            found.append(TextPassage(current, article.about, article.group))
     return found
 
 
-def split(texts: Sequence[str], held_out: float = 0.1, test: float = 0.1, seed: int = 0) -> Parts:
+def split_passages(texts: Sequence[str], held_out: float = 0.1, test: float = 0.1, seed: int = 0) -> TextSplits:
     """Divide passages by a hash of seed and content; what belongs together (`passage_clusters`) stays in one part.
 
     Args:
@@ -153,7 +153,7 @@ def split(texts: Sequence[str], held_out: float = 0.1, test: float = 0.1, seed: 
     Raises:
         DataError: When a part stays empty.
     """
-    parts = Parts([], [], [])
+    parts = TextSplits([], [], [])
     label = passage_clusters(texts)
     drawn = {
         cluster: int.from_bytes(hashlib.sha256(f"{seed}/{text}".encode("utf-8", "surrogatepass")).digest()[:8]) / 2**64
@@ -176,7 +176,7 @@ def split(texts: Sequence[str], held_out: float = 0.1, test: float = 0.1, seed: 
     return parts
 
 
-def pack_blocks(tokenizer: Any, texts: Sequence[str], length: int, what: str = "text") -> Blocks:
+def pack_blocks(tokenizer: Any, texts: Sequence[str], length: int, what: str = "text") -> PackedBlocks:
     """Tokenise passages and lay them one behind the other into rows; only the last tokens that fill no row are left out.
 
     Args:
@@ -212,14 +212,16 @@ def pack_blocks(tokenizer: Any, texts: Sequence[str], length: int, what: str = "
         Counter(_group_of(texts[n], n) for n in sources[row : row + length]).most_common(1)[0][0]
         for row in range(0, rows * length, length)
     )
-    return Blocks(torch.tensor(ids[: rows * length]).view(shape), torch.arange(length).expand(shape) - begins, groups)
+    return PackedBlocks(
+        torch.tensor(ids[: rows * length]).view(shape), torch.arange(length).expand(shape) - begins, groups
+    )
 
 
 def _group_of(text: str, number: int) -> str:
     return getattr(text, "group", "") or f"passage {number}"
 
 
-def row_texts(tokenizer: Any, blocks: Blocks) -> Iterator[str]:
+def row_texts(tokenizer: Any, blocks: PackedBlocks) -> Iterator[str]:
     """The text of rows again, one piece per passage, without special tokens.
 
     A row that does not begin with the beginning-of-text token goes on from the row before it, as far as a tokenizer with
@@ -237,13 +239,13 @@ def row_texts(tokenizer: Any, blocks: Blocks) -> Iterator[str]:
 
 
 @torch.no_grad()
-def seconds_per_token(model: Any, blocks: Blocks) -> float:
+def seconds_per_token(model: Any, blocks: PackedBlocks) -> float:
     """Time of a forward pass by its tokens: of the beginning of one block, and of a whole batch where that takes seconds only."""
-    seconds, some = 0.0, Blocks(blocks.ids[:1, :128], blocks.positions[:1, :128])
+    seconds, some = 0.0, PackedBlocks(blocks.ids[:1, :128], blocks.positions[:1, :128])
     for _ in range(3):
         start = time.perf_counter()
         model(some.ids.to(model.device), position_ids=some.positions.to(model.device), use_cache=False)
-        seconds = (time.perf_counter() - start) / some.tokens
+        seconds = (time.perf_counter() - start) / some.num_tokens
         if seconds * TOKENS_AT_ONCE < 10:
-            some = next(blocks.batches())
+            some = next(blocks.iter_batches())
     return seconds

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from freemoe.compat.templates import render
+from freemoe.compat.templates import render_template
 from freemoe.core.errors import DataError, RecipeError
 
 MODES = ("auto", "on", "off")
@@ -53,12 +53,12 @@ def as_prompt(tokenizer: Any, messages: Sequence[Message], where: str) -> str:
     Raises:
         DataError: The template refuses them.
     """
-    return _rendered(tokenizer, messages, where, add_generation_prompt=True)
+    return _render_messages(tokenizer, messages, where, add_generation_prompt=True)
 
 
 def as_text(tokenizer: Any, messages: Sequence[Message], where: str) -> str:
     """A whole conversation by the template; errors as of `as_prompt`."""
-    return _rendered(tokenizer, messages, where, add_generation_prompt=False)
+    return _render_messages(tokenizer, messages, where, add_generation_prompt=False)
 
 
 def as_turn(tokenizer: Any, messages: Sequence[Message], response: str, where: str) -> tuple[str, str]:
@@ -77,9 +77,9 @@ def as_turn(tokenizer: Any, messages: Sequence[Message], response: str, where: s
     return prompt, whole[len(prompt) :]
 
 
-def _rendered(tokenizer: Any, messages: Sequence[Message], where: str, add_generation_prompt: bool) -> str:
+def _render_messages(tokenizer: Any, messages: Sequence[Message], where: str, add_generation_prompt: bool) -> str:
     try:
-        return render(tokenizer, messages, add_generation_prompt=add_generation_prompt)
+        return render_template(tokenizer, messages, add_generation_prompt=add_generation_prompt)
     except Exception as error:  # a template is a program: it raises what it likes
         roles = ", ".join(m["role"] for m in messages)
         raise DataError(

@@ -10,20 +10,20 @@ from typing import Any
 from freemoe.core.errors import DataError
 from freemoe.text.chat import as_text, uses_template
 from freemoe.text.files import read_text_file
-from freemoe.text.groups import Passage
-from freemoe.text.rows import HUB, Row, is_rows, read_rows
+from freemoe.text.groups import TextPassage
+from freemoe.text.rows import HUB, DataRow, is_rows, read_rows
 from freemoe.text.shapes import (
     SHAPES,
-    Choice,
-    Conversation,
+    ChoiceItem,
+    ConversationItem,
     Item,
-    Shape,
-    Target,
-    Text,
-    forced,
+    RowShape,
+    TargetItem,
+    TextItem,
+    detect_shape,
     keys_text,
     read_item,
-    recognise,
+    shape_by_name,
 )
 
 log = logging.getLogger(__name__)
@@ -35,19 +35,19 @@ def split_shape(source: str) -> tuple[str | None, str]:
     return (name, rest) if colon and name in SHAPES else (None, source)
 
 
-def shape_of(source: str, wanted: str | None, rows: Sequence[Row]) -> Shape:
-    """The shape that was asked for, or the one of the first row; errors as of `shapes.recognise`."""
+def shape_of(source: str, wanted: str | None, rows: Sequence[DataRow]) -> RowShape:
+    """The shape that was asked for, or the one of the first row; errors as of `shapes.detect_shape`."""
     if wanted is None:
-        return recognise(rows[0])
-    shape = forced(wanted)
+        return detect_shape(rows[0])
+    shape = shape_by_name(wanted)
     value = rows[0].value
-    if wanted != "text" and (not isinstance(value, dict) or not shape.fits(value)):
+    if wanted != "text" and (not isinstance(value, dict) or not shape.matches_row(value)):
         keys = keys_text(value) if isinstance(value, dict) else type(value).__name__
-        raise DataError(f"{rows[0].where}: asked for as {wanted!r}, which needs {shape.describe()}; seen: {keys}.")
+        raise DataError(f"{rows[0].where}: asked for as {wanted!r}, which needs {shape.columns_text()}; seen: {keys}.")
     return shape
 
 
-def read_items(source: str, wanted: str | None) -> tuple[Shape, list[tuple[Row, Item]]]:
+def read_items(source: str, wanted: str | None) -> tuple[RowShape, list[tuple[DataRow, Item]]]:
     """Every row of a source and what it says.
 
     Args:
@@ -62,25 +62,25 @@ def read_items(source: str, wanted: str | None) -> tuple[Shape, list[tuple[Row, 
     return shape.of_row(rows[0]), [(row, read_item(row, shape, rows[0])) for row in rows]
 
 
-def user_messages(item: Conversation) -> list[str]:
+def user_messages(item: ConversationItem) -> list[str]:
     """What the user says in a conversation."""
     return [message["content"] for message in item.turns[-1].messages if message["role"] == "user"]
 
 
-def about(item: Item) -> tuple[str, ...]:
+def item_question(item: Item) -> tuple[str, ...]:
     """The question of a row, and its right answer where another one would make it another question; nothing for text."""
     match item:
-        case Choice(question, choices, gold):  # asked again with other wrong choices it is still the same
+        case ChoiceItem(question, choices, gold):  # asked again with other wrong choices it is still the same
             return question, choices[gold]
-        case Target(prompt, target):
+        case TargetItem(prompt, target):
             return prompt, target
-        case Conversation():
+        case ConversationItem():
             return ("\n".join(user_messages(item)),)
-        case Text():
+        case TextItem():
             return ()
 
 
-def key_of(row: Row, group_by: str | None) -> str | None:
+def key_of(row: DataRow, group_by: str | None) -> str | None:
     """What a row says that it is about, or comes from: its ``key``, or another column.
 
     Raises:
@@ -124,26 +124,30 @@ def read_documents(
     template = tokenizer is not None and uses_template(tokenizer, chat, shape.name == "chat")
     if shape.name != "text":
         log.info(
-            "%s: read as %s %s%s", where, shape.name, shape.describe(), ", by the chat template" if template else ""
+            "%s: read as %s %s%s", where, shape.name, shape.columns_text(), ", by the chat template" if template else ""
         )
     found = []
     for row, item in items:
         found.append(
-            Passage(_document(row, item, tokenizer if template else None), about(item), key_of(row, group_by) or "")
+            TextPassage(
+                _document_text(row, item, tokenizer if template else None),
+                item_question(item),
+                key_of(row, group_by) or "",
+            )
         )
     return found
 
 
-def _document(row: Row, item: Item, template: Any) -> str:
-    if isinstance(item, Conversation):
+def _document_text(row: DataRow, item: Item, template: Any) -> str:
+    if isinstance(item, ConversationItem):
         last = item.turns[-1]
         if template is not None:
             return as_text(template, [*last.messages, {"role": "assistant", "content": last.response}], row.where)
         return last.prompt + last.gap + last.response
     match item:
-        case Choice(question, choices, gold):
+        case ChoiceItem(question, choices, gold):
             return f"{question} {choices[gold]}"
-        case Target(prompt, target):
+        case TargetItem(prompt, target):
             return prompt + target
-        case Text(text):
+        case TextItem(text):
             return text

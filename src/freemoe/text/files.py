@@ -37,7 +37,7 @@ def read_json_lines(path: Path) -> list[tuple[int, Any]]:
     return rows
 
 
-def paragraphs(documents: Sequence[str]) -> list[str]:
+def split_paragraphs(documents: Sequence[str]) -> list[str]:
     """Cut documents into paragraphs at blank lines, or at line ends where a document has no blank line.
 
     Joined again they give the documents' text; every document but the last is made to end in a blank line.
@@ -83,7 +83,7 @@ def encode_with_places(tokenizer: Any, pieces: Sequence[str]) -> tuple[list[int]
     return ids, starts, text
 
 
-def spread(count: int, cap: int) -> list[int]:
+def evenly_spaced(count: int, cap: int) -> list[int]:
     """At most ``cap`` indices below ``count``, evenly spaced and in order."""
     if count <= cap:
         return list(range(count))

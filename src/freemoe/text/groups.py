@@ -16,7 +16,7 @@ import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from freemoe.text.files import paragraphs
+from freemoe.text.files import split_paragraphs
 from freemoe.text.words import about_words, exact_words
 
 FEWEST = 5
@@ -38,25 +38,25 @@ _RULE = re.compile(r"([-*_~])(?:\s*\1){2,}")
 _END = "<|endoftext|>"
 
 
-class Passage(str):
+class TextPassage(str):
     """A text that knows where it comes from; whoever needs no source reads it as the text that it is.
 
     Attributes:
-        about: The question that it asks, and its right answer where it has one: as `Document.about`.
+        about: The question that it asks, and its right answer where it has one: as `TrainingDocument.about`.
         group: Name that passages of one source share.
     """
 
     about: tuple[str, ...]
     group: str
 
-    def __new__(cls, text: str, about: tuple[str, ...] = (), group: str = "") -> Passage:
+    def __new__(cls, text: str, about: tuple[str, ...] = (), group: str = "") -> TextPassage:
         """Arguments as the attributes."""
         made = super().__new__(cls, text)
         made.about, made.group = about, group
         return made
 
 
-def clusters(names: Sequence[Collection[Hashable]]) -> list[int]:
+def cluster_labels(names: Sequence[Collection[Hashable]]) -> list[int]:
     """Number the clusters of items that share a name, directly or through others.
 
     Args:
@@ -98,10 +98,10 @@ def passage_clusters(texts: Sequence[str]) -> list[int]:
         own.add(hashlib.blake2b(plain, digest_size=16).digest())
         if getattr(text, "group", ""):
             own.add(("group", text.group))  # pyright: ignore[reportAttributeAccessIssue]
-    return clusters(names)
+    return cluster_labels(names)
 
 
-def divide(documents: Sequence[str]) -> tuple[list[Passage], str]:
+def divide_by_source(documents: Sequence[str]) -> tuple[list[TextPassage], str]:
     """Divide documents into what comes from one source.
 
     Args:
@@ -111,17 +111,17 @@ def divide(documents: Sequence[str]) -> tuple[list[Passage], str]:
         Passages with their groups, in order, and what a group is, in words. Where neighbours of one article may come into
         several groups, for want of articles, the words begin with `LOOSE`.
     """
-    if sum(_heading(text) == 1 for text in documents) >= FEWEST:  # a data set with a row for each line
+    if sum(_heading_level(text) == 1 for text in documents) >= FEWEST:  # a data set with a row for each line
         documents = ["".join(text if text.endswith("\n") else f"{text}\n" for text in documents)]
     label = passage_clusters(documents)
     named = any(getattr(text, "group", "") for text in documents)
     if named or len(set(label)) >= FEWEST:
         first = cluster_texts(documents, label)
-        names = [_digest(first[cluster]) for cluster in label]
+        names = [_group_name(first[cluster]) for cluster in label]
         about = [getattr(text, "about", ()) for text in documents]
-        return list(map(Passage, documents, about, names)), "groups of rows" if named else "rows"
-    articles, unit = _articles(documents)
-    return [Passage(a, (), _digest(" ".join(exact_words(a[:1000])[:_NAMED_BY]))) for a in articles], unit
+        return list(map(TextPassage, documents, about, names)), "groups of rows" if named else "rows"
+    articles, unit = _find_articles(documents)
+    return [TextPassage(a, (), _group_name(" ".join(exact_words(a[:1000])[:_NAMED_BY]))) for a in articles], unit
 
 
 def cluster_texts(texts: Sequence[str], label: Sequence[int]) -> dict[int, str]:
@@ -132,57 +132,57 @@ def cluster_texts(texts: Sequence[str], label: Sequence[int]) -> dict[int, str]:
     return first
 
 
-def _digest(text: str) -> str:
+def _group_name(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def ended(text: str) -> str:
+def end_with_blank_line(text: str) -> str:
     """A row with the blank line that parts it from the next."""
     return text.rstrip("\n") + "\n\n"
 
 
-def _articles(documents: Sequence[str]) -> tuple[list[str], str]:
+def _find_articles(documents: Sequence[str]) -> tuple[list[str], str]:
     """The articles of a text, and what they are; stretches of it where it has too few."""
-    text = "".join(map(ended, documents[:-1])) + documents[-1]
-    headings, breaks = _starts(text)
+    text = "".join(map(end_with_blank_line, documents[:-1])) + documents[-1]
+    headings, breaks = _article_starts(text)
     levels = sorted({level for _, level in headings})
     for depth in levels:
-        found = _cut(text, [at for at, level in headings if level <= depth])
-        if _enough(found) and depth == levels[0]:
+        found = _cut_at(text, [at for at, level in headings if level <= depth])
+        if _has_enough_articles(found) and depth == levels[0]:
             return found, "articles by heading"
         # Where most headings were lost, what stands between two of them is no section.
-        if _enough(found) and statistics.median(map(len, found)) <= _LONGEST_SECTION:
+        if _has_enough_articles(found) and statistics.median(map(len, found)) <= _LONGEST_SECTION:
             return found, f"{LOOSE}: sections by heading"
-    found = _cut(text, breaks)
-    if _enough(found):
+    found = _cut_at(text, breaks)
+    if _has_enough_articles(found):
         return found, "articles by the lines between them"
     size = min(_STRETCH, max(len(text) // _MOST_STRETCHES, min(_SHORTEST_STRETCH, len(text) // _FEWEST_STRETCHES)))
     found = []
     for document in documents:
         found.append("")
-        for piece in paragraphs([document]):
+        for piece in split_paragraphs([document]):
             if len(found[-1]) >= size:
                 found.append("")
             found[-1] += piece
     return found, f"{LOOSE}: {STRETCHES} of about {size} characters"
 
 
-def _enough(articles: Sequence[str]) -> bool:
+def _has_enough_articles(articles: Sequence[str]) -> bool:
     return len(articles) >= FEWEST and statistics.median(map(len, articles)) >= _SHORTEST_ARTICLE
 
 
-def _cut(text: str, starts: Sequence[int]) -> list[str]:
+def _cut_at(text: str, starts: Sequence[int]) -> list[str]:
     """Parts of a text, each from one start to the next; what stands before the first belongs to it."""
     return [text[a:b] for a, b in pairwise([0, *starts[1:], len(text)])]
 
 
-def _heading(line: str) -> int:
+def _heading_level(line: str) -> int:
     """Level of a heading; 0 for any other line."""
     wiki, markdown = _WIKI.fullmatch(line.strip()), _MARKDOWN.fullmatch(line.strip())
     return wiki[1].count("=") if wiki else len(markdown[1]) if markdown else 0
 
 
-def _starts(text: str) -> tuple[list[tuple[int, int]], list[int]]:
+def _article_starts(text: str) -> tuple[list[tuple[int, int]], list[int]]:
     """Where headings stand, with their levels, and where an article begins after a rule or several blank lines."""
     headings: list[tuple[int, int]] = []
     breaks = [0]
@@ -193,7 +193,7 @@ def _starts(text: str) -> tuple[list[tuple[int, int]], list[int]]:
         if plain:
             if blank > 1 or rule:
                 breaks.append(at)
-            if blank and not fenced and (level := _heading(plain)):
+            if blank and not fenced and (level := _heading_level(plain)):
                 headings.append((at, level))
             rule = plain == _END or bool(blank and _RULE.fullmatch(plain))
         blank = 0 if plain else blank + 1

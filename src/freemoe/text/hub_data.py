@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from freemoe.core.errors import DataError
-from freemoe.hub.reach import asking, refusal, unseen
+from freemoe.hub.reach import hub_error, hub_session, not_found_error
 
 
 def load_hub_data(repository: str, configuration: str | None, split: str, revision: str | None = None) -> Any:
@@ -33,16 +33,16 @@ def load_hub_data(repository: str, configuration: str | None, split: str, revisi
         ) from None
     what = f"data set {repository!r}"
     at: dict[str, Any] = {} if revision is None else {"revision": revision}
-    with asking() as closed:
+    with hub_session() as closed:
         try:
             return datasets.load_dataset(repository, configuration, split=split, **at)
         except DatasetNotFoundError as error:
-            raise (refusal(what, error, closed) if closed else unseen(what)) from error
+            raise (hub_error(what, error, closed) if closed else not_found_error(what)) from error
         except ConnectionError as error:
-            raise refusal(what, error, closed) from error
+            raise hub_error(what, error, closed) from error
         except Exception as error:  # of the hub's client and of datasets' readers, which know a dozen kinds
             if getattr(error, "response", None) is not None:
-                raise refusal(what, error) from error
+                raise hub_error(what, error) from error
             said = str(error).strip().splitlines()
             raise DataError(
                 f"The {what} could not be read ({type(error).__name__}: {said[0] if said else 'no message'}). Asked for were "

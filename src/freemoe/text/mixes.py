@@ -10,13 +10,13 @@ from typing import Any
 from freemoe.core.errors import DataError
 from freemoe.core.registry import Registry
 from freemoe.core.untrusted import read_json
-from freemoe.text.blocks import passages
+from freemoe.text.blocks import cut_passages
 from freemoe.text.documents import read_documents
 from freemoe.text.hub_data import load_hub_data
 
 
 @dataclass(frozen=True)
-class Source:
+class MixSource:
     """One data set of a mix.
 
     Attributes:
@@ -32,46 +32,46 @@ class Source:
     text: Callable[[dict[str, Any]], str]
 
 
-def instruction(record: dict[str, Any]) -> str:
+def instruction_text(record: dict[str, Any]) -> str:
     """An instruction, its input if it has one, and the answer, as one text."""
     asked = record["instruction"].strip()
     given = (record.get("input") or "").strip()
     return "\n\n".join(part for part in (f"Task: {asked}", given, f"Answer: {record['output'].strip()}") if part)
 
 
-ALPACA = Source(
+ALPACA = MixSource(
     "alpaca",
     ("alpaca/alpaca_2k_gumbelsoft.json", "alpaca/alpaca_data.json"),
     ("tatsu-lab/alpaca", None, "train"),
-    instruction,
+    instruction_text,
 )
-CODE_ALPACA = Source(
+CODE_ALPACA = MixSource(
     "code_alpaca",
     ("code_alpaca/code_alpaca_2k.json", "code_alpaca/code_alpaca_20k.json"),
     ("sahil2801/CodeAlpaca-20k", None, "train"),
-    instruction,
+    instruction_text,
 )
 
 
-def conversation(record: dict[str, Any]) -> str:
+def conversation_text(record: dict[str, Any]) -> str:
     """What all speakers of a conversation said, as one text."""
     return "\n\n".join(turn["value"].strip() for turn in record["conversations"])
 
 
-WIZARD_LM = Source(
+WIZARD_LM = MixSource(
     "wizard_lm",
     ("wizard_lm/WizardLM_evol_instruct_V2_143k.json",),
     ("WizardLMTeam/WizardLM_evol_instruct_V2_196k", None, "train"),
-    conversation,
+    conversation_text,
 )
-WIKITEXT = Source(
+WIKITEXT = MixSource(
     "wikitext",
     ("wikitext-2-raw/wikitext2_train_5k.txt", "wikitext-2-raw/wiki.train.raw"),
     ("Salesforce/wikitext", "wikitext-103-raw-v1", "train"),
     lambda record: record["text"],
 )
 
-MIXES: Registry[tuple[Source, ...]] = Registry("mix")
+MIXES: Registry[tuple[MixSource, ...]] = Registry("mix")
 MIXES.add("paper", (ALPACA, CODE_ALPACA, WIKITEXT), "Alpaca, CodeAlpaca and WikiText in equal parts (ToMoE Sec. 4.1)")
 MIXES.add(
     "authors",
@@ -91,17 +91,17 @@ def read_mix(name: str, root: str | Path | None, most_characters: int | None = N
     Raises:
         DataError: A source is not there.
     """
-    sources = [(source.name, _read(source, root)) for source in MIXES.get(name)]
+    sources = [(source.name, _read_mix_source(source, root)) for source in MIXES.get(name)]
     shortest = min(sum(map(len, texts)) for _, texts in sources)
     most = shortest if most_characters is None else min(shortest, most_characters)
-    cut = [_first(texts, most) for _, texts in sources]
+    cut = [_take_characters(texts, most) for _, texts in sources]
     longest = max(map(len, cut))
     # Each source spread evenly over the whole, whatever the lengths of its passages.
     keyed = [(i * longest / len(texts), n, text) for n, texts in enumerate(cut) for i, text in enumerate(texts)]
     return [text for _, _, text in sorted(keyed, key=lambda entry: entry[:2])]
 
 
-def _first(texts: Iterable[str], characters: int) -> list[str]:
+def _take_characters(texts: Iterable[str], characters: int) -> list[str]:
     found: list[str] = []
     total = 0
     for text in texts:
@@ -112,7 +112,7 @@ def _first(texts: Iterable[str], characters: int) -> list[str]:
     return found
 
 
-def _read(source: Source, root: str | Path | None) -> list[str]:
+def _read_mix_source(source: MixSource, root: str | Path | None) -> list[str]:
     if root is None:
         return _from_hub(source)
     found: list[str] = []
@@ -121,9 +121,9 @@ def _read(source: Source, root: str | Path | None) -> list[str]:
         if not path.is_file():
             continue
         if path.suffix == ".json":
-            found += [source.text(record) for record in _records(path)]
+            found += [source.text(record) for record in _read_records(path)]
         else:
-            found += passages(read_documents(path))
+            found += cut_passages(read_documents(path))
     if not found:
         raise DataError(
             f"Data set {source.name!r} is not under {Path(root).absolute()} (--data-root): looked for {', '.join(source.files)}."
@@ -131,7 +131,7 @@ def _read(source: Source, root: str | Path | None) -> list[str]:
     return found
 
 
-def _records(path: Path) -> list[dict[str, Any]]:
+def _read_records(path: Path) -> list[dict[str, Any]]:
     """The records of a JSON list."""
     value = read_json(path)
     if not isinstance(value, list) or not all(isinstance(record, dict) for record in value):
@@ -139,10 +139,10 @@ def _records(path: Path) -> list[dict[str, Any]]:
     return value
 
 
-def _from_hub(source: Source) -> list[str]:
+def _from_hub(source: MixSource) -> list[str]:
     repository, configuration, part = source.hub
     try:
         records = load_hub_data(repository, configuration, part)
     except DataError as error:
         raise type(error)(f"{error} Or give a folder with its files: --data-root FOLDER.") from error
-    return passages([text for record in records if (text := source.text(record)).strip()])  # pyright: ignore
+    return cut_passages([text for record in records if (text := source.text(record)).strip()])  # pyright: ignore

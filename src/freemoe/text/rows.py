@@ -13,9 +13,9 @@ from typing import Any
 
 from freemoe.core.errors import DataError, RecipeError
 from freemoe.core.memory import available_memory_bytes
-from freemoe.core.numbers import byte_text
+from freemoe.core.numbers import format_bytes
 from freemoe.core.untrusted import parse_json, require_file
-from freemoe.text.files import read_json_lines, read_text_file, spread
+from freemoe.text.files import evenly_spaced, read_json_lines, read_text_file
 from freemoe.text.hub_data import load_hub_data
 
 HUB = "hf:"
@@ -38,7 +38,7 @@ _HUB_NAME = re.compile(r"hf:(?P<name>[^:]+)(?::(?P<config>[^:\[\]]+))?:(?P<split
 
 
 @dataclass(frozen=True)
-class Row:
+class DataRow:
     """One row of a source.
 
     Attributes:
@@ -64,7 +64,7 @@ def source_name(source: str) -> str:
     return Path(source).stem
 
 
-def read_rows(source: str, most: int | None = None) -> list[Row]:
+def read_rows(source: str, most: int | None = None) -> list[DataRow]:
     """Read every row of a source, or its first ones.
 
     Args:
@@ -80,11 +80,11 @@ def read_rows(source: str, most: int | None = None) -> list[Row]:
     path = Path(source).expanduser()
     suffix = path.suffix.lower()
     if suffix == ".jsonl":
-        rows = [Row(number, f"{path}:{number}", value) for number, value in read_json_lines(path)]
+        rows = [DataRow(number, f"{path}:{number}", value) for number, value in read_json_lines(path)]
     elif suffix == ".json":
         rows = _from_json(path)
     elif suffix == ".parquet":
-        rows = _numbered(str(path), _from_parquet(path))
+        rows = _number_rows(str(path), _from_parquet(path))
     elif suffix in TABLES:
         rows = _from_table(path, TABLES[suffix])
     else:
@@ -94,11 +94,11 @@ def read_rows(source: str, most: int | None = None) -> list[Row]:
     return rows[:most]
 
 
-def _numbered(source: str, values: Sequence[Any]) -> list[Row]:
-    return [Row(number, f"{source}, row {number}", value) for number, value in enumerate(values, start=1)]
+def _number_rows(source: str, values: Sequence[Any]) -> list[DataRow]:
+    return [DataRow(number, f"{source}, row {number}", value) for number, value in enumerate(values, start=1)]
 
 
-def _from_json(path: Path) -> list[Row]:
+def _from_json(path: Path) -> list[DataRow]:
     """A list, or an object that holds one list of them: ``{"data": [...]}``."""
     value = parse_json(read_text_file(path), str(path))
     if isinstance(value, dict):
@@ -107,10 +107,10 @@ def _from_json(path: Path) -> list[Row]:
             value = lists[0]
     if not isinstance(value, list):
         raise DataError(f"{path} holds a JSON {type(value).__name__}; a list of rows or of texts is needed.")
-    return _numbered(str(path), value)
+    return _number_rows(str(path), value)
 
 
-def _from_table(path: Path, delimiter: str) -> list[Row]:
+def _from_table(path: Path, delimiter: str) -> list[DataRow]:
     text = read_text_file(path)
     first = text.split("\n", 1)[0]
     if delimiter == "," and first.count(";") > first.count(","):
@@ -129,7 +129,7 @@ def _from_table(path: Path, delimiter: str) -> list[Row]:
                 f"{path}, row {number}: {len(cells)} cells, and the first line names {len(header)} columns "
                 f"({', '.join(header)}). Quote cells that hold {delimiter!r}."
             )
-        rows.append(Row(number, f"{path}, row {number}", dict(zip(header, cells, strict=True))))
+        rows.append(DataRow(number, f"{path}, row {number}", dict(zip(header, cells, strict=True))))
     return rows
 
 
@@ -148,7 +148,7 @@ def _from_parquet(path: Path) -> list[Any]:
                 size += batch.nbytes + 256 * batch.num_rows
                 if size > room:
                     raise DataError(
-                        f"{path} unpacks to {byte_text(size)} or more, and half of the free memory is {byte_text(room)}. Divide it."
+                        f"{path} unpacks to {format_bytes(size)} or more, and half of the free memory is {format_bytes(room)}. Divide it."
                     )
                 found += batch.to_pylist()
         return found
@@ -156,7 +156,7 @@ def _from_parquet(path: Path) -> list[Any]:
         raise DataError(f"{path} is no parquet file that can be read ({error}). Write it again.") from None
 
 
-def _from_datasets(source: str, most: int | None) -> list[Row]:
+def _from_datasets(source: str, most: int | None) -> list[DataRow]:
     found = _HUB_NAME.fullmatch(source)
     if found is None:
         raise RecipeError(
@@ -164,7 +164,7 @@ def _from_datasets(source: str, most: int | None) -> list[Row]:
             "hf:owner/name:train, or hf:owner/name:train[:2000] for its first rows."
         )
     table = load_hub_data(*found.group("name", "config", "split"))
-    taken = spread(len(table), MOST_ROWS)[:most]
+    taken = evenly_spaced(len(table), MOST_ROWS)[:most]
     if not taken:
         raise DataError(f"The data set {source!r} has no row.")
-    return [Row(i + 1, f"{source}, row {i + 1}", dict(table[i])) for i in taken]
+    return [DataRow(i + 1, f"{source}, row {i + 1}", dict(table[i])) for i in taken]

@@ -15,7 +15,7 @@ from typing import Any
 from freemoe.core.errors import DataError
 from freemoe.core.untrusted import parse_json
 from freemoe.text.chat import Message, plain_prompt
-from freemoe.text.rows import MOST_CHOICES, MOST_MESSAGES, Row
+from freemoe.text.rows import MOST_CHOICES, MOST_MESSAGES, DataRow
 
 _LONGEST_LISTED, _MOST_KEYS = 1 << 20, 40
 
@@ -33,7 +33,7 @@ ROLES = {
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChoiceItem:
     """A question with choices; ``gold`` is the right one's place."""
 
     question: str
@@ -42,7 +42,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Target:
+class TargetItem:
     """A prompt with the one right continuation."""
 
     prompt: str
@@ -50,7 +50,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Turn:
+class ChatTurn:
     """A response and what comes before it.
 
     Attributes:
@@ -67,24 +67,24 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Conversation:
+class ConversationItem:
     """Every turn of a row in which an assistant answers."""
 
-    turns: tuple[Turn, ...]
+    turns: tuple[ChatTurn, ...]
 
 
 @dataclass(frozen=True)
-class Text:
+class TextItem:
     """Plain text."""
 
     text: str
 
 
-Item = Choice | Target | Conversation | Text
+Item = ChoiceItem | TargetItem | ConversationItem | TextItem
 
 
 @dataclass(frozen=True)
-class Shape:
+class RowShape:
     """One row of the table.
 
     Attributes:
@@ -101,33 +101,33 @@ class Shape:
     beats: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
 
-    def fits(self, row: dict[str, Any]) -> bool:
+    def matches_row(self, row: dict[str, Any]) -> bool:
         """Whether a row has all that it needs."""
         return all(any(name in row for name in names) for names in self.columns)
 
-    def missing(self, row: dict[str, Any]) -> list[str]:
+    def missing_columns(self, row: dict[str, Any]) -> list[str]:
         """What a row lacks, by its first name."""
         return [names[0] for names in self.columns if not any(name in row for name in names)]
 
-    def describe(self) -> str:
+    def columns_text(self) -> str:
         """Its columns: ``{question, choices, answer}``."""
         *first, last = [names[0] for names in self.columns]
         return "{" + ", ".join([*first, *self.optional, last]) + "}"
 
-    def of_row(self, row: Row) -> Shape:
+    def of_row(self, row: DataRow) -> RowShape:
         """The same with the optional columns that a row has, for `describe`."""
         has = row.value if isinstance(row.value, dict) else {}
         return replace(self, optional=tuple(name for name in _OPTIONAL.get(self.name, ()) if name in has))
 
 
-def _cell(row: dict[str, Any], names: Sequence[str]) -> tuple[str, Any]:
+def _find_column(row: dict[str, Any], names: Sequence[str]) -> tuple[str, Any]:
     """The first of several columns that a row has, and what it holds."""
     name = next(n for n in names if n in row)
     return name, row[name]
 
 
-def _text(where: str, row: dict[str, Any], names: Sequence[str]) -> str:
-    name, value = _cell(row, names)
+def _text_column(where: str, row: dict[str, Any], names: Sequence[str]) -> str:
+    name, value = _find_column(row, names)
     if not isinstance(value, str) or not value.strip():
         raise DataError(f"{where}: {name!r} is {value!r:.120}; it must be text that is not blank.")
     return value
@@ -170,17 +170,17 @@ def answer_index(where: str, answer: object, choices: Sequence[str], labels: Seq
     raise DataError(f"{where}: 'answer' is {answer!r:.120}, which is none of the {count} choices; allowed: {allowed}.")
 
 
-def _json(text: str) -> Any:
+def _parse_json_cell(text: str) -> Any:
     return parse_json(text, "a cell")
 
 
-def _listed(value: Any) -> Any:
+def _parse_list_cell(value: Any) -> Any:
     """A list that a table's cell holds as text, as JSON or as Python writes it."""
     if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
         return value
     if len(value) > _LONGEST_LISTED:
         return value
-    for read in (_json, ast.literal_eval):
+    for read in (_parse_json_cell, ast.literal_eval):
         try:
             return read(value)
         except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -188,9 +188,9 @@ def _listed(value: Any) -> Any:
     return value
 
 
-def _choice(where: str, row: dict[str, Any]) -> Choice:
-    name, choices = _cell(row, CHOICES)
-    choices, labels = _listed(choices), ()
+def _read_choice(where: str, row: dict[str, Any]) -> ChoiceItem:
+    name, choices = _find_column(row, CHOICES)
+    choices, labels = _parse_list_cell(choices), ()
     if isinstance(choices, dict) and {"text", "label"} <= choices.keys():  # as ARC and its kin have it on the hub
         choices, labels = choices["text"], choices["label"]
         if not isinstance(choices, list) or not isinstance(labels, list) or len(choices) != len(labels):
@@ -198,11 +198,11 @@ def _choice(where: str, row: dict[str, Any]) -> Choice:
         labels = tuple(map(str, labels))
     if not isinstance(choices, list) or not all(isinstance(c, str) and c.strip() for c in choices):
         raise DataError(f"{where}: {name!r} is {choices!r:.120}; it must be a list of texts that are not blank.")
-    return _checked(where, row, choices, labels)
+    return _check_choice(where, row, choices, labels)
 
 
-def _checked(where: str, row: dict[str, Any], choices: list[str], labels: Sequence[str]) -> Choice:
-    question = _text(where, row, QUESTION)
+def _check_choice(where: str, row: dict[str, Any], choices: list[str], labels: Sequence[str]) -> ChoiceItem:
+    question = _text_column(where, row, QUESTION)
     if len(choices) > MOST_CHOICES:
         raise DataError(
             f"{where}: {len(choices):,} choices; a question has at most {MOST_CHOICES:,}. Ask for the answer as text instead: "
@@ -213,50 +213,50 @@ def _checked(where: str, row: dict[str, Any], choices: list[str], labels: Sequen
     if len(set(choices)) < len(choices):
         twice = next(c for c in choices if choices.count(c) > 1)
         raise DataError(f"{where}: the choice {twice!r:.120} stands there twice; choices must differ.")
-    _, answer = _cell(row, ANSWER)
-    return Choice(question, tuple(choices), answer_index(where, answer, choices, labels))
+    _, answer = _find_column(row, ANSWER)
+    return ChoiceItem(question, tuple(choices), answer_index(where, answer, choices, labels))
 
 
-def _lettered(where: str, row: dict[str, Any]) -> Choice:
+def _read_lettered(where: str, row: dict[str, Any]) -> ChoiceItem:
     """A column for every choice, A, B, C ..., as tables have it."""
     choices = []
     for letter in string.ascii_uppercase:
         if row.get(letter) in (None, ""):
             break
-        choices.append(_text(where, row, (letter,)))
-    return _checked(where, row, choices, ())
+        choices.append(_text_column(where, row, (letter,)))
+    return _check_choice(where, row, choices, ())
 
 
-def _target(where: str, row: dict[str, Any]) -> Target:
-    return Target(_text(where, row, ("prompt",)), _text(where, row, ("target",)))
+def _read_target(where: str, row: dict[str, Any]) -> TargetItem:
+    return TargetItem(_text_column(where, row, ("prompt",)), _text_column(where, row, ("target",)))
 
 
-def _completion(where: str, row: dict[str, Any]) -> Conversation:
-    name, prompt = _cell(row, PROMPT)
+def _read_completion(where: str, row: dict[str, Any]) -> ConversationItem:
+    name, prompt = _find_column(row, PROMPT)
     if isinstance(prompt, list):  # both sides as messages
-        _, answer = _cell(row, COMPLETION)
-        return _conversation(where, name, [*prompt, *(answer if isinstance(answer, list) else [answer])])
-    asked, told = _text(where, row, PROMPT), _text(where, row, COMPLETION)
-    return Conversation((Turn(({"role": "user", "content": asked},), told, asked, ""),))
+        _, answer = _find_column(row, COMPLETION)
+        return _parse_messages(where, name, [*prompt, *(answer if isinstance(answer, list) else [answer])])
+    asked, told = _text_column(where, row, PROMPT), _text_column(where, row, COMPLETION)
+    return ConversationItem((ChatTurn(({"role": "user", "content": asked},), told, asked, ""),))
 
 
-def _instruction(where: str, row: dict[str, Any]) -> Conversation:
-    asked, told = _text(where, row, ("instruction",)).strip(), _text(where, row, OUTPUT).strip()
+def _read_instruction(where: str, row: dict[str, Any]) -> ConversationItem:
+    asked, told = _text_column(where, row, ("instruction",)).strip(), _text_column(where, row, OUTPUT).strip()
     given = (row.get("input") or "").strip() if isinstance(row.get("input") or "", str) else ""
     content = "\n\n".join(part for part in (asked, given) if part)
     prompt = "\n\n".join(part for part in (f"Task: {asked}", given, "Answer:") if part)
-    return Conversation((Turn(({"role": "user", "content": content},), told, prompt),))
+    return ConversationItem((ChatTurn(({"role": "user", "content": content},), told, prompt),))
 
 
-def _chat(where: str, row: dict[str, Any]) -> Conversation:
-    name, messages = _cell(row, MESSAGES)
-    messages = _listed(messages)
+def _read_chat(where: str, row: dict[str, Any]) -> ConversationItem:
+    name, messages = _find_column(row, MESSAGES)
+    messages = _parse_list_cell(messages)
     if not isinstance(messages, list) or not messages:
         raise DataError(f"{where}: {name!r} is {messages!r:.120}; it must be a list of messages.")
-    return _conversation(where, name, messages)
+    return _parse_messages(where, name, messages)
 
 
-def _conversation(where: str, name: str, messages: Sequence[Any]) -> Conversation:
+def _parse_messages(where: str, name: str, messages: Sequence[Any]) -> ConversationItem:
     found: list[Message] = []
     turns = []
     if len(messages) > MOST_MESSAGES:
@@ -264,17 +264,17 @@ def _conversation(where: str, name: str, messages: Sequence[Any]) -> Conversatio
             f"{where}: {len(messages):,} messages; a conversation has at most {MOST_MESSAGES:,}. Cut it into several rows."
         )
     for number, message in enumerate(messages, start=1):
-        read = _message(f"{where}, {name} {number}", message)
+        read = _parse_message(f"{where}, {name} {number}", message)
         if read["role"] == "assistant" and any(m["role"] == "user" for m in found):
-            turns.append(Turn(tuple(found), read["content"], plain_prompt(found)))
+            turns.append(ChatTurn(tuple(found), read["content"], plain_prompt(found)))
         found.append(read)
     if not turns:
         roles = ", ".join(m["role"] for m in found)
         raise DataError(f"{where}: nobody answers a user here (roles: {roles}). Leave the row out.")
-    return Conversation(tuple(turns))
+    return ConversationItem(tuple(turns))
 
 
-def _message(where: str, message: Any) -> Message:
+def _parse_message(where: str, message: Any) -> Message:
     if not isinstance(message, dict) or not ({"role", "from"} & message.keys()):
         raise DataError(f"{where} is {message!r:.80}; a message is an object with 'role' and 'content'.")
     role = message.get("role", message.get("from"))
@@ -293,8 +293,8 @@ def _message(where: str, message: Any) -> Message:
     return {"role": ROLES[role], "content": content}
 
 
-def _plain(where: str, row: dict[str, Any]) -> Text:
-    return Text(_text(where, row, TEXT))
+def _read_text(where: str, row: dict[str, Any]) -> TextItem:
+    return TextItem(_text_column(where, row, TEXT))
 
 
 QUESTION, ANSWER = ("question", "prompt"), ("answer", "answerKey", "label", "gold")
@@ -303,16 +303,18 @@ PROMPT, COMPLETION = ("prompt", "question", "input"), ("completion", "response",
 OUTPUT = ("output", "response")
 MESSAGES, TEXT = ("messages", "conversations"), ("text",)
 
-SHAPES: dict[str, Shape] = {
+SHAPES: dict[str, RowShape] = {
     shape.name: shape
     for shape in (
-        Shape("chat", (MESSAGES,), _chat, beats=("completion", "target", "text", "instruction", "choice", "lettered")),
-        Shape("choice", (("question",), CHOICES, ANSWER), _choice, beats=("text", "lettered")),
-        Shape("lettered", (("question",), ("A",), ("B",), ANSWER), _lettered, beats=("text",)),
-        Shape("target", (("prompt",), ("target",)), _target, beats=("text",)),
-        Shape("completion", (("prompt",), ("completion", "response")), _completion, beats=("text",)),
-        Shape("instruction", (("instruction",), OUTPUT), _instruction, beats=("completion", "text")),
-        Shape("text", (TEXT,), _plain),
+        RowShape(
+            "chat", (MESSAGES,), _read_chat, beats=("completion", "target", "text", "instruction", "choice", "lettered")
+        ),
+        RowShape("choice", (("question",), CHOICES, ANSWER), _read_choice, beats=("text", "lettered")),
+        RowShape("lettered", (("question",), ("A",), ("B",), ANSWER), _read_lettered, beats=("text",)),
+        RowShape("target", (("prompt",), ("target",)), _read_target, beats=("text",)),
+        RowShape("completion", (("prompt",), ("completion", "response")), _read_completion, beats=("text",)),
+        RowShape("instruction", (("instruction",), OUTPUT), _read_instruction, beats=("completion", "text")),
+        RowShape("text", (TEXT,), _read_text),
     )
 }
 """In the order in which they are told."""
@@ -323,39 +325,39 @@ _LOOSE = {"completion": (PROMPT, COMPLETION), "choice": (QUESTION, CHOICES, ANSW
 """Further names that columns may have where the shape is forced."""
 
 
-def forced(name: str) -> Shape:
+def shape_by_name(name: str) -> RowShape:
     """The shape of a name that was asked for."""
     return replace(SHAPES[name], columns=_LOOSE.get(name, SHAPES[name].columns))
 
 
-def recognise(row: Row) -> Shape:
+def detect_shape(row: DataRow) -> RowShape:
     """The shape of a source, from its first row.
 
     Raises:
         DataError: With what it has, what is wanted and the way out, when it has no shape or more than one.
     """
     value = _as_dict(row)
-    wanted = " or ".join(shape.describe() for shape in SHAPES.values())
-    found = [shape for shape in SHAPES.values() if shape.fits(value)]
+    wanted = " or ".join(shape.columns_text() for shape in SHAPES.values())
+    found = [shape for shape in SHAPES.values() if shape.matches_row(value)]
     found = [s for s in found if not any(s.name in other.beats for other in found)]
     if len(found) == 1:
         return found[0]
     if found:
-        names = " and ".join(f"{s.name!r} {s.describe()}" for s in found)
+        names = " and ".join(f"{s.name!r} {s.columns_text()}" for s in found)
         raise DataError(
             f"{row.where}: has the keys of both formats, {names}. Say which is meant: {found[0].name}:FILE or "
             f"{found[1].name}:FILE."
         )
     # A tie goes to the shape that lacks least.
-    nearest = min(SHAPES.values(), key=lambda s: (len(s.missing(value)) / len(s.columns), len(s.columns)))
-    asks = [s for s in _LOOSE if forced(s).fits(value)]
+    nearest = min(SHAPES.values(), key=lambda s: (len(s.missing_columns(value)) / len(s.columns), len(s.columns)))
+    asks = [s for s in _LOOSE if shape_by_name(s).matches_row(value)]
     hint = f" If it is meant as {asks[0]!r}, write {asks[0]}:FILE." if asks else ""
-    lacks = nearest.missing(value)
+    lacks = nearest.missing_columns(value)
     said = f"missing {', '.join(map(repr, lacks))}" if len(lacks) < len(nearest.columns) else "no known key"
     raise DataError(f"{row.where}: {said}; keys seen: {keys_text(value)}. Each row must be {wanted}.{hint}")
 
 
-def read_item(row: Row, shape: Shape, first: Row) -> Item:
+def read_item(row: DataRow, shape: RowShape, first: DataRow) -> Item:
     """What a row says.
 
     Args:
@@ -367,9 +369,9 @@ def read_item(row: Row, shape: Shape, first: Row) -> Item:
         DataError: With where it stands, the value seen and the values allowed.
     """
     value = _as_dict(row)
-    missing = shape.missing(value)
+    missing = shape.missing_columns(value)
     if missing:
-        others = [s for s in SHAPES.values() if s.name != shape.name and s.fits(value)]
+        others = [s for s in SHAPES.values() if s.name != shape.name and s.matches_row(value)]
         if others:
             raise DataError(
                 f"{row.where}: a {others[0].name!r} line in a file of {shape.name!r} lines (see {first.where}). One file "
@@ -377,7 +379,7 @@ def read_item(row: Row, shape: Shape, first: Row) -> Item:
             )
         raise DataError(
             f"{row.where}: missing {', '.join(map(repr, missing))}; keys seen: "
-            f"{keys_text(value)}. Each row must be {shape.describe()}, as {first.where} is."
+            f"{keys_text(value)}. Each row must be {shape.columns_text()}, as {first.where} is."
         )
     return shape.read(row.where, value)
 
@@ -389,11 +391,11 @@ def keys_text(row: dict[str, Any]) -> str:
     return f"{shown} and {len(names) - _MOST_KEYS:,} more" if len(names) > _MOST_KEYS else shown or "none"
 
 
-def _as_dict(row: Row) -> dict[str, Any]:
+def _as_dict(row: DataRow) -> dict[str, Any]:
     if isinstance(row.value, str):
         return {"text": row.value}
     if not isinstance(row.value, dict):
-        wanted = " or ".join(shape.describe() for shape in SHAPES.values())
+        wanted = " or ".join(shape.columns_text() for shape in SHAPES.values())
         raise DataError(
             f"{row.where}: a JSON {type(row.value).__name__} ({row.value!r:.60}); each line must be an object {wanted}."
         )

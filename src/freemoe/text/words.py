@@ -19,24 +19,24 @@ _LABELS = "q|a|question|answer|task|instruction|input|output|prompt|response|com
 _LABEL = re.compile(rf"^\W*(?:{_LABELS})\s*:|\b(?:{_LABELS})\s*:\s*\Z", re.MULTILINE)
 
 
-def _folded(text: str) -> str:
+def _casefold_text(text: str) -> str:
     return unicodedata.normalize("NFKC", text).casefold()
 
 
-def words(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """The words of a text in one case and one Unicode form (NFKC); punctuation and white space only part them."""
-    return _WORD.findall(_folded(text))
+    return _WORD.findall(_casefold_text(text))
 
 
 def exact_words(text: str) -> list[str]:
-    """As `words`, with the signs between numbers and variables; the characters of a text that has neither."""
-    found = [word or sign for word, sign in _WORD_OR_SIGN.findall(_folded(text).translate(_DASHES))]
+    """As `split_words`, with the signs between numbers and variables; the characters of a text that has neither."""
+    found = [word or sign for word, sign in _WORD_OR_SIGN.findall(_casefold_text(text).translate(_DASHES))]
     return found or list("".join(text.split()))
 
 
 def question_words(text: str) -> list[str]:
     """As `exact_words`, without the labels before a question and before its answer."""
-    return exact_words(_LABEL.sub(" ", _folded(text))) or exact_words(text)
+    return exact_words(_LABEL.sub(" ", _casefold_text(text))) or exact_words(text)
 
 
 def about_words(about: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from freemoe.core.errors import NumericError
-from freemoe.models.hooks import after, before, hooked
+from freemoe.models.hooks import combined_hooks, forward_hook, forward_pre_hook
 
 SAME = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Largest difference of a token's output, over the layer's largest output (or 1)."""
@@ -35,16 +35,16 @@ def layer_inputs(model: Any, paths: Sequence[str], ids: Tensor) -> tuple[list[Te
     """
     seen: list[Tensor] = []
 
-    def look(module: nn.Module, args: tuple[Any, ...]) -> None:
+    def capture_input(module: nn.Module, args: tuple[Any, ...]) -> None:
         seen.append(args[0].detach().clone())
 
-    with hooked(*(before(model.get_submodule(path), look) for path in paths)):
+    with combined_hooks(*(forward_pre_hook(model.get_submodule(path), capture_input) for path in paths)):
         logits = model(ids, use_cache=False).logits
     return seen, logits
 
 
 @torch.no_grad()
-def tokens_apart(
+def mismatch_shares(
     exported: Any, paths: Sequence[str], ids: Tensor, inputs: Sequence[Tensor], logits: Tensor
 ) -> list[float]:
     """Share of tokens for which each layer's output, of the last one the logits, is not the same.
@@ -59,27 +59,27 @@ def tokens_apart(
     shares: list[float] = []
     wanted = [*inputs[1:], logits]
 
-    def give(number: int) -> Callable[..., Any]:
-        def replace(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def make_replace_hook(number: int) -> Callable[..., Any]:
+        def replace_input(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
             return (inputs[number].to(args[0].device), *args[1:])
 
-        return replace
+        return replace_input
 
-    def compare(number: int) -> Callable[..., None]:
-        def look(module: nn.Module, args: Any, output: Any) -> None:
-            shares.append(_apart(output[0] if isinstance(output, tuple) else output, wanted[number]))
+    def make_compare_hook(number: int) -> Callable[..., None]:
+        def compare_output(module: nn.Module, args: Any, output: Any) -> None:
+            shares.append(_mismatch_share(output[0] if isinstance(output, tuple) else output, wanted[number]))
 
-        return look
+        return compare_output
 
     layers = [exported.get_submodule(path) for path in paths]
-    given = [before(layer, give(number)) for number, layer in enumerate(layers)]
-    seen = [after(layer, compare(number)) for number, layer in enumerate(layers[:-1])]
-    with hooked(*given, *seen):
+    given = [forward_pre_hook(layer, make_replace_hook(number)) for number, layer in enumerate(layers)]
+    seen = [forward_hook(layer, make_compare_hook(number)) for number, layer in enumerate(layers[:-1])]
+    with combined_hooks(*given, *seen):
         found = exported(ids, use_cache=False).logits
-    return [*shares, _apart(found, logits)]
+    return [*shares, _mismatch_share(found, logits)]
 
 
-def _apart(found: Tensor, wanted: Tensor) -> float:
+def _mismatch_share(found: Tensor, wanted: Tensor) -> float:
     allowed = SAME[wanted.dtype] * max(1.0, float(wanted.abs().max()))
     difference = (found.float() - wanted.to(found.device).float()).abs().amax(-1)
     return float((~(difference <= allowed)).float().mean())  # NaN is no agreement
@@ -89,7 +89,7 @@ def require_agreement(shares: Sequence[float], tokens: int) -> None:
     """Raise where a layer differs for more tokens than near-ties explain.
 
     Args:
-        shares: Of `tokens_apart`.
+        shares: Of `mismatch_shares`.
         tokens: That were compared.
 
     Raises:

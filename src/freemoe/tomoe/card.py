@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from freemoe.core import neutral
-from freemoe.core.numbers import percent
+from freemoe.core.numbers import format_percent
 from freemoe.evals.guessing import guessing_text
 from freemoe.evals.held_out import record_text
 from freemoe.evals.speed import speed_lines
-from freemoe.evals.verdict import Verdict, judge_against_model, perplexity_against, sign, times
-from freemoe.hub.cards import HERE, Measured, base_shown, card_notes, head, loading, markdown_table
+from freemoe.evals.verdict import GainVerdict, interval_sign, judge_against_model, perplexity_against, ratio_text
+from freemoe.hub.cards import HERE, CardMetric, base_shown, card_header, card_notes, loading_example, markdown_table
 from freemoe.results.convert import ConvertResult
 
 NAMES = {
@@ -22,7 +22,7 @@ NAMES = {
 }
 
 
-def rows(result: ConvertResult) -> list[tuple[str, float, float, float]]:
+def score_rows(result: ConvertResult) -> list[tuple[str, float, float, float]]:
     """Name, active share, perplexity and next-token accuracy of everything that was scored on test text."""
     length = result.blocks.length
     found = []
@@ -40,35 +40,39 @@ def rows(result: ConvertResult) -> list[tuple[str, float, float, float]]:
     return found
 
 
-def table(result: ConvertResult) -> tuple[list[str], list[list[str]]]:
+def score_table(result: ConvertResult) -> tuple[list[str], list[list[str]]]:
     """The scores on test text for people: header and rows."""
     header = ["on test text", "active", f"perplexity@{result.blocks.length}", "next-token accuracy"]
-    return header, [[name, percent(active), f"{p:.3f}", f"{right:.2%}"] for name, active, p, right in rows(result)]
+    return header, [
+        [name, format_percent(active), f"{p:.3f}", f"{right:.2%}"] for name, active, p, right in score_rows(result)
+    ]
 
 
-def verdict(result: ConvertResult) -> Verdict:
+def verdict(result: ConvertResult) -> GainVerdict:
     """What the converted model costs and gives against the dense one, and whether any rival of its size is as good."""
     parameters, rivals = result.parameters, [n for n in result.scores if n not in ("dense", "converted")]
-    against = {name: _against(result, name) for name in ("dense", *rivals)}
+    against = {name: _compare_with(result, name) for name in ("dense", *rivals)}
     then = "No rival at this share was scored."
     if rivals:
         best = max(rivals, key=lambda name: against[name]["mean"])
-        said = {-1: "it is the best", 0: "it is as good as the best", 1: "it is not the best"}[sign(against[best])]
+        said = {-1: "it is the best", 0: "it is as good as the best", 1: "it is not the best"}[
+            interval_sign(against[best])
+        ]
         then = (
-            f"Among {len(rivals)} rivals at this share {said}: {times(against[best], 3)} the perplexity of "
+            f"Among {len(rivals)} rivals at this share {said}: {ratio_text(against[best], 3)} the perplexity of "
             f"{NAMES.get(best, best)}, the best rival."
         )
     missed = result.missed_budget
     asked = (
-        f"{percent(missed.asked)} active weights were asked for, and a token uses {percent(missed.got)}."
+        f"{format_percent(missed.asked)} active weights were asked for, and a token uses {format_percent(missed.got)}."
         if missed
         else ""
     )
-    share = f"{percent(parameters['active_share_at_run_time'])} of the decoder's weights"
+    share = f"{format_percent(parameters['active_share_at_run_time'])} of the decoder's weights"
     return judge_against_model(against["dense"], share, result.speed and result.speed.model_dump(), then, asked)
 
 
-def _against(result: ConvertResult, name: str) -> dict[str, Any]:
+def _compare_with(result: ConvertResult, name: str) -> dict[str, Any]:
     ours, other = result.scores["converted"], result.scores[name]
     return perplexity_against(ours["nll"], other["nll"], ours["tokens"], result.blocks.test_groups)
 
@@ -79,9 +83,9 @@ def headlines(result: ConvertResult) -> list[str]:
     guess = guessing_text("the test text", result.guessing)
     return [
         verdict(result).words,
-        f"active weights of the decoder's linears: {percent(parameters['active_share'])} nominal, "
-        f"{percent(parameters['active_share_at_run_time'])} at run time with routers and gates; "
-        f"{percent(parameters['active_share_with_embeddings'])} with embeddings",
+        f"active weights of the decoder's linears: {format_percent(parameters['active_share'])} nominal, "
+        f"{format_percent(parameters['active_share_at_run_time'])} at run time with routers and gates; "
+        f"{format_percent(parameters['active_share_with_embeddings'])} with embeddings",
         *missed_text(result),
         *speed_lines(result.speed and result.speed.model_dump()),
         *([guess] if guess else []),
@@ -101,7 +105,7 @@ def missed_text(result: ConvertResult) -> list[str]:
     else:
         advice = "Every layer keeps one unit of each kind at least: ask for more, by --active."
     return [
-        f"BUDGET MISSED: {percent(missed.asked)} active weights were asked for, and a token uses {percent(missed.got)}. "
+        f"BUDGET MISSED: {format_percent(missed.asked)} active weights were asked for, and a token uses {format_percent(missed.got)}. "
         + advice
     ]
 
@@ -113,32 +117,32 @@ def model_card(result: ConvertResult) -> str:
     title = f"{base_shown(base)} as a token-level mixture of experts"
     score = result.scores["converted"]
     measured = [
-        Measured("held-out text", "perplexity", score[f"perplexity@{length}"], f"perplexity@{length}"),
-        Measured("held-out text", "accuracy", 100 * score[f"next_token_accuracy@{length}"], "next-token accuracy, %"),
+        CardMetric("held-out text", "perplexity", score[f"perplexity@{length}"], f"perplexity@{length}"),
+        CardMetric("held-out text", "accuracy", 100 * score[f"next_token_accuracy@{length}"], "next-token accuracy, %"),
     ]
     about = (
         f"Made by `freemoe convert` (method {recipe['method']}, profile {recipe['profile']}): every token uses "
-        f"{percent(parameters['active_share'])} of the weights of the decoder's linears, and no weight was changed "
+        f"{format_percent(parameters['active_share'])} of the weights of the decoder's linears, and no weight was changed "
         f"(base fingerprint `{result.base.fingerprint[:16]}`)."
     )
     tags = ["mixture-of-experts", "frozen-base", "custom_code"]
     lines = [
-        *head(base, title, "finetune", tags, about, measured, [str(recipe.get("text"))]),
-        *(line for said in headlines(result) for line in (neutral.markdown(said), "")),
-        *loading(None, "model", 'text, way = model.generate_text("...")'),
+        *card_header(base, title, "finetune", tags, about, measured, [str(recipe.get("text"))]),
+        *(line for said in headlines(result) for line in (neutral.escape_markdown(said), "")),
+        *loading_example(None, "model", 'text, way = model.generate_text("...")'),
         f'Without freemoe: `AutoModelForCausalLM.from_pretrained("{HERE}", trust_remote_code=True)`, and of the tokenizer, which '
         f'needs no code, `AutoTokenizer.from_pretrained("{HERE}", trust_remote_code=False)`.',
         "",
         *card_notes(base, result),
         "## On held-out text",
         "",
-        *markdown_table(*table(result)),
+        *markdown_table(*score_table(result)),
         "",
         f"The text was divided by content: {result.blocks.train:,} tokens trained, "
         f"{result.blocks.held_out:,} settled what training left open, {result.blocks.test:,} are reported. "
         "Rivals are not trained; they see the same text.",
         "",
-        f"At run time {percent(parameters['active_share_at_run_time'])} of those weights are read for a token, routers and gates "
+        f"At run time {format_percent(parameters['active_share_at_run_time'])} of those weights are read for a token, routers and gates "
         "included: value dimensions that a token masks are still computed. Load with another engine only after "
         "comparing logits.",
         "",

@@ -20,34 +20,41 @@ from safetensors.torch import save
 from torch import Tensor
 
 from freemoe.core.files import write_atomic
-from freemoe.core.run.ahead import Ahead
-from freemoe.core.run.execute import RunOutput, is_finished, open_run, publish
+from freemoe.core.run.ahead import ParallelStages
+from freemoe.core.run.execute import RunOutput, is_finished, open_run, publish_run
 from freemoe.core.run.folder import RunFolder, RunPart
-from freemoe.core.run.places import place_of
+from freemoe.core.run.places import executor_spec_of
 from freemoe.core.run.progress import Progress, default_progress
 from freemoe.distributed.executors import executor_of, require_place
 from freemoe.evals.guessing import text_against_guessing, vocabulary_of
 from freemoe.evals.held_out import keep_record
 from freemoe.evals.keywords import resolve_recipe
 from freemoe.evals.speed import compare_prompts
-from freemoe.models.checkpoints.fingerprint import fingerprint
-from freemoe.models.checkpoints.identity import IDENTITY, identity
-from freemoe.models.checkpoints.lending import lent_model
+from freemoe.models.checkpoints.fingerprint import fingerprint_model
+from freemoe.models.checkpoints.identity import IDENTITY, identify_base
+from freemoe.models.checkpoints.lending import provided_model
 from freemoe.models.checkpoints.loading import load_base
-from freemoe.models.hooks import before, hooked
+from freemoe.models.hooks import combined_hooks, forward_pre_hook
 from freemoe.recipes import ConvertRecipe, recipe_from
 from freemoe.results import ConvertResult
 from freemoe.text.blocks import row_texts
-from freemoe.tomoe.agreement import layer_inputs, require_agreement, tokens_apart
+from freemoe.tomoe.agreement import layer_inputs, mismatch_shares, require_agreement
 from freemoe.tomoe.card import model_card
-from freemoe.tomoe.devices import Devices
-from freemoe.tomoe.export import export
-from freemoe.tomoe.gates.train import History
+from freemoe.tomoe.devices import DistributedContext
+from freemoe.tomoe.export import export_converted_model
+from freemoe.tomoe.gates.train import TrainingHistory
 from freemoe.tomoe.inspection import read_files
-from freemoe.tomoe.material import ConversionContext, inputs, prepare
+from freemoe.tomoe.material import ConversionContext, input_digests, prepare_context
 from freemoe.tomoe.measure import TextScore, score_text
-from freemoe.tomoe.structures.masked import masked
-from freemoe.tomoe.structures.methods import GATHERED, best_variant, decide, follow, gather, scored
+from freemoe.tomoe.structures.masked import apply_structure
+from freemoe.tomoe.structures.methods import (
+    GATHERED,
+    best_variant,
+    collect_statistics,
+    evaluate_structure,
+    run_worker_rank,
+    search_structure,
+)
 from freemoe.tomoe.structures.rivals import RIVALS
 from freemoe.tomoe.structures.structure import (
     STRUCTURE,
@@ -94,40 +101,46 @@ def convert(
     Raises:
         FreeMoEError: Its child that says what is wrong; no folder named like the output is left half written.
     """
-    devices = Devices.found()
+    devices = DistributedContext.from_environment()
     with resolve_recipe(ConvertRecipe, recipe, fields, tokenizer, overwrite) as recipe:
         if devices.rank:
-            follow(recipe, devices)
+            run_worker_rank(recipe, devices)
             return Path(recipe.output)
         if resume and is_finished(recipe):
             return Path(recipe.output)
         with open_run(recipe, overwrite=overwrite, resume=resume) as run:
-            output = _convert(recipe, devices, run, progress or default_progress())
-            return publish(run, ConvertResult, recipe, output, read_files, model_card, page)
+            output = _run_conversion(recipe, devices, run, progress or default_progress())
+            return publish_run(run, ConvertResult, recipe, output, read_files, model_card, page)
 
 
-def _convert(recipe: ConvertRecipe, devices: Devices, run: RunFolder, progress: Progress) -> RunOutput:
+def _run_conversion(
+    recipe: ConvertRecipe, devices: DistributedContext, run: RunFolder, progress: Progress
+) -> RunOutput:
     require_place(recipe)
-    context = prepare(recipe, run, progress)
-    base = fingerprint(context.model)
-    settings = identity(context.model, context.tokenizer)
-    run.same_inputs(inputs(context, base, settings))
-    structure, history, curve = decide(context, devices)
-    scores = {"dense": scored(context, "dense", context.test, None)}
-    scores["converted"] = scored(context, "converted", context.test, structure)
+    context = prepare_context(recipe, run, progress)
+    base = fingerprint_model(context.model)
+    settings = identify_base(context.model, context.tokenizer)
+    run.require_same_inputs(input_digests(context, base, settings))
+    structure, history, curve = search_structure(context, devices)
+    scores = {"dense": evaluate_structure(context, "dense", context.test, None)}
+    scores["converted"] = evaluate_structure(context, "converted", context.test, structure)
     guessing = text_against_guessing(scores["dense"].perplexity, vocabulary_of(context.model))
-    rivals = _rivals(context) if recipe.rivals and recipe.method == "tomoe" else {}
+    rivals = _score_baselines(context) if recipe.rivals and recipe.method == "tomoe" else {}
     scores |= {name: score for name, (score, _) in rivals.items()}
-    parameters = counted(context, structure)
+    parameters = parameter_summary(context, structure)
     folder = run.partial
-    layers, usage, model_type = _layers(context, structure), _usage(context, structure), context.model.config.model_type
-    speed = _export(context, structure, folder)
+    layers, usage, model_type = (
+        _layer_summaries(context, structure),
+        _expert_usage(context, structure),
+        context.model.config.model_type,
+    )
+    speed = _export_and_time(context, structure, folder)
     result = {
         "base": {"name": recipe.model, "fingerprint": base, "model_type": model_type},
         "blocks": {
-            "length": context.train.length,
+            "length": context.train.row_length,
             **{part: getattr(context, part).tokens for part in ("train", "held_out", "test")},
-            "test_groups": context.test.clusters(),
+            "test_groups": context.test.group_numbers(),
         },
         "parameters": parameters,
         **missed_budget(recipe.active, parameters["active_share"]),
@@ -137,7 +150,7 @@ def _convert(recipe: ConvertRecipe, devices: Devices, run: RunFolder, progress: 
         **speed,
         "scores": {name: score.to_dict() for name, score in scores.items()},
         "rivals": {name: variant for name, (_, variant) in rivals.items()},
-        "history": {"columns": list(History.columns), "rows": history},
+        "history": {"columns": list(TrainingHistory.columns), "rows": history},
         "held_out_curve": curve,
     }
     write_atomic(folder / STRUCTURE, save(to_tensors(structure)))
@@ -146,47 +159,47 @@ def _convert(recipe: ConvertRecipe, devices: Devices, run: RunFolder, progress: 
         base_fingerprint=base,
         result=result,
         manifest={IDENTITY: settings},
-        seen=keep_record(folder, context.seen()),
+        seen=keep_record(folder, context.seen_hashes()),
         reported=row_texts(context.tokenizer, context.test),
         cost={"model_bytes": sum(p.stat().st_size for p in models)},
     )
 
 
-def _layers(context: ConversionContext, structure: Structure) -> list[dict[str, Any]]:
+def _layer_summaries(context: ConversionContext, structure: Structure) -> list[dict[str, Any]]:
     """What each layer keeps."""
     return [
         {
-            "query_dims": int(layer.rotary.spread(own.qk.float()).sum()),
+            "query_dims": int(layer.rotary.expand_bits(own.qk.float()).sum()),
             "value_dims": own.value_width,
             "head_dim": layer.rotary.head_dim,
             "head_share": float(own.head_share),
-            "widths": own.widths,
-            "union": own.union,
-            "width": layer.width,
+            "widths": own.neuron_counts,
+            "union": own.union_width,
+            "width": layer.intermediate_size,
         }
         for layer, own in zip(context.sublayers, structure, strict=True)
     ]
 
 
-def _rivals(context: ConversionContext) -> dict[str, tuple[TextScore, dict[str, float]]]:
+def _score_baselines(context: ConversionContext) -> dict[str, tuple[TextScore, dict[str, float]]]:
     """Every rival, from the journal where workers have done it by now."""
-    if place_of(context.recipe).several:
-        gather(context)
+    if executor_spec_of(context.recipe).is_parallel:
+        collect_statistics(context)
         known = {"recipe": context.recipe.model_dump(mode="json")}
         work = f"{__name__}:{work_ahead.__name__}"
         with (
-            Ahead(
+            ParallelStages(
                 context.own_run, executor_of(context.recipe), work, known, lambda stage, name, unit: unit in GATHERED
             ) as ahead,
             context.progress.stage("rivals", len(RIVALS.names())) as advance,
         ):
-            ahead.fill("rival", RIVALS.names(), lambda name: advance(1))
-    return {method: _rival(context, method) for method in RIVALS.names()}
+            ahead.run_stage("rival", RIVALS.names(), lambda name: advance(1))
+    return {method: _score_baseline(context, method) for method in RIVALS.names()}
 
 
-def _rival(context: ConversionContext, method: str) -> tuple[TextScore, dict[str, float]]:
+def _score_baseline(context: ConversionContext, method: str) -> tuple[TextScore, dict[str, float]]:
     structure, variant = best_variant(context, method)
-    return scored(context, method, context.test, structure), variant
+    return evaluate_structure(context, method, context.test, structure), variant
 
 
 def work_ahead(recipe: dict[str, Any], output: str, stage: str, name: str) -> None:
@@ -200,7 +213,7 @@ def work_ahead(recipe: dict[str, Any], output: str, stage: str, name: str) -> No
     """
     context = _context_once(json.dumps(recipe), output)
     context.run = RunPart(output, f"{stage}|{name}")
-    _rival(context, name)
+    _score_baseline(context, name)
 
 
 @functools.lru_cache(maxsize=1)
@@ -209,12 +222,14 @@ def _context_once(recipe: str, output: str) -> ConversionContext:
     read = recipe_from(json.loads(recipe))
     assert isinstance(read, ConvertRecipe)
     run = RunPart(output, "begun")
-    context = prepare(read, run, None)
-    run.same_inputs(inputs(context, fingerprint(context.model), identity(context.model, context.tokenizer)))
+    context = prepare_context(read, run, None)
+    run.require_same_inputs(
+        input_digests(context, fingerprint_model(context.model), identify_base(context.model, context.tokenizer))
+    )
     return context
 
 
-def counted(context: ConversionContext, structure: Structure) -> dict[str, Any]:
+def parameter_summary(context: ConversionContext, structure: Structure) -> dict[str, Any]:
     """Parameters of the decoder's linears and of the whole model, nominal and real.
 
     Nominal counts a value dimension that a token masks as saved, as the paper does; real counts only what need not be
@@ -223,7 +238,7 @@ def counted(context: ConversionContext, structure: Structure) -> dict[str, Any]:
     dense = dense_parameters(context.sublayers)
     nominal = active_parameters(structure, context.sublayers)
     real = nominal + sum(
-        layer.hidden * (layer.heads + layer.kv_heads) * (layer.rotary.head_dim - own.value_width)
+        layer.hidden_size * (layer.heads + layer.kv_heads) * (layer.rotary.head_dim - own.value_width)
         for layer, own in zip(context.sublayers, structure, strict=True)
         if not isinstance(own.vo, Tensor)
     )
@@ -258,51 +273,55 @@ def total_multiplied(total: int, context: ConversionContext) -> int:
 
 
 @torch.no_grad()
-def _usage(context: ConversionContext, structure: Structure) -> list[list[float]]:
+def _expert_usage(context: ConversionContext, structure: Structure) -> list[list[float]]:
     """Per layer the share of held-out tokens that each expert gets."""
-    from freemoe.kernels.gates import route
+    from freemoe.kernels.gates import route_tokens
 
     counts = [torch.zeros(len(own.experts)) for own in structure]
 
-    def listen(n: int) -> Callable[..., None]:
-        def hook(module: Any, args: Any) -> None:
+    def make_router_hook(n: int) -> Callable[..., None]:
+        def count_tokens(module: Any, args: Any) -> None:
             own = structure[n]
-            expert = route(
+            expert = route_tokens(
                 args[0].flatten(0, -2), own.router_weight.to(args[0].device), own.router_bias.to(args[0].device)
             )
             counts[n].add_(torch.bincount(expert.cpu(), minlength=len(own.experts)))
 
-        return hook
+        return count_tokens
 
-    listening = hooked(*(before(layer.up[0], listen(n)) for n, layer in enumerate(context.sublayers)))
-    with masked(context.model, structure, context.sublayers), listening:
-        score_text(context.model, context.held_out.rows(range(min(8, len(context.held_out)))))
+    listening = combined_hooks(
+        *(forward_pre_hook(layer.up[0], make_router_hook(n)) for n, layer in enumerate(context.sublayers))
+    )
+    with apply_structure(context.model, structure, context.sublayers), listening:
+        score_text(context.model, context.held_out.select_rows(range(min(8, len(context.held_out)))))
     return [(c / c.sum()).tolist() for c in counts]
 
 
-def _export(context: ConversionContext, structure: Structure, folder: Path) -> dict[str, Any]:
+def _export_and_time(context: ConversionContext, structure: Structure, folder: Path) -> dict[str, Any]:
     """Write the model, load it again, hold it against the masks on the dense one, and time the two; the dense one is then gone.
 
     Returns:
         What `compare_prompts` found.
     """
-    export(context.model, structure, folder, mode=context.recipe.mode, tokenizer=context.tokenizer, resume=True)
+    export_converted_model(
+        context.model, structure, folder, mode=context.recipe.mode, tokenizer=context.tokenizer, resume=True
+    )
     device, paths = context.model.device, [layer.path for layer in context.sublayers]
     ids = context.test.ids[:1, :COMPARED].to(device)
-    with masked(context.model, structure, context.sublayers):
+    with apply_structure(context.model, structure, context.sublayers):
         given, logits = layer_inputs(context.model, paths, ids)
-    timing, lengths = context.recipe.timing, context.prompts
-    if not lengths and lent_model(context.recipe.model) is None:
+    timing, lengths = context.recipe.timing, context.timed_prompt_lengths
+    if not lengths and provided_model(context.recipe.model) is None:
         # Nothing is left for it to do, and the two together would take twice the memory.
         context.model.to("meta")
     loaded, _ = load_base(folder, device=str(device))
-    require_agreement(tokens_apart(loaded, paths, ids, given, logits), ids.numel())
-    sides = {"dense": partial(_answering, context.model), "converted": partial(_answering, loaded)}
+    require_agreement(mismatch_shares(loaded, paths, ids, given, logits), ids.numel())
+    sides = {"dense": partial(_eval_mode, context.model), "converted": partial(_eval_mode, loaded)}
     return compare_prompts(timing, sides, context.test.ids.flatten().to(device), lengths, context.own_run)
 
 
 @contextmanager
-def _answering(model: Any) -> Iterator[Any]:
+def _eval_mode(model: Any) -> Iterator[Any]:
     """A model in evaluation mode: in training mode, which checkpointing needs, it answers without a cache."""
     before = model.training
     try:

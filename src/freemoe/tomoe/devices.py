@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Devices:
+class DistributedContext:
     """One process among others.
 
     Attributes:
@@ -28,7 +28,7 @@ class Devices:
     count: int = 1
 
     @classmethod
-    def found(cls) -> Devices:
+    def from_environment(cls) -> DistributedContext:
         """The processes that a launcher started, this one among them; a single one without a launcher."""
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:
             return cls()
@@ -37,19 +37,19 @@ class Devices:
         state = PartialState(cpu=not torch.accelerator.is_available())
         return cls(state.process_index, state.num_processes)
 
-    def average(self, tensors: Iterable[Tensor]) -> None:
+    def all_reduce_mean(self, tensors: Iterable[Tensor]) -> None:
         """Replace every tensor by its mean over the processes."""
         if self.count > 1:
             for tensor in tensors:
                 dist.all_reduce(tensor)
                 tensor.div_(self.count)
 
-    def wait(self) -> None:
+    def wait_for_all(self) -> None:
         """Return when all have come here."""
         if self.count > 1:
             dist.barrier()
 
-    def told(self, number: int) -> int:
+    def broadcast_number(self, number: int) -> int:
         """The first process's number."""
         if self.count == 1:
             return number

@@ -17,20 +17,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from freemoe.compat.transformers import attention_of, unfilled
+from freemoe.compat.transformers import attention_of, make_uninitialised
 from freemoe.core.errors import ArtifactError, FamilyError, RecipeError
-from freemoe.core.files import tell
+from freemoe.core.files import notify_watchers
 from freemoe.models.checkpoints.saving import save_checkpoint
-from freemoe.models.sublayers import Sublayers, find_sublayers
+from freemoe.models.sublayers import DecoderSublayers, find_sublayers
 from freemoe.tomoe import modeling
-from freemoe.tomoe.structures.layout import runs, union_order
+from freemoe.tomoe.structures.layout import contiguous_runs, union_order
 from freemoe.tomoe.structures.structure import (
     LayerStructure,
     Structure,
-    ValueGate,
+    ValueGateTensors,
     active_parameters,
-    check,
     dense_parameters,
+    require_structure_fits,
 )
 
 CODE = "modeling_tomoe.py"
@@ -42,7 +42,7 @@ _SHARD = 1 << 28
 _OURS = re.compile(r"from freemoe\.(kernels|tomoe)\.(\w+) import")
 
 
-def converted(model: Any, structure: Structure, mode: str = "shared") -> Any:
+def build_converted_model(model: Any, structure: Structure, mode: str = "shared") -> Any:
     """A converted model in memory, in evaluation mode, on the dense model's device and of its type.
 
     Embeddings, norms and whatever else stays as it was are the dense model's own tensors; queries, keys, values, outputs
@@ -58,15 +58,15 @@ def converted(model: Any, structure: Structure, mode: str = "shared") -> Any:
         FamilyError: A model that cannot be converted.
         RecipeError: Another mode.
     """
-    model_class, config, tensors = _planned(model, structure, mode)
-    new = unfilled(model_class, config, model.dtype, attention_of(model.config))
-    new.load_state_dict({name: tensors.make(name) for name in new.state_dict()}, assign=True)
+    model_class, config, tensors = _plan_export(model, structure, mode)
+    new = make_uninitialised(model_class, config, model.dtype, attention_of(model.config))
+    new.load_state_dict({name: tensors.make_tensor(name) for name in new.state_dict()}, assign=True)
     new.tie_weights()
     new.generation_config = copy.deepcopy(model.generation_config)
     return new.to(model.device).eval()
 
 
-class _Tensors:
+class _ConvertedTensors:
     """The tensors of a converted model by name; a layer's are made when one of them is asked for, and forgotten then.
 
     Args:
@@ -79,7 +79,7 @@ class _Tensors:
         self.layers = layers
         self._held: tuple[str, dict[str, Tensor]] = "", {}
 
-    def make(self, name: str) -> Tensor:
+    def make_tensor(self, name: str) -> Tensor:
         """The tensor of a name; cheapest layer by layer."""
         layer = next((path for path in self.layers if name.startswith((f"{path}.self_attn.", f"{path}.mlp."))), None)
         if layer is None:
@@ -91,12 +91,12 @@ class _Tensors:
         return self._held[1][name]
 
 
-def _planned(model: Any, structure: Structure, mode: str) -> tuple[Any, Any, _Tensors]:
-    """Class and configuration of a converted model, and its tensors; raises as `converted`."""
+def _plan_export(model: Any, structure: Structure, mode: str) -> tuple[Any, Any, _ConvertedTensors]:
+    """Class and configuration of a converted model, and its tensors; raises as `build_converted_model`."""
     if mode not in modeling.MODES:
         raise RecipeError(f"mode is {mode!r}; allowed: {', '.join(modeling.MODES)}.")
     sublayers = find_sublayers(model)
-    check(structure, sublayers)
+    require_structure_fits(structure, sublayers)
     if getattr(model.config, "qk_layernorm", False):
         raise FamilyError(
             "This Phi normalises queries and keys by a LayerNorm, whose mean would change with every dropped dimension. "
@@ -104,7 +104,8 @@ def _planned(model: Any, structure: Structure, mode: str) -> tuple[Any, Any, _Te
         )
     config_class, model_class = modeling.CLASSES[model.config.model_type]
     layers = {
-        layer.path: partial(_layer, model, layer, own, mode) for layer, own in zip(sublayers, structure, strict=True)
+        layer.path: partial(_convert_layer, model, layer, own, mode)
+        for layer, own in zip(sublayers, structure, strict=True)
     }
     settings = {
         "format": modeling.FORMAT,
@@ -118,15 +119,19 @@ def _planned(model: Any, structure: Structure, mode: str) -> tuple[Any, Any, _Te
     }
     values = {k: v for k, v in model.config.to_dict().items() if k not in ("model_type", "architectures", "auto_map")}
     config = config_class(**values, tomoe=settings)
-    return model_class, config, _Tensors(model, {path: lambda make=make: make()[1] for path, make in layers.items()})
+    return (
+        model_class,
+        config,
+        _ConvertedTensors(model, {path: lambda make=make: make()[1] for path, make in layers.items()}),
+    )
 
 
-def _layer(
-    model: nn.Module, layer: Sublayers, own: LayerStructure, mode: str
+def _convert_layer(
+    model: nn.Module, layer: DecoderSublayers, own: LayerStructure, mode: str
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """One layer's entry of ``config.tomoe`` and its tensors."""
-    attention_sizes, attention = _attention(model.get_submodule(f"{layer.path}.self_attn"), layer, own, mode)
-    mlp_sizes, mlp = _mlp(layer, own, mode)
+    attention_sizes, attention = _convert_attention(model.get_submodule(f"{layer.path}.self_attn"), layer, own, mode)
+    mlp_sizes, mlp = _convert_mlp(layer, own, mode)
     tensors = {f"{layer.path}.self_attn.{k}": v for k, v in attention.items()}
     tensors |= {f"{layer.path}.mlp.{k}": v for k, v in mlp.items()}
     device = layer.q.weight.device
@@ -135,11 +140,11 @@ def _layer(
     return attention_sizes | mlp_sizes, tensors
 
 
-def _attention(
-    attention: nn.Module, layer: Sublayers, own: LayerStructure, mode: str
+def _convert_attention(
+    attention: nn.Module, layer: DecoderSublayers, own: LayerStructure, mode: str
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     head_dim, pairs = layer.rotary.head_dim, layer.rotary.turned // 2
-    bits, static = own.qk.cpu(), None if isinstance(own.vo, ValueGate) else own.vo.cpu().bool()
+    bits, static = own.qk.cpu(), None if isinstance(own.vo, ValueGateTensors) else own.vo.cpu().bool()
     if mode == "pseudo":
         kept_bits, values = torch.ones_like(bits), torch.arange(head_dim)
     else:
@@ -162,27 +167,27 @@ def _attention(
     tensors["o_proj.weight"] = rows.flatten(0, 1)
     if layer.o.bias is not None:
         tensors["o_proj.bias"] = layer.o.bias
-    tensors |= _norms(attention, queries)
-    if isinstance(own.vo, ValueGate):
+    tensors |= _slice_norms(attention, queries)
+    if isinstance(own.vo, ValueGateTensors):
         names = ("project", "embedding", "norm_weight", "norm_bias", "decode", "offset")
         tensors |= {f"value_gate.{name}": getattr(own.vo, name).float() for name in names}
     if mode == "pseudo":
-        tensors["query_mask"] = layer.rotary.spread(bits.float()).bool()
+        tensors["query_mask"] = layer.rotary.expand_bits(bits.float()).bool()
         if static is not None:
             tensors["value_mask"] = static
     return {
         "heads": len(heads),
         "kv_heads": len(groups),
         "query_width": len(queries),
-        "query_kept": int(layer.rotary.spread(bits.float()).sum()),
+        "query_kept": int(layer.rotary.expand_bits(bits.float()).sum()),
         "turned": len(turned),
         "value_width": len(values),
         "value_keep": own.value_width,
-        "gate_width": len(own.vo.embedding) if isinstance(own.vo, ValueGate) else None,
+        "gate_width": len(own.vo.embedding) if isinstance(own.vo, ValueGateTensors) else None,
     }, tensors
 
 
-def _norms(attention: nn.Module, queries: Tensor) -> dict[str, Tensor]:
+def _slice_norms(attention: nn.Module, queries: Tensor) -> dict[str, Tensor]:
     """Norms of query and key heads, where the family has them."""
     norms = {name: getattr(attention, name, None) for name in ("q_norm", "k_norm")}
     return {
@@ -192,9 +197,9 @@ def _norms(attention: nn.Module, queries: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _mlp(layer: Sublayers, own: LayerStructure, mode: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _convert_mlp(layer: DecoderSublayers, own: LayerStructure, mode: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     experts = own.experts.cpu().bool()
-    widths = own.widths
+    widths = own.neuron_counts
     if mode == "shared":
         held = union_order(experts)
         members = [experts[n, held].nonzero().flatten() for n in range(len(experts))]
@@ -204,7 +209,7 @@ def _mlp(layer: Sublayers, own: LayerStructure, mode: str) -> tuple[dict[str, An
         held = torch.cat([filler[: max(widths)] for filler in fillers])
         members = [torch.arange(width) + n * max(widths) for n, width in enumerate(widths)]
     else:
-        held = torch.arange(layer.width)
+        held = torch.arange(layer.intermediate_size)
         members = [row.nonzero().flatten() for row in experts]
     index = torch.full((len(experts), max(widths)), -1, dtype=torch.int32)
     for row, rows in zip(index, members, strict=True):
@@ -224,10 +229,10 @@ def _mlp(layer: Sublayers, own: LayerStructure, mode: str) -> tuple[dict[str, An
     places = torch.zeros(len(experts), len(held), dtype=torch.bool)
     for row, rows in zip(places, members, strict=True):
         row[rows] = True
-    return {"neurons": len(held), "widths": widths, "runs": [len(runs(row)) for row in places]}, tensors
+    return {"neurons": len(held), "widths": widths, "runs": [len(contiguous_runs(row)) for row in places]}, tensors
 
 
-def export(
+def export_converted_model(
     model: Any,
     structure: Structure,
     folder: str | Path,
@@ -254,7 +259,7 @@ def export(
 
     Raises:
         ArtifactError: The folder holds a model already.
-        DataError, FamilyError, RecipeError: As ``converted``.
+        DataError, FamilyError, RecipeError: As ``build_converted_model``.
     """
     folder = Path(folder)
     if resume and (folder / "config.json").exists():
@@ -262,7 +267,7 @@ def export(
         return folder
     if (folder / "config.json").exists():
         raise ArtifactError(f"{str(folder)!r} holds a model already. Export to another folder, or remove it.")
-    own, config, tensors = _planned(model, structure, mode)
+    own, config, tensors = _plan_export(model, structure, mode)
     config.auto_map = {
         "AutoConfig": f"{Path(CODE).stem}.{own.config_class.__name__}",
         "AutoModelForCausalLM": f"{Path(CODE).stem}.{own.__name__}",
@@ -270,7 +275,7 @@ def export(
     if extra is not None:
         config.tomoe["about"] = extra
     with torch.device("meta"):
-        new = unfilled(own, config, model.dtype, attention_of(model.config))
+        new = make_uninitialised(own, config, model.dtype, attention_of(model.config))
     new.tie_weights()
     new.generation_config = copy.deepcopy(model.generation_config)
     unfinished = folder / "partial"
@@ -280,13 +285,13 @@ def export(
     dense = sum(p.numel() * p.element_size() for p in model.parameters())
     path = next(iter(tensors.layers)).rpartition(".")[0]
     # A shard is held beside the dense model.
-    save_checkpoint(new, unfinished, max(_SHARD, dense // 10), values=tensors.make, layers=path, resume=resume)
+    save_checkpoint(new, unfinished, max(_SHARD, dense // 10), values=tensors.make_tensor, layers=path, resume=resume)
     if tokenizer is not None:
         tokenizer.save_pretrained(unfinished)
     for name, text in remote_code().items():
         (unfinished / name).write_text(text, encoding="utf-8")
     for path in sorted(unfinished.iterdir(), key=lambda path: path.name == "config.json"):
-        tell("begins", f"model {path.name}")
+        notify_watchers("begins", f"model {path.name}")
         path.replace(folder / path.name)
     unfinished.rmdir()
     return folder

@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from freemoe.core.artifacts import Manifest, about
+from freemoe.core.artifacts import ArtefactManifest, describe_artefact
 from freemoe.core.errors import ArtifactError
 from freemoe.evals.held_out import read_shared
 from freemoe.models.checkpoints.identity import require_base
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.results import ConvertResult, read_result
-from freemoe.tomoe.card import rows
+from freemoe.tomoe.card import score_rows
 from freemoe.tomoe.structures.structure import STRUCTURE, read_structure
 
 
-def read_files(folder: Path) -> tuple[Manifest, ConvertResult]:
+def read_files(folder: Path) -> tuple[ArtefactManifest, ConvertResult]:
     """Open the files of a converted model, its weights left out.
 
     Args:
@@ -30,7 +30,7 @@ def read_files(folder: Path) -> tuple[Manifest, ConvertResult]:
     manifest = read_shared(folder)
     result, structure = read_result(folder, ConvertResult), read_structure(folder, manifest)
     told = [(layer.widths, layer.union, layer.value_dims) for layer in result.layers]
-    if told != [(own.widths, own.union, own.value_width) for own in structure]:
+    if told != [(own.neuron_counts, own.union_width, own.value_width) for own in structure]:
         raise ArtifactError(f"{STRUCTURE!r} in {str(folder)!r} keeps other neurons or dimensions than its result says.")
     return manifest, result
 
@@ -48,14 +48,14 @@ def inspect_converted(folder: Path, base: str | None = None) -> dict[str, Any]:
         require_base(manifest, *load_base(base))
     parameters, length = result.parameters, result.blocks.length
     return {
-        **about(folder, manifest, base),
+        **describe_artefact(folder, manifest, base),
         "method": result.recipe["method"],
         "active_share": parameters["active_share"],
         "active_at_run_time_share": parameters["active_share_at_run_time"],
         "block_tokens": length,
         "test_text": [
             {"name": name, "active_share": active, "perplexity": perplexity}
-            for name, active, perplexity, _ in rows(result)
+            for name, active, perplexity, _ in score_rows(result)
         ],
         "layers": [
             {

@@ -10,16 +10,16 @@ import torch
 
 from freemoe.core.environment import use_threads
 from freemoe.core.errors import DataError
-from freemoe.core.files import digest
+from freemoe.core.files import json_digest
 from freemoe.core.run.folder import RunFolder
-from freemoe.core.run.progress import Progress, Quiet
-from freemoe.evals.seen import Seen
+from freemoe.core.run.progress import Progress, QuietProgress
+from freemoe.evals.seen import SeenHashes
 from freemoe.evals.speed import prompt_lengths
 from freemoe.models.checkpoints.identity import SETTINGS
 from freemoe.models.checkpoints.loading import load_base
-from freemoe.models.sublayers import Sublayers, find_sublayers
+from freemoe.models.sublayers import DecoderSublayers, find_sublayers
 from freemoe.recipes import ConvertRecipe
-from freemoe.text.blocks import Blocks, Parts, pack_blocks, passages, row_texts, split
+from freemoe.text.blocks import PackedBlocks, TextSplits, cut_passages, pack_blocks, row_texts, split_passages
 from freemoe.text.documents import read_documents
 from freemoe.text.mixes import read_mix
 
@@ -31,13 +31,13 @@ class ConversionContext:
     recipe: ConvertRecipe
     model: Any
     tokenizer: Any
-    sublayers: list[Sublayers]
-    train: Blocks
-    held_out: Blocks
-    test: Blocks
+    sublayers: list[DecoderSublayers]
+    train: PackedBlocks
+    held_out: PackedBlocks
+    test: PackedBlocks
     run: RunFolder | None
     progress: Progress
-    questions: Seen = field(default_factory=Seen)
+    questions: SeenHashes = field(default_factory=SeenHashes)
 
     @property
     def own_run(self) -> RunFolder:
@@ -46,32 +46,32 @@ class ConversionContext:
         return self.run
 
     @property
-    def statistics(self) -> Blocks:
+    def statistics_blocks(self) -> PackedBlocks:
         """The text of the statistics: the first rows of the training text."""
-        return self.train.rows(
-            range(min(len(self.train), max(1, self.recipe.train.statistics_tokens // self.train.length)))
+        return self.train.select_rows(
+            range(min(len(self.train), max(1, self.recipe.train.statistics_tokens // self.train.row_length)))
         )
 
     @property
-    def prompts(self) -> list[int]:
+    def timed_prompt_lengths(self) -> list[int]:
         """Tokens of the prompts that are timed."""
-        return prompt_lengths(self.recipe.timing, self.model, self.test.length)
+        return prompt_lengths(self.recipe.timing, self.model, self.test.row_length)
 
-    def seen(self) -> Seen:
+    def seen_hashes(self) -> SeenHashes:
         """Hashes of the training and held-out text: all of it, also where training stops before its end."""
         parts = (row_texts(self.tokenizer, blocks) for blocks in (self.train, self.held_out))
-        texts = Seen.of_texts(itertools.chain.from_iterable(parts), row_texts(self.tokenizer, self.test))
-        return texts.joined(self.questions)
+        texts = SeenHashes.from_texts(itertools.chain.from_iterable(parts), row_texts(self.tokenizer, self.test))
+        return texts.union_with(self.questions)
 
 
-def read_text(recipe: ConvertRecipe, tokenizer: Any) -> Parts:
+def read_text(recipe: ConvertRecipe, tokenizer: Any) -> TextSplits:
     """The recipe's text in its three parts; conversations by the model's chat template."""
     texts: list[str] = []
     for name in recipe.text:
-        texts += passages(read_documents(name, tokenizer, recipe.chat, recipe.group_by))
+        texts += cut_passages(read_documents(name, tokenizer, recipe.chat, recipe.group_by))
     if recipe.mix is not None:
         texts += read_mix(recipe.mix, recipe.data_root)
-    return split(texts, seed=recipe.seed)
+    return split_passages(texts, seed=recipe.seed)
 
 
 def block_length(recipe: ConvertRecipe, model: Any) -> int:
@@ -89,7 +89,7 @@ def block_length(recipe: ConvertRecipe, model: Any) -> int:
     return wanted
 
 
-def read_blocks(recipe: ConvertRecipe, model: Any, tokenizer: Any) -> tuple[dict[str, Blocks], Parts]:
+def read_blocks(recipe: ConvertRecipe, model: Any, tokenizer: Any) -> tuple[dict[str, PackedBlocks], TextSplits]:
     """The recipe's text by part, in blocks, and the passages that they are made of.
 
     Raises:
@@ -107,7 +107,7 @@ def read_blocks(recipe: ConvertRecipe, model: Any, tokenizer: Any) -> tuple[dict
     return blocks, parts
 
 
-def prepare(recipe: ConvertRecipe, run: RunFolder | None, progress: Progress | None) -> ConversionContext:
+def prepare_context(recipe: ConvertRecipe, run: RunFolder | None, progress: Progress | None) -> ConversionContext:
     """Load the base and the text."""
     use_threads(recipe.threads)
     model, tokenizer = load_base(recipe.model, recipe.revision, recipe.dtype, recipe.device)
@@ -117,12 +117,19 @@ def prepare(recipe: ConvertRecipe, run: RunFolder | None, progress: Progress | N
         parameter.requires_grad_(False)
     if recipe.train.checkpointing:
         checkpoint_activations(model)
-    most = max(1, recipe.train.evaluation_tokens // blocks["train"].length)
+    most = max(1, recipe.train.evaluation_tokens // blocks["train"].row_length)
     for part in ("held_out", "test"):
-        blocks[part] = blocks[part].rows(range(min(len(blocks[part]), most)))
-    questions = Seen.of_questions(parts.about())
+        blocks[part] = blocks[part].select_rows(range(min(len(blocks[part]), most)))
+    questions = SeenHashes.from_questions(parts.seen_questions())
     return ConversionContext(
-        recipe, model, tokenizer, sublayers, **blocks, run=run, progress=progress or Quiet(), questions=questions
+        recipe,
+        model,
+        tokenizer,
+        sublayers,
+        **blocks,
+        run=run,
+        progress=progress or QuietProgress(),
+        questions=questions,
     )
 
 
@@ -144,7 +151,7 @@ def checkpoint_activations(model: Any) -> None:
             module.attention_dropout = 0.0  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
 
 
-def inputs(context: ConversionContext, base: str, settings: dict[str, Any]) -> dict[str, str]:
+def input_digests(context: ConversionContext, base: str, settings: dict[str, Any]) -> dict[str, str]:
     """What the run reads; a resumed run must read the same.
 
     Args:
@@ -152,5 +159,5 @@ def inputs(context: ConversionContext, base: str, settings: dict[str, Any]) -> d
         base: The base's fingerprint.
         settings: Its identity beside that.
     """
-    parts = {f"{part} text": digest(getattr(context, part).ids.tolist()) for part in ("train", "held_out", "test")}
-    return {"base model": base, SETTINGS: digest(settings), **parts}
+    parts = {f"{part} text": json_digest(getattr(context, part).ids.tolist()) for part in ("train", "held_out", "test")}
+    return {"base model": base, SETTINGS: json_digest(settings), **parts}

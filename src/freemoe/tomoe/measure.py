@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from freemoe.core.run.unit_state import NOT_KEPT, UnitState
-from freemoe.text.blocks import Blocks
+from freemoe.text.blocks import PackedBlocks
 from freemoe.training.states import State
 
 TOKENS = 2048
@@ -63,7 +63,7 @@ class TextScore:
 @torch.no_grad()
 def score_text(
     model: Any,
-    blocks: Blocks,
+    blocks: PackedBlocks,
     tokens: int = TOKENS,
     on_rows: Callable[[int], None] | None = None,
     kept: UnitState = NOT_KEPT,
@@ -82,22 +82,22 @@ def score_text(
     right: list[int] = []
     numbers: list[int] = []
 
-    def state() -> State:
+    def to_state() -> State:
         found = torch.tensor(nll, dtype=torch.float64)
         return {"nll": found, "right": torch.tensor(right), "numbers": torch.tensor(numbers)}
 
-    def load(state: State) -> None:
+    def load_state(state: State) -> None:
         for own, name in ((nll, "nll"), (right, "right"), (numbers, "numbers")):
             own.extend(state[name].tolist())
 
-    for batch in kept.over(blocks.within(tokens), state, load):
+    for batch in kept.resume_iter(blocks.iter_token_batches(tokens), to_state, load_state):
         ids, positions = batch.ids.to(device), batch.positions.to(device)
         logits = model(ids, position_ids=positions, use_cache=False).logits[:, :-1].float()
-        counted, wanted = batch.predicted().to(device), ids[:, 1:]
+        counted, wanted = batch.prediction_mask().to(device), ids[:, 1:]
         losses = torch.logsumexp(logits, -1) - logits.gather(-1, wanted[..., None])[..., 0]
         nll += torch.where(counted, losses, 0.0).double().sum(dim=1).tolist()
         right += ((logits.argmax(-1) == wanted) & counted).sum(dim=1).tolist()
         numbers += counted.sum(dim=1).tolist()
         if on_rows is not None:
             on_rows(len(ids))
-    return TextScore(blocks.length, nll, right, numbers)
+    return TextScore(blocks.row_length, nll, right, numbers)

@@ -38,7 +38,7 @@ from freemoe.tomoe.configs import (
     ToMoEQwen2Config,
     ToMoEQwen3Config,
 )
-from freemoe.tomoe.modules import Attention, MixtureMLP, initialise
+from freemoe.tomoe.modules import Attention, MixtureMLP, init_module_weights
 
 FORMAT = 1
 """Version of ``config.tomoe`` that this code reads."""
@@ -55,7 +55,7 @@ class _Converted:
     _keep_in_fp32_modules_strict = ("router", "value_gate")
 
     def __init__(self, config: Any) -> None:
-        _check(config, type(self).__name__)
+        _check_config(config, type(self).__name__)
         super().__init__(config)  # pyright: ignore[reportCallIssue]
         for number, layer in enumerate(self.model.layers):  # pyright: ignore[reportAttributeAccessIssue]
             layer.self_attn = self.attention(config, number)
@@ -64,7 +64,7 @@ class _Converted:
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)  # pyright: ignore[reportAttributeAccessIssue]
-        initialise(module, self.config.initializer_range)  # pyright: ignore[reportAttributeAccessIssue]
+        init_module_weights(module, self.config.initializer_range)  # pyright: ignore[reportAttributeAccessIssue]
 
     @classmethod
     def from_pretrained(cls, source: Any, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
@@ -85,7 +85,7 @@ class _Converted:
         return (model, info) if output_loading_info else model
 
 
-def _check(config: Any, kind: str) -> None:
+def _check_config(config: Any, kind: str) -> None:
     """Raise unless ``config.tomoe`` is what this code reads, and of the class that is to be made."""
     if config.architectures and kind not in config.architectures:
         raise ValueError(
@@ -105,7 +105,7 @@ def _check(config: Any, kind: str) -> None:
         )
 
 
-def _attention(base: type[nn.Module]) -> Any:
+def _attention_class(base: type[nn.Module]) -> Any:
     """The family's attention class with ours before it."""
     return type(f"ToMoE{base.__name__}", (Attention, base), {"__module__": __name__})
 
@@ -114,42 +114,42 @@ class ToMoELlamaForCausalLM(_Converted, LlamaForCausalLM):
     """A converted Llama."""
 
     config_class = ToMoELlamaConfig
-    attention = _attention(LlamaAttention)
+    attention = _attention_class(LlamaAttention)
 
 
 class ToMoEMistralForCausalLM(_Converted, MistralForCausalLM):
     """A converted Mistral."""
 
     config_class = ToMoEMistralConfig
-    attention = _attention(MistralAttention)
+    attention = _attention_class(MistralAttention)
 
 
 class ToMoEQwen2ForCausalLM(_Converted, Qwen2ForCausalLM):
     """A converted Qwen2."""
 
     config_class = ToMoEQwen2Config
-    attention = _attention(Qwen2Attention)
+    attention = _attention_class(Qwen2Attention)
 
 
 class ToMoEQwen3ForCausalLM(_Converted, Qwen3ForCausalLM):
     """A converted Qwen3."""
 
     config_class = ToMoEQwen3Config
-    attention = _attention(Qwen3Attention)
+    attention = _attention_class(Qwen3Attention)
 
 
 class ToMoEGemmaForCausalLM(_Converted, GemmaForCausalLM):
     """A converted Gemma."""
 
     config_class = ToMoEGemmaConfig
-    attention = _attention(GemmaAttention)
+    attention = _attention_class(GemmaAttention)
 
 
 class ToMoEPhiForCausalLM(_Converted, PhiForCausalLM):
     """A converted Phi."""
 
     config_class = ToMoEPhiConfig
-    attention = _attention(PhiAttention)
+    attention = _attention_class(PhiAttention)
 
 
 CLASSES: dict[str, tuple[Any, Any]] = {

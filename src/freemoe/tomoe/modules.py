@@ -15,9 +15,17 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, eager_attention_forward
 
 from freemoe.kernels.attention import narrow_applies, narrow_causal
-from freemoe.kernels.crossover import Crossover, default_crossover
-from freemoe.kernels.experts import Plan, Weights, can_read_rows, few, grouped, masked, masked_by_lists
-from freemoe.kernels.gates import route, top_k_mask, value_scores
+from freemoe.kernels.crossover import KernelCrossover, default_crossover
+from freemoe.kernels.experts import (
+    ExpertNeurons,
+    MLPWeights,
+    can_read_rows,
+    grouped_experts,
+    masked_by_lists,
+    masked_experts,
+    rowwise_experts,
+)
+from freemoe.kernels.gates import route_tokens, top_k_mask, value_scores
 from freemoe.kernels.rows import heads_sum, heads_times, rows_available
 from freemoe.kernels.triton_experts import triton_available, triton_experts
 
@@ -151,14 +159,14 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """As in transformers: (B, T, hidden) -> the same, and the attention's weights where they are known."""
         x = hidden_states
-        queries = self._normed(self.q_proj(x).unflatten(-1, (-1, self.query_width)), "q_norm").transpose(1, 2)
-        keys = self._normed(self.k_proj(x).unflatten(-1, (-1, self.query_width)), "k_norm").transpose(1, 2)
+        queries = self._mask_and_norm(self.q_proj(x).unflatten(-1, (-1, self.query_width)), "q_norm").transpose(1, 2)
+        keys = self._mask_and_norm(self.k_proj(x).unflatten(-1, (-1, self.query_width)), "k_norm").transpose(1, 2)
         cos, sin = (part.index_select(-1, self.turned_index) for part in position_embeddings)
-        queries, keys = _turned(queries, keys, cos, sin, self.turned)
+        queries, keys = _apply_partial_rotary(queries, keys, cos, sin, self.turned)
         mask = self.value_mask if self.value_gate is None else self.value_gate(x)
         # Each token through its own rows, where compiled loops can do it; else through all rows and a mask.
         sparse = self.value_gate is not None and self._reads_rows(x)
-        values = self._values(x, mask, sparse).transpose(1, 2)
+        values = self._value_states(x, mask, sparse).transpose(1, 2)
         if past_key_values is not None:
             keys, values = past_key_values.update(keys, values, self.layer_idx)
         output, weights = self._attend(queries, keys, values, attention_mask, **kwargs)
@@ -168,11 +176,11 @@ class Attention(nn.Module):
         summed = heads_sum(output.flatten(0, 1).flatten(1), kept, self.o_proj.weight).view_as(x)
         return (summed if self.o_proj.bias is None else summed + self.o_proj.bias), weights
 
-    def _normed(self, states: Tensor, norm: str) -> Tensor:
+    def _mask_and_norm(self, states: Tensor, norm: str) -> Tensor:
         states = _per_head(states, self.query_mask)
         return self._modules[norm](states) if norm in self._modules else states  # pyright: ignore
 
-    def _values(self, x: Tensor, mask: Tensor | None, sparse: bool) -> Tensor:
+    def _value_states(self, x: Tensor, mask: Tensor | None, sparse: bool) -> Tensor:
         """(B, T, kv heads, value width), masked."""
         if sparse:
             kept = mask.flatten(0, 1).bool()  # pyright: ignore[reportOptionalMemberAccess]
@@ -221,7 +229,9 @@ def _per_head(states: Tensor, mask: Tensor | None) -> Tensor:
     return states * mask if torch.is_grad_enabled() else states.mul_(mask)
 
 
-def _turned(queries: Tensor, keys: Tensor, cos: Tensor, sin: Tensor, turned: int) -> tuple[Tensor, Tensor]:
+def _apply_partial_rotary(
+    queries: Tensor, keys: Tensor, cos: Tensor, sin: Tensor, turned: int
+) -> tuple[Tensor, Tensor]:
     """Rotary embedding of the first ``turned`` dimensions of a head."""
     if turned == queries.shape[-1]:
         return apply_rotary_pos_emb(queries, keys, cos, sin)
@@ -260,8 +270,8 @@ class MixtureMLP(nn.Module):
         self.down_bias = nn.Parameter(torch.empty(hidden)) if biased[1] else None
         # (N, widest) rows of each expert; -1 where a list is short.
         self.register_buffer("experts", torch.zeros(len(widths), max(widths), dtype=torch.int32))
-        self._plan: tuple[Any, Plan] | None = None
-        self._crossover: Crossover | None = None
+        self._plan: tuple[Any, ExpertNeurons] | None = None
+        self._crossover: KernelCrossover | None = None
 
     def fault(self) -> str | None:
         """What is wrong with the experts' lists or the router's numbers, in words; None where nothing is."""
@@ -278,18 +288,18 @@ class MixtureMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(..., hidden) -> (..., hidden)."""
         tokens = x.reshape(-1, x.shape[-1])
-        expert = route(tokens, self.router.weight, self.router.bias)
+        expert = route_tokens(tokens, self.router.weight, self.router.bias)
         return self.mixture(tokens, expert).view_as(x)
 
-    def weights(self) -> Weights:
+    def weights(self) -> MLPWeights:
         """The neurons, as the kernels take them."""
-        return Weights(self.up, self.down, self.up_bias, self.down_bias, self.activation, self.activation_name)
+        return MLPWeights(self.up, self.down, self.up_bias, self.down_bias, self.activation, self.activation_name)
 
-    def plan(self) -> Plan:
+    def plan(self) -> ExpertNeurons:
         """What the kernels know of the index lists; found at the first call, and again when they have changed."""
         key = (self.experts.data_ptr(), self.experts.device)
         if self._plan is None or self._plan[0] != key:
-            self._plan = (key, Plan(self.experts, len(self.down)))
+            self._plan = (key, ExpertNeurons(self.experts, len(self.down)))
         return self._plan[1]
 
     def mixture(self, x: Tensor, expert: Tensor) -> Tensor:
@@ -300,16 +310,16 @@ class MixtureMLP(nn.Module):
         if self.mode != "pseudo" and triton_available(x, weights):
             return triton_experts(x, expert, weights, self.experts)
         if self.mode == "pseudo" or x.device.type != "cpu":
-            return masked(x, expert, weights, self.plan().mask(x.dtype, x.device))
+            return masked_experts(x, expert, weights, self.plan().neuron_mask(x.dtype, x.device))
         compiled, crossover = can_read_rows(x, weights), self.crossover()
         # Copies of every expert's neurons together are no dense MLP.
         if compiled and len(x) < (crossover.grouped if self.mode == "materialised" else crossover.few):
-            return few(x, expert, weights, self.plan())
+            return rowwise_experts(x, expert, weights, self.plan())
         if self.mode == "materialised" or len(x) >= crossover.grouped:
-            return grouped(x, expert, weights, self.plan())
-        return masked(x, expert, weights, self.plan().mask(x.dtype, x.device))
+            return grouped_experts(x, expert, weights, self.plan())
+        return masked_experts(x, expert, weights, self.plan().neuron_mask(x.dtype, x.device))
 
-    def crossover(self) -> Crossover:
+    def crossover(self) -> KernelCrossover:
         """At how many tokens this layer changes its way."""
         if self._crossover is None:
             self._crossover = default_crossover(self.plan())
@@ -320,7 +330,7 @@ class MixtureMLP(nn.Module):
         super()._load_from_state_dict(*args, **kwargs)
 
 
-def initialise(module: nn.Module, std: float) -> None:
+def init_module_weights(module: nn.Module, std: float) -> None:
     """Set what a checkpoint does not bring, as a fresh model has it: part of ``_init_weights``."""
     if isinstance(module, ValueGate | MixtureMLP | Rows):
         for name, parameter in module.named_parameters(recurse=False):

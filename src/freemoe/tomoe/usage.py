@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from freemoe.core.errors import DataError
-from freemoe.kernels.gates import route
-from freemoe.models.hooks import before, hooked
-from freemoe.text.blocks import Blocks
+from freemoe.kernels.gates import route_tokens
+from freemoe.models.hooks import combined_hooks, forward_pre_hook
+from freemoe.text.blocks import PackedBlocks
 from freemoe.tomoe.measure import TOKENS
 from freemoe.tomoe.structures.structure import Structure
 
@@ -64,7 +64,7 @@ def expert_similarity(structure: Structure) -> list[list[list[float]]]:
     Returns:
         Per layer (experts, experts): neurons that both have over neurons that one of them has (Jaccard).
     """
-    return [_jaccard(layer.experts.double()).tolist() for layer in structure]
+    return [_jaccard_similarity(layer.experts.double()).tolist() for layer in structure]
 
 
 def training_dynamics(result: dict[str, Any]) -> dict[str, list[float]]:
@@ -109,36 +109,36 @@ def experts_of_tokens(model: Any, ids: Tensor, positions: Tensor | None = None) 
         )
     seen: list[Tensor] = []
 
-    def look(mixture: Any) -> Callable[..., None]:
+    def make_router_hook(mixture: Any) -> Callable[..., None]:
         router = mixture.router
-        return lambda module, args: seen.append(route(args[0], router.weight, router.bias))
+        return lambda module, args: seen.append(route_tokens(args[0], router.weight, router.bias))
 
     device = model.device
     options = {} if positions is None else {"position_ids": positions.to(device), "use_cache": False}
-    with hooked(*(before(mixture, look(mixture)) for mixture in mixtures)):
+    with combined_hooks(*(forward_pre_hook(mixture, make_router_hook(mixture)) for mixture in mixtures)):
         model.base_model(ids.to(device), **options)
     return torch.stack([expert.view(ids.shape).cpu() for expert in seen])
 
 
-def expert_usage(model: Any, blocks: Blocks) -> list[list[float]]:
+def expert_usage(model: Any, blocks: PackedBlocks) -> list[list[float]]:
     """The share of a text's tokens that each expert is given, by layer (ToMoE Fig. 4).
 
     Args:
         model: A converted model.
         blocks: Text.
     """
-    chosen = _chosen(model, blocks)
+    chosen = _chosen_experts(model, blocks)
     return [(torch.bincount(layer, minlength=n).double() / len(layer)).tolist() for layer, n in chosen]
 
 
-def shared_tokens(model: Any, blocks: Blocks) -> Tensor:
+def shared_tokens(model: Any, blocks: PackedBlocks) -> Tensor:
     """How far experts of all layers go together: tokens that both are given over tokens that one of them is.
 
     Returns:
         (layers * experts, layers * experts) float64, layer by layer; experts of one layer share no token.
     """
-    onehot = [torch.nn.functional.one_hot(layer, n).T.double() for layer, n in _chosen(model, blocks)]
-    return _jaccard(torch.cat(onehot))
+    onehot = [torch.nn.functional.one_hot(layer, n).T.double() for layer, n in _chosen_experts(model, blocks)]
+    return _jaccard_similarity(torch.cat(onehot))
 
 
 def token_experts(model: Any, tokenizer: Any, text: str, layers: Sequence[int] = (-1,)) -> list[dict[str, Any]]:
@@ -158,14 +158,16 @@ def token_experts(model: Any, tokenizer: Any, text: str, layers: Sequence[int] =
     return [{"token": tokenizer.decode(one), "experts": own} for one, own in zip(ids[0].tolist(), experts, strict=True)]
 
 
-def _chosen(model: Any, blocks: Blocks) -> list[tuple[Tensor, int]]:
+def _chosen_experts(model: Any, blocks: PackedBlocks) -> list[tuple[Tensor, int]]:
     """Per layer the expert of every token, and how many experts there are."""
-    parts = [experts_of_tokens(model, batch.ids, batch.positions).flatten(1) for batch in blocks.within(TOKENS)]
+    parts = [
+        experts_of_tokens(model, batch.ids, batch.positions).flatten(1) for batch in blocks.iter_token_batches(TOKENS)
+    ]
     counts = [len(own["widths"]) for own in model.config.tomoe["layers"]]
     return list(zip(torch.cat(parts, dim=1), counts, strict=True))
 
 
-def _jaccard(members: Tensor) -> Tensor:
+def _jaccard_similarity(members: Tensor) -> Tensor:
     """(n, size) of zeros and ones -> (n, n); zero where both are empty."""
     both = members @ members.T
     sizes = members.sum(dim=1)

@@ -11,14 +11,14 @@ from torch import Tensor
 from freemoe.core.errors import NumericError
 
 
-def cosine(step: int, steps: int, floor: float = 0.0) -> float:
+def cosine_decay(step: int, steps: int, floor: float = 0.0) -> float:
     """The share of the rate at a step: from one at step 0 down half a cosine to ``floor`` at step ``steps``."""
     return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * step / max(1, steps)))
 
 
 def warm_cosine(rate: float, step: int, steps: int, warm: int) -> float:
     """The rate of a step: up a line to ``rate`` at the last of ``warm`` steps, then down half a cosine to zero."""
-    return rate * (step + 1) / warm if step < warm else rate * cosine(step - warm, steps - warm)
+    return rate * (step + 1) / warm if step < warm else rate * cosine_decay(step - warm, steps - warm)
 
 
 def check_finite(loss: float, step: int, about: Callable[[], str] = str) -> None:
@@ -39,7 +39,7 @@ def check_finite(loss: float, step: int, about: Callable[[], str] = str) -> None
         )
 
 
-def descend(
+def optimizer_step(
     optimizer: torch.optim.Optimizer,
     losses: Iterable[Tensor],
     step: int,

@@ -24,13 +24,13 @@ def distillation_loss(student: Tensor, teacher: Tensor, head: Callable[[Tensor],
         () float32, nats per token; zero where there is none.
     """
 
-    def part(mine: Tensor, other: Tensor) -> Tensor:
+    def chunk_kl(mine: Tensor, other: Tensor) -> Tensor:
         with torch.no_grad():
             wanted = torch.log_softmax(head(other).float(), dim=-1)
         found = torch.log_softmax(head(mine).float(), dim=-1)
         return (wanted.exp() * (wanted - found)).sum()
 
-    return _in_chunks(part, student, teacher, chunk) / max(1, len(student))
+    return _sum_in_chunks(chunk_kl, student, teacher, chunk) / max(1, len(student))
 
 
 def language_loss(hidden: Tensor, wanted: Tensor, head: Callable[[Tensor], Tensor], chunk: int = 1024) -> Tensor:
@@ -46,13 +46,13 @@ def language_loss(hidden: Tensor, wanted: Tensor, head: Callable[[Tensor], Tenso
         () float32, nats.
     """
 
-    def part(mine: Tensor, targets: Tensor) -> Tensor:
+    def chunk_cross_entropy(mine: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(head(mine).float(), targets, reduction="sum")
 
-    return _in_chunks(part, hidden, wanted, chunk)
+    return _sum_in_chunks(chunk_cross_entropy, hidden, wanted, chunk)
 
 
-def _in_chunks(part: Callable[[Tensor, Tensor], Tensor], student: Tensor, other: Tensor, chunk: int) -> Tensor:
+def _sum_in_chunks(part: Callable[[Tensor, Tensor], Tensor], student: Tensor, other: Tensor, chunk: int) -> Tensor:
     """Sum of a loss over ``chunk`` rows at a time.
 
     Their logits are made again in the backward pass, so that no (tokens, vocabulary) of the whole batch is ever held.

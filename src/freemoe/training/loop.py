@@ -16,30 +16,30 @@ from freemoe.training.states import State
 
 
 @dataclass(frozen=True)
-class Store:
+class CheckpointStore:
     """A run folder, as training keeps its states in it."""
 
     run: RunFolder
 
-    def has(self, name: str) -> bool:
-        """See `RunFolder.has`."""
-        return self.run.has(name)
+    def has_state(self, name: str) -> bool:
+        """See `RunFolder.has_tensors`."""
+        return self.run.has_tensors(name)
 
-    def keep(self, name: str, work: Callable[[], State]) -> State:
-        """See `RunFolder.tensors`."""
-        return self.run.tensors(name, work)
+    def load_or_compute(self, name: str, work: Callable[[], State]) -> State:
+        """See `RunFolder.run_tensor_unit`."""
+        return self.run.run_tensor_unit(name, work)
 
-    def drop(self, name: str) -> None:
-        """See `RunFolder.drop`."""
-        self.run.drop(name)
+    def drop_state(self, name: str) -> None:
+        """See `RunFolder.delete_tensors`."""
+        self.run.delete_tensors(name)
 
-    def on_the_way(self, name: str) -> UnitState:
-        """See `RunFolder.state`."""
-        return self.run.state(name)
+    def resume_state(self, name: str) -> UnitState:
+        """See `RunFolder.unit_state`."""
+        return self.run.unit_state(name)
 
 
 @dataclass(frozen=True)
-class Kept:
+class TrainingCheckpoints:
     """How a training is kept.
 
     Attributes:
@@ -50,29 +50,29 @@ class Kept:
         between: Keep states between two looks too.
     """
 
-    store: Store
+    store: CheckpointStore
     name: str
     state: Callable[[], State]
     load: Callable[[State], None]
     between: bool = True
 
-    def last(self, steps: int, every: int) -> int:
+    def last_step(self, steps: int, every: int) -> int:
         """Steps done at the last state that is kept; 0 where there is none."""
-        return max((n for n in looks(steps, every) if self.store.has(f"{self.name}|{n}")), default=0)
+        return max((n for n in eval_steps(steps, every) if self.store.has_state(f"{self.name}|{n}")), default=0)
 
 
-def looks(steps: int, every: int) -> list[int]:
+def eval_steps(steps: int, every: int) -> list[int]:
     """Steps done at each look: none, then every so many, then all."""
     return [*range(0, steps, every), steps]
 
 
-def train(
+def run_training_loop(
     step: Callable[[int], None],
     look: Callable[[int], bool],
     steps: int,
     every: int,
     *,
-    kept: Kept | None = None,
+    kept: TrainingCheckpoints | None = None,
     advance: Callable[[int], None] | None = None,
 ) -> None:
     """Train, in place.
@@ -90,32 +90,32 @@ def train(
         NumericError: A loss is NaN or infinite, when steps check it (`descend`); the last state is kept.
     """
     advance = advance or (lambda number: None)
-    done = kept.last(steps, every) if kept else 0
+    done = kept.last_step(steps, every) if kept else 0
     advance(done)
-    for end in looks(steps, every):
+    for end in eval_steps(steps, every):
         if end < done:
             continue
 
-        def work(numbers: range = range(done, end)) -> State:
-            for number in _on_the_way(kept, numbers, advance):
+        def train_to_eval(numbers: range = range(done, end)) -> State:
+            for number in _remaining_steps(kept, numbers, advance):
                 step(number)
                 advance(1)
             return kept.state() if kept else {}
 
         if kept is None:
-            work()
+            train_to_eval()
         else:
-            kept.load(kept.store.keep(f"{kept.name}|{end}", work))
+            kept.load(kept.store.load_or_compute(f"{kept.name}|{end}", train_to_eval))
             if done < end:
-                kept.store.drop(f"{kept.name}|{done}")
+                kept.store.drop_state(f"{kept.name}|{done}")
         if look(end):
             return
         done = end
 
 
-def _on_the_way(kept: Kept | None, numbers: range, advance: Callable[[int], None]) -> Iterable[int]:
+def _remaining_steps(kept: TrainingCheckpoints | None, numbers: range, advance: Callable[[int], None]) -> Iterable[int]:
     """The steps up to a look, without those that a process which was stopped between two looks has done."""
     if kept is None or not kept.between:
         return numbers
-    between = kept.store.on_the_way(f"{kept.name}|{numbers.stop}")
-    return between.over(numbers, kept.state, kept.load, advance)
+    between = kept.store.resume_state(f"{kept.name}|{numbers.stop}")
+    return between.resume_iter(numbers, kept.state, kept.load, advance)

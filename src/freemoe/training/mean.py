@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from freemoe.training.states import State, packed, put, unpacked
+from freemoe.training.states import State, copy_into_parameters, pack_state, unpack_state
 
 
 @dataclass(eq=False)
-class Mean:
+class ParameterMean:
     """The mean of parameters over the last steps, in their own precision.
 
     How far back it looks grows with the steps: a fixed decay either remembers the start of a short training or only the
@@ -32,39 +32,39 @@ class Mean:
     values: dict[str, Tensor] = field(default_factory=dict)
 
     @property
-    def decay(self) -> float:
+    def last_decay(self) -> float:
         """Of the last step: how much of the mean so far stayed. Never more than its steps bear, so nothing of zero is in it."""
         return 1 - 1 / max(1.0, self.window * self.steps)
 
     @torch.no_grad()
-    def update(self) -> None:
+    def update_mean(self) -> None:
         """Take note of the parameters after a step."""
         self.steps += 1
         if not self.values:
             self.values = {name: p.detach().clone() for name, p in self.parameters.items()}
             return
         for name, p in self.parameters.items():
-            self.values[name].lerp_(p, 1 - self.decay)
+            self.values[name].lerp_(p, 1 - self.last_decay)
 
     @contextmanager
-    def used(self) -> Iterator[None]:
+    def use_mean(self) -> Iterator[None]:
         """While open, the parameters are the mean; afterwards what they were, to the bit."""
         own = {name: p.detach().clone() for name, p in self.parameters.items()}
         try:
             if self.values:
-                put(self.parameters, self.values)
+                copy_into_parameters(self.parameters, self.values)
             yield
         finally:
-            put(self.parameters, own)
+            copy_into_parameters(self.parameters, own)
 
-    def state(self) -> State:
+    def to_state(self) -> State:
         """As a part of a state."""
-        return {**packed("mean", self.values), "mean steps": torch.tensor(self.steps)}
+        return {**pack_state("mean", self.values), "mean steps": torch.tensor(self.steps)}
 
-    def load(self, state: State) -> None:
+    def load_state(self, state: State) -> None:
         """Go on from a state."""
         # The next step writes into what was loaded, which came from a file to the host.
         self.values = {
-            name: t.to(self.parameters[name].device, copy=True) for name, t in unpacked("mean", state).items()
+            name: t.to(self.parameters[name].device, copy=True) for name, t in unpack_state("mean", state).items()
         }
         self.steps = int(state["mean steps"])

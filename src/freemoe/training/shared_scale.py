@@ -34,10 +34,10 @@ class SharedScaleAdamW(torch.optim.AdamW):
             if group.get("shared"):
                 for p in group["params"]:
                     if p.grad is not None:
-                        self._move(p, p.grad, group["lr"], group["betas"][0])
+                        self._update_tensor(p, p.grad, group["lr"], group["betas"][0])
         return loss
 
-    def _move(self, p: Tensor, grad: Tensor, rate: float, momentum: float) -> None:
+    def _update_tensor(self, p: Tensor, grad: Tensor, rate: float, momentum: float) -> None:
         state = self.state[p]
         if not state:
             state.update(step=torch.tensor(0.0), exp_avg=torch.zeros_like(p), square=p.new_zeros(()))

@@ -15,26 +15,28 @@ from freemoe.core.errors import NumericError
 State = dict[str, Tensor]
 
 
-def packed(part: str, tensors: Mapping[str, Any]) -> State:
+def pack_state(part: str, tensors: Mapping[str, Any]) -> State:
     """Copies of tensors and numbers, as a part of a state: each is called ``part|name``."""
     return {f"{part}|{name}": torch.as_tensor(t).detach().clone() for name, t in tensors.items()}
 
 
-def unpacked(part: str, state: State) -> State:
-    """What `packed` was given."""
+def unpack_state(part: str, state: State) -> State:
+    """What `pack_state` was given."""
     return {name.removeprefix(f"{part}|"): t for name, t in state.items() if name.startswith(f"{part}|")}
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> State:
     """What an optimizer remembers of earlier steps: ``optimizer|number of the parameter|name``."""
     own = optimizer.state_dict()["state"]
-    return packed("optimizer", {f"{number}|{name}": t for number, found in own.items() for name, t in found.items()})
+    return pack_state(
+        "optimizer", {f"{number}|{name}": t for number, found in own.items() for name, t in found.items()}
+    )
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: State) -> None:
     """Let an optimizer go on from a state."""
     own: dict[int, State] = {}
-    for key, tensor in unpacked("optimizer", state).items():
+    for key, tensor in unpack_state("optimizer", state).items():
         number, name = key.split("|")
         # Loading does not copy, and the next step writes into what was loaded.
         own.setdefault(int(number), {})[name] = tensor.clone()
@@ -42,14 +44,14 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: State) -> None:
 
 
 @torch.no_grad()
-def put(parameters: Mapping[str, nn.Parameter], values: State) -> None:
+def copy_into_parameters(parameters: Mapping[str, nn.Parameter], values: State) -> None:
     """Write values into the parameters of the same names."""
     for name, p in parameters.items():
         p.copy_(values[name])
 
 
 @dataclass(eq=False)
-class Best:
+class BestCheckpoint:
     """The losses of a training's looks, and the values of its parameters at the first of the lowest.
 
     Attributes:
@@ -62,7 +64,7 @@ class Best:
     losses: list[float] = field(default_factory=list)
     values: State = field(default_factory=dict)
 
-    def look(self, loss: float) -> int:
+    def record_loss(self, loss: float) -> int:
         """Take note of a look's loss; returns how many looks ago the best one was.
 
         Raises:
@@ -78,14 +80,14 @@ class Best:
             self.values = {name: p.detach().clone() for name, p in self.parameters.items()}
         return waited
 
-    def restore(self) -> None:
+    def restore_best(self) -> None:
         """Give the parameters their values at the best look."""
-        put(self.parameters, self.values)
+        copy_into_parameters(self.parameters, self.values)
 
-    def state(self) -> State:
+    def to_state(self) -> State:
         """As a part of a state."""
-        return {**packed("best", self.values), "losses": torch.tensor(self.losses, dtype=torch.float64)}
+        return {**pack_state("best", self.values), "losses": torch.tensor(self.losses, dtype=torch.float64)}
 
-    def load(self, state: State) -> None:
+    def load_state(self, state: State) -> None:
         """Go on from a state."""
-        self.losses, self.values = state["losses"].tolist(), unpacked("best", state)
+        self.losses, self.values = state["losses"].tolist(), unpack_state("best", state)

@@ -18,7 +18,7 @@ from freemoe.kernels.gates import top_k_mask
 MEDIAN_NOISE = -math.log(math.log(2))
 
 
-class _Hard(torch.autograd.Function):
+class _StraightThroughSigmoid(torch.autograd.Function):
     """Forward ``hard``; backward the gradient of sigmoid(x / tau), of which only y(1 - y) is kept."""
 
     @staticmethod
@@ -50,7 +50,7 @@ class _HardChoice(torch.autograd.Function):
         return soft * (grads[0] - inner) / ctx.tau, None
 
 
-def gumbel(like: Tensor, generator: torch.Generator | None) -> Tensor:
+def gumbel_noise(like: Tensor, generator: torch.Generator | None) -> Tensor:
     """Standard Gumbel noise of a tensor's shape; zeros without a generator."""
     if generator is None:
         return torch.zeros_like(like)
@@ -70,9 +70,9 @@ def gumbel_sigmoid(logits: Tensor, offset: float, tau: float, generator: torch.G
     Returns:
         (...) of zeros and ones; gradient y(1 - y) / tau with y = sigmoid((x + g + b) / tau).
     """
-    noise = gumbel(logits, generator) if generator is not None else MEDIAN_NOISE
+    noise = gumbel_noise(logits, generator) if generator is not None else MEDIAN_NOISE
     shifted = logits + offset + noise
-    return _Hard.apply(shifted, (shifted > 0).to(logits.dtype), tau)  # pyright: ignore[reportReturnType]
+    return _StraightThroughSigmoid.apply(shifted, (shifted > 0).to(logits.dtype), tau)  # pyright: ignore[reportReturnType]
 
 
 def keep_probability(logits: Tensor, offset: float) -> Tensor:
@@ -82,10 +82,10 @@ def keep_probability(logits: Tensor, offset: float) -> Tensor:
 
 def gumbel_softmax(logits: Tensor, tau: float, generator: torch.Generator | None) -> Tensor:
     """One-hot of the largest logits + g in every row (..., n); gradient of softmax((x + g) / tau) (ToMoE Eq. 5)."""
-    return _HardChoice.apply(logits + gumbel(logits, generator), tau)  # pyright: ignore[reportReturnType]
+    return _HardChoice.apply(logits + gumbel_noise(logits, generator), tau)  # pyright: ignore[reportReturnType]
 
 
-def best(logits: Tensor, k: int, tau: float, generator: torch.Generator | None = None) -> Tensor:
+def hard_top_k(logits: Tensor, k: int, tau: float, generator: torch.Generator | None = None) -> Tensor:
     """Keep exactly the ``k`` best of every row.
 
     Args:
@@ -98,9 +98,9 @@ def best(logits: Tensor, k: int, tau: float, generator: torch.Generator | None =
         (..., n) of zeros and ones; gradient y(1 - y) / tau with y = sigmoid((x - t) / tau), t half-way between the last
         that is kept and the first that is not.
     """
-    noisy = logits if generator is None else logits + gumbel(logits, generator)
+    noisy = logits if generator is None else logits + gumbel_noise(logits, generator)
     fixed = noisy.detach()
     n = logits.shape[-1]
     edge = fixed.topk(min(k + 1, n), dim=-1).values
     threshold = edge[..., k - 1 : k + 1].mean(dim=-1, keepdim=True)
-    return _Hard.apply(noisy - threshold, top_k_mask(fixed, k), tau)  # pyright: ignore[reportReturnType]
+    return _StraightThroughSigmoid.apply(noisy - threshold, top_k_mask(fixed, k), tau)  # pyright: ignore[reportReturnType]

@@ -16,7 +16,7 @@ from benchmarks.gain.materials import MATERIALS
 from benchmarks.harness import Settings
 from benchmarks.rivals.training import Schedule
 from freemoe.core.errors import DataError
-from freemoe.core.run.progress import Quiet
+from freemoe.core.run.progress import QuietProgress
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.statistics import over_seeds
 from freemoe.evals.tasks.domains import load_domain
@@ -79,7 +79,7 @@ def test_bases_are_fresh_and_kept_by_what_decides_them(tmp_path) -> None:
 def test_a_base_that_cannot_be_trained_says_how_it_ended(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bases, "_steps", lambda quick: 0)
     with pytest.raises(DataError, match="steps is 0"):
-        bases.fresh_bases(tmp_path, [5], True, Quiet())
+        bases.fresh_bases(tmp_path, [5], True, QuietProgress())
 
 
 def test_a_fresh_benchmark_is_a_domain(tmp_path) -> None:
@@ -143,6 +143,6 @@ def test_every_method_competes_on_text(stories, data_root) -> None:
 def test_jobs_run_in_processes_of_their_own_and_come_back_in_order(stories, data_root) -> None:
     job = Job("arc-easy", str(data_root), limit=16, schedule=QUICK)
     jobs = [job, replace(job, method="lora", rate=1e-2)]
-    found = side_by_side(compete, jobs, Quiet(), "test")
+    found = side_by_side(compete, jobs, QuietProgress(), "test")
     assert [f["name"] for f in found] == ["base", "LoRA r=1, lr 0.01"]
     assert found[0]["right"] == compete(job)["right"]

@@ -17,10 +17,10 @@ from freemoe.assets import demo_model_path, demo_moe_path
 from freemoe.core.errors import RecipeError
 from freemoe.hookmoe.adapter import Trimmed
 from freemoe.hookmoe.material import TextParts
-from freemoe.hookmoe.measure import Quality
-from freemoe.hookmoe.plans.plan import Plan
+from freemoe.hookmoe.measure import TextQuality
+from freemoe.hookmoe.plans.plan import LayerPlan
 from freemoe.models.checkpoints.loading import BUNDLED_MOE, load_base
-from freemoe.text.blocks import Blocks
+from freemoe.text.blocks import PackedBlocks
 from scripts import make_demo_moe
 from tests.hookmoe.conftest import logits
 
@@ -80,7 +80,7 @@ def test_the_benchmark_runs_and_judges_nothing_when_quick(tmp_path: Path, monkey
     def untrained(*_: object, **__: object) -> None:
         raise AssertionError("trained again")
 
-    monkeypatch.setattr("benchmarks.hookmoe.quality.train", untrained)
+    monkeypatch.setattr("benchmarks.hookmoe.quality.train_compensation", untrained)
     again = run_bench("hookmoe", Settings(quick=True, cache=tmp_path, only="bundled"))
     assert [f for f in again["figures"] if "won back" in f["name"]] == [
         f for n, f in figures.items() if "won back" in n and not n.endswith(("olmoe", "qwen3_moe"))
@@ -93,7 +93,9 @@ def test_parts_are_asked_for_by_name(tmp_path: Path) -> None:
 
 
 def test_a_row_is_measured_once_while_what_decided_it_stands(tmp_path: Path) -> None:
-    row = Row(Quality(*(torch.rand(3, dtype=torch.float64) for _ in range(4))), torch.rand(2, dtype=torch.float64), 7)
+    row = Row(
+        TextQuality(*(torch.rand(3, dtype=torch.float64) for _ in range(4))), torch.rand(2, dtype=torch.float64), 7
+    )
     asked = []
 
     def measured() -> Row:
@@ -114,7 +116,7 @@ def test_a_row_is_measured_once_while_what_decided_it_stands(tmp_path: Path) -> 
 
 def test_another_text_makes_other_records(tmp_path: Path) -> None:
     def parts(first: int) -> TextParts:
-        blocks = Blocks(torch.tensor([[first, 2]]), torch.tensor([[0, 1]]))
+        blocks = PackedBlocks(torch.tensor([[first, 2]]), torch.tensor([[0, 1]]))
         return TextParts(blocks, blocks, blocks, (1, 1, 1))
 
     model = str(demo_moe_path())
@@ -126,12 +128,12 @@ def test_another_text_makes_other_records(tmp_path: Path) -> None:
 
 def test_ceilings_are_what_flops_and_bytes_allow() -> None:
     model = trim_speed.shaped("Mixtral shape", Settings(quick=True))
-    first, further = trim_speed.ceilings(model, Trimmed(Plan((1, 1))), 64)
+    first, further = trim_speed.ceilings(model, Trimmed(LayerPlan((1, 1))), 64)
     # Half of the experts' work is gone, attention and head are not.
     assert 1 < first < 2
     assert 1 < further < 2
-    assert trim_speed.ceilings(model, Trimmed(Plan((2, 2))), 64) == (1.0, 1.0)
-    assert trim_speed.ceilings(model, Trimmed(Plan((1, 1))), 512)[0] < first
+    assert trim_speed.ceilings(model, Trimmed(LayerPlan((2, 2))), 64) == (1.0, 1.0)
+    assert trim_speed.ceilings(model, Trimmed(LayerPlan((1, 1))), 512)[0] < first
 
 
 def test_what_is_reachable_beside_time_without_weights() -> None:
@@ -178,7 +180,7 @@ def test_lora_begins_as_nothing_and_has_at_least_the_size() -> None:
 
 def _row(wrong: list[float]) -> Row:
     blocks = torch.ones(4)
-    return Row(Quality(blocks * len(wrong), blocks * 0, blocks, blocks), torch.tensor(wrong, dtype=torch.float64))
+    return Row(TextQuality(blocks * len(wrong), blocks * 0, blocks, blocks), torch.tensor(wrong, dtype=torch.float64))
 
 
 def test_shares_are_of_what_was_lost() -> None:

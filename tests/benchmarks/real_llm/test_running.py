@@ -29,10 +29,10 @@ from benchmarks.real_llm.protocol import quick_protocol
 from benchmarks.real_llm.work import Job, joined
 from freemoe.core.errors import DataError, NumericError
 from freemoe.core.files import write_atomic
-from freemoe.core.run.places import Place
-from freemoe.domain_experts.route.router import Router
+from freemoe.core.run.places import ExecutorSpec
+from freemoe.domain_experts.route.router import DomainRouter
 from freemoe.models.checkpoints.loading import load_base
-from freemoe.models.sorted_code import encode
+from freemoe.models.sorted_code import encode_sorted
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
 from tests.benchmarks.real_llm.records import text_record
@@ -101,9 +101,9 @@ def test_a_killed_run_goes_on_with_what_is_missing(
 def test_cells_that_workers_measure_are_recorded_and_one_that_fails_costs_no_other(
     settings: Settings, ran: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "pool", SerialAway)
+    monkeypatch.setattr(running, "make_pool", SerialAway)
     monkeypatch.setattr(running.Bench, "function", "tests.benchmarks.real_llm.records:made_up")
-    outcome = running.run(replace(settings, place=Place(workers=2)))
+    outcome = running.run(replace(settings, place=ExecutorSpec(workers=2)))
     assert not ran
     assert outcome.details["failed"] == {PLAN[1].name: "a loss is NaN"}
     assert outcome.details["cells"]["done"] == 2
@@ -222,7 +222,7 @@ def _soon(asked: Callable[[], Any]) -> Any:
 
 def test_a_union_switches_off_what_either_expert_does() -> None:
     def kept(**weights: list[int]) -> dict:
-        return {f"off|{name}": encode(torch.tensor(where)) for name, where in weights.items()}
+        return {f"off|{name}": encode_sorted(torch.tensor(where)) for name, where in weights.items()}
 
     sized: list[Any] = [SimpleNamespace(name=name, size=6) for name in "abc"]
     union = joined(sized, [kept(a=[1, 5], b=[0]), kept(a=[2, 5], c=[3])])
@@ -234,7 +234,7 @@ def test_a_router_sends_questions_to_the_experts_of_tasks(
     stories, data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ("arc-easy", "arc-challenge")  # so alike that some go astray, and a careful router would abstain
-    monkeypatch.setattr(Router, "abstains", lambda *_: False)
+    monkeypatch.setattr(DomainRouter, "abstains", lambda *_: False)
     for module in (planned, routing):
         monkeypatch.setattr(module, "TASKS", [MATERIALS[n] for n in names])
     experts = [Cell("task", n, "learned", 0.01) for n in names]
@@ -273,7 +273,7 @@ def test_a_router_sends_questions_to_the_experts_of_tasks(
 
 def _some_off(model: str, seed: int) -> dict:
     weight = find_weights(load_base(model, dtype="float32", device="cpu")[0])[seed]
-    return {f"off|{weight.name}": encode(torch.arange(0, weight.size, 2))}
+    return {f"off|{weight.name}": encode_sorted(torch.arange(0, weight.size, 2))}
 
 
 @pytest.mark.realdata

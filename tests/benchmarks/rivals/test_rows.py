@@ -16,7 +16,7 @@ from tests.benchmarks.rivals.tiny_terms import TERMS, given
 
 assert rows
 FAMILY = {"dense": "llama", "mixture": "mixtral"}
-CASES = [(name, base) for name in RIVALS.loaded() for base in RIVALS.get(name).bases]
+CASES = [(name, base) for name in RIVALS.loaded_names() for base in RIVALS.get(name).bases]
 
 
 def logits(model) -> torch.Tensor:

@@ -154,7 +154,7 @@ def test_the_list_minutes_and_patterns_that_name_nothing(settings: Settings) -> 
 def test_every_rival_is_planned_where_it_fits_and_a_quick_plan_has_each_once(tmp_path: Path) -> None:
     (tmp_path / plan.STORIES).mkdir(parents=True)
     whole = plan.cells("model.gguf", tmp_path, quick=False)
-    assert {c.method for c in whole} >= set(RIVALS.loaded())
+    assert {c.method for c in whole} >= set(RIVALS.loaded_names())
     assert {c.base for c in whole} == {"freemoe-demo", "freemoe-demo-moe", plan.STORIES, ""}
     for cell in whole:
         kind = "mixture" if cell.base == "freemoe-demo-moe" else "dense"
@@ -165,7 +165,7 @@ def test_every_rival_is_planned_where_it_fits_and_a_quick_plan_has_each_once(tmp
     lora = {c.rate for c in whole if c.method == "lora" and c.base == "" and c.material == "wikitext"}
     assert lora == set(RIVALS.get("lora").rates)
     quick = [c.method for c in plan.cells(None, None, quick=True) if c.method != "base"]
-    assert sorted(quick) == sorted(n for n in RIVALS.loaded() if n != "base")
+    assert sorted(quick) == sorted(n for n in RIVALS.loaded_names() if n != "base")
     seconds = plan.estimates(whole, {}, quick=False)
     assert all(s > 0 for s in seconds.values())
     one = Cell("adaptation", "wikitext", "lora", rank=1, rate=2e-3)

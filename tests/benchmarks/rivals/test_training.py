@@ -65,7 +65,7 @@ def test_lora_starts_as_the_base_and_counts_its_numbers(batches) -> None:
     model = tiny_model("llama")
     weights = find_weights(model)
     begun = mean_loss(model, batches)
-    wanted = sum(2 * (w.rows + w.columns) for w in weights)
+    wanted = sum(2 * (w.num_rows + w.num_columns) for w in weights)
     tuned, parameters = with_lora(model, weights, 2, 0)
     assert sum(p.numel() for p in parameters) == wanted
     assert mean_loss(tuned, batches) == begun

@@ -30,7 +30,7 @@ def test_figures_of_a_quick_run() -> None:
 
 def test_a_wrong_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     # Every expert has nothing off in a mixed batch.
-    monkeypatch.setattr(parts.Part, "scattered", property(lambda self: False))
+    monkeypatch.setattr(parts.WeightMask, "is_scattered", property(lambda self: False))
     with pytest.raises(NumericError, match="of the largest logit away"):
         bench.run(Settings(quick=True, only="135M, float32"))
 

@@ -11,8 +11,8 @@ from benchmarks.harness import Settings
 from benchmarks.speed import artefact
 from benchmarks.speed.artefact import file_bytes, run, shapes_of, stand_in
 from freemoe.core.errors import FreeMoEError
-from freemoe.domain_experts.expert import Expert, band_expert, switch_expert
-from freemoe.domain_experts.rank.bands import Band, Rankings
+from freemoe.domain_experts.expert import DomainExpert, band_expert, switch_expert
+from freemoe.domain_experts.rank.bands import Band, BandRankings
 from freemoe.models.weights import find_weights
 from tests.masks import indices_of, mask_of
 from tests.tiny import tiny_model
@@ -21,15 +21,15 @@ from tests.tiny import tiny_model
 @pytest.mark.parametrize("case", ["llama", "mixtral", "gpt2"])
 def test_computed_bytes_are_those_of_the_file(case: str) -> None:
     weights = find_weights(tiny_model(case))
-    norms = {w.tap: torch.rand(w.experts, w.columns) for w in weights}
+    norms = {w.tap: torch.rand(w.num_experts, w.num_columns) for w in weights}
     for band in (Band("wanda", 0.2, 0.3), Band("wanda", 0.0, 0.1), Band("magnitude", 0.0, 1.0)):
-        expert = band_expert("math/ü", band, Rankings(weights, norms.__getitem__).ends(band), norms, weights)
+        expert = band_expert("math/ü", band, BandRankings(weights, norms.__getitem__).band_ends(band), norms, weights)
         assert file_bytes(shapes_of(expert.to_tensors())) == len(save(expert.to_tensors()))
     switch = switch_expert(
         "d/0", mask_of({w.name: torch.arange(0, w.size, 7 + i) for i, w in enumerate(weights)}, weights)
     )
     assert file_bytes(shapes_of(switch.to_tensors())) == len(save(switch.to_tensors()))
-    wide = Expert("d/1", "band", band, {}, {"w": (torch.tensor([[70000]]), torch.tensor([[3]]))})
+    wide = DomainExpert("d/1", "band", band, {}, {"w": (torch.tensor([[70000]]), torch.tensor([[3]]))})
     assert file_bytes(shapes_of(wide.to_tensors())) == len(save(wide.to_tensors()))
 
 
@@ -62,12 +62,12 @@ def test_a_quick_run() -> None:
 
 def test_an_expert_that_comes_back_wrong_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(artefact, "PUBLISHED", {})
-    mask = Expert.mask
+    mask = DomainExpert.mask
 
     def without_first(expert, weights):
         return mask_of({k: v[1:] for k, v in indices_of(mask(expert, weights)).items()}, weights)
 
-    monkeypatch.setattr(Expert, "mask", without_first)
+    monkeypatch.setattr(DomainExpert, "mask", without_first)
     exact = run(Settings(quick=True)).figures[0]
     # One of each of 14 weights, two kinds, three loads.
     assert exact.value == 14 * 2 * 3

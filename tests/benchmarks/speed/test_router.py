@@ -32,7 +32,7 @@ def outcome(events: list[str]) -> bench.Outcome:
             return opened(split, choice)
 
         patch.setattr(bench, "train_on_subdomains", counted_train)
-        patch.setattr(ReportedSplit, "open", counted_open)
+        patch.setattr(ReportedSplit, "open_documents", counted_open)
         return run(Settings(quick=True))
 
 

@@ -5,7 +5,7 @@ import pytest
 from benchmarks.harness import Settings
 from benchmarks.speed import scorer as bench
 from freemoe.core.errors import NumericError
-from freemoe.evals.engine.scorer import Pair
+from freemoe.evals.engine.scorer import TokenPair
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # lm-eval and its libraries warn of their own affairs
 
@@ -31,7 +31,12 @@ def test_the_shape_is_that_of_few_shot_letters():
 
 
 def test_tokens_are_counted_once():
-    pairs = [Pair((1, 2, 3), (4,)), Pair((1, 2, 3), (5,)), Pair((1, 2), (3, 7, 8)), Pair((9,), (9,))]
+    pairs = [
+        TokenPair((1, 2, 3), (4,)),
+        TokenPair((1, 2, 3), (5,)),
+        TokenPair((1, 2), (3, 7, 8)),
+        TokenPair((9,), (9,)),
+    ]
     assert bench._tokens_whole(pairs) == 3 + 4 + 1
     assert bench._tokens_once(pairs) == 3 + 1 + 1
 

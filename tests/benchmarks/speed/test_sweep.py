@@ -8,7 +8,7 @@ import torch
 from benchmarks.harness import Settings
 from benchmarks.speed import sweep as bench
 from freemoe.core.errors import NumericError
-from freemoe.domain_experts.rank.bands import Rankings
+from freemoe.domain_experts.rank.bands import BandRankings
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +42,10 @@ def test_both_sides_fill_the_same_table_and_leave_the_model(world: bench.World) 
 
 def test_the_plain_mask_is_the_band(world: bench.World) -> None:
     for band in world.bands[::3]:
-        found = Rankings(world.weights, lambda tap: world.norms.norm(tap, 1, 2)).mask(band)
+        found = BandRankings(world.weights, lambda tap: world.norms.input_norm(tap, 1, 2)).mask_of_band(band)
         for weight in world.weights:
-            mask = bench._plain_mask(weight, world.norms.norm(weight.tap, 1, 2), band)
-            assert torch.equal(mask.flatten(), found[weight.name].bools())
+            mask = bench._plain_mask(weight, world.norms.input_norm(weight.tap, 1, 2), band)
+            assert torch.equal(mask.flatten(), found[weight.name].to_bools())
 
 
 def test_another_choice_or_grade_is_an_error(world: bench.World) -> None:

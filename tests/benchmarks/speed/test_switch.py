@@ -31,13 +31,13 @@ def test_figures_of_a_quick_run() -> None:
 
 
 def test_a_wrong_bit_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    add = switchboard._Part.add
+    add = switchboard._ExpertBlock.add
 
     def sloppy(part, bits, times):
         add(part, bits, times)
         bits[0, int(part.places[0])] ^= 1
 
-    monkeypatch.setattr(switchboard._Part, "add", sloppy)
+    monkeypatch.setattr(switchboard._ExpertBlock, "add", sloppy)
     with pytest.raises(NumericError, match="is not what"):
         bench.run(Settings(quick=True))
 

@@ -15,7 +15,12 @@ from benchmarks.tomoe.speed import QUICK_SHAPE, QUICK_TOKENS, ceilings, random_m
 from freemoe.core.errors import FreeMoEError, NumericError
 from freemoe.models.sublayers import find_sublayers
 from freemoe.tomoe import export as exporting
-from freemoe.tomoe.structures.structure import active_parameters, check, dense_parameters, whole
+from freemoe.tomoe.structures.structure import (
+    active_parameters,
+    dense_parameters,
+    dense_structure,
+    require_structure_fits,
+)
 from tests.tiny import tiny_model
 from tests.tomoe.random_structures import random_structure
 
@@ -47,7 +52,7 @@ def test_a_folder_that_needs_freemoe_is_an_error(tmp_path: Path, monkeypatch: py
     own = exporting.remote_code()
     code = {name: text.replace("from .rows import", "from freemoe.kernels.rows import") for name, text in own.items()}
     monkeypatch.setattr(exporting, "remote_code", lambda: code)
-    exporting.export(base, random_masks(Settings(), find_sublayers(base)), tmp_path / "ours")
+    exporting.export_converted_model(base, random_masks(Settings(), find_sublayers(base)), tmp_path / "ours")
     with pytest.raises(FreeMoEError, match="does not run without freemoe"):
         seconds_alone(tmp_path / "dense", tmp_path / "ours", (1,), 1, Settings(quick=True))
 
@@ -60,7 +65,7 @@ def test_the_full_shape_is_large_enough() -> None:
 def test_random_masks_keep_exactly_half() -> None:
     sublayers = find_sublayers(model())
     structure = random_masks(Settings(), sublayers)
-    check(structure, sublayers)
+    require_structure_fits(structure, sublayers)
     assert 2 * active_parameters(structure, sublayers) == dense_parameters(sublayers)
     again, other = random_masks(Settings(), sublayers), random_masks(Settings(seed=1), sublayers)
     assert torch.equal(structure[0].experts, again[0].experts)
@@ -73,7 +78,7 @@ def test_masks_of_a_small_model_fill_a_larger_one(static: bool) -> None:
     structure = random_structure(small, static=static)
     sublayers = find_sublayers(model())
     found = tiled(structure, sublayers)
-    check(found, sublayers)
+    require_structure_fits(found, sublayers)
     # 64 = 2 x 32 and 16 = 2 x 8 are whole multiples; 176 = 3 x 48 + 32 is not.
     assert found[1].experts[:, :144].float().mean() == structure[0].experts.float().mean()
     assert torch.equal(found[0].experts[:, 48:96], structure[0].experts)
@@ -83,7 +88,7 @@ def test_masks_of_a_small_model_fill_a_larger_one(static: bool) -> None:
 
 def test_nothing_pruned_has_a_ceiling_of_one() -> None:
     base = model()
-    structure = whole(find_sublayers(base))
+    structure = dense_structure(find_sublayers(base))
     for count in QUICK_TOKENS:
         # The router is all that is new.
         assert ceilings(base, structure, count) == (pytest.approx(1.0, abs=0.02), pytest.approx(1.0, abs=0.02))
@@ -100,7 +105,7 @@ def test_ceilings_follow_what_is_read() -> None:
 
 def test_a_model_that_computes_something_else_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     other = random_masks(Settings(seed=5), find_sublayers(model()))
-    real = tomoe_speed.converted
+    real = tomoe_speed.build_converted_model
     monkeypatch.setattr(tomoe_speed, "converted", lambda base, structure: real(base, other))
     with pytest.raises(NumericError, match="differs from the masked one"):
         run(Settings(quick=True))

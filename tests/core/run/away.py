@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Self
 
-from freemoe.core.run.units import Serial
+from freemoe.core.run.units import SerialExecutor
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Held:
         return self.blob
 
 
-class SerialAway(Serial):
+class SerialAway(SerialExecutor):
     """Does units here, as if it were elsewhere."""
 
     count = 1

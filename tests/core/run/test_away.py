@@ -12,7 +12,7 @@ import torch
 
 from freemoe.core.errors import NumericError
 from freemoe.core.run import away
-from freemoe.core.run.ahead import Ahead
+from freemoe.core.run.ahead import ParallelStages
 from freemoe.core.run.folder import RunFolder
 from tests.core.run.away import SerialAway
 from tests.core.run.test_journal import never
@@ -27,16 +27,16 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     folder.mkdir()
     monkeypatch.setattr(away.tempfile, "gettempdir", lambda: str(folder))
     monkeypatch.setattr(away.tempfile, "tempdir", str(folder))
-    away.leave()
+    away.remove_worker_folder()
     yield folder
-    away.leave()
+    away.remove_worker_folder()
 
 
 def begun(tmp_path: Path) -> RunFolder:
     run = RunFolder(tmp_path / "out", {"a": 1})
-    run.tensors("common", lambda: {"a": torch.ones(3)})
-    run.tensors("mask|one", lambda: {"a": torch.zeros(2)})
-    run.tensors("mask|two", lambda: {"a": torch.zeros(2)})
+    run.run_tensor_unit("common", lambda: {"a": torch.ones(3)})
+    run.run_tensor_unit("mask|one", lambda: {"a": torch.zeros(2)})
+    run.run_tensor_unit("mask|two", lambda: {"a": torch.zeros(2)})
     return run
 
 
@@ -46,24 +46,24 @@ def reads(stage: str, name: str, unit: str) -> bool:
 
 def test_what_they_finish_stands_in_the_run_as_if_it_had_been_done_there(tmp_path: Path) -> None:
     run, executor, told = begun(tmp_path), SerialAway(), list[str]()
-    with Ahead(run, executor, WORK, {"times": 2}, reads) as ahead:
-        assert ahead.fill("search", ["one", "two"], told.append) == {"one", "two"}
+    with ParallelStages(run, executor, WORK, {"times": 2}, reads) as ahead:
+        assert ahead.run_stage("search", ["one", "two"], told.append) == {"one", "two"}
         assert told == ["one", "two"]
         before = len(executor.shared)
         # The journal has changed, and is sent again; nothing else is, and what is finished there is known.
-        ahead.fill("search", ["one", "two"], told.append)
+        ahead.run_stage("search", ["one", "two"], told.append)
         assert len(executor.shared) <= before + 1 + 2
     names = [f"search|{name}/{what}" for name in ("one", "two") for what in (0, 1, "found")]
-    assert run.journal.names() == ["common", "mask|one", "mask|two", *names]
-    assert run.journal.unit("search|two/1", never) == 3.0
-    assert torch.equal(run.tensors("search|one/found", never)["sum"], torch.tensor([3.0, 0.0]))
+    assert run.journal.unit_names() == ["common", "mask|one", "mask|two", *names]
+    assert run.journal.run_unit("search|two/1", never) == 3.0
+    assert torch.equal(run.run_tensor_unit("search|one/found", never)["sum"], torch.tensor([3.0, 0.0]))
     assert (run.journal.done, run.journal.reused) == (9, 0)
     assert not list((run.partial / "parts").iterdir())
 
 
 def test_a_part_sees_only_what_it_reads(tmp_path: Path, temporary: Path) -> None:
-    with Ahead(begun(tmp_path), SerialAway(), WORK, {"times": 0}, reads) as ahead:
-        ahead.fill("search", ["one", "three"], lambda name: None)
+    with ParallelStages(begun(tmp_path), SerialAway(), WORK, {"times": 0}, reads) as ahead:
+        ahead.run_stage("search", ["one", "three"], lambda name: None)
     (here,) = temporary.glob(f"{away.PREFIX}*")
     # The journal and the identity; common tensors and one mask; and what was found there.
     assert len(list(here.glob("*/run.partial/units/*"))) == 2 + 2
@@ -71,8 +71,11 @@ def test_a_part_sees_only_what_it_reads(tmp_path: Path, temporary: Path) -> None
 
 def test_an_error_comes_as_itself_and_what_was_finished_stays(tmp_path: Path) -> None:
     run = begun(tmp_path)
-    with Ahead(run, SerialAway(), WORK, {"times": 1, "fails": "two"}, reads) as ahead, pytest.raises(NumericError):
-        ahead.fill("search", ["one", "two"], lambda name: None)
+    with (
+        ParallelStages(run, SerialAway(), WORK, {"times": 1, "fails": "two"}, reads) as ahead,
+        pytest.raises(NumericError),
+    ):
+        ahead.run_stage("search", ["one", "two"], lambda name: None)
     assert "search|one/0" in run.journal
     assert "search|two/0" not in run.journal
 
@@ -83,17 +86,17 @@ def test_folders_of_workers_that_are_gone_are_removed(temporary: Path) -> None:
         folder.mkdir()
     an_hour_ago = time.time() - 3600
     os.utime(old, (an_hour_ago, an_hour_ago))
-    own = away._folder()
+    own = away._worker_folder()
     assert {p.name for p in temporary.iterdir()} == {young.name, own.name}
     # One that lives holds its own, however old it is.
     os.utime(own, (an_hour_ago, an_hour_ago))
     reader, writer = os.pipe()
     if os.fork() == 0:
-        away._sweep(temporary)
+        away._remove_dead_folders(temporary)
         os.write(writer, b"x")
         os._exit(0)
     assert os.read(reader, 1) == b"x"
     os.wait()
     assert own.exists()
-    away.leave()
+    away.remove_worker_folder()
     assert not own.exists()

@@ -50,12 +50,12 @@ class Refusing:
 def run_to_the_end(output: Path) -> Path:
     """Units of all kinds, files, publish."""
     run = RunFolder(output, {"a": 1})
-    run.unit("first", lambda: 1)
-    run.state("second").save(lambda: {"x": torch.ones(3)}, now=True)
-    run.tensors("second", lambda: {"x": torch.arange(5)})
-    run.unit("third", lambda: "x" * 500)
+    run.run_unit("first", lambda: 1)
+    run.unit_state("second").write_state(lambda: {"x": torch.ones(3)}, now=True)
+    run.run_tensor_unit("second", lambda: {"x": torch.arange(5)})
+    run.run_unit("third", lambda: "x" * 500)
     write_atomic(run.partial / "file", b"contents")
-    return run.publish()
+    return run.publish_folder()
 
 
 @pytest.mark.parametrize(("number", "says"), REFUSALS, ids=[errno.errorcode[n] for n, _ in REFUSALS])
@@ -95,13 +95,13 @@ def test_wherever_the_disk_refuses_the_run_goes_on(
 
 def test_finished_units_are_not_done_again_after_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunFolder(tmp_path / "out", {"a": 1})
-    run.unit("first", lambda: 1)
+    run.run_unit("first", lambda: 1)
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", Refusing(errno.ENOSPC, 0))
         with pytest.raises(DiskError):
-            run.tensors("second", lambda: {"x": torch.ones(2)})
+            run.run_tensor_unit("second", lambda: {"x": torch.ones(2)})
     again = RunFolder(tmp_path / "out", {"a": 1})
-    assert again.unit("first", never) == 1
+    assert again.run_unit("first", never) == 1
     assert "second" not in again.journal
 
 
@@ -113,7 +113,7 @@ def test_a_full_disk_while_the_steps_prepare_throws_nothing_away(
     steps = system.pipeline
 
     def filled(run: RunFolder) -> Any:
-        run.unit("features|a", lambda: 1)
+        run.run_unit("features|a", lambda: 1)
         monkeypatch.setattr(os, "fsync", Refusing(errno.ENOSPC, 0))
         return steps(run)
 
@@ -139,7 +139,7 @@ def test_another_packages_error_is_put_into_our_words(
     system = System(Plain(str(tmp_path / "out")))
 
     def steps(run: RunFolder) -> Any:
-        run.unit("a", lambda: 1)
+        run.run_unit("a", lambda: 1)
         raise error
 
     monkeypatch.setattr(system, "pipeline", steps)
@@ -161,14 +161,14 @@ def test_what_is_no_disk_is_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("what", ["unit", "tensors", "state", "file", "publish"])
 def test_a_folder_that_vanishes(what: str, tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "out", {"a": 1})
-    run.unit("first", lambda: 1)
+    run.run_unit("first", lambda: 1)
     shutil.rmtree(run.partial)
     ways: dict[str, Callable[[], Any]] = {
-        "unit": lambda: run.unit("u", lambda: 1),
-        "tensors": lambda: run.tensors("t", lambda: {"x": torch.ones(1)}),
-        "state": lambda: run.state("s").save(lambda: {"x": torch.ones(1)}, now=True),
+        "unit": lambda: run.run_unit("u", lambda: 1),
+        "tensors": lambda: run.run_tensor_unit("t", lambda: {"x": torch.ones(1)}),
+        "state": lambda: run.unit_state("s").write_state(lambda: {"x": torch.ones(1)}, now=True),
         "file": lambda: write_atomic(run.partial / "file", b""),
-        "publish": run.publish,
+        "publish": run.publish_folder,
     }
     with pytest.raises(DiskError, match=r"The folder is not there: .*removed or unmounted"):
         ways[what]()
@@ -177,8 +177,8 @@ def test_a_folder_that_vanishes(what: str, tmp_path: Path) -> None:
 
 def test_halves_that_a_kill_left_are_removed_and_never_read(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "out", {"a": 1})
-    run.tensors("t", lambda: {"x": torch.ones(1)})
-    run.state("s").save(lambda: {"x": torch.ones(1)}, now=True)
+    run.run_tensor_unit("t", lambda: {"x": torch.ones(1)})
+    run.unit_state("s").write_state(lambda: {"x": torch.ones(1)}, now=True)
     halves = [
         run.partial / "result.json.tmp",
         run.partial / "units" / "0.safetensors.tmp",
@@ -188,8 +188,8 @@ def test_halves_that_a_kill_left_are_removed_and_never_read(tmp_path: Path) -> N
         path.write_bytes(b"half")
     again = RunFolder(tmp_path / "out", {"a": 1})
     assert not any(path.exists() for path in halves)
-    assert torch.equal(again.tensors("t", never)["x"], torch.ones(1))
-    assert again.state("s").load() is not None
+    assert torch.equal(again.run_tensor_unit("t", never)["x"], torch.ones(1))
+    assert again.unit_state("s").read_state() is not None
 
 
 LIMITED = """
@@ -197,11 +197,11 @@ import json, resource, sys
 from pathlib import Path
 from freemoe.core.run.folder import RunFolder
 run = RunFolder(Path(sys.argv[1]), {"a": 1})
-run.unit("small", lambda: 1)
+run.run_unit("small", lambda: 1)
 if len(sys.argv) > 2:
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
 try:
-    print(json.dumps(["done", run.unit("large", lambda: "x" * 5000)[:1]]))
+    print(json.dumps(["done", run.run_unit("large", lambda: "x" * 5000)[:1]]))
 except Exception as error:
     print(json.dumps([type(error).__name__, str(error)]))
 """
@@ -242,19 +242,19 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_true_disk_that_is_full(small_disk: Path) -> None:
     run = RunFolder(small_disk / "out", {"a": 1})
-    run.unit("first", lambda: 1)
+    run.run_unit("first", lambda: 1)
     (small_disk / "other").write_bytes(b"x" * 30_000)
     with pytest.raises(
         DiskError, match=r"The disk is full: .* could not be written \([\d,]+ bytes .*, [\d,]+ are free there\)"
     ):
-        run.tensors("second", lambda: {"x": torch.zeros(10_000)})
+        run.run_tensor_unit("second", lambda: {"x": torch.zeros(10_000)})
     assert not list((small_disk / "out.partial" / "units").iterdir())
     (small_disk / "other").unlink()
     again = RunFolder(small_disk / "out", {"a": 1})
-    assert again.unit("first", never) == 1
-    again.tensors("second", lambda: {"x": torch.zeros(10_000)})
+    assert again.run_unit("first", never) == 1
+    again.run_tensor_unit("second", lambda: {"x": torch.zeros(10_000)})
     assert again.journal.path.read_bytes().count(b"\n") == 2
-    again.publish()
+    again.publish_folder()
 
 
 def test_nobody_watches_an_ordinary_run() -> None:

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import ArtifactError, DataError
 from freemoe.core.files import write_atomic
-from freemoe.core.run.execute import RunOutput, is_finished, open_run, publish
+from freemoe.core.run.execute import RunOutput, is_finished, open_run, publish_run
 from freemoe.core.run.folder import RunFolder
 
 SEEN = {"file": "seen.safetensors", "documents": 0}
@@ -57,8 +57,8 @@ class System:
     def pipeline(self, run: RunFolder) -> RunOutput:
         if self.dies_at == 0:
             raise DataError("nothing to read")
-        run.same_inputs({"text": self.text})
-        numbers = [run.journal.unit(f"unit {n}", lambda n=n: self._work(n)) for n in (1, 2)]
+        run.require_same_inputs({"text": self.text})
+        numbers = [run.journal.run_unit(f"unit {n}", lambda n=n: self._work(n)) for n in (1, 2)]
         write_atomic(run.partial / "numbers.txt", str(sum(numbers)).encode())
         return RunOutput("fingerprint", {"sum": sum(numbers)}, {"numbers": numbers}, SEEN, cost={"bytes": 1})
 
@@ -66,7 +66,7 @@ class System:
         if resume and is_finished(self.recipe):
             return Path(self.recipe.output)
         with open_run(self.recipe, resume=resume, **how) as run:
-            return publish(run, Doubled, self.recipe, self.pipeline(run), readable, lambda r: f"sum {r.sum}", page)
+            return publish_run(run, Doubled, self.recipe, self.pipeline(run), readable, lambda r: f"sum {r.sum}", page)
 
 
 def readable(folder: Path) -> None:

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 import torch
 
-from freemoe.core.environment import environment
+from freemoe.core.environment import describe_environment
 from freemoe.core.errors import ArtifactError
 from freemoe.core.files import MANIFEST, write_atomic
 from freemoe.core.memory import peak_memory_bytes
 from freemoe.core.run import folder as run_folder
 from freemoe.core.run import lock
 from freemoe.core.run.folder import RunFolder
-from freemoe.core.run.journal import Journal
-from freemoe.core.run.progress import Quiet
+from freemoe.core.run.journal import RunJournal
+from freemoe.core.run.progress import QuietProgress
 from tests.core.run.test_journal import full_disk, inside, never
 
 RECIPE = {"command": "build", "seed": 0, "bands": {"p": "2", "step": 0.1}, "domains": {"math": ["gsm8k"]}}
@@ -34,7 +34,7 @@ RECIPE = {"command": "build", "seed": 0, "bands": {"p": "2", "step": 0.1}, "doma
 def started(output: Path, recipe: dict[str, Any] | None = None, **options: Any) -> RunFolder:
     """A run that was killed after one unit of work."""
     run = RunFolder(output, recipe or RECIPE, **options)
-    run.journal.unit("u", lambda: 1)
+    run.journal.run_unit("u", lambda: 1)
     return run
 
 
@@ -47,10 +47,10 @@ def artefact(folder: Path, content: str = "old") -> Path:
 
 def test_publishing_makes_the_folder_appear_whole(tmp_path: Path) -> None:
     run = started(tmp_path / "out")
-    run.tensors("t", lambda: {"a": torch.ones(2)})
+    run.run_tensor_unit("t", lambda: {"a": torch.ones(2)})
     write_atomic(run.partial / "result", b"r")
     assert not (tmp_path / "out").exists()
-    assert run.publish() == tmp_path / "out"
+    assert run.publish_folder() == tmp_path / "out"
     assert inside(tmp_path) == ["out"]
     assert inside(tmp_path / "out") == ["result"]
 
@@ -58,23 +58,23 @@ def test_publishing_makes_the_folder_appear_whole(tmp_path: Path) -> None:
 def test_a_killed_run_goes_on(tmp_path: Path) -> None:
     started(tmp_path / "out")
     again = RunFolder(tmp_path / "out", RECIPE)
-    assert again.journal.unit("u", never) == 1
+    assert again.journal.run_unit("u", never) == 1
 
 
 def test_killed_before_the_publishing_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = started(tmp_path / "out")
-    run.tensors("t", lambda: {"a": torch.ones(2)})
+    run.run_tensor_unit("t", lambda: {"a": torch.ones(2)})
 
     def killed(*_: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Path, "rename", killed)
     with pytest.raises(KeyboardInterrupt):
-        run.publish()
+        run.publish_folder()
     monkeypatch.undo()
     again = RunFolder(tmp_path / "out", RECIPE)
-    assert again.journal.unit("u", never) == 1
-    assert torch.equal(again.tensors("t", never)["a"], torch.ones(2))
+    assert again.journal.run_unit("u", never) == 1
+    assert torch.equal(again.run_tensor_unit("t", never)["a"], torch.ones(2))
     with pytest.raises(ArtifactError, match="another recipe"):
         RunFolder(tmp_path / "out", {**RECIPE, "seed": 1})
 
@@ -84,12 +84,14 @@ def test_another_recipe_is_refused_and_the_fields_are_named(tmp_path: Path) -> N
     other = {**RECIPE, "seed": 1, "bands": {"p": "4", "step": 0.1}, "threads": 2}
     with pytest.raises(ArtifactError, match=r"differs in: seed, bands.p, threads\).*--no-resume to discard"):
         RunFolder(tmp_path / "out", other)
-    assert RunFolder(tmp_path / "out", RECIPE).journal.unit("u", never) == 1
+    assert RunFolder(tmp_path / "out", RECIPE).journal.run_unit("u", never) == 1
 
 
 def test_another_version_is_refused_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started(tmp_path / "out")
-    monkeypatch.setattr(run_folder, "versions", lambda packages: {"freemoe": "0.0.1", "torch": torch.__version__})
+    monkeypatch.setattr(
+        run_folder, "package_versions", lambda packages: {"freemoe": "0.0.1", "torch": torch.__version__}
+    )
     with pytest.raises(ArtifactError, match=r"differs in: .*versions\.freemoe"):
         RunFolder(tmp_path / "out", RECIPE)
 
@@ -114,10 +116,10 @@ def test_a_run_that_did_nothing_yet_is_in_nobodys_way(tmp_path: Path) -> None:
 
 
 def test_one_that_only_noted_its_inputs_is_in_nobodys_way_either(tmp_path: Path) -> None:
-    RunFolder(tmp_path / "out", {**RECIPE, "seed": 3}).same_inputs({"text": "a"})
+    RunFolder(tmp_path / "out", {**RECIPE, "seed": 3}).require_same_inputs({"text": "a"})
     run = RunFolder(tmp_path / "out", RECIPE)
-    run.same_inputs({"text": "b"})
-    assert run.journal.names() == ["inputs"]
+    run.require_same_inputs({"text": "b"})
+    assert run.journal.unit_names() == ["inputs"]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +137,7 @@ def test_what_is_left_of_a_run_that_did_not_end(
 ) -> None:
     run = RunFolder(tmp_path / "out", RECIPE)
     for unit in units:
-        run.journal.unit(unit, lambda: 1)
+        run.journal.run_unit(unit, lambda: 1)
     run.discard_if_idle(refused)
     assert (tmp_path / "out.partial").exists() is left
 
@@ -153,7 +155,7 @@ def test_overwrite_replaces_only_when_all_is_written(tmp_path: Path) -> None:
     run = started(tmp_path / "out", overwrite=True)
     assert (tmp_path / "out" / "content").read_text() == "old"
     write_atomic(run.partial / "content", b"new")
-    run.publish()
+    run.publish_folder()
     assert (tmp_path / "out" / "content").read_text() == "new"
     assert inside(tmp_path) == ["out"]
 
@@ -179,35 +181,35 @@ def test_a_file_of_the_users_inside_an_artefact_stops_the_run_that_would_replace
     mine.parent.mkdir(exist_ok=True)
     mine.symlink_to(tmp_path) if name == "link" else mine.write_text("years of work")
     with pytest.raises(ArtifactError, match=f"holds '{name}', which its manifest does not name"):
-        run.publish()
-    run._release()
+        run.publish_folder()
+    run._release_claim()
     with pytest.raises(ArtifactError, match=f"holds '{name}'.*it would be deleted"):
         RunFolder(tmp_path / "out", RECIPE, overwrite=True)
     assert mine.is_symlink() or mine.read_text() == "years of work"
     assert (tmp_path / "out" / "content").read_text() == "old"
     mine.unlink()
-    started(tmp_path / "out", overwrite=True).publish()
+    started(tmp_path / "out", overwrite=True).publish_folder()
     assert (tmp_path / "out" / "content").read_text() == "new"
 
 
 def test_what_is_drawn_of_a_result_goes_with_its_artefact(tmp_path: Path) -> None:
     for name in ("report.html", ".report.html.lock", "plans.svg", "journal.jsonl"):
         (tmp_path / "out" if (tmp_path / "out").exists() else artefact(tmp_path / "out")).joinpath(name).write_text("x")
-    started(tmp_path / "out", overwrite=True).publish()
+    started(tmp_path / "out", overwrite=True).publish_folder()
     assert inside(tmp_path / "out") == []
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_an_empty_folder_may_be_replaced(tmp_path: Path, overwrite: bool) -> None:
     (tmp_path / "out").mkdir()
-    started(tmp_path / "out", overwrite=overwrite).publish()
+    started(tmp_path / "out", overwrite=overwrite).publish_folder()
     assert inside(tmp_path / "out") == []
 
 
 def test_neighbours_with_like_names_stay(tmp_path: Path) -> None:
     artefact(tmp_path / "out")
     artefact(tmp_path / "out.old", "mine")
-    started(tmp_path / "out", overwrite=True).publish()
+    started(tmp_path / "out", overwrite=True).publish_folder()
     assert (tmp_path / "out.old" / "content").read_text() == "mine"
     (tmp_path / "other.partial").mkdir()
     (tmp_path / "other.partial" / "mine").write_text("x")
@@ -220,7 +222,7 @@ def test_neighbours_with_like_names_stay(tmp_path: Path) -> None:
 def test_killed_before_the_first_file_was_whole(tmp_path: Path) -> None:
     (tmp_path / "out.partial").mkdir()
     (tmp_path / "out.partial" / "identity.json.tmp").write_text('{"comm')
-    assert started(tmp_path / "out").publish() == tmp_path / "out"
+    assert started(tmp_path / "out").publish_folder() == tmp_path / "out"
 
 
 def test_a_damaged_identity_is_not_taken_for_ours(tmp_path: Path) -> None:
@@ -235,7 +237,7 @@ def test_a_folder_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None
     run = started(tmp_path / "out")
     artefact(tmp_path / "out")
     with pytest.raises(ArtifactError, match="exists already"):
-        run.publish()
+        run.publish_folder()
     assert (tmp_path / "out" / "content").read_text() == "old"
     assert (tmp_path / "out.partial").exists()
 
@@ -250,7 +252,7 @@ def test_a_failed_publishing_puts_the_old_folder_back(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(Path, "rename", rename)
     with pytest.raises(ArtifactError, match="The disk is full"):
-        run.publish()
+        run.publish_folder()
     assert (tmp_path / "out" / "content").read_text() == "old"
     assert inside(tmp_path) == ["out", "out.partial"]
 
@@ -278,7 +280,7 @@ def test_a_full_disk_at_the_start_leaves_nothing(tmp_path: Path, monkeypatch: py
         with pytest.raises(ArtifactError, match="The disk is full"):
             RunFolder(tmp_path / "out", RECIPE)
     assert inside(tmp_path / "out.partial") == []
-    assert started(tmp_path / "out").publish().exists()
+    assert started(tmp_path / "out").publish_folder().exists()
 
 
 # ------------------------------------------------------------------ tensors as units
@@ -287,8 +289,8 @@ def test_a_full_disk_at_the_start_leaves_nothing(tmp_path: Path, monkeypatch: py
 def test_tensors_come_back_bit_equal(tmp_path: Path) -> None:
     made = {"a": torch.tensor([0.1, float("nan")]), "b": torch.arange(6).reshape(2, 3).T}
     run = RunFolder(tmp_path / "out", RECIPE)
-    first = run.tensors("t", lambda: made)
-    second = RunFolder(tmp_path / "out", RECIPE).tensors("t", never)
+    first = run.run_tensor_unit("t", lambda: made)
+    second = RunFolder(tmp_path / "out", RECIPE).run_tensor_unit("t", never)
     for found in (first, second):
         assert torch.equal(found["a"].view(torch.int32), made["a"].view(torch.int32))
         assert torch.equal(found["b"], made["b"])
@@ -296,29 +298,29 @@ def test_tensors_come_back_bit_equal(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("harm", [lambda p: p.unlink(), lambda p: p.write_bytes(p.read_bytes()[:-1])])
 def test_lost_or_damaged_tensors_are_made_again(harm: Any, tmp_path: Path) -> None:
-    RunFolder(tmp_path / "out", RECIPE).tensors("t", lambda: {"a": torch.ones(3)})
+    RunFolder(tmp_path / "out", RECIPE).run_tensor_unit("t", lambda: {"a": torch.ones(3)})
     (file,) = (tmp_path / "out.partial" / "units").iterdir()
     harm(file)
     again = RunFolder(tmp_path / "out", RECIPE)
-    assert torch.equal(again.tensors("t", lambda: {"a": torch.ones(3)})["a"], torch.ones(3))
+    assert torch.equal(again.run_tensor_unit("t", lambda: {"a": torch.ones(3)})["a"], torch.ones(3))
 
 
 def test_tensors_that_come_out_differently_are_refused(tmp_path: Path) -> None:
-    RunFolder(tmp_path / "out", RECIPE).tensors("t", lambda: {"a": torch.ones(3)})
+    RunFolder(tmp_path / "out", RECIPE).run_tensor_unit("t", lambda: {"a": torch.ones(3)})
     (file,) = (tmp_path / "out.partial" / "units").iterdir()
     file.unlink()
     with pytest.raises(ArtifactError, match=r"another result. Start over with --no-resume"):
-        RunFolder(tmp_path / "out", RECIPE).tensors("t", lambda: {"a": torch.zeros(3)})
+        RunFolder(tmp_path / "out", RECIPE).run_tensor_unit("t", lambda: {"a": torch.zeros(3)})
 
 
 def test_tensors_written_but_not_yet_journalled_are_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunFolder(tmp_path / "out", RECIPE)
     with monkeypatch.context() as patched:
-        patched.setattr(Journal, "unit", full_disk)
+        patched.setattr(RunJournal, "run_unit", full_disk)
         with contextlib.suppress(OSError):
-            run.tensors("t", lambda: {"a": torch.ones(3)})
+            run.run_tensor_unit("t", lambda: {"a": torch.ones(3)})
     calls = []
-    found = RunFolder(tmp_path / "out", RECIPE).tensors("t", lambda: calls.append(1) or {"a": torch.ones(3)})
+    found = RunFolder(tmp_path / "out", RECIPE).run_tensor_unit("t", lambda: calls.append(1) or {"a": torch.ones(3)})
     assert calls == [1]
     assert torch.equal(found["a"], torch.ones(3))
 
@@ -330,7 +332,7 @@ import sys, time
 from pathlib import Path
 from freemoe.core.run.folder import RunFolder
 run = RunFolder(sys.argv[1], {"command": "build"})
-run.journal.unit("u", lambda: 1)
+run.journal.run_unit("u", lambda: 1)
 print("began", flush=True)
 time.sleep(60)
 """
@@ -360,13 +362,13 @@ def test_a_folder_that_another_process_writes_is_refused(
     running.wait()
     run = RunFolder(tmp_path / "out", {"command": "build"}, **options)
     assert ("u" in run.journal) is options.get("resume", True)
-    folder = run.publish()
+    folder = run.publish_folder()
     assert not (folder / run_folder.RUNNING).exists()
 
 
 def test_without_locks_nobody_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "fcntl", None)
-    started(tmp_path / "out").publish()
+    started(tmp_path / "out").publish_folder()
     assert (tmp_path / "out").is_dir()
 
 
@@ -374,7 +376,7 @@ def test_without_locks_nobody_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_the_environment_tells_versions_and_nothing_private() -> None:
-    found = environment()
+    found = describe_environment()
     assert found["packages"]["torch"] == torch.__version__
     assert found["cores"] >= 1
     text = json.dumps(found)
@@ -392,6 +394,6 @@ def test_the_peak_of_a_process_is_its_own() -> None:
 
 
 def test_quiet_progress_takes_steps() -> None:
-    with Quiet().stage("calibration", 3) as advance:
+    with QuietProgress().stage("calibration", 3) as advance:
         advance(1)
-    Quiet().say("a line")
+    QuietProgress().say("a line")

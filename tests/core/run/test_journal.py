@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from freemoe.core.errors import ArtifactError
-from freemoe.core.files import digest, write_atomic
-from freemoe.core.run.journal import Journal
+from freemoe.core.files import json_digest, write_atomic
+from freemoe.core.run.journal import RunJournal
 
 
 def never() -> Any:
@@ -56,9 +56,9 @@ def test_another_failure_says_which(tmp_path: Path) -> None:
 
 
 def test_digest_depends_on_content_not_on_order() -> None:
-    assert digest({"a": 1, "b": [2, float("nan")]}) == digest({"b": [2, float("nan")], "a": 1})
-    assert digest([1, 2]) != digest([2, 1])
-    assert len(digest("\ud800")) == 16  # half a character, as a broken file may hold
+    assert json_digest({"a": 1, "b": [2, float("nan")]}) == json_digest({"b": [2, float("nan")], "a": 1})
+    assert json_digest([1, 2]) != json_digest([2, 1])
+    assert len(json_digest("\ud800")) == 16  # half a character, as a broken file may hold
 
 
 # ------------------------------------------------------------------ journal
@@ -77,33 +77,33 @@ VALUES: list[Any] = [
 
 
 def test_a_resumed_journal_gives_identical_values(tmp_path: Path) -> None:
-    first = Journal(tmp_path / "j")
-    given = [first.unit(f"unit {i}", lambda v=v: v) for i, v in enumerate(VALUES)]
+    first = RunJournal(tmp_path / "j")
+    given = [first.run_unit(f"unit {i}", lambda v=v: v) for i, v in enumerate(VALUES)]
     assert (first.done, first.reused) == (len(VALUES), 0)
-    second = Journal(tmp_path / "j")
-    assert [second.unit(f"unit {i}", never) for i in range(len(VALUES))] == given == VALUES
+    second = RunJournal(tmp_path / "j")
+    assert [second.run_unit(f"unit {i}", never) for i in range(len(VALUES))] == given == VALUES
     assert (second.done, second.reused) == (0, len(VALUES))
     assert "unit 0" in second
     assert "unit 99" not in second
 
 
 def test_nan_survives(tmp_path: Path) -> None:
-    Journal(tmp_path / "j").unit("u", lambda: [1.0, float("nan")])
-    value = Journal(tmp_path / "j").unit("u", never)
+    RunJournal(tmp_path / "j").run_unit("u", lambda: [1.0, float("nan")])
+    value = RunJournal(tmp_path / "j").run_unit("u", never)
     assert value[0] == 1.0
     assert math.isnan(value[1])
 
 
 def test_an_unbroken_run_sees_what_a_resumed_one_sees(tmp_path: Path) -> None:
-    value = Journal(tmp_path / "j").unit("u", lambda: {"pair": (1, 2), 3: "three"})
+    value = RunJournal(tmp_path / "j").run_unit("u", lambda: {"pair": (1, 2), 3: "three"})
     assert value == {"pair": [1, 2], "3": "three"}
-    assert Journal(tmp_path / "j").unit("u", never) == value
+    assert RunJournal(tmp_path / "j").run_unit("u", never) == value
 
 
 def three_units(path: Path) -> list[bytes]:
-    journal = Journal(path)
+    journal = RunJournal(path)
     for name in "abc":
-        journal.unit(name, lambda name=name: f"value of {name}")
+        journal.run_unit(name, lambda name=name: f"value of {name}")
     return path.read_bytes().splitlines(keepends=True)
 
 
@@ -112,11 +112,11 @@ def test_a_torn_last_line_is_dropped_wherever_it_is_torn(tmp_path: Path, caplog:
     lines = three_units(path)
     for cut in range(1, len(lines[2])):
         path.write_bytes(lines[0] + lines[1] + lines[2][:cut])
-        journal = Journal(path)
+        journal = RunJournal(path)
         assert "b" in journal, cut
         assert "c" not in journal, cut
         assert path.read_bytes() == lines[0] + lines[1], cut
-        journal.unit("c", lambda: "value of c")
+        journal.run_unit("c", lambda: "value of c")
         assert path.read_bytes() == b"".join(lines), cut
     assert "done again" in caplog.text
 
@@ -137,7 +137,7 @@ def test_what_stands_behind_a_damaged_line_does_not_count(damage: Any, tmp_path:
     path = tmp_path / "j"
     lines = three_units(path)
     path.write_bytes(lines[0] + damage(lines[1]) + lines[2])
-    journal = Journal(path)
+    journal = RunJournal(path)
     assert ["a" in journal, "b" in journal, "c" in journal] == [True, False, False]
     assert path.read_bytes() == lines[0]
 
@@ -145,7 +145,7 @@ def test_what_stands_behind_a_damaged_line_does_not_count(damage: Any, tmp_path:
 def test_a_journal_that_is_whole_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     lines = three_units(tmp_path / "j")
     with caplog.at_level(logging.WARNING):
-        Journal(tmp_path / "j")
+        RunJournal(tmp_path / "j")
     assert not caplog.records
     assert (tmp_path / "j").read_bytes() == b"".join(lines)
 
@@ -153,20 +153,20 @@ def test_a_journal_that_is_whole_is_left_alone(tmp_path: Path, caplog: pytest.Lo
 def test_a_full_disk_leaves_whole_lines_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "j"
     lines = three_units(path)
-    journal = Journal(path)
+    journal = RunJournal(path)
     monkeypatch.setattr(os, "fsync", full_disk)
     with pytest.raises(ArtifactError, match="The disk is full"):
-        journal.unit("d", lambda: "x" * 100)
+        journal.run_unit("d", lambda: "x" * 100)
     monkeypatch.undo()
     assert path.read_bytes() == b"".join(lines)
     assert "d" not in journal
-    journal.unit("d", lambda: 4)
-    assert Journal(path).unit("d", never) == 4
+    journal.run_unit("d", lambda: 4)
+    assert RunJournal(path).run_unit("d", never) == 4
 
 
 def test_failed_work_leaves_no_line(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "j")
+    journal = RunJournal(tmp_path / "j")
     with pytest.raises(ZeroDivisionError):
-        journal.unit("u", lambda: 1 / 0)
-    assert "u" not in Journal(tmp_path / "j")
-    assert journal.unit("u", lambda: 1) == 1
+        journal.run_unit("u", lambda: 1 / 0)
+    assert "u" not in RunJournal(tmp_path / "j")
+    assert journal.run_unit("u", lambda: 1) == 1

@@ -14,14 +14,14 @@ import pytest
 from freemoe.core.errors import DiskError, LockedError
 from freemoe.core.files import MANIFEST
 from freemoe.core.run import lock
-from freemoe.core.run.folder import RunFolder, finished
-from freemoe.core.run.lock import alone, claim, release
+from freemoe.core.run.folder import RunFolder, strip_if_finished
+from freemoe.core.run.lock import acquire_lock, output_lock, release_lock
 from tests.core.run.test_folder import artefact
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from freemoe.core.run.lock import alone
+from freemoe.core.run.lock import output_lock
 with alone(Path(sys.argv[1])):
     print("began", flush=True)
     time.sleep(60)
@@ -42,14 +42,14 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 def test_the_second_is_told_at_once_and_who_is_first(holder: subprocess.Popen[str], tmp_path: Path) -> None:
     began = time.monotonic()
     says = rf"scores.json' is being written by another run \(process {holder.pid}\)"
-    with pytest.raises(LockedError, match=says), alone(tmp_path / "scores.json"):
+    with pytest.raises(LockedError, match=says), output_lock(tmp_path / "scores.json"):
         pytest.fail("two at once")
     assert time.monotonic() - began < 1
-    with alone(tmp_path / "other.json"):
+    with output_lock(tmp_path / "other.json"):
         pass
     holder.kill()
     holder.wait()
-    with alone(tmp_path / "scores.json"):
+    with output_lock(tmp_path / "scores.json"):
         pass
     assert [p.name for p in tmp_path.iterdir()] == []
 
@@ -59,16 +59,16 @@ def test_a_thread_is_told_too_and_the_same_one_may_come_back(tmp_path: Path) -> 
 
     def second() -> None:
         try:
-            with alone(tmp_path / "out"):
+            with output_lock(tmp_path / "out"):
                 pass
         except LockedError as error:
             said.append(error)
 
-    with alone(tmp_path / "out"):
+    with output_lock(tmp_path / "out"):
         thread = threading.Thread(target=second)
         thread.start()
         thread.join()
-        with alone(tmp_path / "out"):
+        with output_lock(tmp_path / "out"):
             pass
     assert len(said) == 1
     second()
@@ -79,7 +79,7 @@ def test_the_lock_ends_with_an_error(tmp_path: Path) -> None:
     before, inside = dict(lock._OURS), []
 
     def failing() -> None:
-        with alone(tmp_path / "out"):
+        with output_lock(tmp_path / "out"):
             inside.append(dict(lock._OURS))
             raise ZeroDivisionError
 
@@ -101,7 +101,7 @@ def test_a_lock_on_a_file_that_was_removed_meanwhile_is_none(tmp_path: Path, mon
 
     monkeypatch.setattr(lock.fcntl, "flock", late)
     with pytest.raises(LockedError, match="finished by another run just now"):
-        claim(tmp_path / "l", tmp_path / "out")
+        acquire_lock(tmp_path / "l", tmp_path / "out")
 
 
 @pytest.mark.parametrize("number", ["ENOLCK", "ENOTSUP"])
@@ -115,14 +115,14 @@ def test_a_file_system_without_locks_refuses_nobody(
 
     assert lock.fcntl is not None
     monkeypatch.setattr(lock.fcntl, "flock", without)
-    with alone(tmp_path / "out"):
+    with output_lock(tmp_path / "out"):
         pass
-    release(claim(tmp_path / "l", tmp_path / "out"))
+    release_lock(acquire_lock(tmp_path / "l", tmp_path / "out"))
 
 
 def test_where_nothing_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(DiskError, match="could not be written"), alone(tmp_path / "file" / "scores.json"):
+    with pytest.raises(DiskError, match="could not be written"), output_lock(tmp_path / "file" / "scores.json"):
         pytest.fail("no such folder")
 
 
@@ -132,17 +132,17 @@ def test_where_nothing_can_be_written(tmp_path: Path) -> None:
 def test_killed_between_the_rename_and_the_tidying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder is whole: the same command says so, and tidies."""
     run = RunFolder(tmp_path / "out", {"a": 1})
-    run.unit("u", lambda: 1)
-    run.state("s").save(dict, now=True)
+    run.run_unit("u", lambda: 1)
+    run.unit_state("s").write_state(dict, now=True)
     (run.partial / MANIFEST).write_text("{}")
-    monkeypatch.setattr("freemoe.core.run.folder._strip", lambda output: None)
-    run.publish()
+    monkeypatch.setattr("freemoe.core.run.folder._remove_working_files", lambda output: None)
+    run.publish_folder()
     monkeypatch.undo()
-    assert not finished(tmp_path / "out", {"a": 2})
+    assert not strip_if_finished(tmp_path / "out", {"a": 2})
     assert (tmp_path / "out" / "states").exists()
-    assert finished(tmp_path / "out", {"a": 1})
+    assert strip_if_finished(tmp_path / "out", {"a": 1})
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [MANIFEST]
-    assert not finished(tmp_path / "out", {"a": 1})
+    assert not strip_if_finished(tmp_path / "out", {"a": 1})
 
 
 def test_killed_between_the_two_renames_of_an_overwrite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +150,7 @@ def test_killed_between_the_two_renames_of_an_overwrite(tmp_path: Path, monkeypa
     artefact(tmp_path / "out")
     (tmp_path / "out.old-2020").mkdir()
     run = RunFolder(tmp_path / "out", {"a": 1}, overwrite=True)
-    run.unit("u", lambda: 1)
+    run.run_unit("u", lambda: 1)
     real = Path.rename
 
     def killed(path: Path, target: Path) -> Path:
@@ -160,11 +160,11 @@ def test_killed_between_the_two_renames_of_an_overwrite(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(Path, "rename", killed)
     with pytest.raises(KeyboardInterrupt):
-        run.publish()
+        run.publish_folder()
     monkeypatch.undo()
     assert not (tmp_path / "out").exists()
     again = RunFolder(tmp_path / "out", {"a": 1}, overwrite=True)
     assert (tmp_path / "out" / MANIFEST).exists()
-    again.publish()
+    again.publish_folder()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "out.old-2020"]
     assert not (tmp_path / "out" / MANIFEST).exists()

@@ -5,25 +5,25 @@ from __future__ import annotations
 import pytest
 
 from freemoe.core.errors import RecipeError
-from freemoe.core.run.places import Place, read_place
+from freemoe.core.run.places import ExecutorSpec, parse_executor_spec
 
 
 @pytest.mark.parametrize(
     ("text", "workers", "place"),
     [
-        ("local", 1, Place()),
-        ("local", 3, Place(workers=3)),
-        ("local:4", 1, Place(workers=4)),
-        ("local:4", 4, Place(workers=4)),
-        ("ray", 1, Place(ray=True, workers=None)),
-        ("ray", 2, Place(ray=True, workers=2)),
-        ("ray://head.lan:10001", 8, Place(ray=True, workers=8, address="ray://head.lan:10001")),
-        ("ray://[::1]:10001", 1, Place(ray=True, workers=None, address="ray://[::1]:10001")),
+        ("local", 1, ExecutorSpec()),
+        ("local", 3, ExecutorSpec(workers=3)),
+        ("local:4", 1, ExecutorSpec(workers=4)),
+        ("local:4", 4, ExecutorSpec(workers=4)),
+        ("ray", 1, ExecutorSpec(ray=True, workers=None)),
+        ("ray", 2, ExecutorSpec(ray=True, workers=2)),
+        ("ray://head.lan:10001", 8, ExecutorSpec(ray=True, workers=8, address="ray://head.lan:10001")),
+        ("ray://[::1]:10001", 1, ExecutorSpec(ray=True, workers=None, address="ray://[::1]:10001")),
     ],
 )
-def test_every_spelling(text: str, workers: int, place: Place) -> None:
-    assert read_place(text, workers) == place
-    assert place.several is (place != Place())
+def test_every_spelling(text: str, workers: int, place: ExecutorSpec) -> None:
+    assert parse_executor_spec(text, workers) == place
+    assert place.is_parallel is (place != ExecutorSpec())
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_every_spelling(text: str, workers: int, place: Place) -> None:
 )  # fmt: skip
 def test_what_is_none_of_them_is_refused_with_those_that_are(text: str) -> None:
     with pytest.raises(RecipeError) as caught:
-        read_place(text)
+        parse_executor_spec(text)
     assert repr(text) in str(caught.value)
     assert "Allowed: local, local:N (N processes), ray (a Ray of this machine alone), ray://HOST:PORT" in str(
         caught.value
@@ -44,4 +44,4 @@ def test_what_is_none_of_them_is_refused_with_those_that_are(text: str) -> None:
 
 def test_two_numbers_of_workers_are_refused() -> None:
     with pytest.raises(RecipeError, match=r"--on local:4 and --workers 3"):
-        read_place("local:4", 3)
+        parse_executor_spec("local:4", 3)

@@ -11,8 +11,8 @@ import pytest
 
 from freemoe.core.errors import WorkerError
 from freemoe.core.run import pool as pools
-from freemoe.core.run.pool import Died, Pool, Worker
-from freemoe.core.run.units import Unit, answer
+from freemoe.core.run.pool import PoolWorker, WorkerDied, WorkerPool
+from freemoe.core.run.units import Unit, run_pickled
 
 UNITS = [Unit(f"u{n}", "builtins:pow", {"base": n, "exp": 2}) for n in range(3)]
 
@@ -31,25 +31,25 @@ class Late:
         if self.unit is None:
             return True, {}
         if self.dies:
-            raise Died("its owner's node has crashed")
-        return pickle.loads(answer(self.unit, "here"))
+            raise WorkerDied("its owner's node has crashed")
+        return pickle.loads(run_pickled(self.unit, "here"))
 
     def end(self) -> None:
         pass
 
 
-class LatePool(Pool):
+class LatePool(WorkerPool):
     """Workers that are ready after so many seconds each (the last figure holds on), and die at work if the cluster is gone."""
 
     def __init__(self, *starts: float, gone: bool = False) -> None:
         super().__init__(len(starts))
         self.starts, self.gone = list(starts), gone
 
-    def _start(self) -> tuple[Worker, bool]:
+    def _start(self) -> tuple[PoolWorker, bool]:
         wait = self.starts.pop(0) if len(self.starts) > 1 else self.starts[0]
         return Late(time.monotonic() + wait, self.gone), False
 
-    def _that_answer(self, workers: Collection[Worker], seconds: float | None) -> list[Worker]:
+    def _that_answer(self, workers: Collection[PoolWorker], seconds: float | None) -> list[PoolWorker]:
         end = time.monotonic() + (10 if seconds is None else seconds)
         while True:
             ready = [w for w in workers if isinstance(w, Late) and w.ready <= time.monotonic()]

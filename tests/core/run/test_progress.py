@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from freemoe.core.run.progress import EVERY, Lines, Pace
+from freemoe.core.run.progress import EVERY, LineProgress, StageTimer
 
 LINE = re.compile(r"progress: (.+) (\d+)/(\d+) \((\d+) %\) elapsed (\d+:\d\d:\d\d) left (\d+:\d\d:\d\d|unknown)")
 
@@ -38,10 +38,10 @@ class Clock:
         assert self.asked.get(timeout=30) == EVERY
 
 
-def shown(clock: Clock) -> tuple[Lines, list[str]]:
+def shown(clock: Clock) -> tuple[LineProgress, list[str]]:
     lines: list[str] = []
     event: Any = lambda: clock  # noqa: E731
-    return Lines(lines.append, clock, event), lines
+    return LineProgress(lines.append, clock, event), lines
 
 
 def test_a_line_every_ten_seconds_and_one_at_the_end() -> None:
@@ -94,13 +94,13 @@ def test_what_is_said_stays_as_it_is() -> None:
 
 def test_steps_that_a_resumed_run_finds_say_nothing_of_those_it_does() -> None:
     clock = Clock()
-    pace = Pace(30, clock)
+    pace = StageTimer(30, clock)
     for _ in range(20):
         clock.now += 0.5
-        pace.advance(1)
+        pace.add_steps(1)
     for done in range(1, 5):
         clock.now += 600
-        pace.advance(1)
+        pace.add_steps(1)
         clock.now += 100
         seconds = [60**k * int(n) for k, n in enumerate(reversed(pace.left.split(":")))]
         assert sum(seconds) == pytest.approx(700 * (10 - done), rel=0.2)
@@ -108,27 +108,27 @@ def test_steps_that_a_resumed_run_finds_say_nothing_of_those_it_does() -> None:
 
 def test_the_time_left_follows_the_pace_of_late() -> None:
     clock = Clock()
-    pace = Pace(2000, clock)
+    pace = StageTimer(2000, clock)
     for _ in range(1000):
         clock.now += 0.01
-        pace.advance(1)
+        pace.add_steps(1)
     for _ in range(500):
         clock.now += 2
-        pace.advance(1)
+        pace.add_steps(1)
     assert pace.left == "0:16:40"
     assert len(pace._samples) < 500
 
 
 def test_a_step_counts_however_long_ago_it_ended() -> None:
     clock = Clock()
-    pace = Pace(3, clock)
+    pace = StageTimer(3, clock)
     clock.now += 60
-    pace.advance(1)
+    pace.add_steps(1)
     assert pace.left == "unknown"  # one sample says nothing of the next
     clock.now += 60
-    pace.advance(1)
-    pace.advance(0)
+    pace.add_steps(1)
+    pace.add_steps(0)
     clock.now += 3600
     assert pace.left == "1:01:00"
-    pace.advance(1)
+    pace.add_steps(1)
     assert pace.left == "0:00:00"

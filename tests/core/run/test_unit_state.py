@@ -34,8 +34,8 @@ def awkward() -> dict[str, Tensor]:
 
 def test_a_state_comes_back_bit_by_bit_and_as_it_lay(tmp_path: Path) -> None:
     given = awkward()
-    UnitState(tmp_path / "states", "u").save(lambda: given)
-    found = UnitState(tmp_path / "states", "u").load()
+    UnitState(tmp_path / "states", "u").write_state(lambda: given)
+    found = UnitState(tmp_path / "states", "u").read_state()
     assert found is not None
     assert found.keys() == given.keys()
     for name, tensor in given.items():
@@ -50,49 +50,49 @@ def test_a_state_comes_back_bit_by_bit_and_as_it_lay(tmp_path: Path) -> None:
 @pytest.mark.parametrize("harm", [lambda b: b[:-1], lambda b: b[:10], lambda b: b"", lambda b: b[:-1] + b"?"])
 def test_a_damaged_state_does_not_count(harm: Any, tmp_path: Path) -> None:
     state = UnitState(tmp_path / "states", "u")
-    state.save(awkward)
+    state.write_state(awkward)
     (path,) = (tmp_path / "states").iterdir()
     path.write_bytes(harm(path.read_bytes()))
-    assert state.load() is None
+    assert state.read_state() is None
 
 
 def test_units_and_parts_do_not_share_states(tmp_path: Path) -> None:
     for unit, part, value in (("a", "", 1), ("a", "b", 2), ("a b", "", 3)):
         state = UnitState(tmp_path / "states", unit)
-        (state.part(part) if part else state).save(lambda value=value: {"x": torch.tensor(value)})
-    states = (UnitState(tmp_path / "states", "a"), UnitState(tmp_path / "states", "a").part("b"))
-    assert [int((s.load() or {})["x"]) for s in states] == [1, 2]
-    assert UnitState(tmp_path / "states", "other").load() is None
+        (state.part_state(part) if part else state).write_state(lambda value=value: {"x": torch.tensor(value)})
+    states = (UnitState(tmp_path / "states", "a"), UnitState(tmp_path / "states", "a").part_state("b"))
+    assert [int((s.read_state() or {})["x"]) for s in states] == [1, 2]
+    assert UnitState(tmp_path / "states", "other").read_state() is None
 
 
 def test_a_finished_unit_leaves_no_state(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "out", {})
     for name in ("tensors", "value"):
-        run.state(name).save(awkward)
-        run.state(name).part("p").save(awkward)
-    run.state("other").save(awkward)
-    run.tensors("tensors", lambda: {"a": torch.ones(1)})
-    run.unit("value", lambda: 1)
-    assert run.state("tensors").load() is run.state("value").part("p").load() is None
-    assert run.state("other").load() is not None
+        run.unit_state(name).write_state(awkward)
+        run.unit_state(name).part_state("p").write_state(awkward)
+    run.unit_state("other").write_state(awkward)
+    run.run_tensor_unit("tensors", lambda: {"a": torch.ones(1)})
+    run.run_unit("value", lambda: 1)
+    assert run.unit_state("tensors").read_state() is run.unit_state("value").part_state("p").read_state() is None
+    assert run.unit_state("other").read_state() is not None
 
 
 def test_killed_between_the_journal_and_its_state(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "out", {})
-    run.state("value").save(awkward)
-    run.state("open").save(awkward)
-    run.journal.unit("value", lambda: 1)
+    run.unit_state("value").write_state(awkward)
+    run.unit_state("open").write_state(awkward)
+    run.journal.run_unit("value", lambda: 1)
     again = RunFolder(tmp_path / "out", {})
-    assert again.state("value").load() is None
-    assert again.state("open").load() is not None
+    assert again.unit_state("value").read_state() is None
+    assert again.unit_state("open").read_state() is not None
 
 
 def test_a_run_with_a_state_alone_has_done_something(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "out", {})
-    run.same_inputs({"text": "a"})
-    run.state("first unit").save(awkward)
+    run.require_same_inputs({"text": "a"})
+    run.unit_state("first unit").write_state(awkward)
     run.discard_if_idle(refused=True)
-    assert RunFolder(tmp_path / "out", {}).state("first unit").load() is not None
+    assert RunFolder(tmp_path / "out", {}).unit_state("first unit").read_state() is not None
 
 
 def test_by_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +110,7 @@ def test_by_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     for _ in range(300):
         now[0] += 0.1
-        if state.save(slow):
+        if state.write_state(slow):
             seen.append(now[0] - 0.5)
     assert seen[:3] == pytest.approx([2.0, 12.5, 23.0], abs=0.11)
 
@@ -126,7 +126,7 @@ class Summed:
         def load(state: dict[str, Tensor]) -> None:
             self.total = state["total"]
 
-        for n in self.kept.over(range(6), lambda: {"total": self.total}, load, self.skipped.append):
+        for n in self.kept.resume_iter(range(6), lambda: {"total": self.total}, load, self.skipped.append):
             if n == self.dies_at:
                 raise KeyboardInterrupt
             self.seen.append(n)
@@ -165,7 +165,7 @@ def test_a_list_goes_on_behind_what_it_has(
         return {"a": torch.full((2,), n / 3), "b": torch.tensor(n)}
 
     def run() -> list[dict[str, Tensor]]:
-        return UnitState(tmp_path / "states", "u").listed(range(6), work)
+        return UnitState(tmp_path / "states", "u").map_items(range(6), work)
 
     if dies_at < 6:
         with pytest.raises(KeyboardInterrupt):
@@ -181,10 +181,10 @@ def test_a_list_goes_on_behind_what_it_has(
 
 def test_a_full_disk_leaves_the_state_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = UnitState(tmp_path / "states", "u")
-    state.save(lambda: {"x": torch.tensor(1)})
+    state.write_state(lambda: {"x": torch.tensor(1)})
     with monkeypatch.context() as patched:
         patched.setattr("os.fsync", full_disk)
         with pytest.raises(DiskError, match="The disk is full"):
-            state.save(lambda: {"x": torch.tensor(2)})
-    assert int((state.load() or {})["x"]) == 1
+            state.write_state(lambda: {"x": torch.tensor(2)})
+    assert int((state.read_state() or {})["x"]) == 1
     assert len(list((tmp_path / "states").iterdir())) == 1

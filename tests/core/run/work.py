@@ -61,8 +61,8 @@ def writes(output: str, unit: str, dies_after: int | None = None) -> None:
     for number in range(3):
         if number == dies_after:
             os.kill(os.getpid(), signal.SIGKILL)
-        run.journal.unit(f"{unit}/{number}", lambda number=number: number)
-    run.tensors(f"{unit}/tensor", lambda: {"a": torch.ones(2)})
+        run.journal.run_unit(f"{unit}/{number}", lambda number=number: number)
+    run.run_tensor_unit(f"{unit}/tensor", lambda: {"a": torch.ones(2)})
 
 
 def sleeps(mark: str) -> None:
@@ -81,9 +81,9 @@ def weighs(parcel: Any, folder: str, times: int) -> int:
 def part(output: str, stage: str, name: str, times: int, fails: str = "") -> None:
     """Read what the run has, and finish so many lines and a tensor of it."""
     run = RunPart(output, f"{stage}|{name}")
-    common = run.tensors("common", dict)["a"]
+    common = run.run_tensor_unit("common", dict)["a"]
     for number in range(times):
-        run.journal.unit(f"{stage}|{name}/{number}", lambda: float(common.sum()))
+        run.journal.run_unit(f"{stage}|{name}/{number}", lambda: float(common.sum()))
     if name == fails:
         raise NumericError("a loss is NaN")
-    run.tensors(f"{stage}|{name}/found", lambda: {"sum": torch.stack([common.sum(), torch.tensor(0.0)])})
+    run.run_tensor_unit(f"{stage}|{name}/found", lambda: {"sum": torch.stack([common.sum(), torch.tensor(0.0)])})

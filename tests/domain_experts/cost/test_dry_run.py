@@ -8,16 +8,16 @@ from freemoe import results
 from freemoe.core.errors import ArtifactError, DataError, NumericError
 from freemoe.domain_experts.build import build
 from freemoe.domain_experts.candidates import check_division
-from freemoe.domain_experts.context import prepare
-from freemoe.domain_experts.cost.dry_run import plan
+from freemoe.domain_experts.context import prepare_context
+from freemoe.domain_experts.cost.dry_run import plan_build
 from freemoe.domain_experts.inspection import inspect_artefact, inspect_model
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.prove.card import control_text, gain_text, headlines, model_card
 from freemoe.domain_experts.purify.methods import METHODS
-from freemoe.domain_experts.route.subdomains import divide, features
+from freemoe.domain_experts.route.subdomains import divide_domain, prompt_features
 from freemoe.evals.guessing import guessing_text
 from freemoe.evals.statistics import detectable_effect, detectable_gain
-from freemoe.models.checkpoints.fingerprint import fingerprint
+from freemoe.models.checkpoints.fingerprint import fingerprint_model
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.recipes.build import PURIFICATIONS
 from freemoe.report.experts import page
@@ -28,7 +28,7 @@ from tests.report.synthetic import typed_row
 
 def test_a_plan_counts_and_writes_nothing(world, artefact, tmp_path):
     recipe = task_recipe(world, tmp_path / "out")
-    found = plan(recipe)
+    found = plan_build(recipe)
     assert list(tmp_path.iterdir()) == []
     assert found["subdomains"] == 3 == sum(len(d["subdomains"]) for d in read_result(artefact)["domains"])
     assert found["bands_per_subdomain"] == 8
@@ -49,19 +49,19 @@ def test_weights_too_large_for_their_sums(world, tmp_path, kind):
     tokenizer.save_pretrained(tmp_path / "base")
     recipe = task_recipe(world, tmp_path / "out", model=str(tmp_path / "base"), subdomains={"feature": kind})
     with pytest.raises(NumericError, match="The features of prompts have NaN or infinity"):
-        plan(recipe)
+        plan_build(recipe)
     assert not (tmp_path / "out").exists()
 
 
 def lines_of(world, recipe):
     """What a build says, without running it to its end."""
-    from freemoe.core.run.progress import Kept
+    from freemoe.core.run.progress import CollectingProgress
 
-    said = Kept()
-    context = prepare(recipe, said)
-    feature = {n: features(context.model, [context.scorer.prompt_ids(d) for d in data.reference.documents])
+    said = CollectingProgress()
+    context = prepare_context(recipe, said)
+    feature = {n: prompt_features(context.model, [context.scorer.prompt_ids(d) for d in data.reference.documents])
                for n, data in context.domains.items()}  # fmt: skip
-    divided = {n: divide(n, d.reference, feature[n], recipe.subdomains, 0) for n, d in context.domains.items()}
+    divided = {n: divide_domain(n, d.reference, feature[n], recipe.subdomains, 0) for n, d in context.domains.items()}
     check_division(context, divided)
     return said.lines
 
@@ -69,7 +69,7 @@ def lines_of(world, recipe):
 def test_a_plan_says_what_the_build_would_say(world, tmp_path):
     guarded = {"metrics": ["saliency", "random"], "select": "guarded"}
     recipe = task_recipe(world, tmp_path / "out", search=guarded, subdomains={"count": 3, "min_size": 4})
-    warnings = plan(recipe)["warnings"]
+    warnings = plan_build(recipe)["warnings"]
     assert warnings == lines_of(world, recipe)
     # Fourteen of twenty documents are in the one subdomain whose size allows a proof; five tests in each of two domains become four.
     now, twice, whole = (100 * detectable_gain(n, 0.05 / tests / 4) for n, tests in ((14, 10), (28, 10), (20, 4)))
@@ -77,7 +77,7 @@ def test_a_plan_says_what_the_build_would_say(world, tmp_path):
     assert f"a true gain of {now:.0f} points" in line
     assert line.endswith(f"with twice the documents {twice:.0f} points, with no subdomains {whole:.0f} points")
     assert any("no gain on so few can be proven at alpha 0.05" in line for line in warnings)
-    assert plan(task_recipe(world, tmp_path / "out"))["warnings"] == []
+    assert plan_build(task_recipe(world, tmp_path / "out"))["warnings"] == []
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_plan_says_what_the_build_would_say(world, tmp_path):
 def test_a_plan_refuses_what_the_build_refuses_and_nothing_lies_about(changes, said, world, tmp_path):
     recipe = task_recipe(world, tmp_path / "out", **changes)
     with pytest.raises(DataError, match=said) as planned:
-        plan(recipe)
+        plan_build(recipe)
     with pytest.raises(DataError, match=said) as built:
         build(recipe)
     assert str(planned.value) == str(built.value)
@@ -107,7 +107,7 @@ def test_a_plan_refuses_what_the_build_refuses_and_nothing_lies_about(changes, s
 
 def test_a_plan_of_text_says_its_power_in_standard_deviations(world, tmp_path):
     recipe = text_recipe(world, tmp_path / "out", search={"metrics": ["magnitude"], "select": "guarded", "alpha": 0.5})
-    (line,) = plan(recipe)["warnings"]
+    (line,) = plan_build(recipe)["warnings"]
     now, twice = (f"{detectable_effect(n, 0.5):.2f} standard deviations between documents" for n in (6, 12))
     assert line.startswith(
         f"power: wiki, magnitude: a true gain of {now} is accepted with a chance of 80 % (6 documents"
@@ -118,7 +118,7 @@ def test_a_plan_of_text_says_its_power_in_standard_deviations(world, tmp_path):
 def test_a_plan_refuses_text_that_fills_no_block(world, tmp_path):
     (tmp_path / "short.txt").write_text("Too short.\n\nBy far.\n\nIndeed.")
     recipe = text_recipe(world, tmp_path / "out", domains={"wiki": [f"text:{tmp_path / 'short.txt'}"]})
-    for run in (plan, build):
+    for run in (plan_build, build):
         with pytest.raises(DataError, match="gives no block of 256 tokens"):
             run(recipe)
     assert [p.name for p in tmp_path.iterdir()] == ["short.txt"]
@@ -150,21 +150,21 @@ def test_a_ratio_below_a_thousandth_keeps_its_digits():
 
 
 def test_a_plan_of_text_and_of_halving(world, tmp_path):
-    assert plan(text_recipe(world, tmp_path / "out"))["bands_per_subdomain"] == 1
+    assert plan_build(text_recipe(world, tmp_path / "out"))["bands_per_subdomain"] == 1
     search = {"metrics": ["magnitude"], "method": "halving"}
-    found = plan(task_recipe(world, tmp_path / "out", search=search))
+    found = plan_build(task_recipe(world, tmp_path / "out", search=search))
     assert found["purifications"] == 0
 
 
 def test_a_plan_counts_the_activations_of_a_training_pass(world, tmp_path):
     def memory(tokens, metric="saliency"):
         recipe = task_recipe(world, tmp_path / "out", batch_tokens=tokens, search={"metrics": [metric]})
-        return plan(recipe)["memory_bytes"]
+        return plan_build(recipe)["memory_bytes"]
 
     assert memory(8192) > memory(512) + 10 * 2**20
     # What is kept for a backward pass is what makes the difference; a search keeps nothing.
     assert memory(8192) - memory(512) > 2 * (memory(8192, "magnitude") - memory(512, "magnitude"))
-    found = plan(task_recipe(world, tmp_path / "out", search={"metrics": ["magnitude"]}))
+    found = plan_build(task_recipe(world, tmp_path / "out", search={"metrics": ["magnitude"]}))
     assert "band_search" in found["above_the_base_bytes"]
     assert "greedy" not in found["above_the_base_bytes"]
     assert found["memory_bytes"] == found["base_bytes"] + max(found["above_the_base_bytes"].values())
@@ -174,7 +174,7 @@ def test_a_plan_counts_the_activations_of_a_training_pass(world, tmp_path):
 def test_a_plan_knows_a_way_of_purification_from_elsewhere(world, tmp_path):
     METHODS.add("elsewhere", METHODS.get("greedy"), "another package's")
     try:
-        found = plan(task_recipe(world, tmp_path / "out", saliency={"method": "elsewhere"}))
+        found = plan_build(task_recipe(world, tmp_path / "out", saliency={"method": "elsewhere"}))
     finally:
         METHODS._entries.pop("elsewhere")
         PURIFICATIONS.remove("elsewhere")
@@ -184,14 +184,14 @@ def test_a_plan_knows_a_way_of_purification_from_elsewhere(world, tmp_path):
 
 def test_a_plan_finds_bad_input(world, tmp_path):
     with pytest.raises(DataError, match="nowhere"):
-        plan(task_recipe(world, tmp_path / "out", domains={"d": ["./nowhere.jsonl"]}))
+        plan_build(task_recipe(world, tmp_path / "out", domains={"d": ["./nowhere.jsonl"]}))
 
 
 def test_inspecting_an_artefact(world, artefact):
     found = inspect_artefact(artefact)
     assert found["fits_base"] is None
     assert [e["name"] for e in found["experts"]] == ["law/0", "law/1", "sums/all"]
-    assert found["base_fingerprint"] == fingerprint(world.model)
+    assert found["base_fingerprint"] == fingerprint_model(world.model)
     assert found["router_domains"] == ["law", "sums"]
     checked = inspect_artefact(artefact, str(world.base))
     moe = FreeMoE.from_pretrained(world.model, artefact)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.speed.artefact import PUBLISHED, stand_in
-from freemoe.domain_experts.cost.memory import STAGES, fitting, stage_peaks
+from freemoe.domain_experts.cost.memory import STAGES, fitting_devices, stage_peaks
 from freemoe.models.weights import find_weights
 from tests.tiny import tiny_model
 
@@ -64,7 +64,7 @@ def test_routed_experts_are_met_by_the_tokens_that_are_sent_to_them() -> None:
     one = said(model)["scoring"]
     for weight in (w for w in find_weights(model) if w.gate is not None):
         assert weight.gate is not None
-        assert weight.gate.chosen == config.num_experts_per_tok == 2
+        assert weight.gate.experts_per_token == config.num_experts_per_tok == 2
     assert one < 2 * GIB
 
 
@@ -73,4 +73,4 @@ def test_routed_experts_are_met_by_the_tokens_that_are_sent_to_them() -> None:
     [(1, "1 device of 8 GiB"), (20, "1 device of 24 GiB"), (72, "1 device of 80 GiB"), (100, "2 devices of 80 GiB")],
 )
 def test_what_fits_where(gib: float, words: str) -> None:
-    assert fitting(gib * GIB) == words
+    assert fitting_devices(gib * GIB) == words

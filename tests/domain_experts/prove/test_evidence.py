@@ -6,9 +6,9 @@ from functools import partial
 import pytest
 import torch
 
-from freemoe.domain_experts.prove.evidence import domain_evidence, scatter, where_off
-from freemoe.evals.engine.evaluator import Score
-from freemoe.evals.summary import mean_scores, perplexity, summary
+from freemoe.domain_experts.prove.evidence import domain_evidence, scatter_scores, where_off
+from freemoe.evals.engine.evaluator import DocumentScore
+from freemoe.evals.summary import compute_perplexity, mean_scores, summarise_scores
 from freemoe.evals.tasks.documents import Document
 from freemoe.models.weights import find_weights
 from tests.masks import mask_of
@@ -20,25 +20,25 @@ def documents(count, kind="target"):
 
 
 def scores(values, tokens=2):
-    return [Score(float(v), -float(i), tokens) for i, v in enumerate(values)]
+    return [DocumentScore(float(v), -float(i), tokens) for i, v in enumerate(values)]
 
 
 def test_summary_of_right_and_wrong():
     base, mine = scores([1, 0, 0, 1, 0]), scores([1, 1, 1, 0, 0])
-    row = summary(mine, base, documents(5))
+    row = summarise_scores(mine, base, documents(5))
     assert row["score"] == pytest.approx(60)
     assert row["gain"]["mean"] == pytest.approx(20)
     assert (row["won"], row["lost"], row["mcnemar_p"], row["documents"]) == (2, 1, 1.0, 5)
-    halves = summary(scores([0.5] * 5), base, documents(5))
+    halves = summarise_scores(scores([0.5] * 5), base, documents(5))
     assert "won" not in halves
     assert halves["gain"]["mean"] == pytest.approx(10)
 
 
 def test_summary_of_text():
-    base = [Score(-2.0, -20.0, 10), Score(-3.0, -90.0, 30)]
-    mine = [Score(-1.0, -10.0, 10), Score(-2.0, -60.0, 30)]
-    row = summary(mine, base, documents(2, "text"))
-    assert row["score"] == pytest.approx(math.exp(70 / 40)) == pytest.approx(perplexity(mine))
+    base = [DocumentScore(-2.0, -20.0, 10), DocumentScore(-3.0, -90.0, 30)]
+    mine = [DocumentScore(-1.0, -10.0, 10), DocumentScore(-2.0, -60.0, 30)]
+    row = summarise_scores(mine, base, documents(2, "text"))
+    assert row["score"] == pytest.approx(math.exp(70 / 40)) == pytest.approx(compute_perplexity(mine))
     assert row["ratio"]["mean"] == pytest.approx(math.exp(-1))
     assert row["gain"]["mean"] == pytest.approx(1)
 
@@ -46,16 +46,16 @@ def test_summary_of_text():
 def test_copies_are_one_cluster():
     copies = [Document("t", str(i), "same", "target", "x") for i in range(20)]
     base, mine = scores([0] * 20), scores([1] * 10 + [0] * 10)
-    row = summary(mine, base, copies)
+    row = summarise_scores(mine, base, copies)
     assert row["gain"] == {"mean": pytest.approx(50), "low": None, "high": None}
     assert row["clusters"] == 1
 
 
 def test_mean_and_scatter():
-    a, b = [Score(1.0, -2.0, 5)], [Score(0.0, -4.0, 5)]
-    assert mean_scores([a, b]) == [Score(0.5, -3.0, 5)]
+    a, b = [DocumentScore(1.0, -2.0, 5)], [DocumentScore(0.0, -4.0, 5)]
+    assert mean_scores([a, b]) == [DocumentScore(0.5, -3.0, 5)]
     default = scores([0, 0, 0])
-    assert [s.value for s in scatter([([2, 0], scores([7, 8]))], default)] == [8, 0, 7]
+    assert [s.value for s in scatter_scores([([2, 0], scores([7, 8]))], default)] == [8, 0, 7]
     assert [s.value for s in default] == [0, 0, 0]
 
 
@@ -88,7 +88,7 @@ def test_every_row_is_scored_under_its_own_expert():
         asked.append((unit, len(wanted)))
         who = off().get("who")
         found = [float(int(d.id) in right[who]) for d in wanted]
-        return [Score(value, -1.0, 1, (("pass@10", value),)) for value in found]
+        return [DocumentScore(value, -1.0, 1, (("pass@10", value),)) for value in found]
 
     made = []
 

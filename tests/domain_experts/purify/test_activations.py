@@ -12,7 +12,7 @@ import torch
 
 from freemoe.core import memory
 from freemoe.domain_experts.purify import activations, gradients
-from freemoe.domain_experts.purify.activations import bytes_per_token, fits, parts
+from freemoe.domain_experts.purify.activations import bytes_per_token, fits_in_memory, split_by_memory
 from freemoe.domain_experts.purify.batches import AnswerBatch, rows_of
 from freemoe.models.precision import held_in
 from freemoe.models.weights import find_weights
@@ -53,7 +53,7 @@ def test_what_is_measured_is_what_autograd_keeps() -> None:
     del alive
     assert told == pytest.approx(expected, rel=0.05)
     # In the order of inputs and outputs of all matrices.
-    assert activations._bound(model) / 8 < told < activations._bound(model)
+    assert activations._upper_bound_bytes(model) / 8 < told < activations._upper_bound_bytes(model)
 
 
 def test_a_model_in_bfloat16_keeps_less(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,10 +64,10 @@ def test_a_model_in_bfloat16_keeps_less(monkeypatch: pytest.MonkeyPatch) -> None
     with held_in(model, torch.bfloat16):
         half = bytes_per_token(model)
         assert 0.4 * full < half < 0.7 * full
-        assert max(len(p.ids) for p in parts(model, whole, most)) > 2
+        assert max(len(p.ids) for p in split_by_memory(model, whole, most)) > 2
     # Each format has a measurement of its own.
     assert bytes_per_token(model) == full
-    assert [len(p.ids) for p in parts(model, whole, most)] == [2, 2, 2]
+    assert [len(p.ids) for p in split_by_memory(model, whole, most)] == [2, 2, 2]
 
 
 def test_without_gradients_nothing_is_kept_and_nothing_remembered() -> None:
@@ -81,19 +81,19 @@ def test_without_gradients_nothing_is_kept_and_nothing_remembered() -> None:
 
 def test_a_batch_that_fits_comes_back_as_it_is() -> None:
     whole = batch(3, 50)
-    assert [p is whole for p in parts(wide(), whole)] == [True]
-    assert [p is whole for p in parts(tiny_model("llama"), whole)] == [True]
+    assert [p is whole for p in split_by_memory(wide(), whole)] == [True]
+    assert [p is whole for p in split_by_memory(tiny_model("llama"), whole)] == [True]
 
 
 @pytest.mark.parametrize(("fitting", "sizes"), [(1, [1] * 7), (2, [2, 2, 2, 1]), (4, [4, 3]), (6, [4, 3]), (7, [7])])
 def test_parts_hold_every_row_once_and_fit(fitting: int, sizes: list[int]) -> None:
     model, whole = wide(), batch(7, 40)
     most = int(bytes_per_token(model, 40) * 40 * (fitting + 0.5))
-    found = list(parts(model, whole, most))
+    found = list(split_by_memory(model, whole, most))
     assert [len(p.ids) for p in found] == sizes
     assert rows_of(found) == rows_of([whole])
     # A row is never cut.
-    assert [len(p.ids) for p in parts(model, whole, 1)] == [1] * 7
+    assert [len(p.ids) for p in split_by_memory(model, whole, 1)] == [1] * 7
 
 
 def test_gradients_of_parts_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,11 +103,11 @@ def test_gradients_of_parts_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     passes: list[int] = []
 
     def cut(model: Any, batch: AnswerBatch) -> Any:
-        for part in parts(model, batch, 1):
+        for part in split_by_memory(model, batch, 1):
             passes.append(len(part.ids))
             yield part
 
-    monkeypatch.setattr(gradients, "parts", cut)
+    monkeypatch.setattr(gradients, "split_by_memory", cut)
     found, told = fast_gradients(model, weights, rows)
     assert passes == [1] * sum(len(b.ids) for b in rows)
     assert told == pytest.approx(loss, rel=1e-5)
@@ -184,8 +184,8 @@ def test_what_was_measured_is_freed() -> None:
 def test_what_fits_is_half_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     model = wide()
     monkeypatch.setattr(activations, "free_bytes", lambda device: int(2.01 * 300 * bytes_per_token(model)))
-    assert fits(model, 3, 100)
-    assert not fits(model, 3, 102)
+    assert fits_in_memory(model, 3, 100)
+    assert not fits_in_memory(model, 3, 102)
 
 
 def test_a_container_leaves_less_than_the_machine(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import torch
 
 from freemoe.core.errors import NumericError
 from freemoe.domain_experts.purify.batches import AnswerBatch, mean_loss
-from freemoe.domain_experts.purify.curvature import Curvature, forecast, measure_curvature, super_weights
+from freemoe.domain_experts.purify.curvature import Curvature, forecast_loss, measure_curvature, super_weights
 from freemoe.domain_experts.purify.gradients import noise_weights
 from freemoe.models.mask import Mask
 from freemoe.models.switching import switched_off
@@ -73,16 +73,16 @@ def test_outputs_equal_their_definition(case):
             sums += batch.answer_tokens * gradient.square() * batch.answer_tokens / answers
     for weight, squares in zip(weights, slow, strict=True):
         inputs = curvature.inputs[weight.name]
-        assert inputs.shape == (weight.experts, weight.columns)
+        assert inputs.shape == (weight.num_experts, weight.num_columns)
         over = torch.where(inputs > 0, 1 / inputs, 0.0)[:, None, :]
         seen = (inputs > 0).sum(-1, keepdim=True).clamp(min=1)
         expected = (squares.reshape(weight.shape) * over).sum(-1) / seen
         torch.testing.assert_close(curvature.outputs[weight.name], expected, rtol=2e-3, atol=1e-7, msg=weight.name)
-        h = curvature.of(weight)
+        h = curvature.weight_curvature(weight)
         assert h.shape == weight.shape
-        w = weight.view()
-        torch.testing.assert_close(curvature.disturbance(weight), w**2 * h / 2)
-        torch.testing.assert_close(curvature.cost(weight), w.abs() * h.sqrt())
+        w = weight.canonical_view()
+        torch.testing.assert_close(curvature.second_order_cost(weight), w**2 * h / 2)
+        torch.testing.assert_close(curvature.fisher_scale(weight), w.abs() * h.sqrt())
 
 
 def test_inputs_are_exact_and_outputs_close_to_a_look_at_every_token():
@@ -119,12 +119,12 @@ def test_padding_does_not_count(case):
 
 def test_an_expert_that_saw_nothing_disturbs_nothing():
     model = tiny_model("mixtral")
-    weights = [w for w in find_weights(model) if w.fused]
+    weights = [w for w in find_weights(model) if w.is_fused]
     curvature = measure_curvature(model, weights, split_rows(batches(0))[:1])
-    idle = [(w, e) for w in weights for e in range(w.experts) if not curvature.inputs[w.name][e].any()]
+    idle = [(w, e) for w in weights for e in range(w.num_experts) if not curvature.inputs[w.name][e].any()]
     assert idle
     for weight, expert in idle:
-        assert not curvature.of(weight)[expert].any()
+        assert not curvature.weight_curvature(weight)[expert].any()
     assert all(torch.isfinite(v).all() for v in curvature.outputs.values())
 
 
@@ -132,15 +132,15 @@ def test_the_small_cost_is_that_of_the_tenth_part_of_weights_that_cost_anything(
     weights = find_weights(tiny_model("llama"))
     generator = torch.Generator().manual_seed(0)
     curvature = Curvature(
-        {w.name: torch.rand(w.experts, w.columns, generator=generator) for w in weights},
-        {w.name: torch.rand(w.experts, w.rows, generator=generator) for w in weights},
+        {w.name: torch.rand(w.num_experts, w.num_columns, generator=generator) for w in weights},
+        {w.name: torch.rand(w.num_experts, w.num_rows, generator=generator) for w in weights},
     )
-    costs = torch.cat([curvature.cost(w).flatten() for w in weights])
+    costs = torch.cat([curvature.fisher_scale(w).flatten() for w in weights])
     assert float((costs < curvature.small_cost(weights)).float().mean()) == pytest.approx(0.1, abs=1e-4)
     # What costs nothing, as a neuron that is off, leaves the unit as it is.
     for weight in weights:
         weight.parameter.data[: weight.parameter.shape[0] // 4] = 0
-    costs = torch.cat([curvature.cost(w).flatten() for w in weights])
+    costs = torch.cat([curvature.fisher_scale(w).flatten() for w in weights])
     costs = costs[costs > 0]
     assert float((costs < curvature.small_cost(weights)).float().mean()) == pytest.approx(0.1, abs=1e-3)
     nothing = Curvature({n: 0 * v for n, v in curvature.inputs.items()}, curvature.outputs)
@@ -154,21 +154,21 @@ def test_a_forecast_equals_a_slow_one(case):
     before = bits(model)
     curvature = measure_curvature(model, weights, batches(0))
     off, rows = noise_weights(model, weights, batches(0), 60, spread=1e9)[0], batches(1)
-    found = forecast(model, weights, off, curvature, rows)
+    found = forecast_loss(model, weights, off, curvature, rows)
     assert found is not None
     first = disturbance = 0.0
     for weight, gradient in zip(weights, masked_gradients(model, weights, {}, rows), strict=True):
         for place in indices_of(off).get(weight.name, torch.empty(0)).tolist():
-            own = float(weight.view().reshape(-1)[int(place)])
+            own = float(weight.canonical_view().reshape(-1)[int(place)])
             first += own * float(gradient[int(place)])
-            disturbance += own**2 * float(curvature.of(weight).reshape(-1)[int(place)]) / 2
+            disturbance += own**2 * float(curvature.weight_curvature(weight).reshape(-1)[int(place)]) / 2
     assert found.first_order == pytest.approx(first, rel=1e-3, abs=1e-6)
     assert found.disturbance == pytest.approx(disturbance, rel=1e-3)
     base = mean_loss(model, rows)
     with switched_off(weights, off):
         assert found.measured == pytest.approx(base - mean_loss(model, rows), abs=1e-7)
     assert unchanged(model, before)
-    assert forecast(model, weights, Mask(), curvature, rows) is None
+    assert forecast_loss(model, weights, Mask(), curvature, rows) is None
 
 
 @pytest.mark.parametrize("case", LAYOUTS)
@@ -176,19 +176,19 @@ def test_super_weights_are_the_largest_disturbances(case):
     model = tiny_model(case)
     weights = find_weights(model)
     if case in ("llama", "gpt2"):
-        weights[-1].view()[0, 7, 2] = 40.0
+        weights[-1].canonical_view()[0, 7, 2] = 40.0
     curvature = measure_curvature(model, weights, batches(0, 30))
     found = super_weights(curvature, weights, 8)
     if case in ("llama", "gpt2"):
         assert (found[0].weight, found[0].expert, found[0].row, found[0].column) == (weights[-1].name, 0, 7, 2)
         assert found[0].value == 40
-    slow = torch.cat([curvature.disturbance(w).flatten() for w in weights]).sort(descending=True).values[:8]
+    slow = torch.cat([curvature.second_order_cost(w).flatten() for w in weights]).sort(descending=True).values[:8]
     assert [f.disturbance for f in found] == pytest.approx(slow.tolist())
     by_name = {w.name: w for w in weights}
-    costs = torch.cat([curvature.cost(w).flatten() for w in weights])
+    costs = torch.cat([curvature.fisher_scale(w).flatten() for w in weights])
     for f in found:
-        assert f.value == float(by_name[f.weight].view()[f.expert, f.row, f.column])
-        cost = float(curvature.cost(by_name[f.weight])[f.expert, f.row, f.column])
+        assert f.value == float(by_name[f.weight].canonical_view()[f.expert, f.row, f.column])
+        cost = float(curvature.fisher_scale(by_name[f.weight])[f.expert, f.row, f.column])
         assert f.times == pytest.approx(cost / float(costs.median()), rel=1e-2)
 
 

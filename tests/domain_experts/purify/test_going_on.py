@@ -14,8 +14,8 @@ from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.unit_state import UnitState
 from freemoe.domain_experts import build
 from freemoe.domain_experts.purify import curvature, greedy, learned, methods
-from freemoe.domain_experts.purify.greedy import Purified, purify
-from freemoe.domain_experts.purify.learned import learn
+from freemoe.domain_experts.purify.greedy import PurifyResult, greedy_purify
+from freemoe.domain_experts.purify.learned import learn_switches
 from freemoe.domain_experts.structured import training
 from freemoe.domain_experts.structured.fitting import fit_units
 from freemoe.domain_experts.structured.units import find_units
@@ -74,41 +74,41 @@ def lives(work: Work, folder: Path, passes: Passes, after: int) -> Iterator[Any]
         passes.left = after
         run = RunFolder(folder, {})
         try:
-            yield work(run.state("purify|law"))
+            yield work(run.unit_state("purify|law"))
             return
         except KilledError:
             yield None
 
 
-def same(a: Purified, b: Purified) -> None:
+def same(a: PurifyResult, b: PurifyResult) -> None:
     assert a.losses == b.losses
     assert a.best == b.best
-    assert a.mask.same(b.mask)
+    assert a.mask.is_equal(b.mask)
     assert a.forecast == b.forecast
 
 
-def greedily(kept: UnitState) -> Purified:
+def greedily(kept: UnitState) -> PurifyResult:
     model = tiny_model("llama")
     options = {"step": 0.001, "budget": 0.008, "patience": 3, "part_tokens": 4}
-    return purify(model, find_weights(model), batches(0), batches(1), **options, kept=kept)
+    return greedy_purify(model, find_weights(model), batches(0), batches(1), **options, kept=kept)
 
 
-def with_switches(kept: UnitState, case: str = "llama") -> Purified:
+def with_switches(kept: UnitState, case: str = "llama") -> PurifyResult:
     model = tiny_model(case)
     options = {"budget": 0.01, "steps": 14, "every": 3, "step_tokens": 8, "patience": 3}
-    return learn(model, find_weights(model), batches(0), batches(1), **options, kept=kept)
+    return learn_switches(model, find_weights(model), batches(0), batches(1), **options, kept=kept)
 
 
-def with_switches_of_large_matrices(kept: UnitState) -> Purified:
+def with_switches_of_large_matrices(kept: UnitState) -> PurifyResult:
     model = tiny_model("llama", hidden_size=160, intermediate_size=192)
     options = {"budget": 0.01, "steps": 6, "every": 2, "step_tokens": 8}
-    return learn(model, find_weights(model), batches(0), batches(1), **options, kept=kept)
+    return learn_switches(model, find_weights(model), batches(0), batches(1), **options, kept=kept)
 
 
-def both(kept: UnitState) -> Purified:
+def both(kept: UnitState) -> PurifyResult:
     model = tiny_model("llama")
     before = bits(model)
-    task = methods.Task(model, find_weights(model), batches(0), batches(1), False, 0, lambda *_: None, kept)
+    task = methods.PurifyTask(model, find_weights(model), batches(0), batches(1), False, 0, lambda *_: None, kept)
     found = methods.METHODS.get("both").run(task, SECTION)
     assert unchanged(model, before)
     return found
@@ -151,7 +151,7 @@ def test_it_keeps_nothing_more_often_than_it_must(tmp_path: Path, monkeypatch: p
     """By the clock: a unit that is quick leaves no state at all."""
     run = RunFolder(tmp_path / "out", {})
     monkeypatch.setattr(unit_state, "SECONDS", 3600.0)
-    with_switches(run.state("purify|law"))
+    with_switches(run.unit_state("purify|law"))
     assert not (run.partial / "states").exists()
 
 
@@ -167,4 +167,4 @@ def test_the_number_format_is_measured_once_for_a_run(tmp_path: Path, monkeypatc
     # Where nothing is measured, nothing is noted.
     run = RunFolder(tmp_path / "other", {})
     assert build._with_format(recipe, tiny_model("llama"), run) is recipe
-    assert run.journal.names() == []
+    assert run.journal.unit_names() == []

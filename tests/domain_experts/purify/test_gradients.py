@@ -7,7 +7,7 @@ import torch
 
 from freemoe.core.errors import NumericError
 from freemoe.domain_experts.purify.batches import mean_loss
-from freemoe.domain_experts.purify.gradients import Leaders, backward, gradients_to, noise_weights
+from freemoe.domain_experts.purify.gradients import SaliencyTopK, backward, gradients_to, noise_weights
 from freemoe.models.spec import family_of, find_layers
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
@@ -119,14 +119,14 @@ def test_a_score_foretells_the_change_of_the_loss(case):
     rows = batches(0)
     gradients, before = fast_gradients(model, weights, rows)
     for weight, gradient in zip(weights, gradients, strict=True):
-        score = weight.view().reshape(-1) * gradient
+        score = weight.canonical_view().reshape(-1) * gradient
         at = int(score.abs().argmax())
-        e, inside = divmod(at, weight.rows * weight.columns)
-        r, c = divmod(inside, weight.columns)
-        old = weight.view()[e, r, c].clone()
-        weight.view()[e, r, c] = old * 0.99
+        e, inside = divmod(at, weight.num_rows * weight.num_columns)
+        r, c = divmod(inside, weight.num_columns)
+        old = weight.canonical_view()[e, r, c].clone()
+        weight.canonical_view()[e, r, c] = old * 0.99
         change = mean_loss(model, rows) - before
-        weight.view()[e, r, c] = old
+        weight.canonical_view()[e, r, c] = old
         assert change == pytest.approx(-0.01 * float(score[at]), rel=0.2, abs=3e-6), weight.name
 
 
@@ -138,7 +138,7 @@ def test_noise_weights_equal_ranking_everything(case, count):
     rows = batches(0)
     assert len(rows) > 1
     gradients, _ = fast_gradients(model, weights, rows)
-    scores = [w.view().reshape(-1) * g for w, g in zip(weights, gradients, strict=True)]
+    scores = [w.canonical_view().reshape(-1) * g for w, g in zip(weights, gradients, strict=True)]
     line = torch.cat(scores).sort(descending=True).values[count - 1]
     total = sum(w.size for w in weights)
     found = indices_of(noise_weights(model, weights, rows, count, spread=total / count)[0])
@@ -160,12 +160,14 @@ def test_leaders_pay_their_toll_once(case):
     generator = torch.Generator().manual_seed(0)
     tolls = {w.name: 1e-3 * torch.rand(w.shape, generator=generator) for w in weights}
     gradients, _ = fast_gradients(model, weights, rows)
-    scores = [w.view().reshape(-1) * g - tolls[w.name].flatten() for w, g in zip(weights, gradients, strict=True)]
+    scores = [
+        w.canonical_view().reshape(-1) * g - tolls[w.name].flatten() for w, g in zip(weights, gradients, strict=True)
+    ]
     line = torch.cat(scores).sort(descending=True).values[299]
-    leaders = Leaders(weights, 300, 1e9, lambda w: tolls[w.name])
-    with gradients_to(model, weights, leaders.take, checkpointing=False):
+    leaders = SaliencyTopK(weights, 300, 1e9, lambda w: tolls[w.name])
+    with gradients_to(model, weights, leaders.add_gradient, checkpointing=False):
         backward(model, rows)
-    mask, gain = leaders.choose()
+    mask, gain = leaders.select_weights()
     found = indices_of(mask)
     assert mask.count == 300
     for weight, score in zip(weights, scores, strict=True):
@@ -176,10 +178,10 @@ def test_leaders_pay_their_toll_once(case):
     expected = sum(float(score[score >= line].sum()) for score in scores)
     assert gain == pytest.approx(expected, rel=1e-4)
     # Too high a toll for all leaves nothing.
-    none = Leaders(weights, 300, 1e9, lambda w: tolls[w.name] + 1e3)
-    with gradients_to(model, weights, none.take, checkpointing=False):
+    none = SaliencyTopK(weights, 300, 1e9, lambda w: tolls[w.name] + 1e3)
+    with gradients_to(model, weights, none.add_gradient, checkpointing=False):
         backward(model, rows)
-    assert none.choose() == ({}, 0)
+    assert none.select_weights() == ({}, 0)
 
 
 def test_leaders_of_a_share_still_hold_the_strongest():
@@ -220,7 +222,7 @@ def test_a_weight_that_is_off_is_not_named_again():
     first = noise_weights(model, weights, batches(0), 50, spread=10)[0]
     with switched_off(weights, first):
         second = noise_weights(model, weights, batches(0), 50, spread=10)[0]
-    assert first.difference(second).same(first)
+    assert first.difference(second).is_equal(first)
 
 
 def test_a_broken_gradient_names_its_weight():

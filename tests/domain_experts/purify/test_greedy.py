@@ -10,7 +10,7 @@ from freemoe.domain_experts.purify import greedy as saliency
 from freemoe.domain_experts.purify.batches import answer_batches, mean_loss
 from freemoe.domain_experts.purify.curvature import measure_curvature
 from freemoe.domain_experts.purify.gradients import noise_weights
-from freemoe.domain_experts.purify.greedy import purify, split_batches, toll_of
+from freemoe.domain_experts.purify.greedy import greedy_purify, removal_penalty, split_batches
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
 from tests.masks import indices_of
@@ -58,7 +58,7 @@ def test_the_model_stays_bit_equal(case):
         p.grad = torch.full_like(p, 2.0) if i % 3 == 0 else None
         flags[name] = (p.requires_grad, p.grad)
     before = bits(model)
-    found = purify(model, weights, batches(0), batches(1), step=0.002, budget=0.01, patience=2)
+    found = greedy_purify(model, weights, batches(0), batches(1), step=0.002, budget=0.01, patience=2)
     assert len(found.losses) > 1
     assert unchanged(model, before)
     for name, p in model.named_parameters():
@@ -73,7 +73,7 @@ def test_the_best_round_is_kept(case):
     weights = find_weights(model)
     told = []
     stop = batches(1)
-    found = purify(
+    found = greedy_purify(
         model, weights, batches(0), stop, step=0.001, budget=0.02, patience=4, on_round=lambda *a: told.append(a)
     )
     assert found.losses[found.best] == min(found.losses)
@@ -94,7 +94,7 @@ def test_documents_that_rank_are_served_best():
     model = tiny_model("llama")
     weights = find_weights(model)
     rows = batches(0)
-    found = purify(model, weights, rows, rows, step=0.0005, budget=0.02, patience=3)
+    found = greedy_purify(model, weights, rows, rows, step=0.0005, budget=0.02, patience=3)
     assert found.best > 3
     assert found.losses[found.best] < found.losses[0] - 0.1
 
@@ -106,7 +106,7 @@ def test_the_budget_is_kept(step, budget):
     total = sum(w.size for w in weights)
     off = []
     # The stopping loss plays no part: patience is endless.
-    found = purify(
+    found = greedy_purify(
         model, weights, batches(0), batches(0), step=step, budget=budget, patience=999,
         on_round=lambda r, loss, share: off.append(share),
     )  # fmt: skip
@@ -120,7 +120,7 @@ def test_patience_ends_the_search():
     model = tiny_model("llama")
     weights = find_weights(model)
     for patience in (1, 3):
-        found = purify(model, weights, batches(0), batches(5), step=0.01, budget=0.9, patience=patience)
+        found = greedy_purify(model, weights, batches(0), batches(5), step=0.01, budget=0.9, patience=patience)
         assert len(found.losses) - 1 == found.best + patience
 
 
@@ -129,7 +129,7 @@ def test_nothing_is_chosen_where_nothing_hurts():
     weights = find_weights(model)
     for weight in weights:
         weight.parameter.data.zero_()
-    found = purify(model, weights, batches(0), batches(1), step=0.01, budget=0.1)
+    found = greedy_purify(model, weights, batches(0), batches(1), step=0.01, budget=0.1)
     assert (indices_of(found.mask), found.best, len(found.losses)) == ({}, 0, 1)
 
 
@@ -140,7 +140,7 @@ def test_base_is_kept_when_every_round_is_worse():
     rank = answer_batches([((9, 10, 11), (77,))], [0], 100, "cpu")
     ids = int(model(input_ids=torch.tensor([[9, 10, 11]])).logits[0, -1].argmax())
     stop = answer_batches([((9, 10, 11), (ids,))], [0], 100, "cpu")
-    found = purify(model, weights, rank, stop, step=0.001, budget=0.05, patience=2)
+    found = greedy_purify(model, weights, rank, stop, step=0.001, budget=0.05, patience=2)
     assert found.best == 0
     assert indices_of(found.mask) == {}
     assert len(found.losses) == 3
@@ -156,7 +156,7 @@ def test_broken_numbers_leave_the_model_as_it_was():
     before = bits(model)
     for gradient, stop in ((bad, rows), (good, bad)):
         with pytest.raises(NumericError, match="NaN or infinit"):
-            purify(model, weights, gradient, stop)
+            greedy_purify(model, weights, gradient, stop)
         assert unchanged(model, before)
         assert all(p.requires_grad and p.grad is None for p in model.parameters())
     calls = []
@@ -167,7 +167,7 @@ def test_broken_numbers_leave_the_model_as_it_was():
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        purify(model, weights, good, rows, step=0.001, patience=9, on_round=late)
+        greedy_purify(model, weights, good, rows, step=0.001, patience=9, on_round=late)
     assert unchanged(model, before)
 
 
@@ -190,14 +190,14 @@ def test_a_broken_gradient_names_its_weight():
         calls.clear()
         where = rf"Greedy purification, round {number}, \d+ weights off: .*gradient.*{weights[3].name}"
         with pytest.raises(NumericError, match=where):
-            purify(model, weights, batches(0), batches(0), step=0.001)
+            greedy_purify(model, weights, batches(0), batches(0), step=0.001)
 
 
 @pytest.mark.parametrize("missing", ["gradient", "stop"])
 def test_no_documents(missing):
     model = tiny_model("llama")
     with pytest.raises(DataError, match="0"):
-        purify(
+        greedy_purify(
             model,
             find_weights(model),
             [] if missing == "gradient" else batches(0),
@@ -216,11 +216,11 @@ def test_parts_share_a_round_and_a_step():
     assert sorted(map(id, halves[0] + halves[1])) == sorted(map(id, rows))
     shares: list[float] = []
     common = {"step": 0.004, "budget": 0.004, "on_round": lambda number, loss, off: shares.append(off)}
-    whole = purify(model, weights, rows, batches(9), part_tokens=tokens, **common)
-    parts = purify(model, weights, rows, batches(9), part_tokens=tokens // 2, **common)
+    whole = greedy_purify(model, weights, rows, batches(9), part_tokens=tokens, **common)
+    parts = greedy_purify(model, weights, rows, batches(9), part_tokens=tokens // 2, **common)
     assert shares == [pytest.approx(0.004, abs=2 / total)] * 2
     # The first half of a cut in two is the strongest of its own part, at the untouched model.
-    toll = toll_of(measure_curvature(model, weights, halves[0]), sum(b.answer_tokens for b in halves[0]))
+    toll = removal_penalty(measure_curvature(model, weights, halves[0]), sum(b.answer_tokens for b in halves[0]))
     first = noise_weights(model, weights, halves[0], round(0.002 * total), spread=256, toll=toll)[0]
     assert parts.best
     assert first.count > 0 == first.difference(parts.mask).count
@@ -241,7 +241,7 @@ def test_a_harmful_round_is_taken_back_and_the_next_is_half_as_large(monkeypatch
         return losses[len(off) - 1]
 
     monkeypatch.setattr(saliency, "mean_loss", told)
-    found = purify(model, weights, batches(0), batches(1), step=0.002, budget=0.1, patience=4)
+    found = greedy_purify(model, weights, batches(0), batches(1), step=0.002, budget=0.1, patience=4)
     halves, quarter, eighth = step // 2, step // 4, step // 8
     kept = 2 * halves + 2 * eighth
     assert off[:6] == [0, step, halves, 2 * halves, 3 * halves, 2 * halves + quarter]
@@ -257,10 +257,10 @@ def test_the_toll_is_what_a_cut_costs_beyond_first_order_and_what_its_gradient_i
     model = tiny_model(case)
     weights = find_weights(model)
     curvature = measure_curvature(model, weights, batches(0))
-    toll = toll_of(curvature, 50)
+    toll = removal_penalty(curvature, 50)
     for weight in weights:
         h = torch.outer(curvature.outputs[weight.name][0], curvature.inputs[weight.name][0])
-        w = weight.view()[0]
+        w = weight.canonical_view()[0]
         torch.testing.assert_close(toll(weight)[0], w**2 * h / 2 + w.abs() * (h / 50).sqrt())
 
 
@@ -268,7 +268,7 @@ def test_the_forecast_stands_beside_what_was_measured():
     model = tiny_model("llama")
     weights = find_weights(model)
     rows = batches(0)
-    found = purify(model, weights, rows, rows, step=0.0005, budget=0.02, patience=3)
+    found = greedy_purify(model, weights, rows, rows, step=0.0005, budget=0.02, patience=3)
     assert found.forecast.measured == pytest.approx(found.losses[0] - found.losses[found.best], abs=1e-6)
     assert found.forecast.first_order > 0
     assert found.forecast.disturbance > 0

@@ -9,7 +9,7 @@ import torch
 from freemoe.core.errors import DataError, NumericError, RecipeError
 from freemoe.domain_experts.purify import learned
 from freemoe.domain_experts.purify.batches import AnswerBatch, mean_loss, rows_of
-from freemoe.domain_experts.purify.learned import draw, learn
+from freemoe.domain_experts.purify.learned import draw_steps, learn_switches
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
 from tests.domain_experts.purify.test_greedy import batches, unchanged
@@ -27,7 +27,7 @@ def bits_of(model):
 
 
 def spied(monkeypatch):
-    """The masks under which `learn` ran the model, in order."""
+    """The masks under which `learn_switches` ran the model, in order."""
     seen = []
     real = learned.switched_off
 
@@ -49,7 +49,7 @@ def test_training_equals_a_slow_one(case):
     gradient, stop = [*batches(0, 50), *batches(3, 50)], batches(1)
     quick = {**QUICK, "step_tokens": 20}
     told = []
-    found = learn(model, weights, gradient, stop, patience=99, on_round=lambda *a: told.append(a), **quick)
+    found = learn_switches(model, weights, gradient, stop, patience=99, on_round=lambda *a: told.append(a), **quick)
     losses, masks, paces = slow_learn(model, weights, gradient, stop, **quick)
     assert found.losses == pytest.approx(losses, abs=2e-3)
     assert found.losses[1:] != pytest.approx([losses[0]] * 6, abs=0.02)
@@ -68,7 +68,7 @@ def test_what_is_kept_gives_the_loss_that_was_seen():
     model = tiny_model("llama")
     weights = find_weights(model)
     stop = batches(1)
-    found = learn(model, weights, batches(0, 24), stop, **QUICK)
+    found = learn_switches(model, weights, batches(0, 24), stop, **QUICK)
     assert found.losses[0] == mean_loss(model, stop)
     with switched_off(weights, found.mask):
         after = mean_loss(model, stop)
@@ -78,7 +78,7 @@ def test_what_is_kept_gives_the_loss_that_was_seen():
     # The forecast: the base's gradient and curvature on stopping documents, and what really comes.
     first = masked_gradients(model, weights, {}, stop)
     sums = [
-        float((w.view().reshape(-1) * g)[indices_of(found.mask)[w.name]].sum())
+        float((w.canonical_view().reshape(-1) * g)[indices_of(found.mask)[w.name]].sum())
         for w, g in zip(weights, first, strict=True)
         if w.name in indices_of(found.mask)
     ]
@@ -93,7 +93,7 @@ def test_weights_come_back_and_the_budget_holds(monkeypatch):
     seen = spied(monkeypatch)
     shares = []
     quick = {**QUICK, "budget": 0.01}
-    learn(
+    learn_switches(
         model, weights, batches(0, 24), batches(1), patience=99, on_round=lambda r, loss, s: shares.append(s), **quick
     )
     most = int(0.01 * sum(w.size for w in weights))
@@ -120,7 +120,7 @@ def test_the_model_stays_bit_equal(case, dtype):
         p.grad = torch.full_like(p, 2.0) if i % 3 == 0 else None
         flags[name] = (p.requires_grad, p.grad)
     before = bits_of(model)
-    found = learn(model, weights, batches(0, 24), batches(0, 24), **{**QUICK, "steps": 12})
+    found = learn_switches(model, weights, batches(0, 24), batches(0, 24), **{**QUICK, "steps": 12})
     assert found.best > 0
     assert found.mask.count > 0
     assert all(torch.equal(v, before[k]) for k, v in bits_of(model).items())
@@ -132,7 +132,7 @@ def test_the_model_stays_bit_equal(case, dtype):
 def test_a_budget_below_one_weight_is_the_base():
     model = tiny_model("llama")
     weights = find_weights(model)
-    found = learn(model, weights, batches(0), batches(1), budget=0.5 / sum(w.size for w in weights))
+    found = learn_switches(model, weights, batches(0), batches(1), budget=0.5 / sum(w.size for w in weights))
     assert (indices_of(found.mask), found.best, len(found.losses), found.forecast) == ({}, 0, 1, None)
 
 
@@ -141,7 +141,7 @@ def test_nothing_goes_off_where_nothing_hurts():
     weights = find_weights(model)
     for weight in weights:
         weight.parameter.data.zero_()
-    found = learn(model, weights, batches(0), batches(1), **QUICK)
+    found = learn_switches(model, weights, batches(0), batches(1), **QUICK)
     assert (indices_of(found.mask), found.best, len(found.losses), found.forecast) == ({}, 0, 1, None)
 
 
@@ -152,7 +152,7 @@ def test_switches_are_found_beside_many_weights_that_are_off_already():
     dead = {w.name: torch.randperm(w.size, generator=generator)[: w.size // 4].sort().values for w in weights}
     rows = batches(0, 24)
     with switched_off(weights, mask_of(dead, weights)):
-        found = learn(model, weights, rows, rows, **QUICK)
+        found = learn_switches(model, weights, rows, rows, **QUICK)
         assert found.losses[found.best] < found.losses[0]
         assert found.losses[found.best] == min(found.losses)
     gone = sum(len(set(p.tolist()) & set(dead[n].tolist())) for n, p in indices_of(found.mask).items())
@@ -169,7 +169,7 @@ def test_base_is_kept_when_every_round_is_worse():
     for batch in rank:
         own = model(input_ids=batch.ids).logits.argmax(-1)
         stop.append(AnswerBatch(batch.ids, batch.mask, torch.where(batch.targets == -100, -100, own), batch.labels))
-    found = learn(model, weights, rank, stop, **{**QUICK, "patience": 2})
+    found = learn_switches(model, weights, rank, stop, **{**QUICK, "patience": 2})
     assert (indices_of(found.mask), found.best, len(found.losses)) == ({}, 0, 3)
     assert unchanged(model, before)
 
@@ -180,7 +180,7 @@ def test_checkpointing_and_seeds():
     rows = [*batches(0, 12), *batches(2, 12)]
 
     def run(**more):
-        found = learn(model, weights, rows, batches(1), patience=99, **{**QUICK, "steps": 12, **more})
+        found = learn_switches(model, weights, rows, batches(1), patience=99, **{**QUICK, "steps": 12, **more})
         return found.losses, {n: p.tolist() for n, p in indices_of(found.mask).items()}
 
     plain = run()
@@ -202,7 +202,7 @@ def test_an_interrupt_leaves_the_model_as_it_was(monkeypatch):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        learn(model, weights, rows, batches(1), on_round=late, **QUICK)
+        learn_switches(model, weights, rows, batches(1), on_round=late, **QUICK)
     real = learned.backward
 
     def broken(*given):
@@ -216,7 +216,7 @@ def test_an_interrupt_leaves_the_model_as_it_was(monkeypatch):
     calls.clear()
     monkeypatch.setattr(learned, "backward", broken)
     with pytest.raises(MemoryError):
-        learn(model, weights, rows, batches(1), **QUICK)
+        learn_switches(model, weights, rows, batches(1), **QUICK)
     assert all(torch.equal(v, before[k]) for k, v in bits_of(model).items())
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
 
@@ -233,7 +233,7 @@ def test_broken_numbers_name_the_step():
     weights[2].parameter.register_hook(hook)
     before = bits_of(model)
     with pytest.raises(NumericError, match=r"Learned switches, step [1-9]\d*, \d+ weights off: .*" + weights[2].name):
-        learn(model, weights, batches(0, 24), batches(1), **QUICK)
+        learn_switches(model, weights, batches(0, 24), batches(1), **QUICK)
     assert all(torch.equal(v, before[k]) for k, v in bits_of(model).items())
 
 
@@ -243,7 +243,7 @@ def test_broken_numbers_name_the_step():
 def test_every_document_is_drawn_once_per_pass():
     rows = [*batches(0, count=7), *batches(1, count=5)]
     documents = rows_of(rows)
-    drawn = draw(rows, 4, 3)
+    drawn = draw_steps(rows, 4, 3)
     steps = [next(drawn) for _ in range(12)]
     sizes = [sum(len(b.ids) for b in step) for step in steps]
     assert set(sizes) == {2}
@@ -252,9 +252,9 @@ def test_every_document_is_drawn_once_per_pass():
         found = [row for step in steps[first : first + 6] for row in rows_of(step)]
         assert sorted(found) == sorted(documents)
     assert [rows_of(s) for s in steps[:6]] != [rows_of(s) for s in steps[6:]]
-    again = draw(rows, 4, 3)
+    again = draw_steps(rows, 4, 3)
     assert [rows_of(next(again)) for _ in range(12)] == [rows_of(s) for s in steps]
-    everything = next(draw(rows, 10**6, 0))
+    everything = next(draw_steps(rows, 10**6, 0))
     assert sorted(rows_of(everything)) == sorted(documents)
 
 
@@ -268,7 +268,7 @@ def test_every_document_is_drawn_once_per_pass():
 def test_bad_shares(bad, error, message):
     model = tiny_model("llama")
     with pytest.raises(error, match=message):
-        learn(model, find_weights(model), batches(0), batches(1), **{**QUICK, **bad})
+        learn_switches(model, find_weights(model), batches(0), batches(1), **{**QUICK, **bad})
 
 
 @pytest.mark.parametrize("missing", ["gradient", "stop"])
@@ -276,4 +276,4 @@ def test_no_documents(missing):
     model = tiny_model("llama")
     given = [[] if missing == "gradient" else batches(0), [] if missing == "stop" else batches(1)]
     with pytest.raises(DataError, match="0"):
-        learn(model, find_weights(model), *given)
+        learn_switches(model, find_weights(model), *given)

@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from freemoe.domain_experts.purify.strongest import strongest
+from freemoe.domain_experts.purify.strongest import global_topk
 
 
 def makers(scores):
-    """What `strongest` is given: something that makes each tensor anew."""
+    """What `global_topk` is given: something that makes each tensor anew."""
     return [scores[i].clone for i in range(len(scores))]
 
 
@@ -25,7 +25,7 @@ def test_strongest_equals_sorting_everything(count):
     scores = [torch.randn(n, generator=generator) for n in (5, 40, 1, 200)]
     flat = sorted(((-float(v), t, i) for t, s in enumerate(scores) for i, v in enumerate(s)))
     expected = [sorted(i for v, t, i in flat[:count] if t == k and v < 0) for k in range(4)]
-    assert [m.indices().tolist() for m in strongest(makers(scores), count).masks] == expected
+    assert [m.indices().tolist() for m in global_topk(makers(scores), count).masks] == expected
 
 
 @pytest.mark.parametrize("above", [0.0, -2.0, 1.0])
@@ -36,17 +36,17 @@ def test_strongest_equals_a_slow_sort_with_ties(above):
     for count in (0, 1, 7, len(ranked) - 1, len(ranked), len(ranked) + 5):
         expected = [sorted(i for _, t, i in ranked[:count] if t == k) for k in range(4)]
         for hint in (math.inf, 2.5, 2.0, 1.0, above, above - 1):
-            found = strongest(makers(scores), count, above, hint)
+            found = global_topk(makers(scores), count, above, hint)
             assert [m.indices().tolist() for m in found.masks] == expected
             assert found.line == (-ranked[:count][-1][0] if count else math.inf)
 
 
 def test_strongest_breaks_ties_by_place():
     ties = [torch.tensor([1.0, 2.0, 1.0]), torch.ones(200), torch.zeros(4)]
-    assert [m.indices().tolist() for m in strongest(makers(ties), 3).masks] == [[0, 1, 2], [], []]
-    assert [m.indices().tolist() for m in strongest(makers(ties), 7).masks] == [[0, 1, 2], [0, 1, 2, 3], []]
-    assert [m.indices().tolist() for m in strongest(makers([torch.ones(5000)]), 10).masks] == [list(range(10))]
-    assert [m.indices().tolist() for m in strongest(makers([-torch.ones(3), torch.zeros(2)]), 2).masks] == [[], []]
+    assert [m.indices().tolist() for m in global_topk(makers(ties), 3).masks] == [[0, 1, 2], [], []]
+    assert [m.indices().tolist() for m in global_topk(makers(ties), 7).masks] == [[0, 1, 2], [0, 1, 2, 3], []]
+    assert [m.indices().tolist() for m in global_topk(makers([torch.ones(5000)]), 10).masks] == [list(range(10))]
+    assert [m.indices().tolist() for m in global_topk(makers([-torch.ones(3), torch.zeros(2)]), 2).masks] == [[], []]
 
 
 def test_a_good_hint_spares_a_look_and_a_bad_one_costs_one():
@@ -59,7 +59,7 @@ def test_a_good_hint_spares_a_look_and_a_bad_one_costs_one():
 
     def looks(hint):
         asked.clear()
-        found = strongest(makers_that_count(), 100, hint=hint)
+        found = global_topk(makers_that_count(), 100, hint=hint)
         return found, len(asked) / 2
 
     first, number = looks(math.inf)
@@ -69,10 +69,10 @@ def test_a_good_hint_spares_a_look_and_a_bad_one_costs_one():
         # Below a hint of almost nothing lie half of all scores: too many to keep, which is seen before the last tensor.
         assert math.ceil(number) == expected
         assert again.line == first.line
-        assert all(a.same(b) for a, b in zip(again.masks, first.masks, strict=True))
+        assert all(a.is_equal(b) for a, b in zip(again.masks, first.masks, strict=True))
 
 
 def test_zeros_of_both_signs_are_equal():
     zeros = [torch.tensor([-0.0, 0.0, -1.0, 0.0])]
-    assert [m.indices().tolist() for m in strongest([zeros[0].clone], 3, -2.0).masks] == [[0, 1, 3]]
-    assert [m.indices().tolist() for m in strongest([zeros[0].clone], 1, -2.0).masks] == [[0]]
+    assert [m.indices().tolist() for m in global_topk([zeros[0].clone], 3, -2.0).masks] == [[0, 1, 3]]
+    assert [m.indices().tolist() for m in global_topk([zeros[0].clone], 1, -2.0).masks] == [[0]]

@@ -5,9 +5,9 @@ import torch
 
 from freemoe.domain_experts.purify.batches import answer_batches, mean_loss
 from freemoe.domain_experts.purify.curvature import measure_curvature, super_weights
-from freemoe.domain_experts.purify.gradients import Leaders, backward, gradients_to, noise_weights
-from freemoe.domain_experts.purify.greedy import purify, toll_of
-from freemoe.domain_experts.purify.learned import learn
+from freemoe.domain_experts.purify.gradients import SaliencyTopK, backward, gradients_to, noise_weights
+from freemoe.domain_experts.purify.greedy import greedy_purify, removal_penalty
+from freemoe.domain_experts.purify.learned import learn_switches
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
 from tests.masks import indices_of
@@ -69,14 +69,14 @@ def test_first_order_alone_destroys_it_and_the_toll_does_not(planted):
     model, weights = planted
     rows, fresh = counting(1, 1), counting(4, 1)
     base = mean_loss(model, fresh)
-    naive = Leaders(weights, 20, 1e9)
-    with gradients_to(model, weights, naive.take, checkpointing=False):
+    naive = SaliencyTopK(weights, 20, 1e9)
+    with gradients_to(model, weights, naive.add_gradient, checkpointing=False):
         backward(model, rows)
-    chosen, promised = naive.choose()
+    chosen, promised = naive.select_weights()
     # Twenty weights of ten thousands, which should gain a lot and cost a nat.
     assert promised > 0.1
     assert loss_without(model, weights, chosen, fresh) > base + 0.8
-    toll = toll_of(measure_curvature(model, weights, rows), sum(b.answer_tokens for b in rows))
+    toll = removal_penalty(measure_curvature(model, weights, rows), sum(b.answer_tokens for b in rows))
     careful = noise_weights(model, weights, rows, 20, spread=1e9, toll=toll)[0]
     assert loss_without(model, weights, careful, fresh) < base + 0.3
 
@@ -92,19 +92,19 @@ def test_they_are_shown(planted):
 
 
 @pytest.mark.parametrize("text", ["home", "far"])
-@pytest.mark.parametrize("way", [purify, learn])
+@pytest.mark.parametrize("way", [greedy_purify, learn_switches])
 def test_purification_leaves_them_alone_and_still_gains(way, text, planted):
     model, weights = planted
     step = {"home": 1, "far": 2}[text]
     gradient, stop, fresh = (counting(seed, step) for seed in (2, 3, 5))
-    settings = {"step": 0.001, "patience": 3} if way is purify else {}
+    settings = {"step": 0.001, "patience": 3} if way is greedy_purify else {}
     found = way(model, weights, gradient, stop, budget=0.03, **settings)
     large = super_weights(measure_curvature(model, weights, gradient), weights, 5)
     for s in large:
         place = s.row * {w.name: w.columns for w in weights}[s.weight] + s.column
         assert place not in indices_of(found.mask).get(s.weight, torch.empty(0)).tolist()
     base = mean_loss(model, fresh)
-    if way is learn:
+    if way is learn_switches:
         # On its way it never did the harm that first order alone does with far fewer weights.
         assert max(found.losses) < found.losses[0] + 0.3
     if text == "far":

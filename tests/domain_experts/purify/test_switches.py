@@ -8,7 +8,7 @@ import torch
 from freemoe.domain_experts.purify import learned
 from freemoe.domain_experts.purify.curvature import Curvature
 from freemoe.domain_experts.purify.gradients import noise_weights
-from freemoe.domain_experts.purify.learned import Pace, Switches, schedule, switch_all
+from freemoe.domain_experts.purify.learned import TrustRegion, WeightSwitches, switch_all, training_schedule
 from freemoe.models.mask import TensorMask
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
@@ -36,16 +36,16 @@ def test_what_is_gathered_equals_autograd_through_an_explicit_mask(case):
     mask = noise_weights(model, weights, batches(1), 200, spread=1e9)[0]
     off = indices_of(mask)
     expected = masked_gradients(model, weights, off, rows)
-    switches = {w.name: Switches.fresh(w) for w in weights}
+    switches = {w.name: WeightSwitches.all_on(w) for w in weights}
     switch_all(list(switches.values()), [mask.get(name, own.off) for name, own in switches.items()])
     with switched_off(weights, mask):
-        learned._gather(model, switches, rows, False)
+        learned._accumulate_gradients(model, switches, rows, False)
     some, slope = 0, 0.0
     for (weight, own), slow in zip(zip(weights, switches.values(), strict=True), expected, strict=True):
-        torch.testing.assert_close(own.mean.total().flatten(), 0.1 * slow, rtol=1e-3, atol=1e-6, msg=weight.name)
+        torch.testing.assert_close(own.mean.to_dense().flatten(), 0.1 * slow, rtol=1e-3, atol=1e-6, msg=weight.name)
         gone = off.get(weight.name, torch.empty(0, dtype=torch.long))
         some += int((slow[gone] != 0).sum())
-        own = weight.view().reshape(-1)
+        own = weight.canonical_view().reshape(-1)
         slope += float((slow[gone] * -own[gone]).sum())
     # Weights that are off have gradients of their own: that is how they come back.
     assert some > 10
@@ -62,53 +62,53 @@ def set_evidence(switch, values):
 
 def test_evidence_is_the_sum_of_paced_running_means():
     (weight, *_) = find_weights(tiny_model("llama"))
-    switch = Switches.fresh(weight)
+    switch = WeightSwitches.all_on(weight)
     generator = torch.Generator().manual_seed(0)
     mean, evidence = torch.zeros(weight.size), torch.zeros(weight.size)
     for rate in (1.0, 0.5, 2.0):
         gradient = torch.randn(weight.shape, generator=generator)
-        switch.forget()
+        switch.decay_gradients()
         # A pass may come in several parts.
-        switch.take(gradient * 0.25)
-        switch.take(gradient * 0.75)
-        switch.advance(rate)
+        switch.add_gradient(gradient * 0.25)
+        switch.add_gradient(gradient * 0.75)
+        switch.update_evidence(rate)
         mean = 0.9 * mean + 0.1 * gradient.flatten()
         evidence += rate * mean
-    torch.testing.assert_close(switch.evidence.total().flatten(), evidence)
-    own = weight.view().reshape(-1)
-    scores = switch.scores(flat_curvature([weight], 0.3))
+    torch.testing.assert_close(switch.evidence.to_dense().flatten(), evidence)
+    own = weight.canonical_view().reshape(-1)
+    scores = switch.switch_scores(flat_curvature([weight], 0.3))
     torch.testing.assert_close(scores, own * evidence - own**2 * 0.3)
 
 
 def test_going_back_is_to_the_best_evidence():
     (weight, *_) = find_weights(tiny_model("llama"))
-    switch = Switches.fresh(weight)
+    switch = WeightSwitches.all_on(weight)
     generator = torch.Generator().manual_seed(0)
-    switch.take(torch.randn(weight.shape, generator=generator))
-    switch.advance(1.0)
-    best = switch.evidence.total().clone()
-    switch.keep()
+    switch.add_gradient(torch.randn(weight.shape, generator=generator))
+    switch.update_evidence(1.0)
+    best = switch.evidence.to_dense().clone()
+    switch.save_best()
     # More than once: what was kept stays as it was.
     for _ in range(2):
-        switch.take(torch.randn(weight.shape, generator=generator))
-        switch.advance(1.0)
-        assert not torch.equal(switch.evidence.total(), best)
-        switch.go_back()
-        assert torch.equal(switch.evidence.total(), best)
-        assert not switch.mean.total().any()
+        switch.add_gradient(torch.randn(weight.shape, generator=generator))
+        switch.update_evidence(1.0)
+        assert not torch.equal(switch.evidence.to_dense(), best)
+        switch.restore_best()
+        assert torch.equal(switch.evidence.to_dense(), best)
+        assert not switch.mean.to_dense().any()
 
 
 def test_changes_tell_what_was_added_to_each_weight():
     (weight, *_) = find_weights(tiny_model("llama"))
-    own = weight.view().reshape(-1)
-    switch = Switches.fresh(weight)
+    own = weight.canonical_view().reshape(-1)
+    switch = WeightSwitches.all_on(weight)
     for places in ([1, 4, 6], [4, 7]):
         switch_all([switch], [TensorMask.of_indices(torch.tensor(places), weight.size)])
     assert switch.moved.indices().tolist() == [1, 6, 7]
     assert torch.equal(switch.change, torch.stack([own[1], own[6], -own[7]]))
     assert switch.off.indices().tolist() == [4, 7]
-    switch.forget()
-    switch.take(torch.ones(weight.shape))
+    switch.decay_gradients()
+    switch.add_gradient(torch.ones(weight.shape))
     assert float(switch.slope) == pytest.approx(float(own[1] + own[6] - own[7]), rel=1e-5)
 
 
@@ -122,9 +122,9 @@ def test_off_are_the_highest_scores_above_zero():
     for most in (0, 1, 2, 3, 9):
         switches = {}
         for weight, values in zip(weights, evidence, strict=True):
-            switch = switches[weight.name] = Switches.fresh(weight)
+            switch = switches[weight.name] = WeightSwitches.all_on(weight)
             set_evidence(switch, values)
-        mask, _ = learned._switch(switches, flat_curvature(weights, 0.0), most, math.inf)
+        mask, _ = learned._switch_topk(switches, flat_curvature(weights, 0.0), most, math.inf)
         got.append({n: p.tolist() for n, p in indices_of(mask).items()})
         assert {n: s.off.indices().tolist() for n, s in switches.items() if s.off.count} == got[-1]
     assert got == [
@@ -136,34 +136,34 @@ def test_a_weight_goes_off_when_its_gain_is_more_than_it_disturbs():
     (weight, *_) = find_weights(tiny_model("llama"))
     weight.parameter.data.fill_(1.0)
     weight.parameter.data.view(-1)[:3] = torch.tensor([0.5, 1.0, 2.0])
-    switch = Switches.fresh(weight)
+    switch = WeightSwitches.all_on(weight)
     # w e > w^2 h where e > w h: the same evidence removes small weights and leaves large ones.
     set_evidence(switch, {0: 1.0, 1: 1.0, 2: 1.0})
     for h, expected in ((0.4, [0, 1, 2]), (0.6, [0, 1]), (1.5, [0]), (2.5, [])):
-        mask, _ = learned._switch({weight.name: switch}, flat_curvature([weight], h), 9, math.inf)
+        mask, _ = learned._switch_topk({weight.name: switch}, flat_curvature([weight], h), 9, math.inf)
         assert indices_of(mask).get(weight.name, torch.empty(0)).tolist() == expected
 
 
 def test_the_pace_grows_while_steps_end_downhill_and_halves_when_the_loss_rises():
-    pace = Pace()
+    pace = TrustRegion()
     for _ in range(3):
-        pace.heard(-1.0)
+        pace.update_slope(-1.0)
     assert pace.value == pytest.approx(0.2 * 1.2**3)
     # One step that ended uphill a little does not outweigh the trend; a large one does, for good.
-    pace.heard(0.5)
+    pace.update_slope(0.5)
     assert pace.value == pytest.approx(0.2 * 1.2**4)
-    pace.heard(5.0)
-    pace.heard(-100.0)
+    pace.update_slope(5.0)
+    pace.update_slope(-100.0)
     assert pace.value == pytest.approx(0.2 * 1.2**4)
-    pace.rose()
+    pace.shrink_step()
     assert pace.value == pytest.approx(0.1 * 1.2**4)
-    seen = Pace()
-    seen.settle()
-    seen.heard(-1.0)
+    seen = TrustRegion()
+    seen.freeze_growth()
+    seen.update_slope(-1.0)
     assert seen.value == pytest.approx(0.2)
-    again = Pace()
-    again.rose()
-    again.heard(-1.0)
+    again = TrustRegion()
+    again.shrink_step()
+    again.update_slope(-1.0)
     assert again.value == pytest.approx(0.1)
 
 
@@ -182,4 +182,4 @@ def test_the_pace_grows_while_steps_end_downhill_and_halves_when_the_loss_rises(
     ],
 )
 def test_a_schedule_follows_from_the_documents(tokens, step_tokens, steps, expected):
-    assert schedule(tokens, step_tokens, steps) == expected
+    assert training_schedule(tokens, step_tokens, steps) == expected

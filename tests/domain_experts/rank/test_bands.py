@@ -11,16 +11,16 @@ from torch import nn
 from freemoe.core.errors import NumericError
 from freemoe.domain_experts.rank.bands import (
     Band,
-    Rankings,
+    BandRankings,
+    band_grid,
     band_mask,
     columns_at,
-    grid,
-    inside,
     mask_between,
+    mask_between_ends,
     rank_range,
 )
-from freemoe.domain_experts.rank.importance import seeded
-from freemoe.models.weights import Weight, find_weights
+from freemoe.domain_experts.rank.importance import seeded_generator
+from freemoe.models.weights import WeightMatrix, find_weights
 from freemoe.recipes import BandSection
 from tests.masks import indices_of
 from tests.tiny import tiny_model
@@ -33,7 +33,7 @@ def one(matrix, layer=0, sublayer="mlp"):
     layout = "rows" if matrix.ndim == 2 else "experts"
     module = nn.Module()
     module.weight = nn.Parameter(matrix.clone())
-    return Weight("w", layer, sublayer, "tap", module, "weight", layout)
+    return WeightMatrix("w", layer, sublayer, "tap", module, "weight", layout)
 
 
 def norms_of(weights, seed=0):
@@ -51,7 +51,7 @@ def brute_force(band, weight, norm):
     if weight.layout.endswith("columns"):
         values = values.transpose(-1, -2)
     values = values.reshape(weight.shape)
-    noise = torch.rand(weight.shape, generator=seeded(band.seed, weight.name), dtype=torch.float32)
+    noise = torch.rand(weight.shape, generator=seeded_generator(band.seed, weight.name), dtype=torch.float32)
     side, found = band.patch, []
     high, wide = math.ceil(rows / side), math.ceil(columns / side)
     for e in range(experts):
@@ -147,10 +147,10 @@ def test_bands_side_by_side_partition_the_matrix(section, scope, patch):
     start, end, step, ratio = section
     recipe = BandSection(start=start, end=end, step=step, ratio=ratio, scope=scope, patch=patch)
     weights = find_weights(tiny_model("llama"), layers=(0, 1))
-    bands = grid(recipe, "magnitude", 0)
-    rankings = Rankings(weights, None)
+    bands = band_grid(recipe, "magnitude", 0)
+    rankings = BandRankings(weights, None)
     for weight in weights:
-        parts = [indices_of(rankings.mask(b)).get(weight.name, torch.zeros(0).long()) for b in bands]
+        parts = [indices_of(rankings.mask_of_band(b)).get(weight.name, torch.zeros(0).long()) for b in bands]
         covered = round(bands[-1].end * 100) == 100
         joined = torch.cat(parts).sort().values
         assert joined.unique().numel() == joined.numel()
@@ -164,10 +164,10 @@ def test_every_row_loses_exactly_its_share(start, end):
     weights = find_weights(tiny_model("mixtral"))
     found = indices_of(band_mask(Band("wanda", start, end), weights, norms_of(weights)))
     for weight in weights:
-        share = round(end * weight.columns) - round(start * weight.columns)
+        share = round(end * weight.num_columns) - round(start * weight.num_columns)
         where = found.get(weight.name, torch.zeros(0).long())
-        rows = torch.bincount(where // weight.columns, minlength=weight.experts * weight.rows)
-        assert rows.tolist() == [share] * (weight.experts * weight.rows)
+        rows = torch.bincount(where // weight.num_columns, minlength=weight.num_experts * weight.num_rows)
+        assert rows.tolist() == [share] * (weight.num_experts * weight.num_rows)
         assert share > 0 or weight.name not in found
 
 
@@ -223,7 +223,7 @@ def test_ends_say_the_same_as_the_ranking(kind):
         expected = torch.zeros(scores.shape, dtype=torch.bool).scatter_(-1, order[..., low:high], True)
         lower = order[..., low] if low else None
         upper = order[..., high] if high < 23 else None
-        assert torch.equal(inside(scores, lower, upper), expected), (low, high)
+        assert torch.equal(mask_between_ends(scores, lower, upper), expected), (low, high)
 
 
 def test_many_rows_are_worked_on_in_parts(monkeypatch):
@@ -234,7 +234,7 @@ def test_many_rows_are_worked_on_in_parts(monkeypatch):
         monkeypatch.setattr(torch, "get_num_threads", lambda n=threads: n)
         lower, upper = columns_at(scores, [30, 99])
         assert torch.equal(lower.long(), order[..., 30])
-        assert torch.equal(inside(scores, lower, upper), expected)
+        assert torch.equal(mask_between_ends(scores, lower, upper), expected)
 
 
 def test_all_bands_of_a_grid_share_one_sort(monkeypatch):
@@ -248,15 +248,15 @@ def test_all_bands_of_a_grid_share_one_sort(monkeypatch):
 
     monkeypatch.setattr("freemoe.domain_experts.rank.bands.columns_at", counted)
     section = BandSection(step=0.1, ratio=0.1)
-    all_bands = [b for metric in ("wanda", "magnitude") for b in grid(section, metric, 0)]
-    rankings = Rankings(weights, norm, all_bands)
-    found = [indices_of(rankings.mask(b)) for b in all_bands]
+    all_bands = [b for metric in ("wanda", "magnitude") for b in band_grid(section, metric, 0)]
+    rankings = BandRankings(weights, norm, all_bands)
+    found = [indices_of(rankings.mask_of_band(b)) for b in all_bands]
     assert sorted_ == [9] * len(weights) * 2
     # A band that was not announced is sorted for, and right.
     other = Band("wanda", 0.33, 0.41)
-    extra = indices_of(rankings.mask(other))
+    extra = indices_of(rankings.mask_of_band(other))
     assert len(sorted_) == len(weights) * 3
-    rankings.forget()
+    rankings.clear_cache()
     for band, expected in [*zip(all_bands, found, strict=True), (other, extra)]:
         alone = indices_of(band_mask(band, weights, norm))
         assert alone.keys() == expected.keys()
@@ -269,10 +269,10 @@ def test_all_bands_of_a_grid_share_one_sort(monkeypatch):
 def test_stored_ends_regenerate_the_masks(case, scope, patch):
     weights = find_weights(tiny_model(case).to(torch.bfloat16), layers=(0, 1))
     norm = norms_of(weights)
-    rankings = Rankings(weights, norm)
+    rankings = BandRankings(weights, norm)
     for start, end in [*EDGES, (0.2, 0.21), (0.99, 1.0), (0.5, 0.5)]:
         band = Band("wanda", start, end, scope=scope, patch=patch)
-        expected, stored = indices_of(rankings.mask(band)), rankings.ends(band)
+        expected, stored = indices_of(rankings.mask_of_band(band)), rankings.band_ends(band)
         assert expected.keys() == stored.keys()
         for weight in weights:
             if weight.name not in stored:
@@ -283,7 +283,7 @@ def test_stored_ends_regenerate_the_masks(case, scope, patch):
 
 def test_rankings_are_kept_apart():
     weights = find_weights(tiny_model("llama"), "mlp", (0, 1))
-    shared = Rankings(weights, norms_of(weights))
+    shared = BandRankings(weights, norms_of(weights))
     bands = [
         Band("wanda", 0.1, 0.3),
         Band("magnitude", 0.1, 0.3),
@@ -292,10 +292,11 @@ def test_rankings_are_kept_apart():
         Band("random", 0.1, 0.3, seed=0),
         Band("random", 0.1, 0.3, seed=1),
     ]
-    seen = [tuple(indices_of(shared.mask(b))[weights[0].name].tolist()) for b in bands]
+    seen = [tuple(indices_of(shared.mask_of_band(b))[weights[0].name].tolist()) for b in bands]
     assert len(set(seen)) == len(bands)
     assert seen == [
-        tuple(Rankings(weights, norms_of(weights)).mask(b)[weights[0].name].indices().tolist()) for b in bands
+        tuple(BandRankings(weights, norms_of(weights)).mask_of_band(b)[weights[0].name].indices().tolist())
+        for b in bands
     ]
 
 
@@ -316,26 +317,26 @@ def test_many_columns_keep_their_numbers():
     weight = one(torch.randn(2, 40000, generator=torch.Generator().manual_seed(0)))
     for scope in ("row", "layer"):
         band = Band("magnitude", 0.0, 0.3, scope=scope)
-        rankings = Rankings([weight], None)
-        found = indices_of(rankings.mask(band))["w"]
+        rankings = BandRankings([weight], None)
+        found = indices_of(rankings.mask_of_band(band))["w"]
         flat = weight.parameter.detach().abs()
         if scope == "row":
             expected = torch.cat([flat[r].argsort(stable=True)[:12000] + 40000 * r for r in range(2)])
         else:
             expected = flat.flatten().argsort(stable=True)[:24000]
         assert torch.equal(found, expected.sort().values)
-        assert torch.equal(mask_between(band, weight, None, *rankings.ends(band)["w"]).indices(), found)
+        assert torch.equal(mask_between(band, weight, None, *rankings.band_ends(band)["w"]).indices(), found)
 
 
 def test_a_grid_has_names_of_its_own():
-    bands = grid(BandSection(ratio=0.05, step=0.05), "wanda", 3)
+    bands = band_grid(BandSection(ratio=0.05, step=0.05), "wanda", 3)
     assert len({b.name for b in bands}) == len(bands) == 20
     assert bands[0].name == "wanda p=2 0-5 %"
     assert [b.start for b in bands] == sorted(b.start for b in bands)
     assert {b.seed for b in bands} == {3}
     rules = {"p": "inf", "scope": "layer", "sublayers": "mlp", "patch": 4}
     recipe = BandSection(start=0.5, end=1.0, step=0.05, ratio=0.05, **rules)
-    first = grid(recipe, "wanda", 0)[0]
+    first = band_grid(recipe, "wanda", 0)[0]
     assert first == Band("wanda", 0.5, 0.55, "inf", "layer", "mlp", None, 4, 0)
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from freemoe.core.errors import DataError, FamilyError, NumericError
-from freemoe.domain_experts.rank.calibrate import Norms, calibrate, power_sums, root, rows_of_groups
+from freemoe.domain_experts.rank.calibrate import InputNorms, calibrate, power_sums, rows_of_groups, sums_to_norm
 from freemoe.models.spec import family_of
 from freemoe.models.weights import find_weights
 from tests.tiny import CASES, tiny_model
@@ -89,17 +89,17 @@ def test_norms_equal_the_slow_way(case):
             slow[label].setdefault(key, []).extend(rows)
     for weight in weights:
         for group in range(3):
-            for e in range(weight.experts):
+            for e in range(weight.num_experts):
                 rows = slow[group].get((weight.name, e), [])
-                x = torch.stack(rows).double() if rows else torch.zeros(1, weight.columns, dtype=torch.float64)
-                assert int(norms.tokens(weight.tap, group)[e]) == len(rows), weight.name
+                x = torch.stack(rows).double() if rows else torch.zeros(1, weight.num_columns, dtype=torch.float64)
+                assert int(norms.token_counts(weight.tap, group)[e]) == len(rows), weight.name
                 for p in PS:
-                    got = norms.norm(weight.tap, group, p)
-                    assert got.shape == (weight.experts, weight.columns)
+                    got = norms.input_norm(weight.tap, group, p)
+                    assert got.shape == (weight.num_experts, weight.num_columns)
                     assert got.dtype == torch.float32
                     expected = torch.linalg.vector_norm(x, p, dim=0).float()
                     torch.testing.assert_close(got[e], expected, rtol=2e-4, atol=1e-5, msg=f"{weight.name} p={p}")
-    assert not norms.norm(weights[0].tap, 1, 2).any()
+    assert not norms.input_norm(weights[0].tap, 1, 2).any()
 
 
 @pytest.mark.parametrize("case", ["llama", "gpt2", "opt", "gpt_neox", "gemma3", "mixtral", "deepseek_v2"])
@@ -162,9 +162,9 @@ def test_rows_of_groups():
 
 def test_root():
     sums = torch.tensor([[3.0], [9.0], [81.0], [2.0]], dtype=torch.float64)
-    assert [root(sums, p).item() for p in PS] == [3.0, 3.0, 3.0, 2.0]
+    assert [sums_to_norm(sums, p).item() for p in PS] == [3.0, 3.0, 3.0, 2.0]
     with pytest.raises(NumericError, match="p = 3"):
-        root(sums, 3)
+        sums_to_norm(sums, 3)
 
 
 def test_pooled_is_all_documents_together():
@@ -175,25 +175,25 @@ def test_pooled_is_all_documents_together():
     one = calibrate(model, weights, [(i, m, torch.zeros_like(g)) for i, m, g in batches], groups=1)
     for tap in norms.sums:
         for p in PS:
-            torch.testing.assert_close(norms.pooled(tap, [0, 1, 2], p), one.norm(tap, 0, p))
-            assert torch.equal(norms.pooled(tap, [2], p), norms.norm(tap, 2, p))
+            torch.testing.assert_close(norms.pooled_norm(tap, [0, 1, 2], p), one.input_norm(tap, 0, p))
+            assert torch.equal(norms.pooled_norm(tap, [2], p), norms.input_norm(tap, 2, p))
     with pytest.raises(DataError, match="0 to 2 allowed"):
-        norms.pooled(tap, [3], 2)
+        norms.pooled_norm(tap, [3], 2)
     with pytest.raises(DataError, match=r"\[\]"):
-        norms.pooled(tap, [], 2)
+        norms.pooled_norm(tap, [], 2)
 
 
 def test_norms_travel_bit_by_bit():
     model = tiny_model("qwen2_moe")
     norms = calibrate(model, find_weights(model), [batch(range(5))], groups=3)
-    back = Norms.from_tensors(load(save(norms.to_tensors())))
-    assert back.groups == 3
+    back = InputNorms.from_tensors(load(save(norms.to_tensors())))
+    assert back.num_groups == 3
     assert back.sums.keys() == norms.sums.keys()
     assert all(
         torch.equal(back.sums[t], norms.sums[t]) and torch.equal(back.counts[t], norms.counts[t]) for t in back.sums
     )
     with pytest.raises(DataError, match="'x'"):
-        Norms.from_tensors({"x": torch.zeros(1)})
+        InputNorms.from_tensors({"x": torch.zeros(1)})
 
 
 def test_the_same_bits_on_every_run():

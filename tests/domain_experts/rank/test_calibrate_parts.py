@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from freemoe.core.run.folder import RunFolder
-from freemoe.core.run.journal import Journal
+from freemoe.core.run.journal import RunJournal
 from freemoe.domain_experts import build as build_module
-from freemoe.domain_experts.context import prepare
+from freemoe.domain_experts.context import prepare_context
 from freemoe.domain_experts.rank.calibrate import calibrate, parts_of
 from freemoe.models.weights import find_weights
 from tests.domain_experts.conftest import task_recipe
@@ -73,7 +73,7 @@ def context(world):
     recipe = task_recipe(
         world, "unused", domains={"law": [str(world.law)]}, search={"metrics": ["wanda"]}, batch_tokens=128
     )
-    return prepare(recipe)
+    return prepare_context(recipe)
 
 
 DIVIDED = {"law": SimpleNamespace(names=["law/0", "law/1"], labels=[i % 2 for i in range(32)])}
@@ -84,7 +84,7 @@ def measured(monkeypatch):
     """How many documents were run, and the part at which the next run is killed."""
     monkeypatch.setattr(build_module, "CALIBRATION_PART", 1)
     told = SimpleNamespace(documents=0, units=[], stop=None)
-    unit, measure = Journal.unit, calibrate
+    unit, measure = RunJournal.run_unit, calibrate
 
     def counted_unit(journal, name, work):
         if name not in journal:
@@ -101,7 +101,7 @@ def measured(monkeypatch):
 
         return measure(model, weights, through(), groups, on_batch, before)
 
-    monkeypatch.setattr(Journal, "unit", counted_unit)
+    monkeypatch.setattr(RunJournal, "run_unit", counted_unit)
     monkeypatch.setattr(build_module, "calibrate", counted)
     return told
 
@@ -117,7 +117,7 @@ def same(a, b):
 
 
 def test_a_killed_run_goes_on_at_its_last_part(context, tmp_path, measured):
-    whole = build_module._calibrate(context, run_of(tmp_path / "whole"), DIVIDED)
+    whole = build_module._calibrate_norms(context, run_of(tmp_path / "whole"), DIVIDED)
     assert measured.documents == 32
     count = len(measured.units)
     assert count > 5
@@ -128,34 +128,34 @@ def test_a_killed_run_goes_on_at_its_last_part(context, tmp_path, measured):
     measured.units, measured.documents = [], 0
     for measured.stop in (0, 1, 4):
         with pytest.raises(KeyboardInterrupt):
-            build_module._calibrate(context, run_of(tmp_path), DIVIDED)
+            build_module._calibrate_norms(context, run_of(tmp_path), DIVIDED)
         assert len(measured.units) == measured.stop
     measured.stop = None
-    assert same(build_module._calibrate(context, run_of(tmp_path), DIVIDED), whole)
+    assert same(build_module._calibrate_norms(context, run_of(tmp_path), DIVIDED), whole)
     assert len(set(measured.units)) == len(measured.units) == count
     # What a killed run measured last was not written down, and is measured twice.
     assert 32 < measured.documents < 32 + 3 * 8
     measured.documents = 0
-    assert same(build_module._calibrate(context, run_of(tmp_path), DIVIDED), whole)
+    assert same(build_module._calibrate_norms(context, run_of(tmp_path), DIVIDED), whole)
     assert measured.documents == 0
 
 
 def test_only_the_newest_sums_stay_on_the_disk(context, tmp_path, measured):
     run = run_of(tmp_path)
-    build_module._calibrate(context, run, DIVIDED)
+    build_module._calibrate_norms(context, run, DIVIDED)
     assert len(measured.units) > 5
     assert len(list((run.partial / "units").iterdir())) == 1
 
 
 @pytest.mark.parametrize("damage", [lambda p: p.unlink(), lambda p: p.write_bytes(p.read_bytes()[:-1] + b"x")])
 def test_lost_or_damaged_sums_are_measured_anew(context, tmp_path, measured, damage):
-    whole = build_module._calibrate(context, run_of(tmp_path / "whole"), DIVIDED)
+    whole = build_module._calibrate_norms(context, run_of(tmp_path / "whole"), DIVIDED)
     measured.units, measured.documents, measured.stop = [], 0, 4
     with pytest.raises(KeyboardInterrupt):
-        build_module._calibrate(context, run_of(tmp_path), DIVIDED)
+        build_module._calibrate_norms(context, run_of(tmp_path), DIVIDED)
     measured.stop = None
     for path in (run_of(tmp_path).partial / "units").iterdir():
         damage(path)
     measured.documents = 0
-    assert same(build_module._calibrate(context, run_of(tmp_path), DIVIDED), whole)
+    assert same(build_module._calibrate_norms(context, run_of(tmp_path), DIVIDED), whole)
     assert measured.documents == 32

@@ -7,7 +7,7 @@ import torch
 
 from freemoe import recipes
 from freemoe.core.errors import NumericError
-from freemoe.domain_experts.rank.importance import METRICS, check_finite, patch_scores, seeded, spread_patches
+from freemoe.domain_experts.rank.importance import METRICS, check_finite, patch_scores, seeded_generator, spread_patches
 
 
 def some(*shape, seed=0):
@@ -47,11 +47,11 @@ def test_saliency_keeps_its_sign():
 def test_random_depends_on_seed_and_name_alone():
     weight = some(1, 20, 20)
     draw = METRICS.get("random").scores
-    first = draw(weight, None, None, seeded(3, "a"))
-    assert torch.equal(first, draw(torch.zeros_like(weight), None, None, seeded(3, "a")))
-    assert torch.equal(first, draw(weight.to(torch.bfloat16), None, None, seeded(3, "a")))
-    assert not torch.equal(first, draw(weight, None, None, seeded(4, "a")))
-    assert not torch.equal(first, draw(weight, None, None, seeded(3, "b")))
+    first = draw(weight, None, None, seeded_generator(3, "a"))
+    assert torch.equal(first, draw(torch.zeros_like(weight), None, None, seeded_generator(3, "a")))
+    assert torch.equal(first, draw(weight.to(torch.bfloat16), None, None, seeded_generator(3, "a")))
+    assert not torch.equal(first, draw(weight, None, None, seeded_generator(4, "a")))
+    assert not torch.equal(first, draw(weight, None, None, seeded_generator(3, "b")))
     assert first.min() >= 0
     assert first.max() < 1
     assert first.unique().numel() > 390

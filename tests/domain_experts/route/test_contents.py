@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from freemoe.domain_experts.route.contents import LONGEST, contents
-from freemoe.domain_experts.route.subdomains import divide
+from freemoe.domain_experts.route.contents import LONGEST, describe_subdomains
+from freemoe.domain_experts.route.subdomains import divide_domain
 from freemoe.evals.tasks.documents import Document, ReferenceSplit
 from freemoe.recipes import SubdomainSection
 
@@ -17,7 +17,7 @@ def documents(texts: list[str], field: str = "") -> list[Document]:
 def divided(groups: dict[str, list[str]], feature: torch.Tensor, by: str = "field"):
     found = [d for name, texts in groups.items() for d in documents(texts, name)]
     section = SubdomainSection(by=by, min_size=2)
-    return found, divide("math", ReferenceSplit(tuple(found)), feature, section, 0)
+    return found, divide_domain("math", ReferenceSplit(tuple(found)), feature, section, 0)
 
 
 def test_the_documents_nearest_to_the_centroid_come_first() -> None:
@@ -25,7 +25,7 @@ def test_the_documents_nearest_to_the_centroid_come_first() -> None:
     feature = torch.tensor([[9.0, 0.0], [2.0, 0.0], [1.0, 0.0], [0.0, 0.0]])  # centroid at 3
     found, part = divided(groups, feature)
     assert part.typical == ((1, 2, 3, 0),)
-    (held,) = contents(found, part)
+    (held,) = describe_subdomains(found, part)
     assert held["prompts"] == ["two in the middle", "three near it", "four as well"]
 
 
@@ -35,7 +35,7 @@ def test_words_are_those_that_tell_a_subdomain_from_the_others() -> None:
         "sub": ["please subtract apples"] * 4 + ["please subtract it"],
     }
     found, part = divided(groups, torch.cat([torch.zeros(5, 2), torch.ones(5, 2)]))
-    add, sub = contents(found, part)
+    add, sub = describe_subdomains(found, part)
     # "please" and "apples" are as frequent in both, "secret" stands in one document only.
     assert add["words"] == ["add"]
     assert sub["words"] == ["subtract"]
@@ -44,7 +44,7 @@ def test_words_are_those_that_tell_a_subdomain_from_the_others() -> None:
 def test_what_is_shown_is_short_and_one_line_and_said_once() -> None:
     long = "word " * 80
     found, part = divided({"a": [long, long, f"{long}x", "a\n\nb"]}, torch.zeros(4, 2))
-    (held,) = contents(found, part)
+    (held,) = describe_subdomains(found, part)
     assert [len(p) <= LONGEST for p in held["prompts"]] == [True] * len(held["prompts"])
     assert len(set(held["prompts"])) == len(held["prompts"]) <= 3
     assert all("\n" not in p for p in held["prompts"])
@@ -53,7 +53,7 @@ def test_what_is_shown_is_short_and_one_line_and_said_once() -> None:
 def test_the_examples_that_all_prompts_begin_with_are_left_out() -> None:
     examples = "Question: what is one and one?\nAnswer: two\n\n" * 4
     found, part = divided({"a": [f"{examples}Question: {n}?" for n in ("who", "where", "why")]}, torch.zeros(3, 2))
-    (held,) = contents(found, part)
+    (held,) = describe_subdomains(found, part)
     assert held["prompts"] == ["who?", "where?", "why?"]
 
 
@@ -61,7 +61,7 @@ def test_a_text_without_prompts_shows_the_text() -> None:
     texts = [
         Document("t", str(i), str(i), "text", "", reference=f"Old stories number {i}", tokens=(1,)) for i in range(4)
     ]
-    part = divide("wiki", ReferenceSplit(tuple(texts)), torch.zeros(4, 2), SubdomainSection(), 0)
-    (held,) = contents(texts, part)
+    part = divide_domain("wiki", ReferenceSplit(tuple(texts)), torch.zeros(4, 2), SubdomainSection(), 0)
+    (held,) = describe_subdomains(texts, part)
     assert held["prompts"][0] == "Old stories number 0"
     assert held["words"] == ["number", "stories"]

@@ -13,15 +13,15 @@ from sklearn.linear_model import LogisticRegression
 from freemoe.core.artifacts import read_manifest
 from freemoe.domain_experts.route.confidence import abstention_threshold, expected_calibration_error, fit_temperature
 from freemoe.domain_experts.route.router import (
+    DomainRouter,
     Level,
     Route,
-    Router,
     calibration_errors,
     fit_level,
-    latency,
+    routing_latency,
     train_router,
 )
-from freemoe.domain_experts.select.choice import folds
+from freemoe.domain_experts.select.choice import split_folds
 
 
 def world(per_group=20, spread=0.3, seed=0):
@@ -107,7 +107,7 @@ def test_routes_survive_the_disk(level2, tmp_path):
     router, _ = train_router(feature, domains, subdomains, keys, level2=level2, kind="hidden", precision=0.6)
     save_file(router.to_tensors(), tmp_path / "r.safetensors")
     described = json.loads(json.dumps(router.describe()))
-    back = Router.from_parts(described, load_file(tmp_path / "r.safetensors"))
+    back = DomainRouter.from_parts(described, load_file(tmp_path / "r.safetensors"))
     for ours, theirs in zip(back.route(feature), router.route(feature), strict=True):
         assert (ours.domain, ours.subdomain) == (theirs.domain, theirs.subdomain)
         assert ours.confidence == pytest.approx(theirs.confidence, abs=1e-6)
@@ -145,8 +145,8 @@ def test_a_temperature_changes_how_sure_a_level_is_and_nothing_else():
     before = 0 * x[:, 0] + 1
     for temperature in (0.2, 1.0, 3.0, 20.0):
         level = Level(("a", "b", "c"), weight, bias, temperature)
-        sure, picked = level.decide(x)
-        assert torch.equal(picked, plain.decide(x)[1])
+        sure, picked = level.predict_class(x)
+        assert torch.equal(picked, plain.predict_class(x)[1])
         assert (sure <= before).all()
         torch.testing.assert_close(level.probabilities(x), torch.softmax((x @ weight.T + bias) / temperature, 1))
         before = sure
@@ -220,7 +220,7 @@ def _softmax(logits, temperature):
 def test_figures_by_hand():
     feature, domains, subdomains, keys = world(spread=6.0)
     router, figures = train_router(feature, domains, subdomains, keys, precision=0.6, seed=3)
-    parts = folds(keys, 5, 3)
+    parts = split_folds(keys, 5, 3)
     logits = [
         _fold_by_hand(feature, domains, subdomains, [i for i in range(100) if i not in part], part) for part in parts
     ]
@@ -281,7 +281,7 @@ def test_calibration_makes_confidence_mean_the_chance_to_be_right(level2):
     router, figures = train_router(feature, domains, subdomains, [str(i) for i in range(300)], level2=level2)
     fresh, fresh_domains, fresh_subdomains = draw(2000)
     after = calibration_errors(router.route(fresh), fresh_domains, fresh_subdomains)
-    plain = Router(
+    plain = DomainRouter(
         router.mean,
         router.scale,
         replace(router.domain, temperature=1.0),
@@ -335,13 +335,13 @@ def test_latency_is_measured():
     feature, domains, subdomains, keys = world()
     router, figures = train_router(feature, domains, subdomains, keys)
     assert 0 < figures["p50_ms"] <= figures["p95_ms"]
-    assert latency(router, feature[:1], repeats=3)["p50_ms"] > 0
+    assert routing_latency(router, feature[:1], repeats=3)["p50_ms"] > 0
 
 
 def test_a_build_keeps_the_temperatures_and_reports_the_calibration(artefact):
     result = json.loads((artefact / "result.json").read_text())
     described = read_manifest(artefact)["router"]
-    router = Router.from_parts(described, load_file(artefact / "router.safetensors"))
+    router = DomainRouter.from_parts(described, load_file(artefact / "router.safetensors"))
     assert router.domain.temperature == result["router"]["temperature"] == described["temperature"]
     assert described["subdomain_temperatures"].keys() == result["router"]["subdomain_temperatures"].keys()
     assert result["router"]["without_temperature"].keys() == {"domain_ece", "subdomain_ece"}

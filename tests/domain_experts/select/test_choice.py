@@ -9,18 +9,18 @@ import pytest
 from benchmarks.null import table_of as table_of_gains
 from freemoe.core.errors import DataError
 from freemoe.domain_experts.select.choice import (
-    Verdict,
-    accept,
-    adjust,
-    enough,
-    folds,
+    CandidateVerdict,
+    accept_candidate,
+    adjust_verdicts,
     judge_fitted,
     judge_winner,
-    shares,
+    required_documents,
+    split_by_share,
+    split_folds,
 )
 from freemoe.domain_experts.select.scores import ScoreTable
-from freemoe.domain_experts.select.search import best
-from freemoe.evals.engine.evaluator import Score
+from freemoe.domain_experts.select.search import exhaustive_search
+from freemoe.evals.engine.evaluator import DocumentScore
 from freemoe.evals.statistics import detectable_gain, paired_test
 from freemoe.evals.tasks.documents import Document, ReferenceSplit
 from tests.domain_experts.select.test_search import table_of
@@ -47,10 +47,10 @@ def test_noise_is_accepted_no_more_often_than_alpha(method):
         table, _ = table_of(null_rows(rng))
         names = [f"c{i}" for i in range(10)]
         verdict = judge_winner(table, "wanda", names, method, "accuracy", trial)
-        ((judged,),) = adjust([[verdict]])
-        accepted += accept([judged], 0.05) is not None
+        ((judged,),) = adjust_verdicts([[verdict]])
+        accepted += accept_candidate([judged], 0.05) is not None
         # The papers' way: the winner tested as if nobody had picked it.
-        naive += paired_test(table.gains(verdict.candidate, range(120)), table.keys) <= 0.05
+        naive += paired_test(table.paired_gains(verdict.candidate, range(120)), table.content_keys) <= 0.05
     assert accepted <= 0.08 * 100
     assert naive > 0.12 * 100
 
@@ -69,7 +69,7 @@ def test_noise_in_several_subdomains_and_metrics():
                     for m, part in (("wanda", names[:3]), ("magnitude", names[3:]))
                 ]
             )
-        wrong += any(accept(g, 0.05) for g in adjust(groups))
+        wrong += any(accept_candidate(g, 0.05) for g in adjust_verdicts(groups))
     assert wrong <= 0.1 * 40
 
 
@@ -81,8 +81,8 @@ def test_a_real_gain_is_found(method):
         rows = lifted(rng, null_rows(rng, documents=150), "c7", 0.4)  # +20 points
         table, _ = table_of(rows)
         verdict = judge_winner(table, "wanda", [f"c{i}" for i in range(10)], method, "accuracy", trial)
-        ((judged,),) = adjust([[verdict]])
-        choice = accept([judged], 0.05)
+        ((judged,),) = adjust_verdicts([[verdict]])
+        choice = accept_candidate([judged], 0.05)
         found += choice is not None and choice.candidate == "c7"
         assert verdict.tested == 150
     assert found >= 27
@@ -98,9 +98,9 @@ def test_the_verdict_by_hand():
     assert (verdict.metric, verdict.candidate, verdict.tested, verdict.holm) == ("wanda", best, 40, None)
     assert verdict.gain == pytest.approx(sum(gain[best]) / 40)
     whole = np.array([gain[n] for n in names]).T
-    assert verdict.p == paired_test(whole, table.keys, picked=names.index(best), seed=9)
+    assert verdict.p == paired_test(whole, table.content_keys, picked=names.index(best), seed=9)
     cheap = judge_winner(table, "wanda", names, "halving", "accuracy", 9)
-    assert cheap.p == min(1.0, 4 * paired_test(table.gains(cheap.candidate, range(40)), table.keys))
+    assert cheap.p == min(1.0, 4 * paired_test(table.paired_gains(cheap.candidate, range(40)), table.content_keys))
 
 
 def test_halving_asks_for_no_scores_beyond_its_own():
@@ -139,7 +139,7 @@ def text_table(gains, tokens):
 
     def compute(candidate, numbers):
         change = gains if candidate == "fit" else [0.0] * len(gains)
-        return [Score(change[i] - 3.0, (change[i] - 3.0) * tokens[i], tokens[i]) for i in numbers]
+        return [DocumentScore(change[i] - 3.0, (change[i] - 3.0) * tokens[i], tokens[i]) for i in numbers]
 
     return ScoreTable(ReferenceSplit(documents), compute)
 
@@ -147,7 +147,7 @@ def text_table(gains, tokens):
 def test_text_is_weighed_by_its_tokens_in_search_and_test():
     # Short documents gain, long ones lose: per token the candidate is worse.
     table = text_table([0.3] * 30 + [-0.1] * 30, [10] * 30 + [200] * 30)
-    assert best(table, ["base", "fit"], range(60), "accuracy") == "base"
+    assert exhaustive_search(table, ["base", "fit"], range(60), "accuracy") == "base"
     verdict = judge_fitted(table, "fit", range(60), 0)
     assert verdict.gain == pytest.approx((0.3 * 10 - 0.1 * 200) / 210)
     assert verdict.p > 0.9
@@ -158,8 +158,8 @@ def test_a_few_ruined_documents_are_not_hidden_by_a_mean():
     verdict = judge_fitted(table, "fit", range(100), 0)
     assert verdict.gain == pytest.approx(0.3)
     assert verdict.much_worse == pytest.approx(0.1)
-    assert accept([replace(verdict, holm=0.001)], 0.05) is None
-    assert accept([replace(verdict, holm=0.001, much_worse=0.05)], 0.05) is not None
+    assert accept_candidate([replace(verdict, holm=0.001)], 0.05) is None
+    assert accept_candidate([replace(verdict, holm=0.001, much_worse=0.05)], 0.05) is not None
 
 
 # ------------------------------------------------------------- folds and shares
@@ -170,7 +170,7 @@ def test_a_few_ruined_documents_are_not_hidden_by_a_mean():
 def test_folds_part_all_documents_and_no_key(seed, count):
     rng = random.Random(seed)
     keys = [f"k{rng.randrange(40)}" for _ in range(rng.randrange(1, 120))]
-    parts = folds(keys, count, seed)
+    parts = split_folds(keys, count, seed)
     assert sorted(i for p in parts for i in p) == list(range(len(keys)))
     owner = {}
     for n, part in enumerate(parts):
@@ -178,7 +178,7 @@ def test_folds_part_all_documents_and_no_key(seed, count):
         assert part == sorted(part)
         for i in part:
             assert owner.setdefault(keys[i], n) == n
-    assert parts == folds(keys, count, seed)
+    assert parts == split_folds(keys, count, seed)
     assert len(parts) == min(count, len(set(keys)))
     if len(keys) > 60:
         largest = max(keys.count(k) for k in keys)
@@ -189,7 +189,7 @@ def test_folds_part_all_documents_and_no_key(seed, count):
 def test_shares_part_all_documents_and_no_key(seed):
     rng = random.Random(seed)
     keys = [f"k{rng.randrange(60)}" for _ in range(100)]
-    parts = shares(keys, [0.4, 0.3], seed)
+    parts = split_by_share(keys, [0.4, 0.3], seed)
     assert len(parts) == 3
     assert sorted(i for p in parts for i in p) == list(range(100))
     owner = {}
@@ -199,48 +199,48 @@ def test_shares_part_all_documents_and_no_key(seed):
     largest = max(keys.count(k) for k in keys)
     for part, share in zip(parts, (40, 30, 30), strict=True):
         assert abs(len(part) - share) <= largest
-    assert parts == shares(keys, [0.4, 0.3], seed)
-    assert parts != shares(keys, [0.4, 0.3], seed + 1)
+    assert parts == split_by_share(keys, [0.4, 0.3], seed)
+    assert parts != split_by_share(keys, [0.4, 0.3], seed + 1)
 
 
 def test_shares_of_distinct_documents_are_exact():
     keys = [str(i) for i in range(50)]
-    assert list(map(len, shares(keys, [0.4, 0.3], 0))) == [20, 15, 15]
-    assert list(map(len, shares(keys[:10], [0.4, 0.3], 3))) == [4, 3, 3]
-    assert shares([], [0.4], 0) == [[], []]
+    assert list(map(len, split_by_share(keys, [0.4, 0.3], 0))) == [20, 15, 15]
+    assert list(map(len, split_by_share(keys[:10], [0.4, 0.3], 3))) == [4, 3, 3]
+    assert split_by_share([], [0.4], 0) == [[], []]
 
 
 # ---------------------------------------------------------------- adjust, accept
 
 
 def verdict(p, gain=0.1, candidate="c", holm=None):
-    return Verdict("wanda", candidate, gain, p, 50, holm=holm)
+    return CandidateVerdict("wanda", candidate, gain, p, 50, holm=holm)
 
 
 def test_adjusting_spans_all_subdomains():
     groups = [[verdict(0.01), verdict(0.04)], [], [verdict(0.02)]]
-    found = adjust(groups)
+    found = adjust_verdicts(groups)
     assert [[v.holm for v in g] for g in found] == [
         [pytest.approx(0.03), pytest.approx(0.04)],
         [],
         [pytest.approx(0.04)],
     ]
     assert [[v.p for v in g] for g in found] == [[0.01, 0.04], [], [0.02]]
-    assert adjust([]) == []
+    assert adjust_verdicts([]) == []
 
 
 def test_accepting():
     weak, strong = verdict(0.01, 0.1, "weak", 0.02), verdict(0.02, 0.3, "strong", 0.04)
     # Their gains are of different documents: the smaller p-value decides, and among equals the larger gain.
-    assert accept([weak, strong], 0.05).candidate == "weak"
-    assert accept([weak, replace(strong, holm=0.02)], 0.05).candidate == "strong"
-    assert accept([weak, strong], 0.03).candidate == "weak"
-    assert accept([weak, strong], 0.01) is None
-    assert accept([verdict(0.001, 0.0, holm=0.001)], 0.05) is None
-    assert accept([verdict(0.001, -0.2, holm=0.001)], 0.05) is None
-    assert accept([verdict(0.001, 0.2)], 0.05) is None
-    assert accept([], 0.05) is None
-    assert accept([verdict(0.05, 0.2, holm=0.05)], 0.05) is not None
+    assert accept_candidate([weak, strong], 0.05).candidate == "weak"
+    assert accept_candidate([weak, replace(strong, holm=0.02)], 0.05).candidate == "strong"
+    assert accept_candidate([weak, strong], 0.03).candidate == "weak"
+    assert accept_candidate([weak, strong], 0.01) is None
+    assert accept_candidate([verdict(0.001, 0.0, holm=0.001)], 0.05) is None
+    assert accept_candidate([verdict(0.001, -0.2, holm=0.001)], 0.05) is None
+    assert accept_candidate([verdict(0.001, 0.2)], 0.05) is None
+    assert accept_candidate([], 0.05) is None
+    assert accept_candidate([verdict(0.05, 0.2, holm=0.05)], 0.05) is not None
 
 
 # ------------------------------------------------------- what can be proven at all
@@ -248,11 +248,11 @@ def test_accepting():
 
 @pytest.mark.parametrize(("tests", "alpha"), [(1, 0.05), (1, 0.5), (2, 0.05), (16, 0.05), (7, 0.01), (1, 0.9)])
 def test_enough_documents_can_pass_one_of_the_tests(tests, alpha):
-    needed = enough(tests, alpha)
+    needed = required_documents(tests, alpha)
     sure = [judge_fitted(table_of_gains(np.ones((n, 1))), "c0", range(n), 0) for n in (needed, max(1, needed - 1))]
     worst = [[verdict(1.0) for _ in range(tests - 1)]]
-    assert accept(adjust([[sure[0]], *worst])[0], alpha) is not None
-    assert needed == 1 or accept(adjust([[sure[1]], *worst])[0], alpha) is None
+    assert accept_candidate(adjust_verdicts([[sure[0]], *worst])[0], alpha) is not None
+    assert needed == 1 or accept_candidate(adjust_verdicts([[sure[1]], *worst])[0], alpha) is None
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 
 from freemoe.core.errors import SplitError, UnknownNameError
 from freemoe.domain_experts.select.scores import ReportedScores, ScoreTable
-from freemoe.domain_experts.select.search import SEARCHES, best
-from freemoe.evals.engine.evaluator import Score
+from freemoe.domain_experts.select.search import SEARCHES, exhaustive_search
+from freemoe.evals.engine.evaluator import DocumentScore
 from freemoe.evals.tasks.documents import Document, ReferenceSplit
 
 
@@ -20,7 +20,7 @@ def table_of(rows, keys=None):
 
     def compute(candidate, numbers):
         asked.extend((candidate, i) for i in numbers)
-        return [Score(rows[candidate][i], rows[candidate][i] * 3.0, 3) for i in numbers]
+        return [DocumentScore(rows[candidate][i], rows[candidate][i] * 3.0, 3) for i in numbers]
 
     return ScoreTable(ReferenceSplit(documents), compute), asked
 
@@ -117,15 +117,15 @@ def test_among_equals_the_first_wins(name):
 def test_the_objective_is_what_decides():
     documents = tuple(Document("t", str(i), str(i), "target", "x") for i in range(4))
     rows = {"base": (0.0, -9.0), "right": (1.0, -8.0), "likely": (0.0, -1.0)}
-    table = ScoreTable(ReferenceSplit(documents), lambda c, n: [Score(*rows[c], 1) for _ in n])
-    assert best(table, ["right", "likely"], range(4), "accuracy") == "right"
-    assert best(table, ["right", "likely"], range(4), "loglikelihood") == "likely"
+    table = ScoreTable(ReferenceSplit(documents), lambda c, n: [DocumentScore(*rows[c], 1) for _ in n])
+    assert exhaustive_search(table, ["right", "likely"], range(4), "accuracy") == "right"
+    assert exhaustive_search(table, ["right", "likely"], range(4), "loglikelihood") == "likely"
 
 
 @pytest.mark.parametrize("name", ["exhaustive", "halving"])
 def test_reported_scores_are_refused(name):
     documents = tuple(Document("t", str(i), str(i), "target", "x") for i in range(40))
-    table = ScoreTable(ReferenceSplit(documents), lambda c, n: ReportedScores(Score(1.0, 0.0, 1) for _ in n))
+    table = ScoreTable(ReferenceSplit(documents), lambda c, n: ReportedScores(DocumentScore(1.0, 0.0, 1) for _ in n))
     with pytest.raises(SplitError, match="cannot choose"):
         SEARCHES.get(name)(table, ["a", "b", "c"], range(40), "accuracy", 0)
 

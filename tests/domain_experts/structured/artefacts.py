@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from freemoe.domain_experts.expert import Expert, switch_expert, unit_expert
+from freemoe.domain_experts.expert import DomainExpert, switch_expert, unit_expert
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.structured.units import find_units
 from freemoe.models.mask import Mask
@@ -23,10 +23,10 @@ def unit_artefact(root: Path) -> Path:
     single = mask_of({"model.layers.0.self_attn.q_proj.weight": torch.tensor([0, 7, 90])}, find_weights(model))
     even = {n: torch.arange(2 + n, 18 + n) for n in (0, 1)}
     experts = [
-        unit_expert("law/all", "neuron", units.lines(even), single),
-        unit_expert("law/free", "neuron", units.lines({0: torch.arange(4)}), Mask()),
+        unit_expert("law/all", "neuron", units.line_indices(even), single),
+        unit_expert("law/free", "neuron", units.line_indices({0: torch.arange(4)}), Mask()),
         switch_expert("law/single", single),
-        Expert("law/none"),
+        DomainExpert("law/none"),
     ]
     return _written(root, model, experts)
 
@@ -37,10 +37,10 @@ def mixture_artefact(root: Path) -> Path:
     units = find_units(model, "expert")
     off = {layer.number: torch.tensor([layer.number]) for layer in units.layers}
     single = mask_of({"model.layers.0.self_attn.q_proj.weight": torch.tensor([0, 7, 90])}, find_weights(model))
-    return _written(root, model, [unit_expert("law/all", "expert", units.lines(off), single)])
+    return _written(root, model, [unit_expert("law/all", "expert", units.line_indices(off), single)])
 
 
-def _written(root: Path, model: Any, experts: list[Expert]) -> Path:
+def _written(root: Path, model: Any, experts: list[DomainExpert]) -> Path:
     model.save_pretrained(root / "base")
     tokenizer = tiny_tokenizer()
     tokenizer.save_pretrained(root / "base")

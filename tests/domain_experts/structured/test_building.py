@@ -9,7 +9,7 @@ import torch
 
 from freemoe.core.errors import ArtifactError, RecipeError
 from freemoe.domain_experts.build import build
-from freemoe.domain_experts.expert import Expert, unit_expert
+from freemoe.domain_experts.expert import DomainExpert, unit_expert
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.structured.merging import merge_shrunk
 from freemoe.domain_experts.structured.units import find_units
@@ -117,8 +117,8 @@ def test_an_expert_of_units_is_written_as_rows_and_columns() -> None:
     units, weights = find_units(model, "neuron"), find_weights(model)
     off = {0: torch.tensor([1, 5, 47]), 1: torch.tensor([0])}
     single = {weights[0].name: torch.tensor([3, 900]), weights[-1].name: torch.tensor([0, 2, 48])}
-    expert = unit_expert("law/0", "neuron", units.lines(off), mask_of(single, weights))
-    again = Expert.from_parts(expert.describe(), expert.to_tensors())
+    expert = unit_expert("law/0", "neuron", units.line_indices(off), mask_of(single, weights))
+    again = DomainExpert.from_parts(expert.manifest_entry(), expert.to_tensors())
     wanted = {k: set(v.tolist()) for k, v in indices_of(units.mask(off)).items()}
     for name, where in single.items():
         wanted.setdefault(name, set()).update(where.tolist())

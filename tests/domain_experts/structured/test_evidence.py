@@ -8,7 +8,7 @@ import pytest
 
 from freemoe.core.errors import FreeMoEError
 from freemoe.domain_experts.structured.evidence import MARGINS, is_harmless, largest_harmless
-from freemoe.evals.engine.evaluator import Score
+from freemoe.evals.engine.evaluator import DocumentScore
 from freemoe.evals.tasks.documents import Document
 from freemoe.recipes import recipe_from
 
@@ -17,8 +17,8 @@ def documents(count: int, text: bool = False) -> list[Document]:
     return [Document("t", str(i), f"k{i}", "text" if text else "target", f"{i}") for i in range(count)]
 
 
-def scores(values: Any) -> list[Score]:
-    return [Score(float(v), float(v), 10) for v in values]
+def scores(values: Any) -> list[DocumentScore]:
+    return [DocumentScore(float(v), float(v), 10) for v in values]
 
 
 @pytest.mark.parametrize("count", [100, 300])
@@ -58,7 +58,7 @@ def test_shares_are_tested_from_the_smallest_up_until_one_fails(losses: tuple[fl
     found: Any = SimpleNamespace(units=SimpleNamespace(mask=lambda off: off), curve=SimpleNamespace(points=points))
     asked = []
 
-    def score(name: str, off: Any, docs: Any) -> list[Score]:
+    def score(name: str, off: Any, docs: Any) -> list[DocumentScore]:
         asked.append(name)
         return scores([-2.0 - (0 if name == "base" else off())] * len(docs))
 

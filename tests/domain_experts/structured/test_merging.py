@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from freemoe.core.errors import ArtifactError, RecipeError
-from freemoe.domain_experts.merging import outlook
+from freemoe.domain_experts.merging import plan_merge
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.structured.merging import merge_shrunk
 from tests.domain_experts.structured.artefacts import mixture_artefact, unit_artefact
@@ -49,7 +49,7 @@ def test_experts_of_a_mixture_are_cut_out_and_never_left_as_zeros(tmp_path) -> N
     with pytest.raises(ArtifactError, match="--shrink"):
         moe.merge_and_save("law/all", tmp_path / "zeros")
     with pytest.raises(ArtifactError, match="--shrink"):
-        outlook(artefact, "law/all", str(tmp_path / "zeros"))
+        plan_merge(artefact, "law/all", str(tmp_path / "zeros"))
     assert not (tmp_path / "zeros").exists()
 
 

@@ -11,11 +11,11 @@ import torch
 from freemoe.core.errors import DataError, RecipeError
 from freemoe.domain_experts.purify import activations
 from freemoe.domain_experts.purify.batches import AnswerBatch, mean_loss
-from freemoe.domain_experts.structured.masks import masked, ones, units_off
-from freemoe.domain_experts.structured.ranking import Worth, orders, worth
+from freemoe.domain_experts.structured.masks import all_on_masks, apply_masks, units_off
+from freemoe.domain_experts.structured.ranking import UnitImportance, measure_importance, unit_orders
 from freemoe.domain_experts.structured.rivals import random_scores, rival_scores, taylor_scores, wanda_scores
-from freemoe.domain_experts.structured.training import Scores, train_units
-from freemoe.domain_experts.structured.units import find_units, lowest
+from freemoe.domain_experts.structured.training import UnitScores, train_units
+from freemoe.domain_experts.structured.units import find_units, lowest_units
 from tests.tiny import tiny_model
 
 
@@ -38,13 +38,13 @@ def state(model) -> dict[str, torch.Tensor]:
 def test_gain_is_the_slope_and_energy_the_mean_square(kind: str) -> None:
     model = tiny_model("llama")
     units, text = find_units(model, kind), batches(0)
-    found = worth(model, units, text)
+    found = measure_importance(model, units, text)
     unit = int(found[1].gain.abs().argmax())
-    masks = ones(units, "cpu")
+    masks = all_on_masks(units, "cpu")
 
     def loss(value: float) -> float:
         masks[1][unit] = value
-        with masked(units, masks):
+        with apply_masks(units, masks):
             return mean_loss(model, text)
 
     slope = (loss(1.05) - loss(0.95)) / 0.1
@@ -63,7 +63,7 @@ def test_worth_is_the_same_to_the_bit_where_layers_forget_their_activations(kind
     units, text = find_units(model, kind), [*batches(0), *batches(1)]
     runs: list[int] = []
     handle = model.model.layers[1].self_attn.register_forward_pre_hook(lambda *_: runs.append(1))
-    plain, again = (worth(model, units, text, checkpointing=asked) for asked in (False, True))
+    plain, again = (measure_importance(model, units, text, checkpointing=asked) for asked in (False, True))
     handle.remove()
     assert len(runs) == 3 * len(text)
     for one, other in zip(plain, again, strict=True):
@@ -78,7 +78,7 @@ def test_measuring_worth_lets_go_of_every_pass_at_once() -> None:
     # A cycle would keep all activations of all passes until the collector comes by, which may be never.
     gc.disable()
     try:
-        worth(model, units, [*batches(0), *batches(1)])
+        measure_importance(model, units, [*batches(0), *batches(1)])
         assert seen
         assert all(ref() is None for ref in seen)
     finally:
@@ -87,13 +87,15 @@ def test_measuring_worth_lets_go_of_every_pass_at_once() -> None:
 
 
 def test_a_unit_that_disturbs_much_goes_last_in_every_order_but_that_of_gain_alone() -> None:
-    found = [Worth(torch.tensor([0.3, 0.01, -0.02, 0.02]), torch.tensor([90.0, 0.01, 0.01, 0.01]), torch.ones(4, 1))]
-    picked = {name: int(order[0].argmin()) for name, order in orders(found).items()}
+    found = [
+        UnitImportance(torch.tensor([0.3, 0.01, -0.02, 0.02]), torch.tensor([90.0, 0.01, 0.01, 0.01]), torch.ones(4, 1))
+    ]
+    picked = {name: int(order[0].argmin()) for name, order in unit_orders(found).items()}
     assert picked["change"] == picked["ratio"] == 3
     assert picked["zone"] in (1, 3)
-    assert all(int(order[0].argmax()) == 0 for name, order in orders(found).items() if name in ("change", "quiet"))
-    scores = Scores.start(
-        [torch.arange(200.0)], [Worth(torch.zeros(200), torch.arange(200.0).flip(0), torch.ones(200, 1))]
+    assert all(int(order[0].argmax()) == 0 for name, order in unit_orders(found).items() if name in ("change", "quiet"))
+    scores = UnitScores.from_order(
+        [torch.arange(200.0)], [UnitImportance(torch.zeros(200), torch.arange(200.0).flip(0), torch.ones(200, 1))]
     )
     assert scores.values[0].argmax() == 1
     assert (scores.values[0] > 100).sum() == 2
@@ -122,7 +124,7 @@ def test_training_keeps_every_budget_and_gives_the_model_back(layout: str) -> No
     for point in curve.points:
         losses = []
         for seed in range(3):
-            with units_off(units, lowest(units, random_scores(units, seed), units.number_off(point.off))):
+            with units_off(units, lowest_units(units, random_scores(units, seed), units.number_off(point.off))):
                 losses.append(mean_loss(model, batches(2)))
         assert point.loss < sum(losses) / 3
 
@@ -143,8 +145,12 @@ def test_rivals_by_hand() -> None:
     assert taylor_scores(torch.tensor([-2.0, 1.0])).tolist() == [2.0, 1.0]
     model = tiny_model("llama")
     neurons, layers = find_units(model, "neuron"), find_units(model, "layer")
-    assert set(rival_scores(neurons, worth(model, neurons, batches(0)))) == {"wanda", "taylor", "activation"}
-    assert set(rival_scores(layers, worth(model, layers, batches(0)))) == {"taylor"}
+    assert set(rival_scores(neurons, measure_importance(model, neurons, batches(0)))) == {
+        "wanda",
+        "taylor",
+        "activation",
+    }
+    assert set(rival_scores(layers, measure_importance(model, layers, batches(0)))) == {"taylor"}
 
 
 def test_experts_are_trained_too() -> None:

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from freemoe.core.errors import FamilyError, RecipeError
-from freemoe.domain_experts.structured.masks import masked, masks_of, ones, units_off
+from freemoe.domain_experts.structured.masks import all_on_masks, apply_masks, masks_of, units_off
 from freemoe.domain_experts.structured.shrink import shrink
-from freemoe.domain_experts.structured.units import even_count, find_units, lowest, numbers_off
+from freemoe.domain_experts.structured.units import even_count, find_units, lowest_units, numbers_off
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
 from tests.masks import indices_of
@@ -128,7 +128,7 @@ def test_gradient_by_the_mask_is_the_slope_of_the_loss(case: str, kind: str) -> 
     ids = torch.arange(5, 33).reshape(2, 14)
 
     def loss(values):
-        with masked(units, {layer.number: values}):
+        with apply_masks(units, {layer.number: values}):
             return model(input_ids=ids).logits.square().mean()
 
     loss(mask).backward()
@@ -147,10 +147,10 @@ def test_masks_of_ones_change_no_bit() -> None:
         model = tiny_model(case)
         units = find_units(model, kind)
         whole = logits(model)
-        with masked(units, ones(units, "cpu")):
+        with apply_masks(units, all_on_masks(units, "cpu")):
             assert torch.equal(logits(model), whole)
         off = masks_of(units, some_off(units, [1]), "cpu")
-        with pytest.raises(ZeroDivisionError), masked(units, off):
+        with pytest.raises(ZeroDivisionError), apply_masks(units, off):
             _ = 1 / 0
         assert torch.equal(logits(model), whole)
 
@@ -190,18 +190,18 @@ def test_counts() -> None:
 def test_every_layer_keeps_its_least() -> None:
     units = find_units(tiny_model("llama"), "neuron")
     scores = [torch.arange(48.0) - 1000, torch.arange(48.0)]
-    off = lowest(units, scores, 60)
+    off = lowest_units(units, scores, 60)
     assert {k: v.tolist() for k, v in off.items()} == {0: list(range(47)), 1: list(range(13))}
-    assert lowest(units, scores, [0, 2])[1].tolist() == [0, 1]
+    assert lowest_units(units, scores, [0, 2])[1].tolist() == [0, 1]
     with pytest.raises(RecipeError, match="at least 1 must stay"):
-        units.check({0: torch.arange(48)})
+        units.require_valid({0: torch.arange(48)})
     with pytest.raises(RecipeError, match="must ascend"):
-        units.check({0: torch.tensor([3, 3])})
+        units.require_valid({0: torch.tensor([3, 3])})
     with pytest.raises(RecipeError, match="Layer 7"):
-        units.check({7: torch.tensor([3])})
+        units.require_valid({7: torch.tensor([3])})
     layers = find_units(tiny_model("llama"), "layer")
     with pytest.raises(RecipeError, match="at least 1"):
-        layers.check({0: torch.tensor([0]), 1: torch.tensor([0])})
+        layers.require_valid({0: torch.tensor([0]), 1: torch.tensor([0])})
 
 
 def test_models_without_such_units_say_so() -> None:

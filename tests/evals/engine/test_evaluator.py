@@ -7,7 +7,7 @@ import torch
 
 from freemoe.core.errors import DataError, NumericError, SplitError
 from freemoe.domain_experts.select.scores import ReportedScores, ScoreTable
-from freemoe.evals.engine.evaluator import Evaluator, Score
+from freemoe.evals.engine.evaluator import DocumentScore, Evaluator
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import Document, FrozenChoice, ReferenceSplit, ReportedSplit
 from tests.tiny import tiny_model, tiny_tokenizer
@@ -111,7 +111,7 @@ def counting(scores):
 
     def compute(candidate, numbers):
         asked.append((candidate, list(numbers)))
-        return [Score(scores[candidate][i], -2.0 * (i + 1), 2) for i in numbers]
+        return [DocumentScore(scores[candidate][i], -2.0 * (i + 1), 2) for i in numbers]
 
     return compute, asked
 
@@ -119,31 +119,31 @@ def counting(scores):
 def test_no_document_is_scored_twice():
     compute, asked = counting({"base": [0.0] * 6, "a": [1.0] * 6})
     table = ScoreTable(split_of(6), compute)
-    assert [s.value for s in table.scores("a", [0, 2])] == [1.0, 1.0]
-    table.scores("a", [2, 0])
+    assert [s.value for s in table.document_scores("a", [0, 2])] == [1.0, 1.0]
+    table.document_scores("a", [2, 0])
     assert asked == [("a", [0, 2])]
-    table.scores("a", [2, 3, 0, 5])
-    table.gains("a", range(6))
-    table.gains("a", range(6))
+    table.document_scores("a", [2, 3, 0, 5])
+    table.paired_gains("a", range(6))
+    table.paired_gains("a", range(6))
     assert asked == [("a", [0, 2]), ("a", [3, 5]), ("a", [1, 4]), ("base", [0, 1, 2, 3, 4, 5])]
-    assert table.keys == [f"k{i}" for i in range(6)]
+    assert table.content_keys == [f"k{i}" for i in range(6)]
 
 
 def test_gains_are_paired_and_in_order():
     values = {"base": [0.0, 1.0, 0.0, 1.0], "a": [1.0, 0.0, 0.0, 1.0]}
     compute, _ = counting(values)
     table = ScoreTable(split_of(4), compute)
-    assert table.gains("a", [3, 0, 1]) == [0.0, 1.0, -1.0]
-    assert table.gains("base", range(4)) == [0.0] * 4
-    assert table.values("a", [1, 0]) == [0.0, 1.0]
-    assert table.values("a", [1, 0], "loglikelihood") == [-2.0, -1.0]
+    assert table.paired_gains("a", [3, 0, 1]) == [0.0, 1.0, -1.0]
+    assert table.paired_gains("base", range(4)) == [0.0] * 4
+    assert table.objective_values("a", [1, 0]) == [0.0, 1.0]
+    assert table.objective_values("a", [1, 0], "loglikelihood") == [-2.0, -1.0]
 
 
 def test_the_likelihood_objective_needs_gold_answers():
-    table = ScoreTable(split_of(2), lambda c, n: [Score(1.0, math.nan, 0) for _ in n])
-    assert table.values("a", [0, 1]) == [1.0, 1.0]
+    table = ScoreTable(split_of(2), lambda c, n: [DocumentScore(1.0, math.nan, 0) for _ in n])
+    assert table.objective_values("a", [0, 1]) == [1.0, 1.0]
     with pytest.raises(DataError, match="gold answers"):
-        table.values("a", [0, 1], "loglikelihood")
+        table.objective_values("a", [0, 1], "loglikelihood")
 
 
 def test_reported_documents_cannot_make_a_table():
@@ -158,8 +158,8 @@ def test_reported_documents_cannot_make_a_table():
 
 
 def test_reported_scores_cannot_enter_a_table():
-    table = ScoreTable(split_of(2), lambda c, n: ReportedScores(Score(1.0, 0.0, 1) for _ in n))
-    for call in (table.scores, table.values, table.gains):
+    table = ScoreTable(split_of(2), lambda c, n: ReportedScores(DocumentScore(1.0, 0.0, 1) for _ in n))
+    for call in (table.document_scores, table.objective_values, table.paired_gains):
         with pytest.raises(SplitError, match="cannot choose"):
             call("a", [0, 1])
 
@@ -174,9 +174,9 @@ def test_reported_documents_open_for_a_frozen_choice_only():
 
 
 def test_a_compute_that_loses_documents_is_noticed():
-    table = ScoreTable(split_of(3), lambda c, n: [Score(1.0, 0.0, 1)] * (len(n) - 1))
+    table = ScoreTable(split_of(3), lambda c, n: [DocumentScore(1.0, 0.0, 1)] * (len(n) - 1))
     with pytest.raises(ValueError, match="zip"):
-        table.scores("a", [0, 1, 2])
+        table.document_scores("a", [0, 1, 2])
 
 
 def test_the_model_is_not_touched(scorer):

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from freemoe.evals.engine import output_head
-from freemoe.evals.engine.output_head import ending_at, summed_loss
+from freemoe.evals.engine.output_head import forward_to_head, summed_loss
 from freemoe.evals.engine.scorer import Scorer
 from tests.tiny import CASES, VOCABULARY, tiny_model, tiny_tokenizer
 
@@ -52,7 +52,7 @@ def fast(model: Any, parameters: list[nn.Parameter]) -> tuple[float, Any]:
     ids, at, targets = rows()
     for p in model.parameters():
         p.requires_grad_(any(p is q for q in parameters))
-    loss = summed_loss(ending_at(model, at, input_ids=ids, use_cache=False), targets)
+    loss = summed_loss(forward_to_head(model, at, input_ids=ids, use_cache=False), targets)
     return float(loss.detach()), torch.autograd.grad(loss, parameters)
 
 
@@ -76,7 +76,9 @@ def test_loss_and_gradients_equal_all_logits_at_once(case: str, chunk: int, monk
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
     with torch.no_grad():
         ids, at, targets = rows()
-        assert float(summed_loss(ending_at(model, at, input_ids=ids), targets)) == pytest.approx(expected, rel=1e-5)
+        assert float(summed_loss(forward_to_head(model, at, input_ids=ids), targets)) == pytest.approx(
+            expected, rel=1e-5
+        )
     assert not any("forward" in m.__dict__ or m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
@@ -94,7 +96,7 @@ def test_a_head_that_is_trained_has_its_gradient(case: str, monkeypatch: pytest.
 def test_only_a_bare_linear_head_counts_as_plain() -> None:
     def plain(model: Any) -> bool:
         ids, at, _ = rows()
-        return ending_at(model, at, input_ids=ids).plain is not None
+        return forward_to_head(model, at, input_ids=ids).plain is not None
 
     assert all(plain(model_of(case)) for case in ("llama", "gpt2", "gemma3_images", "phi"))
     assert not any(plain(model_of(case)) for case in ("gemma2", *SCALED))

@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from freemoe.evals.engine.row_plan import Request, Strand, make_strands, plan, shared_prefixes
+from freemoe.evals.engine.row_plan import ScoringRequest, SharedContext, group_by_context, plan, shared_prefixes
 
 
 def requests_of(pairs):
-    return [Request((*context, *answer[:-1]), len(answer), answer[-1]) for context, answer in pairs]
+    return [ScoringRequest((*context, *answer[:-1]), len(answer), answer[-1]) for context, answer in pairs]
 
 
 def rows_of(groups):
@@ -50,7 +50,7 @@ def test_batches_keep_their_budget_and_hold_one_kind(seed):
     for budget in (1, 60, 400):
         for group in plan(requests, budget):
             for batch in group.batches:
-                longest = max(s.length(len(group.prefix)) for s in batch)
+                longest = max(s.tokens_after_prefix(len(group.prefix)) for s in batch)
                 assert len(batch) == 1 or len(batch) * (len(group.prefix) + longest) <= budget
                 assert len({len(s.branches) > 1 for s in batch}) == 1
 
@@ -124,9 +124,9 @@ def test_choices_become_branches_where_that_saves_a_quarter():
     context = tuple(range(20))
     near = requests_of([(context, (30 + i, 40, 41)) for i in range(4)])
     ((_, [[strand]]),) = plan(near, 1000)
-    assert strand == Strand(context, {(30 + i, 40): [(i, 41)] for i in range(4)})
-    assert strand.length(0) == 28
-    assert strand.deepest() == 22
+    assert strand == SharedContext(context, {(30 + i, 40): [(i, 41)] for i in range(4)})
+    assert strand.tokens_after_prefix(0) == 28
+    assert strand.max_depth() == 22
     # A text is one answer after its first token: branches would save next to nothing.
     texts = requests_of([((1,), tuple(range(100 * i, 100 * i + 50))) for i in range(4)])
     ((prefix, [batch]),) = plan(texts, 1000)
@@ -135,7 +135,7 @@ def test_choices_become_branches_where_that_saves_a_quarter():
 
 def test_letters_share_every_position():
     ((_, [[strand]]),) = plan(requests_of([((5, 6, 7), (i,)) for i in range(4)]), 1000)
-    assert strand == Strand((5, 6, 7), {(): [(0, 0), (1, 1), (2, 2), (3, 3)]})
+    assert strand == SharedContext((5, 6, 7), {(): [(0, 0), (1, 1), (2, 2), (3, 3)]})
 
 
 def test_branches_stay_within_a_window_and_a_batch():
@@ -143,9 +143,9 @@ def test_branches_stay_within_a_window_and_a_batch():
     for options in ({"window": 21}, {"branch": False}):
         (group,) = plan(near, 1000, forward_cost=1000, **options)
         assert [len(s.branches) for batch in group.batches for s in batch] == [1] * 4
-        assert not group.shares
+        assert not group.has_sharing
     (group,) = plan(near, 1000, window=22)
-    assert group.shares
+    assert group.has_sharing
     assert [len(s.branches) for batch in group.batches for s in batch] == [4]
     (group,) = plan(near, 27, forward_cost=1000)
     assert len(group.batches) == 4
@@ -156,7 +156,7 @@ def test_branches_stay_within_a_window_and_a_batch():
 
 def test_strands_keep_the_order_of_requests():
     requests = requests_of([((1, 2), (5, 6)), ((3,), (4,)), ((1, 2), (5, 7)), ((1, 2), (5, 6))])
-    assert make_strands(requests) == [
-        Strand((1, 2), {(5,): [(0, 6), (2, 7), (3, 6)]}),
-        Strand((3,), {(): [(1, 4)]}),
+    assert group_by_context(requests) == [
+        SharedContext((1, 2), {(5,): [(0, 6), (2, 7), (3, 6)]}),
+        SharedContext((3,), {(): [(1, 4)]}),
     ]

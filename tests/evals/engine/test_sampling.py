@@ -8,18 +8,18 @@ import torch
 
 from freemoe.core.errors import DataError, NumericError, RecipeError
 from freemoe.evals.engine.evaluator import Evaluator
-from freemoe.evals.engine.sampling import GREEDY, Sampling, numbers, sampling_of
+from freemoe.evals.engine.sampling import GREEDY, SamplingConfig, sampling_of, tokens_to_list
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.sandbox.runner import passed_at
-from freemoe.evals.summary import summary
+from freemoe.evals.summary import summarise_scores
 from freemoe.evals.tasks.documents import Document
 from freemoe.evals.tasks.domains import load_domain, make_task
-from freemoe.evals.tasks.task import Grader
+from freemoe.evals.tasks.task import TaskGrader
 from freemoe.recipes import EvalRecipe
 from tests.tiny import tiny_model, tiny_tokenizer
 
 PROMPTS = ["a", "some text", "another text that is longer", "b", "some text"]
-WARM = Sampling(4, 1.5, 0.9, seed=3)
+WARM = SamplingConfig(4, 1.5, 0.9, seed=3)
 
 
 @pytest.fixture(scope="module")
@@ -38,16 +38,16 @@ def test_samples_are_the_same_whatever_the_batch(model):
     assert len({text for texts in ways[0] for text in texts}) > 8
     alone = Scorer(model, tiny_tokenizer()).samples([PROMPTS[2]], ("Z",), 6, WARM)
     assert alone == [ways[0][2]]
-    fewer = Scorer(model, tiny_tokenizer()).samples(PROMPTS, ("Z",), 6, Sampling(2, 1.5, 0.9, seed=3))
+    fewer = Scorer(model, tiny_tokenizer()).samples(PROMPTS, ("Z",), 6, SamplingConfig(2, 1.5, 0.9, seed=3))
     assert fewer == [texts[:2] for texts in ways[0]]
-    other = Scorer(model, tiny_tokenizer()).samples(PROMPTS, ("Z",), 6, Sampling(4, 1.5, 0.9, seed=4))
+    other = Scorer(model, tiny_tokenizer()).samples(PROMPTS, ("Z",), 6, SamplingConfig(4, 1.5, 0.9, seed=4))
     assert other != ways[0]
 
 
 def test_little_temperature_and_a_small_nucleus_are_greedy(model):
     scorer = Scorer(model, tiny_tokenizer())
     greedy = scorer.generate(PROMPTS, ("Z",), 6)
-    for sampling in (GREEDY, Sampling(1, 1e-4), Sampling(1, 1.0, 1e-6)):
+    for sampling in (GREEDY, SamplingConfig(1, 1e-4), SamplingConfig(1, 1.0, 1e-6)):
         assert [texts[0] for texts in scorer.samples(PROMPTS, ("Z",), 6, sampling)] == greedy
 
 
@@ -56,7 +56,7 @@ def test_tokens_are_drawn_by_their_probability(top_p):
     logits = torch.tensor([0.0, 2.0, 1.0, -1.0, 1.5])
     draws = 20000
     chances = torch.from_numpy(np.random.default_rng(0).random(draws))
-    found = Sampling(1, 2.0, top_p).pick(logits.expand(draws, -1), chances)
+    found = SamplingConfig(1, 2.0, top_p).sample_tokens(logits.expand(draws, -1), chances)
     shares = torch.softmax(logits / 2, -1)
     if top_p < 1:  # 0.352, 0.274 and 0.214: the third passes 0.75
         kept = shares >= shares.sort(descending=True).values[2]
@@ -65,7 +65,9 @@ def test_tokens_are_drawn_by_their_probability(top_p):
     counts = torch.bincount(found, minlength=5) / draws
     assert (counts - shares).abs().max() < 0.012
     assert not counts[shares == 0].any()
-    ends = Sampling(1, 2.0, top_p).pick(logits.expand(2, -1), torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64))
+    ends = SamplingConfig(1, 2.0, top_p).sample_tokens(
+        logits.expand(2, -1), torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
+    )
     assert all(shares[token] > 0 for token in ends)
 
 
@@ -95,18 +97,18 @@ def test_programs_are_sampled_and_other_answers_are_not(model):
         Document("w", "words", "k1", "generate", "def f", until=("Z",), max_new_tokens=6),
     ]
     graders = {
-        "t": Grader("t", "pass@1", grade),
-        "w": Grader("w", "length", lambda d, a: grade(d, a) | {"length": 1.0}),
+        "t": TaskGrader("t", "pass@1", grade),
+        "w": TaskGrader("w", "length", lambda d, a: grade(d, a) | {"length": 1.0}),
     }
     evaluator = Evaluator(Scorer(model, tiny_tokenizer()), graders, sampling=WARM)
     program, words = evaluator.score(documents)
     assert (len(asked["code"]), len(asked["words"])) == (4, 1)
     assert program.also == (("pass@4", 1.0),)
     assert dict(words.also).keys() == {"pass@1"}
-    row = summary([program], [program._replace(also=(("pass@4", 0.5),))], documents[:1])
+    row = summarise_scores([program], [program._replace(also=(("pass@4", 0.5),))], documents[:1])
     assert row["also"]["pass@4"]["score"] == 100.0
     assert row["also"]["pass@4"]["gain"]["mean"] == pytest.approx(50)
-    assert "also" not in summary([words._replace(also=())], [words], documents[1:])
+    assert "also" not in summarise_scores([words._replace(also=())], [words], documents[1:])
 
 
 def test_targets_are_sampled_where_the_task_says_so(tmp_path):
@@ -146,10 +148,10 @@ def test_a_recipe_that_cannot_be_sampled_is_refused(data, said):
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        ({}, Sampling(1, 0.0, 0.95)),
-        ({"pass_at": 10}, Sampling(10, 0.8, 0.95)),
-        ({"samples": 20, "temperature": 0.2, "top_p": 1}, Sampling(20, 0.2, 1.0)),
-        ({"temperature": 0.5}, Sampling(1, 0.5, 0.95)),
+        ({}, SamplingConfig(1, 0.0, 0.95)),
+        ({"pass_at": 10}, SamplingConfig(10, 0.8, 0.95)),
+        ({"samples": 20, "temperature": 0.2, "top_p": 1}, SamplingConfig(20, 0.2, 1.0)),
+        ({"temperature": 0.5}, SamplingConfig(1, 0.5, 0.95)),
     ],
 )
 def test_what_a_recipe_leaves_out(data, expected):
@@ -160,13 +162,13 @@ def test_what_a_recipe_leaves_out(data, expected):
 @pytest.mark.parametrize("values", [(0, 1.0), (2, 0.0), (1, -1.0), (1, 1.0, 0.0), (1, 1.0, 1.1)])
 def test_bad_sampling(values):
     with pytest.raises(RecipeError):
-        Sampling(*values)
+        SamplingConfig(*values)
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=0.8)])
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingConfig(temperature=0.8)])
 def test_of_logits_that_are_nan_no_token_is_picked(sampling):
     logits = torch.zeros(2, 5)
-    numbers(sampling.pick(logits, torch.zeros(2)))
+    tokens_to_list(sampling.pick(logits, torch.zeros(2)))
     logits[1, 3] = float("nan")
     with pytest.raises(NumericError, match="next token's logits are NaN"):
-        numbers(sampling.pick(logits, torch.zeros(2)))
+        tokens_to_list(sampling.pick(logits, torch.zeros(2)))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from freemoe.core.errors import DataError, NumericError, RecipeError
-from freemoe.evals.engine.scorer import Pair, Scorer, context_length, cut_at_stop
+from freemoe.evals.engine.scorer import Scorer, TokenPair, context_length, cut_at_stop
 from freemoe.evals.tasks.documents import Document
 from tests.tiny import tiny_model, tiny_tokenizer
 
@@ -94,10 +94,10 @@ def test_loglikelihoods_equal_lm_evals_and_the_slow_way(model, hflm):
     for pair, (ll, greedy), (their_ll, their_greedy) in zip(pairs, ours, theirs, strict=True):
         assert ll == pytest.approx(their_ll, abs=2e-4), pair
         assert greedy == their_greedy, pair
-        slow_ll, slow_greedy = slow(model, scorer, scorer.pair(*pair))
+        slow_ll, slow_greedy = slow(model, scorer, scorer.encode_pair(*pair))
         assert ll == pytest.approx(slow_ll, abs=2e-4), pair
         assert greedy == slow_greedy, pair
-    parts = [scorer.pair(*pair) for pair in pairs]
+    parts = [scorer.encode_pair(*pair) for pair in pairs]
     cut = sum(len(p.context) + len(p.continuation) > CONTEXT + 1 for p in parts)
     assert scorer.truncated == {"": cut}
     assert cut >= 4
@@ -110,9 +110,9 @@ def test_some_answers_are_greedy():
     ids = list(context)
     for _ in range(3):
         ids.append(int(model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
-    greedy = Pair(tuple(context), tuple(ids[len(context) :]))
-    first = Pair(greedy.context, (greedy.continuation[0] + 1, *greedy.continuation[1:]))
-    last = Pair(greedy.context, (*greedy.continuation[:-1], greedy.continuation[-1] + 1))
+    greedy = TokenPair(tuple(context), tuple(ids[len(context) :]))
+    first = TokenPair(greedy.context, (greedy.continuation[0] + 1, *greedy.continuation[1:]))
+    last = TokenPair(greedy.context, (*greedy.continuation[:-1], greedy.continuation[-1] + 1))
     assert [s.is_greedy for s in scorer.score([greedy, first, last])] == [True, False, False]
 
 
@@ -219,7 +219,7 @@ def test_half_precision_is_summed_in_single():
     logits = torch.randn(1, 40, 300, generator=torch.Generator().manual_seed(0)).mul(4).to(torch.bfloat16)
     ids = tuple(range(3, 33))
     scorer = Scorer(Canned(logits), tiny_tokenizer())
-    (found,) = scorer.score([Pair(ids[:5], ids[5:])])
+    (found,) = scorer.score([TokenPair(ids[:5], ids[5:])])
     rows = logits[0, 4:29]
     exact = torch.log_softmax(rows.double(), -1)[torch.arange(25), list(ids[5:])].sum()
     rough = torch.log_softmax(rows, -1)[torch.arange(25), list(ids[5:])].sum()
@@ -231,27 +231,27 @@ def test_half_precision_is_summed_in_single():
 def test_nan_is_an_error():
     scorer = Scorer(Canned(torch.full((1, 10, 300), math.nan)), tiny_tokenizer())
     with pytest.raises(NumericError, match="NaN"):
-        scorer.score([Pair((3, 4), (5,))])
+        scorer.score([TokenPair((3, 4), (5,))])
 
 
 def test_a_text_follows_its_beginning_token():
     scorer = Scorer(tiny_model("llama"), tiny_tokenizer())
-    assert scorer.text_pair([5, 6]) == Pair((1,), (5, 6))
-    assert scorer.text_pair([1, 5, 6]) == Pair((1,), (5, 6))
+    assert scorer.text_pair([5, 6]) == TokenPair((1,), (5, 6))
+    assert scorer.text_pair([1, 5, 6]) == TokenPair((1,), (5, 6))
     document = Document("t", "1", "k", "text", "", answers=("ab",), tokens=(9, 8, 7))
-    assert scorer.document_pairs(document) == [Pair((1,), (9, 8, 7))]
+    assert scorer.document_pairs(document) == [TokenPair((1,), (9, 8, 7))]
     assert scorer.prompt_ids(document) == (9, 8, 7)
     given = Document("t", "1", "k", "text", "", answers=("ab",), tokens=(9, 8, 7), given=1)
-    assert scorer.document_pairs(given) == [Pair((9,), (8, 7))]
+    assert scorer.document_pairs(given) == [TokenPair((9,), (8, 7))]
     scorer.tokenizer.bos_token = scorer.tokenizer.eos_token = None
     assert scorer.prefix_id is None
-    assert scorer.text_pair([5, 6]) == Pair((5,), (6,))
+    assert scorer.text_pair([5, 6]) == TokenPair((5,), (6,))
 
 
 def test_spaces_go_to_the_continuation():
     scorer = Scorer(tiny_model("llama"), tiny_tokenizer())
     tokenizer = scorer.tokenizer
-    pair = scorer.pair("Is it?  ", "yes")
+    pair = scorer.encode_pair("Is it?  ", "yes")
     assert tokenizer.decode(pair.context) == "Is it?"
     assert tokenizer.decode(pair.continuation) == "  yes"
 
@@ -259,9 +259,9 @@ def test_spaces_go_to_the_continuation():
 def test_gold_pairs():
     scorer = Scorer(tiny_model("llama"), tiny_tokenizer())
     choice = Document("t", "1", "k", "choice", "Q?", answers=(" a", " b"), gold=1, reference=" b")
-    assert scorer.gold_pair(choice) == scorer.pair("Q?", " b")
+    assert scorer.gold_pair(choice) == scorer.encode_pair("Q?", " b")
     free = Document("t", "1", "k", "generate", "Q?", reference=" r")
-    assert scorer.gold_pair(free) == scorer.pair("Q?", " r")
+    assert scorer.gold_pair(free) == scorer.encode_pair("Q?", " r")
     with pytest.raises(DataError, match="no gold answer"):
         scorer.gold_pair(Document("t", "1", "k", "generate", "Q?"))
 
@@ -269,16 +269,16 @@ def test_gold_pairs():
 def test_overlong_prompts_are_cut_from_the_left_or_refused():
     model = tiny_model("llama")
     scorer = Scorer(model, tiny_tokenizer(), max_length=10)
-    ids, answer = scorer.fit(Pair(tuple(range(100, 112)), (7, 8)), "mine")
+    ids, answer = scorer.fit_to_context(TokenPair(tuple(range(100, 112)), (7, 8)), "mine")
     assert (ids, answer) == ((103, 104, 105, 106, 107, 108, 109, 110, 111, 7), 2)
     assert scorer.truncated == {"mine": 1}
-    whole, _ = scorer.fit(Pair(tuple(range(100, 109)), (7, 8)))
+    whole, _ = scorer.fit_to_context(TokenPair(tuple(range(100, 109)), (7, 8)))
     assert whole == (*range(100, 109), 7)
     assert scorer.truncated == {"mine": 1}
     strict = Scorer(model, tiny_tokenizer(), max_length=10, overflow="error")
-    strict.score([Pair(tuple(range(100, 109)), (7, 8))])
+    strict.score([TokenPair(tuple(range(100, 109)), (7, 8))])
     with pytest.raises(DataError, match=r"'mine' has 12 tokens .* is 10"):
-        strict.score([Pair(tuple(range(100, 110)), (7, 8))], ["mine"])
+        strict.score([TokenPair(tuple(range(100, 110)), (7, 8))], ["mine"])
     with pytest.raises(DataError, match="leaves room for 4"):
         strict.generate(["five!"], (), 6)
     with pytest.raises(RecipeError, match="no room"):
@@ -287,9 +287,9 @@ def test_overlong_prompts_are_cut_from_the_left_or_refused():
 
 def test_an_answer_longer_than_the_context():
     scorer = Scorer(tiny_model("llama"), tiny_tokenizer(), max_length=10)
-    scorer.score([Pair((5,), tuple(range(10, 20)))])
+    scorer.score([TokenPair((5,), tuple(range(10, 20)))])
     with pytest.raises(DataError, match=r"'mine' has 11 tokens, more than the model's context of 10"):
-        scorer.score([Pair((5,), tuple(range(10, 21)))], ["mine"])
+        scorer.score([TokenPair((5,), tuple(range(10, 21)))], ["mine"])
 
 
 def test_bad_arguments():
@@ -298,7 +298,7 @@ def test_bad_arguments():
     with pytest.raises(RecipeError, match="'drop'"):
         Scorer(tiny_model("llama"), tiny_tokenizer(), overflow="drop")
     with pytest.raises(DataError, match="no tokens of its own"):
-        Scorer(tiny_model("llama"), tiny_tokenizer()).pair("some", "")
+        Scorer(tiny_model("llama"), tiny_tokenizer()).encode_pair("some", "")
 
 
 def test_context_length():
@@ -322,4 +322,4 @@ def test_weights_may_change_between_calls():
         model.model.layers[0].mlp.up_proj.weight.mul_(0)
     (after,) = scorer.loglikelihoods([("abc", " d")])
     assert before[0] != after[0]
-    assert after[0] == pytest.approx(slow(model, scorer, scorer.pair("abc", " d"))[0], abs=1e-4)
+    assert after[0] == pytest.approx(slow(model, scorer, scorer.encode_pair("abc", " d"))[0], abs=1e-4)

@@ -15,7 +15,7 @@ from freemoe.evals.sandbox.bubblewrap import (
     FOLDER,
     find_bwrap,
     isolated_command,
-    readable,
+    readable_paths,
     refuse_uncounted_memory,
 )
 from freemoe.evals.sandbox.runner import require_permission, run_tests
@@ -23,7 +23,7 @@ from freemoe.evals.sandbox.runner import require_permission, run_tests
 
 def test_what_may_be_read(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    paths = readable.__wrapped__()
+    paths = readable_paths.__wrapped__()
     assert "/" not in paths
     assert str(tmp_path) not in paths, "the folder of the user's script is no library"
     assert any(sys.prefix == p or sys.prefix.startswith(f"{p}/") for p in paths)

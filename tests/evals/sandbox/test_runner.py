@@ -9,7 +9,7 @@ import pytest
 from freemoe.core.errors import SandboxError
 from freemoe.evals.sandbox import process
 from freemoe.evals.sandbox.runner import require_permission, run_tests
-from freemoe.evals.sandbox.usage import descendants
+from freemoe.evals.sandbox.usage import descendant_processes
 from tests.sandbox import needs_bubblewrap
 
 pytestmark = needs_bubblewrap
@@ -98,7 +98,7 @@ def test_the_number_of_processes_is_bounded(monkeypatch):
 
 
 def test_a_fork_bomb_ends_with_its_first_process():
-    before = set(descendants(1))
+    before = set(descendant_processes(1))
     start = time.monotonic()
     program = "import os, time\nfor _ in range(9):\n    os.fork()\ntime.sleep(30)"
     assert not run_tests(program, timeout=0.5).passed
@@ -106,7 +106,7 @@ def test_a_fork_bomb_ends_with_its_first_process():
     left = [0]
     # The kernel ends them after the first one, not with it.
     while left and time.monotonic() - start < 9:
-        left = [p for p in set(descendants(1)) - before if "inside.py" in _read(Path(f"/proc/{p}/cmdline"))]
+        left = [p for p in set(descendant_processes(1)) - before if "inside.py" in _read(Path(f"/proc/{p}/cmdline"))]
     assert not left
 
 

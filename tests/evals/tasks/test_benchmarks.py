@@ -7,11 +7,11 @@ from freemoe.compat.lm_eval import official_config
 from freemoe.core.errors import DataError, SandboxError
 from freemoe.evals.sandbox.code_metric import SandboxedCodeEval, sandboxed_code_eval
 from freemoe.evals.tasks import benchmark_files as files
-from freemoe.evals.tasks.benchmark import Sources
+from freemoe.evals.tasks.benchmark import SplitSources
 from freemoe.evals.tasks.benchmarks import BENCHMARKS, TABLE, find_benchmark
 from freemoe.evals.tasks.documents import FrozenChoice
 from freemoe.evals.tasks.domains import load_domain, make_task
-from freemoe.evals.tasks.splits import carve, draw
+from freemoe.evals.tasks.splits import carve_by_key, draw_balanced
 from tests.sandbox import needs_bubblewrap
 
 NAMES = [row.name for row in TABLE]
@@ -21,10 +21,10 @@ NAMES = [row.name for row in TABLE]
 def test_rows_name_two_splits_and_their_files(row):
     for sources in (row.local, row.hub):
         assert sources.reported
-        assert sources.references or row.lender
+        assert sources.reference_splits or row.lender
         # One source for both splits is only ever carved.
-        assert sources.carved == (sources.reported in sources.references)
-        if sources.carved:
+        assert sources.is_carved == (sources.reported in sources.reference_splits)
+        if sources.is_carved:
             assert "carved" in row.split_note
     for split in row.local.needed(shots=True):
         assert split in row.paths
@@ -52,21 +52,21 @@ def test_specs():
     assert find_benchmark("mmlu_virology@0")[1:] == (("virology",), 0, ())
     assert find_benchmark("mbpp+train@3")[2:] == (3, ("train",))
     assert find_benchmark("humaneval+train")[3] == ("train",)
-    assert Sources("validation", "test").plus(["train"]).references == ["validation", "train"]
+    assert SplitSources("validation", "test").with_references(["train"]).reference_splits == ["validation", "train"]
 
 
 def test_carve_and_draw():
     keys = [str(i // 2) for i in range(100)]
-    one, two = carve(keys, 0.5, 0)
+    one, two = carve_by_key(keys, 0.5, 0)
     assert sorted(one + two) == list(range(100))
     assert not {keys[i] for i in one} & {keys[i] for i in two}
     assert len(one) == 50
-    assert draw(list("abcdef"), [""] * 6, None) == list(range(6))
-    few = draw([str(i) for i in range(90)], ["x"] * 80 + ["y"] * 10, 8, 1)
+    assert draw_balanced(list("abcdef"), [""] * 6, None) == list(range(6))
+    few = draw_balanced([str(i) for i in range(90)], ["x"] * 80 + ["y"] * 10, 8, 1)
     assert few == sorted(few)
     assert sum(i >= 80 for i in few) == 4
     # A longer draw holds the shorter one.
-    assert set(few) < set(draw([str(i) for i in range(90)], ["x"] * 80 + ["y"] * 10, 20, 1))
+    assert set(few) < set(draw_balanced([str(i) for i in range(90)], ["x"] * 80 + ["y"] * 10, 20, 1))
 
 
 # ---------------------------------------------------------------- made-up files in the original formats
@@ -226,14 +226,14 @@ def test_missing_and_malformed_files(made_up):
     with pytest.raises(DataError, match="row 1: 2 cells"):
         files.mmlu_csv(bad)
     with pytest.raises(DataError, match="no gzipped JSONL"):
-        files.jsonl_gz("a")(bad)
+        files.jsonl_gz_reader("a")(bad)
     with pytest.raises(DataError, match="not JSON"):
-        files.json_list("a")(bad)
+        files.json_list_reader("a")(bad)
     with pytest.raises(DataError, match="OpenBookQA's has"):
         files.openbookqa_tsv(bad)
     bad.write_text('{"b": 1}\n')
     with pytest.raises(DataError, match="missing 'a'"):
-        files.jsonl("a")(bad)
+        files.jsonl_reader("a")(bad)
 
 
 # ---------------------------------------------------------------- the hub

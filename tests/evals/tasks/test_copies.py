@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from freemoe.core.errors import DataError
-from freemoe.domain_experts.seen_requests import recognised
-from freemoe.evals.held_out import Record, set_aside
-from freemoe.evals.seen import Seen
+from freemoe.domain_experts.seen_requests import is_seen_request
+from freemoe.evals.held_out import ProvenanceRecord, set_aside
+from freemoe.evals.seen import SeenHashes
 from freemoe.evals.tasks.documents import Document, FrozenChoice, join_copies
 from freemoe.evals.tasks.domains import load_domain, load_domains
 from freemoe.evals.tasks.task import DomainData
@@ -132,30 +132,30 @@ def test_tasks_and_domains_share_nothing_either(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_was_searched_is_set_aside_in_every_shape(tmp_path: Path, shape: str, way: str) -> None:
     searched = load(str(write(tmp_path / "b.jsonl", [choice(n, key=f"mine {n}") for n in range(40)])))
-    seen = Seen.of(searched.reference.documents, searched.reported.open(OPEN))
-    seen = Seen.from_bytes(seen.to_bytes())
+    seen = SeenHashes.from_documents(searched.reference.documents, searched.reported.open(OPEN))
+    seen = SeenHashes.from_bytes(seen.to_bytes())
     rows = [SHAPES[shape](WAYS[way](asked(n)[0]), asked(n)[1]) for n in range(40)]
     new = [SHAPES[shape](f"Where was baker {n} born?", f"Hill {n}") for n in range(100, 105)]
     plain = load(f"{write(tmp_path / 'r.jsonl', new)}::{write(tmp_path / 't.jsonl', rows)}")
-    left, found = set_aside(plain, Record("out", 0, seen))
+    left, found = set_aside(plain, ProvenanceRecord("out", 0, seen))
     assert found["documents"] == len(searched.reference) == 20
     assert numbers(left.reported.open(OPEN)) == numbers(searched.reported.open(OPEN))
 
 
 def test_shared_questions_are_not_forgotten(tmp_path: Path) -> None:
     documents = load(str(write(tmp_path / "b.jsonl", [choice(n) for n in range(8)]))).reference.documents
-    assert all(Seen.of(documents, documents).reasons([d])[0] for d in documents)
+    assert all(SeenHashes.from_documents(documents, documents).seen_reasons([d])[0] for d in documents)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_other_way_round_too(tmp_path: Path, shape: str) -> None:
     rows = [SHAPES[shape](*asked(n)) for n in range(20)]
     searched = load(str(write(tmp_path / "b.jsonl", rows)))
-    seen = Seen.of(searched.reference.documents)
+    seen = SeenHashes.from_documents(searched.reference.documents)
     later = load(
         f"{write(tmp_path / 'r.jsonl', [choice(99)])}::{write(tmp_path / 't.jsonl', [choice(n) for n in range(20)])}"
     )
-    left, _ = set_aside(later, Record("out", 0, seen))
+    left, _ = set_aside(later, ProvenanceRecord("out", 0, seen))
     assert numbers(left.reported.open(OPEN)) == numbers(searched.reported.open(OPEN))
 
 
@@ -163,7 +163,7 @@ def test_the_other_way_round_too(tmp_path: Path, shape: str) -> None:
 @pytest.mark.parametrize("lines", ["{q} {a}", "Question: {q}\nAnswer: {a}", "Q: {q}\n\nA: {a}"])
 def test_questions_are_recognised_in_running_text(tmp_path: Path, lines: str, way: str) -> None:
     documents = load(str(write(tmp_path / "b.jsonl", [choice(n) for n in range(40)]))).reference.documents
-    seen = Seen.of(documents)
+    seen = SeenHashes.from_documents(documents)
     known = numbers(documents)
     for n in range(40):
         question, answer = asked(n)
@@ -175,7 +175,7 @@ def test_questions_are_recognised_in_running_text(tmp_path: Path, lines: str, wa
 @pytest.mark.parametrize("way", WAYS)
 def test_requests_of_lm_eval_are_recognised(tmp_path: Path, way: str) -> None:
     documents = load(str(write(tmp_path / "b.jsonl", [choice(n) for n in range(40)]))).reference.documents
-    seen, known = Seen.of(documents), numbers(documents)
+    seen, known = SeenHashes.from_documents(documents), numbers(documents)
     for n in range(40):
         question, answer = asked(n)
         question = WAYS[way](question)
@@ -189,25 +189,25 @@ def test_requests_of_lm_eval_are_recognised(tmp_path: Path, way: str) -> None:
             "text": ((f"{question} {answer}",), "text", None),
         }
         for name, (arguments, kind, held) in cases.items():
-            assert recognised(seen, arguments, kind, held) == (str(n) in known), (name, n)  # pyright: ignore
+            assert is_seen_request(seen, arguments, kind, held) == (str(n) in known), (name, n)  # pyright: ignore
 
 
 def test_files_of_older_versions_still_recognise() -> None:
-    # As written before questions were kept without their answer: own words and answer, in the order of `endings`.
-    from freemoe.evals.seen import endings
-    from freemoe.text.words import words
+    # As written before questions were kept without their answer: own words and answer, in the order of `ending_hashes`.
+    from freemoe.evals.seen import ending_hashes
+    from freemoe.text.words import split_words
 
-    (*_, old) = endings(words("Question: how many legs has a cow? Answer:"), words(" four"))
+    (*_, old) = ending_hashes(split_words("Question: how many legs has a cow? Answer:"), split_words(" four"))
     import numpy as np
 
-    data = Seen(questions=np.array([old], np.uint64), longest=8, documents=1).to_bytes()
+    data = SeenHashes(questions=np.array([old], np.uint64), longest=8, documents=1).to_bytes()
     assert b"phrases" not in data
-    seen = Seen.from_bytes(data)
+    seen = SeenHashes.from_bytes(data)
     prompt = "Question: who? Answer: me\n\nQuestion: how many legs has a cow?\nAnswer:"
     document = Document("q", "1", "k", "choice", prompt, (" four", " two"), 0, " four")
-    assert seen.reasons([document]) == ["question"]
+    assert seen.seen_reasons([document]) == ["question"]
     instance = SimpleNamespace(args=(prompt, " four"))
-    assert recognised(seen, instance.args, "continuation", None)
+    assert is_seen_request(seen, instance.args, "continuation", None)
 
 
 def test_a_column_joins_rows_of_one_source(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_tasks_are_pooled_and_kept_apart(tmp_path):
     c = task_file(tmp_path / "c.jsonl", "q")
     domain = load_domain("d", [str(a), f"{c}::{b}"])
     keys = {d.key for d in domain.reference.documents}
-    assert not keys & domain.reported.keys()
+    assert not keys & domain.reported.content_keys()
     assert "reference documents dropped" in domain.notes[-1]
     assert set(domain.graders) == {"a", "c"}
 

@@ -14,7 +14,7 @@ from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import FrozenChoice
 from freemoe.evals.tasks.domains import load_domain
 from freemoe.evals.tasks.responses import response_parts
-from freemoe.text.shapes import Conversation, Turn
+from freemoe.text.shapes import ChatTurn, ConversationItem
 from tests.tiny import CHAT_TEMPLATE, tiny_model, tiny_tokenizer
 
 
@@ -78,7 +78,7 @@ def test_other_answers_to_one_question_stay_together(tmp_path):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = load_domain("d", [str(path)], tokenizer=tiny_tokenizer())
     assert len({d.key for d in data.reference.documents}) == 5
-    assert not {d.key for d in data.reference.documents} & data.reported.keys()
+    assert not {d.key for d in data.reference.documents} & data.reported.content_keys()
 
 
 def test_features_are_of_the_prompt_alone(tmp_path):
@@ -90,8 +90,8 @@ def test_features_are_of_the_prompt_alone(tmp_path):
 
 
 def test_long_ones_are_cut_to_what_the_model_holds():
-    turn = Turn(({"role": "user", "content": "x"},), "r" * 400, "p" * 400)
-    (parts,) = response_parts("x", Conversation((turn,)), tiny_tokenizer(), False)
+    turn = ChatTurn(({"role": "user", "content": "x"},), "r" * 400, "p" * 400)
+    (parts,) = response_parts("x", ConversationItem((turn,)), tiny_tokenizer(), False)
     assert len(parts["tokens"]) == 256
     assert parts["given"] == 128
     ids = tiny_tokenizer().encode(" " + "r" * 127)
@@ -116,9 +116,9 @@ def test_on_makes_every_prompt_a_message(tmp_path):
 
 
 def test_refused():
-    turn = Turn(({"role": "user", "content": "x"},), "r", "p")
+    turn = ChatTurn(({"role": "user", "content": "x"},), "r", "p")
     with pytest.raises(DataError, match=r"row 1: .*no tokenizer"):
-        list(response_parts("row 1", Conversation((turn,)), None, False))
-    empty = Turn(({"role": "user", "content": "x"},), "", "p", "")
+        list(response_parts("row 1", ConversationItem((turn,)), None, False))
+    empty = ChatTurn(({"role": "user", "content": "x"},), "", "p", "")
     with pytest.raises(DataError, match="has no token of its own"):
-        list(response_parts("row 1", Conversation((empty,)), tiny_tokenizer(), False))
+        list(response_parts("row 1", ConversationItem((empty,)), tiny_tokenizer(), False))

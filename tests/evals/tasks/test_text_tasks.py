@@ -4,13 +4,19 @@ import re
 import pytest
 
 from freemoe.core.errors import DataError
-from freemoe.domain_experts.select.choice import folds, shares
+from freemoe.domain_experts.select.choice import split_by_share, split_folds
 from freemoe.evals.tasks.documents import FrozenChoice
 from freemoe.evals.tasks.domains import load_domain
-from freemoe.evals.tasks.text_tasks import TextTask, drop_shared_lines, pack, split_tail, thin
+from freemoe.evals.tasks.text_tasks import (
+    TextTask,
+    cut_into_blocks,
+    drop_shared_lines,
+    split_tail,
+    subsample_paragraphs,
+)
 from freemoe.text.documents import read_documents
-from freemoe.text.files import paragraphs, spread
-from freemoe.text.groups import Passage
+from freemoe.text.files import evenly_spaced, split_paragraphs
+from freemoe.text.groups import TextPassage
 from tests.text.test_groups import FORMS, WORDS
 
 
@@ -40,37 +46,37 @@ def story(i):
 def test_paragraphs_lose_nothing():
     texts = ["a\nb\n\nc\n\n\nd", "\n e \n\n f", "x\ny\nz"]
     for text in texts:
-        assert "".join(paragraphs([text])) == text
-    assert paragraphs(["a\nb\n\nc"]) == ["a\nb\n\n", "c"]
-    assert paragraphs(["x\ny\n"]) == ["x\n", "y\n"]
-    assert paragraphs(["one", "two"]) == ["one\n\n", "two"]
+        assert "".join(split_paragraphs([text])) == text
+    assert split_paragraphs(["a\nb\n\nc"]) == ["a\nb\n\n", "c"]
+    assert split_paragraphs(["x\ny\n"]) == ["x\n", "y\n"]
+    assert split_paragraphs(["one", "two"]) == ["one\n\n", "two"]
 
 
 @pytest.mark.parametrize("tokenizer", [Letters(), FastLetters()])
 def test_blocks_are_exact_and_lie_in_one_group(tokenizer):
-    pieces = [Passage(text, group=text[0]) for text in ("aaaaaaa\n", "b" * 30 + "\n", "cc", "d", "eeee", "a" * 9)]
-    blocks = pack(tokenizer, pieces, 4)
+    pieces = [TextPassage(text, group=text[0]) for text in ("aaaaaaa\n", "b" * 30 + "\n", "cc", "d", "eeee", "a" * 9)]
+    blocks = cut_into_blocks(tokenizer, pieces, 4)
     assert all(len(b.tokens) == 4 and tokenizer.decode(b.tokens) == b.text for b in blocks)
     # The rest of a group is left out; short neighbours are one group, as are parts of one.
     assert [b.text for b in blocks] == ["aaaa", "aaa\n", *["bbbb"] * 7, "ccde", "aaaa", "aaaa"]
     assert [b.group for b in blocks] == ["a"] * 2 + ["b"] * 7 + ["c"] + ["a"] * 2
-    carried = pack(tokenizer, pieces, 4, carry=True)
+    carried = cut_into_blocks(tokenizer, pieces, 4, carry=True)
     assert "".join(b.text for b in carried) == "".join(pieces)[: 4 * len(carried)]
     assert len(carried) == sum(map(len, pieces)) // 4
 
 
 def test_spread_is_even_and_sorted():
-    assert spread(3, 5) == [0, 1, 2]
-    assert spread(10, 2) == [2, 7]
-    assert len(set(spread(1000, 600))) == 600
+    assert evenly_spaced(3, 5) == [0, 1, 2]
+    assert evenly_spaced(10, 2) == [2, 7]
+    assert len(set(evenly_spaced(1000, 600))) == 600
 
 
 def passages(*texts):
-    return [Passage(text, group=text) for text in texts]
+    return [TextPassage(text, group=text) for text in texts]
 
 
 def test_tail_is_reported_and_a_group_lies_between():
-    articles = [Passage(story(i), group=str(i // 2)) for i in range(50)]
+    articles = [TextPassage(story(i), group=str(i // 2)) for i in range(50)]
     head, tail = split_tail(articles, 0.3)
     assert head == articles[: len(head)]
     assert tail == articles[len(head) + 2 :]
@@ -89,7 +95,7 @@ def test_tail_is_reported_and_a_group_lies_between():
     ],
 )
 def test_a_group_that_is_larger_than_half_is_cut_around(sizes, head, tail):
-    parts = split_tail([Passage("x" * size, group=str(i)) for i, size in enumerate(sizes)], 0.3)
+    parts = split_tail([TextPassage("x" * size, group=str(i)) for i, size in enumerate(sizes)], 0.3)
     assert tuple(map(len, parts)) == (head, tail)
 
 
@@ -102,11 +108,11 @@ def test_lines_that_are_reported_too_leave_the_reference():
 
 def test_thin_keeps_evenly_spaced_runs():
     pieces = passages(*(f"{i:05d}" for i in range(10000)))
-    kept = thin(pieces, 10000, runs=10)
+    kept = subsample_paragraphs(pieces, 10000, runs=10)
     assert sum(map(len, kept)) <= 11000
     assert kept[0] == "00000"
     assert int(kept[-1]) > 9000
-    assert thin(pieces, 10**9) == pieces
+    assert subsample_paragraphs(pieces, 10**9) == pieces
 
 
 def test_text_task_from_one_file(tmp_path):
@@ -118,7 +124,7 @@ def test_text_task_from_one_file(tmp_path):
     assert len(reference) == len(reported) == 20
     assert {d.kind for d in reference} == {"text"}
     assert all(len(d.tokens) == 256 and d.answers == (d.reference,) for d in reference)
-    assert not {d.key for d in reference} & domain.reported.keys()
+    assert not {d.key for d in reference} & domain.reported.content_keys()
     assert "tail (30%)" in domain.notes[0]
     # No paragraph stands in both parts.
     seen = "".join(d.reference for d in reported)
@@ -207,7 +213,7 @@ def test_no_split_lets_the_word_of_an_article_pass(tmp_path, form, tokenizer):
     assert "fewer than 20 groups" in domain.notes[0]
     for seed in range(10):
         keys = [d.key for d in reference]
-        for split in (shares(keys, [0.5, 0.25], seed), folds(keys, 5, seed), folds(keys, 2, seed)):
+        for split in (split_by_share(keys, [0.5, 0.25], seed), split_folds(keys, 5, seed), split_folds(keys, 2, seed)):
             found = [words_of([reference[i] for i in part]) for part in split]
             assert all(found)
             assert sum(map(len, found)) == len(sides[0])

@@ -6,7 +6,7 @@ import pytest
 from freemoe.core.errors import DataError
 from freemoe.evals.tasks.documents import FrozenChoice
 from freemoe.evals.tasks.domains import load_domain
-from freemoe.evals.tasks.task import Task
+from freemoe.evals.tasks.task import EvalTask
 from freemoe.evals.tasks.user_tasks import UserTask
 from freemoe.evals.tasks.user_tasks import read_task_file as read_with_shape
 from freemoe.text.shapes import answer_index
@@ -116,7 +116,7 @@ def test_unreadable_files(tmp_path, content, message):
 def test_one_file_is_carved_by_content_key(tmp_path):
     rows = [choice(i, key=str(i // 2)) for i in range(40)]
     task = UserTask("t", write(tmp_path / "t.jsonl", rows))
-    assert isinstance(task, Task)
+    assert isinstance(task, EvalTask)
     reference, reported = task.reference(), task.reported()
     assert len(reference) == len(reported) == 20
     assert not {d.key for d in reference} & {d.key for d in reported}

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from freemoe.core.errors import FreeMoEError
-from freemoe.core.files import digest
+from freemoe.core.files import json_digest
 from tests.hardening.fuzz.material import Material
 
 PATIENCE = 10.0
@@ -68,7 +68,7 @@ class Case:
     @property
     def name(self) -> str:
         """``KIND-HASH``, the same for the same case."""
-        return f"{self.kind}-{digest(repr(self.what))}"
+        return f"{self.kind}-{json_digest(repr(self.what))}"
 
 
 @dataclass(frozen=True)

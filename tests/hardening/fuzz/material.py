@@ -17,7 +17,7 @@ from freemoe.assets import demo_model_path
 from freemoe.core.artifacts import read_manifest, write_manifest
 from freemoe.core.errors import DataError
 from freemoe.domain_experts.build import build
-from freemoe.domain_experts.expert import Expert, switch_expert, unit_expert
+from freemoe.domain_experts.expert import DomainExpert, switch_expert, unit_expert
 from freemoe.hookmoe.trim import trim
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.mask import Mask, TensorMask
@@ -156,7 +156,7 @@ def _more_experts(model: Any) -> list[Any]:
     return [
         switch_expert("more/switch", Mask(off)),
         unit_expert("more/unit", "neuron", lines, singles),
-        Expert("more/base"),
+        DomainExpert("more/base"),
     ]
 
 

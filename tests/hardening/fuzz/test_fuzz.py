@@ -199,13 +199,13 @@ def test_another_base_is_noticed(material: Material, monkeypatch: pytest.MonkeyP
 
 
 def test_an_expert_that_does_something_else_is_noticed(material: Material, monkeypatch: pytest.MonkeyPatch) -> None:
-    from freemoe.domain_experts.expert import Expert
+    from freemoe.domain_experts.expert import DomainExpert
     from freemoe.models.mask import Mask
 
     case = Case("artefacts", {"artefact": "experts", "edits": [], "again": True})
     assert judge(case, material).ending == "accepted"
-    own = Expert.mask
-    monkeypatch.setattr(Expert, "mask", lambda self, weights: Mask(dict(list(own(self, weights).items())[1:])))
+    own = DomainExpert.mask
+    monkeypatch.setattr(DomainExpert, "mask", lambda self, weights: Mask(dict(list(own(self, weights).items())[1:])))
     assert judge(case, material).ending == "wrong"
 
 

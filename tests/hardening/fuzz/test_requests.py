@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from freemoe.serve.engine.scheduler import Scheduler
+from freemoe.serve.engine.scheduler import BatchScheduler
 from tests.hardening.fuzz.case import Case, Refused, WrongError, judge
 from tests.hardening.fuzz.kinds import requests
 from tests.hardening.fuzz.material import PROBES, Material
@@ -90,6 +90,6 @@ def test_a_fault_of_the_server_is_seen(material: Material, monkeypatch: pytest.M
         raise OSError("planted")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Scheduler, "_accept", broken)
+        patch.setattr(BatchScheduler, "_accept", broken)
         assert judge(case, material).ending == "traceback"
     assert judge(case, material).ending == "accepted"

@@ -26,7 +26,7 @@ import yaml
 from benchmarks.harness import Figure, Outcome, in_turns
 from freemoe.evals.sandbox.process import Isolation
 from freemoe.evals.sandbox.runner import run_tests
-from freemoe.evals.sandbox.usage import descendants
+from freemoe.evals.sandbox.usage import descendant_processes
 from tests.hardening.full import count, none
 from tests.hardening.sandbox.witness import Witness
 from tests.hardening.worker import Sampled
@@ -127,7 +127,7 @@ def attack(witness: Witness, isolation: Isolation, kind: str, name: str, found: 
 
     def memory() -> int:
         # Memory that no process shows is looked for where the kernel counts it for the whole machine.
-        return max(sum(map(_proportional, descendants(parent.process.pid))), _machine_shared() - shared)
+        return max(sum(map(_proportional, descendant_processes(parent.process.pid))), _machine_shared() - shared)
 
     with Sampled(memory, 0.05) as sampled:
         answer = parent.run(program, isolation, SECONDS, MEMORY)

@@ -43,7 +43,7 @@ def run(seconds: float, seed: int, clients: int = CLIENTS, requests: int = REQUE
         memory = Sampled(used_memory_bytes, max(0.05, seconds / 200))
         with serving(moe, CLIENTS, [folder]) as (url, engine), memory:
             seen = in_own_process("tests.hardening.soak.clients", [url, clients, how])
-            left = engine.busy
+            left = engine.num_unfinished
         moe.load_expert(folder)
         gaps = [gap(moe, asked[number], true[number], said) for number, said in seen["differs"]]
     return outcome(seen, gaps, memory.seen, left, seconds)

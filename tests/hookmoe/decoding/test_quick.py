@@ -16,10 +16,10 @@ from freemoe.hookmoe.decoding import quick
 from freemoe.hookmoe.decoding.quick import quick_decoding
 from freemoe.hookmoe.hooks.hook import new_hooks
 from freemoe.hookmoe.plans.apply import plan_of
-from freemoe.hookmoe.plans.plan import uniform
-from freemoe.kernels.one_token import Compiled
+from freemoe.hookmoe.plans.plan import uniform_plan
+from freemoe.kernels.one_token import CompiledLayer
 from freemoe.kernels.rows import rows_available
-from freemoe.models.hooks import after
+from freemoe.models.hooks import forward_hook
 from tests.hookmoe.conftest import logits
 from tests.tiny import tiny_model
 
@@ -32,13 +32,13 @@ PROMPT = torch.arange(5, 17)[None]
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry per step of the loops."""
     found: list[int] = []
-    own = Compiled.step
+    own = CompiledLayer.decode_token
 
-    def step(self: Compiled, *args: Any) -> Tensor:
+    def step(self: CompiledLayer, *args: Any) -> Tensor:
         found.append(1)
         return own(self, *args)
 
-    monkeypatch.setattr(Compiled, "step", step)
+    monkeypatch.setattr(CompiledLayer, "step", step)
     return found
 
 
@@ -66,7 +66,7 @@ def trimmed_of(model: Any, position: str = "parallel", scope: str = "block", res
     hooks = new_hooks(model, dict.fromkeys(range(len(plan_of(model).ks)), 6), scope, position)
     for _, hook in hooks.items():
         torch.nn.init.normal_(hook.down.weight, std=0.3, generator=torch.Generator().manual_seed(1))
-    return Trimmed(uniform(plan_of(model), 1), hooks, rescale)
+    return Trimmed(uniform_plan(plan_of(model), 1), hooks, rescale)
 
 
 @needs_numba
@@ -147,7 +147,7 @@ def test_a_hook_of_somebody_else_is_called(mixtral: Any, steps: list[int]) -> No
     with quick_decoding(mixtral):
         decoded(mixtral)
         before = len(steps)
-        with after(mixtral.model.layers[1].mlp.gate, lambda *_: seen.append(1)):
+        with forward_hook(mixtral.model.layers[1].mlp.gate, lambda *_: seen.append(1)):
             decoded(mixtral)
         # One layer of three is left to the model.
         assert len(steps) - before == 2 * 7
@@ -178,8 +178,8 @@ def test_loops_that_compute_something_else_are_not_used(
 def test_places_that_turn_the_other_way_are_noticed(
     mixtral: Any, steps: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = Compiled.step
-    monkeypatch.setattr(Compiled, "step", lambda self, x, cos, sin, update: own(self, x, cos, -sin, update))
+    own = CompiledLayer.decode_token
+    monkeypatch.setattr(CompiledLayer, "step", lambda self, x, cos, sin, update: own(self, x, cos, -sin, update))
     with quick_decoding(mixtral):
         decoded(mixtral)
     # Not one of them was taken.

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from freemoe.hookmoe.hooks.closed_form import fit_scale_bias, linear_map, ridge_start, walk
+from freemoe.hookmoe.hooks.closed_form import fit_scale_bias, linear_map, ridge_start, visit_reduced_layers
 from freemoe.hookmoe.hooks.hook import new_hooks
-from freemoe.hookmoe.plans.apply import applied, plan_of
-from freemoe.hookmoe.plans.plan import Plan, uniform
+from freemoe.hookmoe.plans.apply import apply_plan, plan_of
+from freemoe.hookmoe.plans.plan import LayerPlan, uniform_plan
 from tests.hookmoe.conftest import blocks_of, logits
 
-ONE = Plan((1, 1, 1))
+ONE = LayerPlan((1, 1, 1))
 
 
 def test_a_map_of_full_rank_is_least_squares_and_of_low_rank_the_best_fit() -> None:
@@ -34,7 +34,9 @@ def test_a_map_of_full_rank_is_least_squares_and_of_low_rank_the_best_fit() -> N
 def test_a_walk_shows_both_outputs_of_the_same_input(mixture: Any) -> None:
     before, base = logits(mixture), plan_of(mixture)
     seen: dict[int, tuple[torch.Tensor, ...]] = {}
-    walk(mixture, uniform(base, 1), blocks_of(2), lambda n, x, y, full: seen.update({n: (x, y, full)}))
+    visit_reduced_layers(
+        mixture, uniform_plan(base, 1), blocks_of(2), lambda n, x, y, full: seen.update({n: (x, y, full)})
+    )
     assert sorted(seen) == [n for n, k in enumerate(base.ks) if k is not None]
     for x, y, full in seen.values():
         assert x.shape == y.shape == full.shape == (48, 32)
@@ -45,7 +47,7 @@ def test_a_walk_shows_both_outputs_of_the_same_input(mixture: Any) -> None:
 @pytest.mark.parametrize("rescale", ["none", "kept_mass"])
 def test_scale_and_bias_are_least_squares(mixtral: Any, rescale: str) -> None:
     kept: dict[int, list[torch.Tensor]] = {}
-    walk(mixtral, ONE, blocks_of(), lambda n, x, y, full: kept.update({n: [y, full]}), rescale)
+    visit_reduced_layers(mixtral, ONE, blocks_of(), lambda n, x, y, full: kept.update({n: [y, full]}), rescale)
     fit = fit_scale_bias(mixtral, ONE, blocks_of(), rescale)
     for n, (y, full) in kept.items():
         own = ((fit.scales[n] * y + fit.biases[n] - full) ** 2).sum()
@@ -56,9 +58,9 @@ def test_scale_and_bias_are_least_squares(mixtral: Any, rescale: str) -> None:
 
 def test_scale_and_bias_are_put_on_and_off(mixture: Any) -> None:
     before = logits(mixture)
-    plan = uniform(plan_of(mixture), 1)
+    plan = uniform_plan(plan_of(mixture), 1)
     fit = fit_scale_bias(mixture, plan, blocks_of())
-    with applied(mixture, plan):
+    with apply_plan(mixture, plan):
         reduced = logits(mixture)
         with fit.attached(mixture):
             assert not torch.equal(logits(mixture), reduced)
@@ -75,7 +77,7 @@ def test_a_ridge_start_brings_every_block_closer_to_its_full_output(mixtral: Any
     def add(n: int, x: torch.Tensor, y: torch.Tensor, full: torch.Tensor) -> None:
         gaps[n] = [float((full - y).square().sum()), float((full - y - own[n].shift(x)).square().sum())]
 
-    walk(mixtral, ONE, blocks, add)
+    visit_reduced_layers(mixtral, ONE, blocks, add)
     assert len(gaps) == 3
     assert all(after < 0.95 * before for before, after in gaps.values()), gaps
 
@@ -83,14 +85,14 @@ def test_a_ridge_start_brings_every_block_closer_to_its_full_output(mixtral: Any
 def test_the_started_hook_is_the_linear_map(mixtral: Any) -> None:
     blocks = blocks_of()
     hooks = new_hooks(mixtral, {1: 64}, "block", "parallel")
-    ridge_start(mixtral, Plan((2, 1, 2)), hooks, blocks)
+    ridge_start(mixtral, LayerPlan((2, 1, 2)), hooks, blocks)
     sums = [torch.zeros(32, 32, dtype=torch.float64), torch.zeros(32, 32, dtype=torch.float64)]
 
     def add(n: int, x: torch.Tensor, y: torch.Tensor, full: torch.Tensor) -> None:
         sums[0] += x.double().T @ x.double()
         sums[1] += x.double().T @ (full - y).double()
 
-    walk(mixtral, Plan((2, 1, 2)), blocks, add)
+    visit_reduced_layers(mixtral, LayerPlan((2, 1, 2)), blocks, add)
     first, second = linear_map(*sums, 32)
     x = torch.randn(5, 32)
     torch.testing.assert_close(
@@ -99,7 +101,7 @@ def test_the_started_hook_is_the_linear_map(mixtral: Any) -> None:
 
 
 def test_a_hook_wider_than_the_map_holds_all_of_it_and_nothing_more(mixtral: Any) -> None:
-    plan = Plan((2, 1, 2))
+    plan = LayerPlan((2, 1, 2))
     exact, wide = (new_hooks(mixtral, {1: width}, "block", "parallel", seed=0) for width in (64, 100))
     for hooks in (exact, wide):
         ridge_start(mixtral, plan, hooks, blocks_of())

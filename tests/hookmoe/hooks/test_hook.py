@@ -8,17 +8,17 @@ import pytest
 import torch
 
 from freemoe.core.errors import RecipeError
-from freemoe.hookmoe.hooks.hook import Hook, Hooks, allocate, new_hooks
-from freemoe.hookmoe.plans.apply import applied, plan_of
+from freemoe.hookmoe.hooks.hook import Hook, HookSet, allocate_units, new_hooks
+from freemoe.hookmoe.plans.apply import apply_plan, plan_of
 from freemoe.hookmoe.plans.layers import moe_layers
-from freemoe.hookmoe.plans.plan import uniform
+from freemoe.hookmoe.plans.plan import uniform_plan
 from tests.hookmoe.conftest import logits
 from tests.tiny import tiny_model
 
 WAYS = [("block", "pre"), ("routed", "pre"), ("block", "parallel")]
 
 
-def stirred(hooks: Hooks, seed: int = 0) -> Hooks:
+def stirred(hooks: HookSet, seed: int = 0) -> HookSet:
     """The hooks with weights that do something."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -44,7 +44,7 @@ def test_the_hook_is_equation_6() -> None:
 def test_step_0_is_the_reduced_model_and_detaching_is_bit_equal(mixture: Any, scope: str, position: str) -> None:
     before, names = logits(mixture), list(mixture.state_dict())
     hooks = new_hooks(mixture, widths(mixture), scope, position)
-    with applied(mixture, uniform(plan_of(mixture), 1)):
+    with apply_plan(mixture, uniform_plan(plan_of(mixture), 1)):
         reduced = logits(mixture)
         with hooks.attached(mixture):
             assert torch.equal(logits(mixture), reduced)
@@ -75,16 +75,16 @@ def test_scopes_differ_only_where_there_are_shared_experts(mixture: Any) -> None
 
 
 def test_a_parallel_hook_leaves_its_own_layers_routes_as_they_are(mixtral: Any) -> None:
-    from freemoe.hookmoe.metrics import routes
+    from freemoe.hookmoe.metrics import record_routes
     from tests.hookmoe.conftest import blocks_of
 
     blocks = blocks_of()
-    before = routes(mixtral, blocks)
+    before = record_routes(mixtral, blocks)
     same = {}
     for position in ("pre", "parallel"):
         hook = stirred(new_hooks(mixtral, {1: 6}, "block", position))
         with hook.attached(mixtral):
-            now = routes(mixtral, blocks)
+            now = record_routes(mixtral, blocks)
         same[position] = torch.equal(now[1], before[1])
         assert torch.equal(now[0], before[0])
     assert same == {"pre": False, "parallel": True}
@@ -105,30 +105,30 @@ def test_hooks_are_drawn_from_the_seed_alone(mixtral: Any) -> None:
 
 
 def test_a_budget_is_divided_by_what_was_lost() -> None:
-    assert allocate(10, {0: 3.0, 2: 1.0, 5: 1.0}) == {0: 6, 2: 2, 5: 2}
-    assert sum(allocate(7, {0: 1.0, 1: 1.0, 2: 1.0}).values()) == 7
-    assert allocate(4, {0: -1.0, 1: 2.0}) == {0: 0, 1: 4}
-    assert allocate(4, {0: 0.0, 1: 0.0}) == {0: 2, 1: 2}
+    assert allocate_units(10, {0: 3.0, 2: 1.0, 5: 1.0}) == {0: 6, 2: 2, 5: 2}
+    assert sum(allocate_units(7, {0: 1.0, 1: 1.0, 2: 1.0}).values()) == 7
+    assert allocate_units(4, {0: -1.0, 1: 2.0}) == {0: 0, 1: 4}
+    assert allocate_units(4, {0: 0.0, 1: 0.0}) == {0: 2, 1: 2}
 
 
 def test_hooks_that_do_not_fit_are_refused(mixtral: Any) -> None:
     with (
         pytest.raises(RecipeError, match=r"hook stands at layer 7.*\[0, 1, 2\]"),
-        Hooks({7: Hook(32, 2)}).attached(mixtral),
+        HookSet({7: Hook(32, 2)}).attached(mixtral),
     ):
         pass
     with (
         pytest.raises(RecipeError, match="hidden size of 16, the model has 32"),
-        Hooks({0: Hook(16, 2)}).attached(mixtral),
+        HookSet({0: Hook(16, 2)}).attached(mixtral),
     ):
         pass
     dense = tiny_model("deepseek_v2")
-    with pytest.raises(RecipeError, match="dense or absent"), Hooks({0: Hook(32, 2)}).attached(dense):
+    with pytest.raises(RecipeError, match="dense or absent"), HookSet({0: Hook(32, 2)}).attached(dense):
         pass
     with pytest.raises(RecipeError, match="scope is 'router'"):
-        Hooks({}, scope="router")
+        HookSet({}, scope="router")
     with pytest.raises(RecipeError, match="position is 'after'"):
-        Hooks({}, position="after")
+        HookSet({}, position="after")
 
 
 def test_hooks_stand_where_their_layers_are(mixtral: Any) -> None:

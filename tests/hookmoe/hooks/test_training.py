@@ -11,27 +11,32 @@ import torch
 from freemoe.core.errors import NumericError
 from freemoe.core.run.unit_state import NOT_KEPT, UnitState
 from freemoe.hookmoe.hooks.closed_form import fit_scale_bias
-from freemoe.hookmoe.hooks.hook import Hooks, new_hooks
-from freemoe.hookmoe.hooks.teacher import divergence, logits_of, teach, top_of
-from freemoe.hookmoe.hooks.training import LOSSES, Material, Schedule, train
-from freemoe.hookmoe.hooks.upper_half import inputs_of, upper
-from freemoe.hookmoe.measure import as_json, measure, recovered
-from freemoe.hookmoe.metrics import routes
-from freemoe.hookmoe.plans.apply import applied, plan_of
+from freemoe.hookmoe.hooks.hook import HookSet, new_hooks
+from freemoe.hookmoe.hooks.teacher import compute_teacher_logits, kl_from_teacher, logits_of, top_of
+from freemoe.hookmoe.hooks.training import LOSSES, TrainingData, TrainingSchedule, train_compensation
+from freemoe.hookmoe.hooks.upper_half import inputs_of, start_at_layer
+from freemoe.hookmoe.measure import as_json, measure_quality, recovered_share
+from freemoe.hookmoe.metrics import record_routes
+from freemoe.hookmoe.plans.apply import apply_plan, plan_of
 from freemoe.hookmoe.plans.dynamic import router_weights
 from freemoe.hookmoe.plans.layers import decoder_layers, moe_layers
-from freemoe.hookmoe.plans.plan import Plan, uniform
-from freemoe.models.hooks import after, before
-from freemoe.text.blocks import Blocks
+from freemoe.hookmoe.plans.plan import LayerPlan, uniform_plan
+from freemoe.models.hooks import forward_hook, forward_pre_hook
+from freemoe.text.blocks import PackedBlocks
 from freemoe.training.states import State
 from tests.hookmoe.conftest import blocks_of, logits
 
-QUICK = Schedule(steps=6, rows=2, rate=1e-2, every=2)
+QUICK = TrainingSchedule(steps=6, rows=2, rate=1e-2, every=2)
 
 
-def material(model: Any, top: int = 400) -> Material:
+def material(model: Any, top: int = 400) -> TrainingData:
     train_blocks, held_out = blocks_of(6), blocks_of(4, seed=9)
-    return Material(train_blocks, teach(model, train_blocks, top), held_out, teach(model, held_out, top))
+    return TrainingData(
+        train_blocks,
+        compute_teacher_logits(model, train_blocks, top),
+        held_out,
+        compute_teacher_logits(model, held_out, top),
+    )
 
 
 def test_the_upper_half_is_the_model(mixture: Any) -> None:
@@ -40,7 +45,7 @@ def test_the_upper_half_is_the_model(mixture: Any) -> None:
         whole = logits_of(mixture, blocks)
         for layer in range(1, len(decoder_layers(mixture))):
             inputs = inputs_of(mixture, blocks, layer)
-            with upper(mixture, layer):
+            with start_at_layer(mixture, layer):
                 assert torch.equal(logits_of(mixture, blocks, inputs_embeds=inputs), whole)
         assert torch.equal(logits_of(mixture, blocks), whole)
 
@@ -52,11 +57,13 @@ def test_the_teachers_divergence_is_the_kl(mixtral: Any) -> None:
         other = full + torch.randn(full.shape, generator=torch.Generator().manual_seed(0))
     p, q = full.log_softmax(-1), other.log_softmax(-1)
     exact = (p.exp() * (p - q)).sum(-1)
-    torch.testing.assert_close(divergence(teach(mixtral, blocks, 400), other), exact, rtol=1e-4, atol=1e-6)
-    cut = divergence(teach(mixtral, blocks, 8), other)
+    torch.testing.assert_close(
+        kl_from_teacher(compute_teacher_logits(mixtral, blocks, 400), other), exact, rtol=1e-4, atol=1e-6
+    )
+    cut = kl_from_teacher(compute_teacher_logits(mixtral, blocks, 8), other)
     assert bool((cut <= exact + 1e-6).all())
     assert float(cut.mean()) > 0
-    assert float(divergence(teach(mixtral, blocks, 8), full).abs().max()) < 1e-6
+    assert float(kl_from_teacher(compute_teacher_logits(mixtral, blocks, 8), full).abs().max()) < 1e-6
 
 
 def test_the_rest_of_the_distribution_is_what_is_left() -> None:
@@ -68,8 +75,8 @@ def test_predictions_across_passages_do_not_count(mixtral: Any) -> None:
     ids = blocks_of(2).ids
     positions = torch.arange(ids.shape[1]).repeat(2, 1)
     positions[:, 10:] -= 10
-    blocks = Blocks(ids, positions)
-    found = measure(mixtral, blocks, teach(mixtral, blocks, 400))
+    blocks = PackedBlocks(ids, positions)
+    found = measure_quality(mixtral, blocks, compute_teacher_logits(mixtral, blocks, 400))
     assert found.tokens.tolist() == [ids.shape[1] - 2] * 2
     assert found.mean_kl == pytest.approx(0.0, abs=1e-6)
 
@@ -80,15 +87,15 @@ def test_training_lowers_the_loss_and_touches_nothing_else(mixtral: Any, loss: s
     before, given = logits(mixtral), material(mixtral)
     asked = [p.requires_grad for p in mixtral.parameters()]
     hooks = new_hooks(mixtral, {0: 8, 1: 8, 2: 8}, "block", position)
-    losses = train(mixtral, Plan((1, 1, 1)), hooks, given, Schedule(loss, 30, 3, 1e-2, 10))
+    losses = train_compensation(mixtral, LayerPlan((1, 1, 1)), hooks, given, TrainingSchedule(loss, 30, 3, 1e-2, 10))
     assert len(losses) == 4
     assert min(losses[1:]) < losses[0]
     assert torch.equal(logits(mixtral), before)
     assert [p.requires_grad for p in mixtral.parameters()] == asked
     assert all(p.grad is None for p in mixtral.parameters())
     # What is kept is the best of the looks.
-    with applied(mixtral, Plan((1, 1, 1))), hooks.attached(mixtral):
-        found = measure(mixtral, given.held_out, given.held_out_teacher)
+    with apply_plan(mixtral, LayerPlan((1, 1, 1))), hooks.attached(mixtral):
+        found = measure_quality(mixtral, given.held_out, given.held_out_teacher)
     best = found.mean_ce if loss == "lm" else found.mean_kl
     assert best == pytest.approx(min(losses), rel=1e-5)
 
@@ -96,24 +103,24 @@ def test_training_lowers_the_loss_and_touches_nothing_else(mixtral: Any, loss: s
 def test_every_family_trains(mixture: Any) -> None:
     last = moe_layers(mixture)[-1].number
     hooks = new_hooks(mixture, {last: 8}, "routed", "pre")
-    losses = train(mixture, uniform(plan_of(mixture), 1), hooks, material(mixture), QUICK)
+    losses = train_compensation(mixture, uniform_plan(plan_of(mixture), 1), hooks, material(mixture), QUICK)
     assert losses[-1] != losses[0]
 
 
 def test_cached_inputs_give_the_gradients_of_the_whole_model(mixtral: Any) -> None:
-    plan, given = Plan((1, 1, 1)), material(mixtral)
+    plan, given = LayerPlan((1, 1, 1)), material(mixtral)
     found = []
     for cached in (True, False):
         hooks = new_hooks(mixtral, {2: 8}, "block", "pre")
         if not cached:
             hooks = _Uncached({2: hooks.items()[0][1]}, "block", "pre")
-        train(mixtral, plan, hooks, given, QUICK)
+        train_compensation(mixtral, plan, hooks, given, QUICK)
         found.append([p.detach().clone() for p in hooks.parameters()])
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
-class _Uncached(Hooks):
+class _Uncached(HookSet):
     lowest = 0  # type: ignore[assignment]
 
 
@@ -148,20 +155,20 @@ class Memory:
 
 @pytest.mark.parametrize("alive", [0, 1, 2, 3])
 def test_a_killed_training_goes_on_to_the_same_hooks(mixtral: Any, alive: int) -> None:
-    plan, given = Plan((1, 1, 1)), material(mixtral)
+    plan, given = LayerPlan((1, 1, 1)), material(mixtral)
 
-    def fresh() -> Hooks:
+    def fresh() -> HookSet:
         return new_hooks(mixtral, {1: 6}, "block", "pre")
 
     whole = fresh()
-    losses = train(mixtral, plan, whole, given, QUICK)
+    losses = train_compensation(mixtral, plan, whole, given, QUICK)
     store = Memory()
     store.left = alive
     with pytest.raises(_Killed):
-        train(mixtral, plan, fresh(), given, QUICK, store=store)
+        train_compensation(mixtral, plan, fresh(), given, QUICK, store=store)
     store.left = 10**9
     resumed = fresh()
-    assert train(mixtral, plan, resumed, given, QUICK, store=store) == losses
+    assert train_compensation(mixtral, plan, resumed, given, QUICK, store=store) == losses
     for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(a, b)
     assert len(store.states) == 1
@@ -172,27 +179,27 @@ def test_a_rate_that_breaks_the_loss_is_an_error(mixtral: Any) -> None:
     with torch.no_grad():
         hooks.items()[0][1].down.weight.fill_(float("inf"))
     with pytest.raises(NumericError):
-        train(mixtral, Plan((1, 1, 1)), hooks, material(mixtral), QUICK)
+        train_compensation(mixtral, LayerPlan((1, 1, 1)), hooks, material(mixtral), QUICK)
 
 
 def test_every_row_is_seen_once_per_pass() -> None:
-    order = Schedule(steps=5, rows=4).order(10)
+    order = TrainingSchedule(steps=5, rows=4).row_order(10)
     assert order.shape == (5, 4)
     assert sorted(order.flatten()[:10].tolist()) == list(range(10))
-    assert torch.equal(order, Schedule(steps=5, rows=4).order(10))
-    assert not torch.equal(order, Schedule(steps=5, rows=4, seed=1).order(10))
+    assert torch.equal(order, TrainingSchedule(steps=5, rows=4).row_order(10))
+    assert not torch.equal(order, TrainingSchedule(steps=5, rows=4, seed=1).row_order(10))
 
 
 def test_shares_won_back() -> None:
     full, reduced = torch.zeros(50), torch.linspace(1, 2, 50)
-    assert recovered(full, reduced, reduced).mean == 0.0
-    assert recovered(full, reduced, full).mean == 1.0
-    half = recovered(full, reduced, reduced / 2)
+    assert recovered_share(full, reduced, reduced).mean == 0.0
+    assert recovered_share(full, reduced, full).mean == 1.0
+    half = recovered_share(full, reduced, reduced / 2)
     assert (half.mean, half.low, half.high) == (pytest.approx(0.5),) * 3
-    assert as_json(recovered(reduced, reduced, full)) == [None, None, None]  # nothing was lost
+    assert as_json(recovered_share(reduced, reduced, full)) == [None, None, None]  # nothing was lost
     # Where some draws lose nothing at all, the upper end has no bound; it is never NaN.
     rare = torch.tensor([1.0, -1.0, 0.5])
-    found = recovered(torch.zeros(3), rare, torch.zeros(3))
+    found = recovered_share(torch.zeros(3), rare, torch.zeros(3))
     assert found.low == 1.0
     assert found.high == float("inf")
     assert as_json(found) == [1.0, 1.0, None]
@@ -209,7 +216,10 @@ def seen_sizes(model: Any, work: Any) -> tuple[int, int]:
     def give_out(module: Any, args: Any, output: torch.Tensor) -> None:
         places.append(output.shape[:-1].numel())
 
-    with before(model.base_model, take_in, kwargs=True), after(model.get_output_embeddings(), give_out):
+    with (
+        forward_pre_hook(model.base_model, take_in, kwargs=True),
+        forward_hook(model.get_output_embeddings(), give_out),
+    ):
         work()
     return max(tokens), max(places)
 
@@ -221,9 +231,9 @@ def test_forward_passes_are_bounded_by_tokens_and_logits_by_their_number(
     def run() -> tuple[Any, Any, list[torch.Tensor]]:
         given = material(mixtral, 300)
         hooks = new_hooks(mixtral, {1: 8}, "block", "pre")
-        train(mixtral, Plan((1, 1, 1)), hooks, given, Schedule(loss, 4, 3, 1e-2, 2))
-        with applied(mixtral, Plan((1, 1, 1))), hooks.attached(mixtral):
-            found = measure(mixtral, given.held_out, given.held_out_teacher)
+        train_compensation(mixtral, LayerPlan((1, 1, 1)), hooks, given, TrainingSchedule(loss, 4, 3, 1e-2, 2))
+        with apply_plan(mixtral, LayerPlan((1, 1, 1))), hooks.attached(mixtral):
+            found = measure_quality(mixtral, given.held_out, given.held_out_teacher)
         return given.train_teacher, found, [p.detach().clone() for p in hooks.parameters()]
 
     whole = run()
@@ -235,13 +245,16 @@ def test_forward_passes_are_bounded_by_tokens_and_logits_by_their_number(
     for a, b in zip((*vars(whole[0]).values(), *vars(whole[1]).values(), *whole[2]),
                     (*vars(parts[0][0]).values(), *vars(parts[0][1]).values(), *parts[0][2]), strict=True):  # fmt: skip
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-    few = [lambda: routes(mixtral, blocks_of(6)), lambda: router_weights(mixtral, blocks_of(6))]
-    few += [lambda: inputs_of(mixtral, blocks_of(6), 1), lambda: fit_scale_bias(mixtral, Plan((1, 1, 1)), blocks_of(6))]
+    few = [lambda: record_routes(mixtral, blocks_of(6)), lambda: router_weights(mixtral, blocks_of(6))]
+    few += [
+        lambda: inputs_of(mixtral, blocks_of(6), 1),
+        lambda: fit_scale_bias(mixtral, LayerPlan((1, 1, 1)), blocks_of(6)),
+    ]
     assert [seen_sizes(mixtral, work)[0] for work in few] == [48] * 4
 
 
 def test_activations_made_again_give_the_same_hooks(mixture: Any) -> None:
-    last, plan, given = moe_layers(mixture)[-1].number, uniform(plan_of(mixture), 1), material(mixture)
+    last, plan, given = moe_layers(mixture)[-1].number, uniform_plan(plan_of(mixture), 1), material(mixture)
     before_, found, kept = logits(mixture), [], []
     for again in (False, True):
         hooks = new_hooks(mixture, {last - 1: 4, last: 8}, "block", "parallel")
@@ -253,8 +266,8 @@ def test_activations_made_again_give_the_same_hooks(mixture: Any) -> None:
         def count(module: Any, args: Any, counts: list[int] = counts) -> None:
             counts[0] += 1
 
-        with before(moe_layers(mixture)[-1].block, count):
-            train(mixture, plan, hooks, given, replace(QUICK, checkpointing=again))
+        with forward_pre_hook(moe_layers(mixture)[-1].block, count):
+            train_compensation(mixture, plan, hooks, given, replace(QUICK, checkpointing=again))
         found.append([p.detach().clone() for p in hooks.parameters()])
         kept.append(counts[0])
     for a, b in zip(*found, strict=True):

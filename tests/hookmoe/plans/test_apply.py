@@ -8,18 +8,25 @@ import pytest
 import torch
 
 from freemoe.core.errors import FamilyError, RecipeError
-from freemoe.hookmoe.metrics import routes
-from freemoe.hookmoe.plans.apply import applied, expert_counts, plan_of, probe, routed_shapes, truncated
+from freemoe.hookmoe.metrics import record_routes
+from freemoe.hookmoe.plans.apply import (
+    apply_plan,
+    expert_counts,
+    plan_of,
+    probe_router_k,
+    routed_shapes,
+    truncate_slots,
+)
 from freemoe.hookmoe.plans.layers import moe_layers
-from freemoe.hookmoe.plans.plan import Plan, uniform
+from freemoe.hookmoe.plans.plan import LayerPlan, uniform_plan
 from tests.hookmoe.conftest import blocks_of, logits
 from tests.tiny import CASES, tiny_model
 
 
 def test_a_plan_acts_and_is_undone_bit_for_bit(mixture: Any) -> None:
     before, base = logits(mixture), plan_of(mixture)
-    plan = uniform(base, 1)
-    with applied(mixture, plan):
+    plan = uniform_plan(base, 1)
+    with apply_plan(mixture, plan):
         assert set(routed_shapes(mixture).values()) == {1}
         reduced = logits(mixture)
     assert not torch.equal(reduced, before)
@@ -28,17 +35,17 @@ def test_a_plan_acts_and_is_undone_bit_for_bit(mixture: Any) -> None:
 
 
 def test_layers_have_their_own_k_and_plans_nest(mixtral: Any) -> None:
-    with applied(mixtral, Plan((1, 2, 3))):
+    with apply_plan(mixtral, LayerPlan((1, 2, 3))):
         assert routed_shapes(mixtral) == {0: 1, 1: 2, 2: 3}
-        with applied(mixtral, Plan((2, 1, 1))):
+        with apply_plan(mixtral, LayerPlan((2, 1, 1))):
             assert routed_shapes(mixtral) == {0: 2, 1: 1, 2: 1}
-        assert plan_of(mixtral) == Plan((1, 2, 3))
+        assert plan_of(mixtral) == LayerPlan((1, 2, 3))
 
 
 def test_a_plan_is_undone_after_an_error(mixtral: Any) -> None:
-    with pytest.raises(ZeroDivisionError), applied(mixtral, Plan((1, 1, 1))):
+    with pytest.raises(ZeroDivisionError), apply_plan(mixtral, LayerPlan((1, 1, 1))):
         raise ZeroDivisionError
-    assert plan_of(mixtral) == Plan((2, 2, 2))
+    assert plan_of(mixtral) == LayerPlan((2, 2, 2))
 
 
 def test_a_plan_equals_the_model_loaded_with_that_k(mixtral: Any, tmp_path: Any) -> None:
@@ -46,7 +53,7 @@ def test_a_plan_equals_the_model_loaded_with_that_k(mixtral: Any, tmp_path: Any)
 
     mixtral.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, num_experts_per_tok=1).eval()
-    with applied(mixtral, Plan((1, 1, 1))):
+    with apply_plan(mixtral, LayerPlan((1, 1, 1))):
         assert torch.equal(logits(mixtral), logits(loaded))
 
 
@@ -57,10 +64,10 @@ def test_dense_layers_are_left_out() -> None:
 
 def test_rescaling_keeps_mass_or_sum() -> None:
     weights, index = torch.tensor([[0.2, 0.5, 0.1]]), torch.tensor([[7, 3, 5]])
-    kept, slot = truncated(weights, index, 2, renorm=False)
+    kept, slot = truncate_slots(weights, index, 2, renorm=False)
     assert slot.tolist() == [[3, 7]]
     torch.testing.assert_close(kept, torch.tensor([[0.5, 0.2]]))
-    kept, _ = truncated(weights, index, 2, renorm=True)
+    kept, _ = truncate_slots(weights, index, 2, renorm=True)
     torch.testing.assert_close(kept.sum(-1), weights.sum(-1))
 
 
@@ -75,34 +82,34 @@ def test_a_gate_with_a_correction_keeps_the_experts_that_it_would_choose_itself(
 
     def chosen() -> list[int]:
         # Of the lowest mixture: higher ones see other inputs where weights differ.
-        return routes(model, blocks_of(2))[layers[0].number].flatten().tolist()
+        return record_routes(model, blocks_of(2))[layers[0].number].flatten().tolist()
 
-    plan = uniform(plan_of(model), 1)
-    with applied(model, plan):
+    plan = uniform_plan(plan_of(model), 1)
+    with apply_plan(model, plan):
         own = chosen()
-    with applied(model, plan, rescale):
+    with apply_plan(model, plan, rescale):
         assert chosen() == own
 
 
 def test_rescaling_is_the_models_own_rule_where_that_is_the_same(mixture: Any) -> None:
-    from freemoe.hookmoe.plans.dynamic import renormalises
+    from freemoe.hookmoe.plans.dynamic import router_renormalises
 
-    plan = uniform(plan_of(mixture), 1)
-    same, other = ("renorm", "kept_mass") if renormalises(mixture) else ("kept_mass", "renorm")
+    plan = uniform_plan(plan_of(mixture), 1)
+    same, other = ("renorm", "kept_mass") if router_renormalises(mixture) else ("kept_mass", "renorm")
     before = logits(mixture)
-    with applied(mixture, plan):
+    with apply_plan(mixture, plan):
         own = logits(mixture)
-    with applied(mixture, plan, same):
+    with apply_plan(mixture, plan, same):
         assert set(routed_shapes(mixture).values()) == {1}
         torch.testing.assert_close(logits(mixture), own, rtol=1e-4, atol=1e-5)
-    with applied(mixture, plan, other):
+    with apply_plan(mixture, plan, other):
         assert (logits(mixture) - own).abs().max() > 1e-4
     assert torch.equal(logits(mixture), before)
 
 
 def test_the_probe_passes_every_family(mixture: Any) -> None:
     before = logits(mixture)
-    probe(mixture)
+    probe_router_k(mixture)
     assert torch.equal(logits(mixture), before)
 
 
@@ -119,7 +126,7 @@ def test_a_router_whose_k_does_not_act_fails_the_probe(mixtral: Any) -> None:
 
     gate.forward = deaf
     with pytest.raises(FamilyError, match=r"does not act: model\.layers\.1\.mlp ran 2 experts.*set to 1.*\[1\]"):
-        probe(mixtral)
+        probe_router_k(mixtral)
 
 
 @pytest.mark.parametrize("name", [n for n in CASES if n in ("llama", "gpt2", "gemma3")])
@@ -129,7 +136,7 @@ def test_a_dense_model_is_refused(name: str) -> None:
 
 
 def test_a_plan_for_another_model_is_refused(mixtral: Any) -> None:
-    with pytest.raises(RecipeError, match="2 entries"), applied(mixtral, Plan((1, 1))):
+    with pytest.raises(RecipeError, match="2 entries"), apply_plan(mixtral, LayerPlan((1, 1))):
         pass
-    with pytest.raises(RecipeError, match="rescale is 'all'"), applied(mixtral, Plan((1, 1, 1)), "all"):
+    with pytest.raises(RecipeError, match="rescale is 'all'"), apply_plan(mixtral, LayerPlan((1, 1, 1)), "all"):
         pass

@@ -8,21 +8,21 @@ import pytest
 import torch
 
 from freemoe.core.errors import RecipeError
-from freemoe.hookmoe.plans.apply import applied, plan_of
-from freemoe.hookmoe.plans.compact import skipping
+from freemoe.hookmoe.plans.apply import apply_plan, plan_of
+from freemoe.hookmoe.plans.compact import use_compact_experts
 from freemoe.hookmoe.plans.dynamic import (
     RULES,
-    Dynamic,
+    DynamicRule,
     act_of,
     kept_slots,
     naee_thresholds,
-    ramp,
+    ramp_thresholds,
     router_weights,
     threshold_for,
-    tuned,
+    tune_thresholds,
 )
 from freemoe.hookmoe.plans.layers import moe_layers
-from freemoe.hookmoe.plans.plan import uniform
+from freemoe.hookmoe.plans.plan import uniform_plan
 from tests.hookmoe.conftest import blocks_of, logits
 from tests.tiny import tiny_model
 
@@ -57,7 +57,7 @@ def test_naees_median_gives_act_one_and_a_half() -> None:
 
 
 def test_the_papers_ramps() -> None:
-    down, up = ramp("top_p", 0.7, range(32), 0.2), ramp("rel_threshold", 0.5, range(32), 0.2)
+    down, up = ramp_thresholds("top_p", 0.7, range(32), 0.2), ramp_thresholds("rel_threshold", 0.5, range(32), 0.2)
     assert (down[31], up[31]) == (pytest.approx(0.50625), pytest.approx(0.69375))
     q = uniform_q()
     mean = sum(act("top_p", q, p) for p in down.values()) / 32
@@ -96,7 +96,7 @@ def test_an_act_that_k_experts_cannot_give_is_refused() -> None:
 
 def test_compact_experts_are_the_models_own(mixture: Any) -> None:
     before, own = logits(mixture), mixture.config._experts_implementation
-    with skipping(mixture):
+    with use_compact_experts(mixture):
         torch.testing.assert_close(logits(mixture), before, rtol=1e-4, atol=1e-5)
     assert mixture.config._experts_implementation == own
     assert torch.equal(logits(mixture), before)
@@ -106,10 +106,10 @@ def test_compact_experts_are_the_models_own(mixture: Any) -> None:
 def test_skipping_equals_weights_of_zero(mixture: Any, rule: str) -> None:
     before = logits(mixture)
     blocks = blocks_of()
-    dynamic = Dynamic(rule, tuned(rule, router_weights(mixture, blocks), 1.5))
-    with dynamic.applied(mixture, skip=False):
+    dynamic = DynamicRule(rule, tune_thresholds(rule, router_weights(mixture, blocks), 1.5))
+    with dynamic.apply_rule(mixture, skip=False):
         slow = logits(mixture, blocks.ids)
-    with dynamic.applied(mixture, skip=True) as counts:
+    with dynamic.apply_rule(mixture, skip=True) as counts:
         quick = logits(mixture, blocks.ids)
     torch.testing.assert_close(quick, slow, rtol=1e-5, atol=1e-5)
     # Lower layers change what upper ones see, so the target is only about met.
@@ -122,7 +122,7 @@ def test_skipped_slots_are_never_computed(mixtral: Any) -> None:
     for layer in moe_layers(mixtral):
         own = layer.experts._apply_gate
         layer.experts._apply_gate = lambda x, own=own: rows.append(len(x)) or own(x)
-    with Dynamic("rel_threshold", dict.fromkeys(range(3), 2.0)).applied(mixtral):
+    with DynamicRule("rel_threshold", dict.fromkeys(range(3), 2.0)).apply_rule(mixtral):
         logits(mixtral)
     assert sum(rows) == 24 * 3
 
@@ -131,7 +131,7 @@ def test_gradients_pass_through_compact_experts(mixtral: Any) -> None:
     grads = []
     for quick in (False, True):
         mixtral.zero_grad()
-        with skipping(mixtral) if quick else torch.enable_grad():
+        with use_compact_experts(mixtral) if quick else torch.enable_grad():
             mixtral(input_ids=torch.arange(3, 20)[None], use_cache=False).logits.square().mean().backward()
         grads.append([p.grad.clone() for p in mixtral.parameters() if p.grad is not None])
     assert len(grads[0]) == len(grads[1])
@@ -148,9 +148,9 @@ def test_a_rule_over_a_corrected_gate_runs_the_experts_that_the_gate_chose_first
         bias.copy_(torch.linspace(-0.5, 0.5, len(bias)).roll(n))
     before = logits(model)
     # Of the largest weight alone nothing but one slot is kept: one expert per token, as the gate has it at k = 1.
-    with applied(model, uniform(plan_of(model), 1), "renorm"):
+    with apply_plan(model, uniform_plan(plan_of(model), 1), "renorm"):
         own = logits(model)
-    with Dynamic("rel_threshold", {layer.number: 1.0 for layer in layers}).applied(model, skip) as counts:
+    with DynamicRule("rel_threshold", {layer.number: 1.0 for layer in layers}).apply_rule(model, skip) as counts:
         torch.testing.assert_close(logits(model), own, rtol=1e-4, atol=1e-5)
     assert act_of(counts) == 1.0
     assert torch.equal(logits(model), before)

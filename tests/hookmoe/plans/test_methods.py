@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from freemoe.core.errors import RecipeError
-from freemoe.core.run.progress import Quiet
+from freemoe.core.run.progress import QuietProgress
 from freemoe.hookmoe.plans.apply import plan_of
 from freemoe.hookmoe.plans.methods import (
     best_rule,
@@ -18,17 +18,17 @@ from freemoe.hookmoe.plans.methods import (
     rules_asked,
     units_of,
 )
-from freemoe.hookmoe.plans.plan import Plan, uniform
+from freemoe.hookmoe.plans.plan import LayerPlan, uniform_plan
 from freemoe.recipes import HookSection, PlanSection
 
 
-def drops_of(base: Plan, asked: list[tuple[str, Plan]]) -> dict[str, Any]:
+def drops_of(base: LayerPlan, asked: list[tuple[str, LayerPlan]]) -> dict[str, Any]:
     """``kept_mass`` loses less where every layer runs one expert, ``none`` everywhere else; later layers lose less."""
 
-    def drop(rule: str, plan: Plan) -> float:
+    def drop(rule: str, plan: LayerPlan) -> float:
         asked.append((rule, plan))
         own = sum((6 - n) * (b - k) for n, (k, b) in enumerate(zip(plan.ks, base.ks, strict=True)) if k and b)
-        better = "kept_mass" if plan == uniform(base, 1) else "none"
+        better = "kept_mass" if plan == uniform_plan(base, 1) else "none"
         return float(own) * (1.0 if rule == better else 1.5)
 
     return {rule: lambda plan, rule=rule: drop(rule, plan) for rule in ("none", "kept_mass")}
@@ -38,7 +38,7 @@ def drops_of(base: Plan, asked: list[tuple[str, Plan]]) -> dict[str, Any]:
 def test_the_rule_is_that_of_the_plan_which_is_taken(mixtral: Any, act: float, rule: str) -> None:
     base = plan_of(mixtral)
     drops = drops_of(base, [])
-    found = find_plan(mixtral, PlanSection(act=act), drops, Quiet())
+    found = find_plan(mixtral, PlanSection(act=act), drops, QuietProgress())
     assert found.plan.act == pytest.approx(act)
     assert found.rescale == rule == found.record["chosen"]["rescale"]
     shown = describe_rules(drops, found)
@@ -48,18 +48,18 @@ def test_the_rule_is_that_of_the_plan_which_is_taken(mixtral: Any, act: float, r
 
 
 def test_a_rule_that_is_asked_for_is_the_only_one_that_is_measured(mixtral: Any) -> None:
-    asked: list[tuple[str, Plan]] = []
+    asked: list[tuple[str, LayerPlan]] = []
     drops = drops_of(plan_of(mixtral), asked)
-    found = find_plan(mixtral, PlanSection(act=1.0), {"none": drops["none"]}, Quiet())
+    found = find_plan(mixtral, PlanSection(act=1.0), {"none": drops["none"]}, QuietProgress())
     assert found.rescale == "none"
     assert {rule for rule, _ in asked} == {"none"}
     assert describe_rules({"none": drops["none"]}, found) == {"rule": "none", "held_out_kl": {}}
 
 
 def test_rules_that_are_the_routers_own_are_not_measured_twice(mixture: Any) -> None:
-    from freemoe.hookmoe.plans.dynamic import renormalises
+    from freemoe.hookmoe.plans.dynamic import router_renormalises
 
-    assert rules_asked(mixture, "auto") == ("none", "kept_mass" if renormalises(mixture) else "renorm")
+    assert rules_asked(mixture, "auto") == ("none", "kept_mass" if router_renormalises(mixture) else "renorm")
     assert rules_asked(mixture, "kept_mass") == ("kept_mass",)
     assert best_rule({"none": lambda p: 0.2, "renorm": lambda p: 0.2 - 1e-9}, plan_of(mixture))[0] == "none"
 
@@ -68,30 +68,30 @@ def test_swaps_are_bounded_and_in_the_record(mixtral: Any) -> None:
     base = plan_of(mixtral)
     drops = drops_of(base, [])
 
-    def turned(plan: Plan) -> float:
+    def turned(plan: LayerPlan) -> float:
         # Measured as a whole the last layer is the sensitive one, and the profile says the first.
         cut = sum(k != b for k, b in zip(plan.ks, base.ks, strict=True))
         return drops["none"](plan) if cut < 2 else 100.0 * cut - 50.0 * (plan.ks[2] == 2)
 
     for most, best in ((24, (1, 1, 2)), (0, (2, 1, 1))):
-        found = find_plan(mixtral, PlanSection(act=4 / 3, swaps=most, best=1), {"none": turned}, Quiet())
+        found = find_plan(mixtral, PlanSection(act=4 / 3, swaps=most, best=1), {"none": turned}, QuietProgress())
         assert found.plan.ks == best
         assert (found.record["swaps"]["measured"] > 0) == (most > 0)
     with pytest.raises(RecipeError, match="tolerance"):
-        find_plan(mixtral, PlanSection(tolerance=1e-9), {"none": drops["none"]}, Quiet())
+        find_plan(mixtral, PlanSection(tolerance=1e-9), {"none": drops["none"]}, QuietProgress())
 
 
 def test_hooks_cost_a_twelfth_of_the_work_that_a_plan_saves() -> None:
-    from freemoe.hookmoe.hooks.hook import allocate, new_hooks
+    from freemoe.hookmoe.hooks.hook import allocate_units, new_hooks
     from freemoe.hookmoe.metrics import act_equivalent
     from tests.tiny import tiny_model
 
     for layers in (2, 6):
         model = tiny_model("mixtral", num_hidden_layers=layers)
         base = plan_of(model)
-        for plan in (uniform(base, 1), base.with_k(0, 1)):
+        for plan in (uniform_plan(base, 1), base.with_k(0, 1)):
             units = default_units(model, plan)
-            hooks = new_hooks(model, allocate(units, dict.fromkeys(range(layers), 1.0)), "block", "parallel")
+            hooks = new_hooks(model, allocate_units(units, dict.fromkeys(range(layers), 1.0)), "block", "parallel")
             saved = base.act - plan.act
             assert act_equivalent(model, hooks) == pytest.approx(saved / 12, rel=0.1)
         assert units_of(model, HookSection(layers="one"), plan) == paper_units(model) // 2

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from freemoe.core.errors import RecipeError
-from freemoe.hookmoe.plans.plan import Plan, expert_n, parse_plan, tlnle, uniform
+from freemoe.hookmoe.plans.plan import LayerPlan, expert_n, parse_plan, tlnle, uniform_plan
 
-BASE = Plan((2,) * 32)
+BASE = LayerPlan((2,) * 32)
 
 
 def test_tlnle_2_2_on_mixtral_is_the_papers_act() -> None:
@@ -19,31 +19,31 @@ def test_tlnle_2_2_on_mixtral_is_the_papers_act() -> None:
 def test_tlnle_is_expert_n_to_the_last_layer_and_its_ends_are_uniform() -> None:
     assert tlnle(BASE, 2, 5) == expert_n(BASE, 2, 5, 31)
     assert tlnle(BASE, 2, 32) == BASE
-    assert tlnle(BASE, 2, 0) == uniform(BASE, 1)
+    assert tlnle(BASE, 2, 0) == uniform_plan(BASE, 1)
 
 
 def test_expert_n_cuts_both_ends_included() -> None:
-    assert expert_n(Plan((4,) * 6), 4, 1, 3).ks == (4, 3, 3, 3, 4, 4)
+    assert expert_n(LayerPlan((4,) * 6), 4, 1, 3).ks == (4, 3, 3, 3, 4, 4)
 
 
 def test_dense_layers_stay_dense_and_do_not_count() -> None:
-    base = Plan((None, 6, 6))
-    assert uniform(base, 3).ks == (None, 3, 3)
-    assert uniform(base, 3).act == 3.0
+    base = LayerPlan((None, 6, 6))
+    assert uniform_plan(base, 3).ks == (None, 3, 3)
+    assert uniform_plan(base, 3).act == 3.0
     assert tlnle(base, 4, 2).ks == (None, 4, 3)
 
 
 @pytest.mark.parametrize("text", ["2,2,1,1", "uniform:1", "tlnle:2,3", "expert_n:2,1,2", "-,1,2,1"])
 def test_a_plan_is_read_back_from_its_text(text: str) -> None:
-    base = Plan((None, 2, 2, 2)) if text.startswith("-") else Plan((2,) * 4)
+    base = LayerPlan((None, 2, 2, 2)) if text.startswith("-") else LayerPlan((2,) * 4)
     counts = [None if k is None else 8 for k in base.ks]
     plan = parse_plan(text, base, counts)
-    assert parse_plan(plan.text(), base, counts) == plan
+    assert parse_plan(plan.to_text(), base, counts) == plan
 
 
 def test_uniform_is_told_from_per_layer() -> None:
-    assert Plan((None, 1, 1)).uniform == 1
-    assert Plan((2, 1)).uniform is None
+    assert LayerPlan((None, 1, 1)).uniform_k == 1
+    assert LayerPlan((2, 1)).uniform_k is None
 
 
 @pytest.mark.parametrize(
@@ -63,9 +63,9 @@ def test_uniform_is_told_from_per_layer() -> None:
 )
 def test_what_a_model_cannot_run_is_refused(text: str, says: str) -> None:
     with pytest.raises(RecipeError, match=says):
-        parse_plan(text, Plan((2,) * 4), [8] * 4)
+        parse_plan(text, LayerPlan((2,) * 4), [8] * 4)
 
 
 def test_a_number_for_a_dense_layer_is_refused() -> None:
     with pytest.raises(RecipeError, match=r"Layer 0 is dense.*dense layers are \[0\]"):
-        parse_plan("1,1", Plan((None, 2)), [None, 8])
+        parse_plan("1,1", LayerPlan((None, 2)), [None, 8])

@@ -8,35 +8,37 @@ import torch
 from torch import Tensor, nn
 
 from freemoe.domain_experts.rank.bands import Band, band_tile, columns_at, mask_between, rank_range
-from freemoe.kernels.sparse.bands import BandTile, BandTiles, reference, tiles_available
-from freemoe.models.weights import Weight
+from freemoe.kernels.sparse.bands import BandTile, BandTiles, reference_tiled_products, tiles_available
+from freemoe.models.weights import WeightMatrix
 
 BANDS = [(0.0, 0.1), (0.3, 0.5), (0.9, 1.0), (0.0, 1.0)]
 
 
-def weight_of(size: tuple[int, int], seed: int = 0, steps: float = 4) -> Weight:
+def weight_of(size: tuple[int, int], seed: int = 0, steps: float = 4) -> WeightMatrix:
     """A weight of few different values, so that many importances are equal."""
     values = torch.randn(size, generator=torch.Generator().manual_seed(seed))
     values = (values * steps).round() / steps
     linear = nn.Linear(1, 1)
     linear.weight = nn.Parameter(values, requires_grad=False)
-    return Weight("w", 0, "mlp", "tap", linear, "weight", "rows")
+    return WeightMatrix("w", 0, "mlp", "tap", linear, "weight", "rows")
 
 
 def tile_of(
-    weight: Weight, start: float, end: float, metric: str = "magnitude", norm: Tensor | None = None
+    weight: WeightMatrix, start: float, end: float, metric: str = "magnitude", norm: Tensor | None = None
 ) -> BandTile:
     band = Band(metric, start, end)
-    scores = weight.values().float().abs() * (1 if norm is None else norm[:, None, :])
-    low, high = rank_range(start, end, weight.columns)
-    ends = columns_at(scores, [r for r in (low, high) if 0 < r < weight.columns])
+    scores = weight.read_values().float().abs() * (1 if norm is None else norm[:, None, :])
+    low, high = rank_range(start, end, weight.num_columns)
+    ends = columns_at(scores, [r for r in (low, high) if 0 < r < weight.num_columns])
     lower = ends[0] if low > 0 else None
-    upper = ends[-1] if high < weight.columns else None
+    upper = ends[-1] if high < weight.num_columns else None
     tile = band_tile(band, weight, lambda tap: norm, lower, upper)
     assert tile is not None
-    wanted = mask_between(band, weight, lambda tap: norm, lower, upper).bools().view(weight.rows, weight.columns)
-    assert wanted.sum() == (high - low) * weight.rows
-    assert torch.equal(tile.off(weight.parameter), wanted)
+    wanted = (
+        mask_between(band, weight, lambda tap: norm, lower, upper).to_bools().view(weight.num_rows, weight.num_columns)
+    )
+    assert wanted.sum() == (high - low) * weight.num_rows
+    assert torch.equal(tile.off_mask(weight.parameter), wanted)
     return tile
 
 
@@ -46,7 +48,7 @@ def test_a_tile_is_the_mask_of_its_band(start: float, end: float) -> None:
     tile_of(weight, start, end)
     norm = torch.rand(1, 40, generator=torch.Generator().manual_seed(1)).mul(3).round() + 0.5
     tile = tile_of(weight, start, end, "wanda", norm)
-    assert tile.bytes == 4 * (40 + 9 + 9)
+    assert tile.num_bytes == 4 * (40 + 9 + 9)
 
 
 @pytest.mark.parametrize(
@@ -64,16 +66,16 @@ def batch(size: tuple[int, int], each: list[int], dtype: torch.dtype):
     weight = weight_of(size)
     weight.parameter.data = weight.parameter.data.to(dtype)
     x = torch.randn(sum(each) + 2, size[1], generator=generator).to(dtype)
-    tiles = BandTiles.of([tile_of(weight, *BANDS[i % len(BANDS)]) for i in range(len(each))])
+    tiles = BandTiles.from_tiles([tile_of(weight, *BANDS[i % len(BANDS)]) for i in range(len(each))])
     order = torch.randperm(len(x), generator=generator).numpy()[: sum(each)]
     return x, weight.parameter.data, tiles, order, np.cumsum([0, *each])
 
 
 def test_the_reference_is_a_product_with_zeros() -> None:
     x, weight, tiles, tokens, starts = batch((5, 16), [2, 1], torch.float32)
-    found = reference(x, weight, tiles, tokens, starts)
+    found = reference_tiled_products(x, weight, tiles, tokens, starts)
     for place, expert in enumerate([0, 0, 1]):
-        off = tiles.tiles[expert].off(weight)
+        off = tiles.tiles[expert].off_mask(weight)
         wanted = [sum(float(w) * float(v) for w, v, o in zip(row, x[tokens[place]], gone, strict=True) if not o) for row, gone in zip(weight, off, strict=True)]  # fmt: skip
         torch.testing.assert_close(found[place], torch.tensor(wanted), rtol=1e-5, atol=1e-5)
 

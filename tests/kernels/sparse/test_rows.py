@@ -9,14 +9,21 @@ import pytest
 import torch
 
 from freemoe.kernels.sparse import rows
-from freemoe.kernels.sparse.rows import Experts, Places, blocks_of, loops_available, products, reference
+from freemoe.kernels.sparse.rows import (
+    SparseExperts,
+    SparsePlaces,
+    blocks_of,
+    loops_available,
+    reference_products,
+    sparse_products,
+)
 
 needs_loops = pytest.mark.skipif(not loops_available(torch.float32), reason="numba is not installed")
 
 
-def places_of(seed: int, count: int, size: tuple[int, int]) -> Places:
+def places_of(seed: int, count: int, size: tuple[int, int]) -> SparsePlaces:
     chosen = np.random.default_rng(seed).choice(size[0] * size[1], count, replace=False)
-    return Places.of(torch.from_numpy(np.sort(chosen)), *size)
+    return SparsePlaces.from_indices(torch.from_numpy(np.sort(chosen)), *size)
 
 
 def batch(each: list[int], size: tuple[int, int], dtype: torch.dtype, share: float = 0.05, others: int = 2):
@@ -27,7 +34,7 @@ def batch(each: list[int], size: tuple[int, int], dtype: torch.dtype, share: flo
     weight = (torch.randn(size, generator=generator) / size[1] ** 0.5).to(dtype)
     order = torch.randperm(total, generator=generator).numpy()[: sum(each)]
     found = [places_of(i, round(share * size[0] * size[1]), size) for i in range(len(each))]
-    return x, weight, Experts.of(found), order, np.cumsum([0, *each])
+    return x, weight, SparseExperts.from_places(found), order, np.cumsum([0, *each])
 
 
 @needs_loops
@@ -35,17 +42,17 @@ def batch(each: list[int], size: tuple[int, int], dtype: torch.dtype, share: flo
 @pytest.mark.parametrize("size", [(7, 5), (70, 33), (130, 64)], ids=str)
 def test_products_equal_masked_copies(each: list[int], size: tuple[int, int]) -> None:
     given = batch(each, size, torch.float32)
-    torch.testing.assert_close(products(*given), reference(*given), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(sparse_products(*given), reference_products(*given), rtol=1e-5, atol=1e-5)
     # What is off does something.
-    assert not torch.allclose(reference(*given), given[0] @ given[1].T, atol=1e-3)
+    assert not torch.allclose(reference_products(*given), given[0] @ given[1].T, atol=1e-3)
 
 
 @needs_loops
 @pytest.mark.parametrize("each", [[2, 1], [20, 30]], ids=str)
 def test_bfloat16_within_its_rounding(each: list[int]) -> None:
     x, weight, *rest = batch(each, (70, 65), torch.bfloat16)
-    wanted = reference(x.float(), weight.float(), *rest)
-    found = products(x, weight, *rest)
+    wanted = reference_products(x.float(), weight.float(), *rest)
+    found = sparse_products(x, weight, *rest)
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found.float(), wanted, rtol=1e-2, atol=2e-2)
 
@@ -54,8 +61,10 @@ def test_bfloat16_within_its_rounding(each: list[int]) -> None:
 @pytest.mark.parametrize(("each", "limit"), [([4, 4], 1.1), ([20, 20], 2.0)], ids=str)
 def test_bfloat16_rounds_once_for_few_rows_and_twice_for_many(each: list[int], limit: float) -> None:
     x, weight, *rest = batch(each, (256, 128), torch.bfloat16, others=0)
-    exact = reference(x.float(), weight.float(), *rest)
-    ours, copies = (way(x, weight, *rest).float().sub(exact).pow(2).mean().sqrt() for way in (products, reference))
+    exact = reference_products(x.float(), weight.float(), *rest)
+    ours, copies = (
+        way(x, weight, *rest).float().sub(exact).pow(2).mean().sqrt() for way in (sparse_products, reference_products)
+    )
     assert float(ours) < limit * float(copies)
 
 
@@ -63,13 +72,13 @@ def test_bfloat16_rounds_once_for_few_rows_and_twice_for_many(each: list[int], l
 def test_places_beyond_16_bits_and_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     given = batch([2, 3], (2000, 600), torch.float32, share=0.003)
-    torch.testing.assert_close(products(*given), reference(*given), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(sparse_products(*given), reference_products(*given), rtol=1e-5, atol=1e-5)
 
 
 @needs_loops
 def test_the_widest_matrix() -> None:
     given = batch([1, 3], (3, rows.MOST_COLUMNS), torch.float32, share=0.001)
-    torch.testing.assert_close(products(*given), reference(*given), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(sparse_products(*given), reference_products(*given), rtol=1e-4, atol=1e-5)
 
 
 def spreading(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -89,7 +98,7 @@ def test_nan_stays_nan_and_spreads_no_further_than_in_torch(
     x, weight, *rest = batch(each, (20, 9), dtype)
     x[3] = float("nan")
     monkeypatch.setattr(torch.nn.functional, "linear", linear)
-    wrong = products(x, weight, *rest).isnan()
+    wrong = sparse_products(x, weight, *rest).isnan()
     # Of few rows the loops make the products themselves, each row for itself.
     ours = len(x) <= rows._MOST_OWN[dtype]
     expected = (x if ours else linear(x, weight)).isnan().any(1)
@@ -99,19 +108,19 @@ def test_nan_stays_nan_and_spreads_no_further_than_in_torch(
 
 def test_nothing_off_is_the_product_itself() -> None:
     x, weight, _, tokens, starts = batch([2, 3], (20, 9), torch.float32)
-    none = Experts.of([Places.of(torch.zeros(0, dtype=torch.int64), 20, 9)] * 2)
-    torch.testing.assert_close(reference(x, weight, none, tokens, starts), x @ weight.T)
+    none = SparseExperts.from_places([SparsePlaces.from_indices(torch.zeros(0, dtype=torch.int64), 20, 9)] * 2)
+    torch.testing.assert_close(reference_products(x, weight, none, tokens, starts), x @ weight.T)
     if loops_available(torch.float32):
-        torch.testing.assert_close(products(x, weight, none, tokens, starts), x @ weight.T)
+        torch.testing.assert_close(sparse_products(x, weight, none, tokens, starts), x @ weight.T)
 
 
 def test_places_come_back_and_are_small() -> None:
     flat = torch.tensor([0, 4, 5, 6, 699, 70_000 - 1])
-    found = Places.of(flat, 100, 700)
-    assert found.flat(700).tolist() == flat.tolist()
+    found = SparsePlaces.from_indices(flat, 100, 700)
+    assert found.flat_indices(700).tolist() == flat.tolist()
     assert found.count == 6
     large = places_of(0, 8847, (1536, 576))
-    assert large.bytes < 2.8 * large.count
+    assert large.num_bytes < 2.8 * large.count
 
 
 def test_types_without_loops() -> None:

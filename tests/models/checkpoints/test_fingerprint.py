@@ -8,17 +8,17 @@ import pytest
 import torch
 
 from freemoe.core.errors import ArtifactError
-from freemoe.models.checkpoints.fingerprint import fingerprint
+from freemoe.models.checkpoints.fingerprint import fingerprint_model
 from freemoe.models.checkpoints.identity import require_base
 from tests.tiny import tiny_model
 
 
 def test_the_same_values_in_bf16_and_fp32_are_the_same_base() -> None:
     half = tiny_model("llama").to(torch.bfloat16)
-    mark = fingerprint(half)
-    assert mark == fingerprint(half.float())
+    mark = fingerprint_model(half)
+    assert mark == fingerprint_model(half.float())
     # The original fp32 values do not survive bf16, so that is another base.
-    assert mark != fingerprint(tiny_model("llama"))
+    assert mark != fingerprint_model(tiny_model("llama"))
 
 
 def test_loading_again_gives_the_same_fingerprint(tmp_path: Path) -> None:
@@ -28,27 +28,27 @@ def test_loading_again_gives_the_same_fingerprint(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "m")
     for dtype in (torch.bfloat16, torch.float32):
         again = AutoModelForCausalLM.from_pretrained(tmp_path / "m", dtype=dtype)
-        assert fingerprint(again) == fingerprint(model)
+        assert fingerprint_model(again) == fingerprint_model(model)
 
 
 def test_one_changed_value_changes_it() -> None:
     model = tiny_model("llama")
-    before = fingerprint(model)
+    before = fingerprint_model(model)
     weight = model.model.layers[1].mlp.up_proj.weight
     with torch.no_grad():
         kept = weight[3, 5].clone()
         weight[3, 5] = torch.nextafter(kept, torch.tensor(9.0))
-        assert fingerprint(model) != before
+        assert fingerprint_model(model) != before
         weight[3, 5] = kept
-    assert fingerprint(model) == before
+    assert fingerprint_model(model) == before
 
 
 def test_tied_weights_count_once_and_are_not_the_untied_ones() -> None:
     tied = tiny_model("llama", tie_word_embeddings=True)
     names = [n for n, _ in tied.named_parameters()]
     assert "lm_head.weight" not in names
-    assert fingerprint(tied) == fingerprint(tied)
-    assert fingerprint(tied) != fingerprint(tiny_model("llama", tie_word_embeddings=False))
+    assert fingerprint_model(tied) == fingerprint_model(tied)
+    assert fingerprint_model(tied) != fingerprint_model(tiny_model("llama", tie_word_embeddings=False))
 
 
 def test_names_and_shapes_count_too() -> None:
@@ -56,20 +56,20 @@ def test_names_and_shapes_count_too() -> None:
     with torch.no_grad():
         first.weight.fill_(1.0)
         second.weight.fill_(1.0)
-    assert fingerprint(first) != fingerprint(second)
-    assert fingerprint(torch.nn.Sequential(first)) != fingerprint(first)
+    assert fingerprint_model(first) != fingerprint_model(second)
+    assert fingerprint_model(torch.nn.Sequential(first)) != fingerprint_model(first)
 
 
 def test_large_parameters_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("llama")
-    whole = fingerprint(model)
+    whole = fingerprint_model(model)
     monkeypatch.setattr("freemoe.models.checkpoints.fingerprint._CHUNK", 7)
-    assert fingerprint(model) == whole
+    assert fingerprint_model(model) == whole
 
 
 def test_another_base_is_refused() -> None:
     model = tiny_model("llama")
-    manifest = {"base_fingerprint": fingerprint(model), "base_model_name_or_path": "some/base"}
+    manifest = {"base_fingerprint": fingerprint_model(model), "base_model_name_or_path": "some/base"}
     require_base(manifest, model)
     with pytest.raises(ArtifactError, match=r"made for the base 'some/base'.*Load that very base"):
         require_base(manifest, tiny_model("llama", seed=1))

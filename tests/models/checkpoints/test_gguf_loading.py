@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from freemoe.core.errors import DataError
-from freemoe.models.checkpoints.fingerprint import fingerprint
+from freemoe.models.checkpoints.fingerprint import fingerprint_model
 from freemoe.models.checkpoints.gguf_header import read_header
-from freemoe.models.checkpoints.loading import load_base, load_tokenizer, origin
+from freemoe.models.checkpoints.loading import gguf_origin, load_base, load_tokenizer
 from freemoe.models.checkpoints.saving import save_checkpoint
 from freemoe.models.weights import find_weights
 from tests import gguf_files
@@ -33,7 +33,7 @@ def test_a_gguf_in_f32_is_the_model_it_was_written_from(tied: bool, tmp_path: Pa
     wanted = model.state_dict()
     assert loaded.state_dict().keys() == wanted.keys()
     assert all(torch.equal(v, wanted[k]) for k, v in loaded.state_dict().items())
-    assert fingerprint(loaded) == fingerprint(model)
+    assert fingerprint_model(loaded) == fingerprint_model(model)
     ids = tokenizer(TEXT, return_tensors="pt")["input_ids"]
     assert tokenizer.decode(ids[0]) == TEXT
     assert len(ids[0]) < len(TEXT.encode())  # the merges are used
@@ -50,7 +50,7 @@ def test_a_quantised_one_holds_what_dequantising_gives(
     with caplog.at_level(logging.INFO, "freemoe.models"):
         loaded, _ = load_base(path, device="cpu")
     assert f"dequantised from GGUF {kind} to float32" in caplog.text
-    assert origin(path) == f"dequantised from GGUF {kind} to float32"
+    assert gguf_origin(path) == f"dequantised from GGUF {kind} to float32"
     assert loaded.dtype == torch.float32
     name = "model.layers.1.mlp.down_proj.weight"
     stored, number = model.state_dict()[name].numpy(), gguf.GGMLQuantizationType[kind]
@@ -59,7 +59,7 @@ def test_a_quantised_one_holds_what_dequantising_gives(
     assert not np.array_equal(stored, wanted)
     # Another load, another file of the same tensors: the same base.
     again = write_gguf(model, tmp_path / "again.gguf", kind)
-    assert fingerprint(load_base(again, device="cpu")[0]) == fingerprint(loaded) != fingerprint(model)
+    assert fingerprint_model(load_base(again, device="cpu")[0]) == fingerprint_model(loaded) != fingerprint_model(model)
 
 
 def test_it_is_a_plain_model_afterwards(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_it_is_a_plain_model_afterwards(tmp_path: Path) -> None:
     for name in ("ours", "theirs"):
         assert "quantization_config" not in json.loads((tmp_path / name / "config.json").read_text())
         again, _ = load_base(tmp_path / name, device="cpu")
-        assert fingerprint(again) == fingerprint(loaded)
+        assert fingerprint_model(again) == fingerprint_model(loaded)
     assert load_tokenizer(tmp_path / "ours")(TEXT)["input_ids"] == tokenizer(TEXT)["input_ids"]
     loaded.train()
     assert all(p.requires_grad for p in loaded.parameters())

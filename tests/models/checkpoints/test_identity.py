@@ -12,8 +12,8 @@ import torch
 from tokenizers import Tokenizer
 
 from freemoe.core.errors import ArtifactError
-from freemoe.models.checkpoints.fingerprint import fingerprint
-from freemoe.models.checkpoints.identity import IDENTITY, differences, identity, require_base, settings_of
+from freemoe.models.checkpoints.fingerprint import fingerprint_model
+from freemoe.models.checkpoints.identity import IDENTITY, identify_base, identity_differences, require_base, settings_of
 from freemoe.models.checkpoints.loading import load_base, load_tokenizer
 from tests.gguf_files import tiny_llama, write_gguf
 from tests.tiny import CASES, CHAT_TEMPLATE, tiny_model, tiny_tokenizer
@@ -21,8 +21,8 @@ from tests.tiny import CASES, CHAT_TEMPLATE, tiny_model, tiny_tokenizer
 
 def manifest(model: Any, tokenizer: Any = None, **more: Any) -> dict[str, Any]:
     """As a run writes it, through JSON."""
-    said = {"base_model_name_or_path": "some/base", "base_fingerprint": fingerprint(model), **more}
-    return json.loads(json.dumps({**said, IDENTITY: identity(model, tokenizer)}))
+    said = {"base_model_name_or_path": "some/base", "base_fingerprint": fingerprint_model(model), **more}
+    return json.loads(json.dumps({**said, IDENTITY: identify_base(model, tokenizer)}))
 
 
 def saved(case: str, folder: Path, **values: Any) -> Path:
@@ -73,7 +73,7 @@ def test_a_setting_that_decides_the_answers(case: str, field: str, value: Any, t
     base, tokenizer = load_base(saved(case, tmp_path), device="cpu")
     said = manifest(base, tokenizer)
     other, _ = load_base(config(tmp_path, **{field: value}), device="cpu")
-    assert fingerprint(other) == fingerprint(base)
+    assert fingerprint_model(other) == fingerprint_model(base)
     with pytest.raises(ArtifactError, match=rf"other settings: .*{field}.* is .* and was .*own config\.json") as caught:
         require_base(said, other, tokenizer)
     assert len(str(caught.value)) < 800
@@ -107,13 +107,13 @@ def test_what_decides_nothing_may_change(tmp_path: Path) -> None:
 
 def test_another_release_may_know_other_fields() -> None:
     model = tiny_model("llama")
-    then, now = identity(model, None), identity(model, None)
+    then, now = identify_base(model, None), identify_base(model, None)
     then["config"] = {**then["config"], "gone": 1}
-    assert differences(then, now) == ["gone is None and was 1"]
+    assert identity_differences(then, now) == ["gone is None and was 1"]
     then["transformers"] = "5.0.0"
-    assert differences(then, now) == []
+    assert identity_differences(then, now) == []
     then["config"]["rms_norm_eps"] = 1e-5
-    assert differences(then, now) == ["rms_norm_eps is 1e-06 and was 1e-05"]
+    assert identity_differences(then, now) == ["rms_norm_eps is 1e-06 and was 1e-05"]
 
 
 def test_stored_buffers_count() -> None:
@@ -124,7 +124,7 @@ def test_stored_buffers_count() -> None:
     with torch.no_grad():
         bias[0] += 1.0
     assert name not in dict(model.named_parameters())
-    assert fingerprint(model) == said["base_fingerprint"]
+    assert fingerprint_model(model) == said["base_fingerprint"]
     with pytest.raises(ArtifactError, match="stored buffers differ"):
         require_base(said, model)
 
@@ -188,7 +188,7 @@ def test_the_chat_template_counts_where_it_was_used() -> None:
 
 def test_an_older_artefact_is_taken_with_a_word(caplog: pytest.LogCaptureFixture) -> None:
     model = tiny_model("llama")
-    said = {"base_model_name_or_path": "some/base", "base_fingerprint": fingerprint(model)}
+    said = {"base_model_name_or_path": "some/base", "base_fingerprint": fingerprint_model(model)}
     with caplog.at_level(logging.WARNING):
         require_base(said, model, tiny_tokenizer())
     assert "its config (rope, norms, ...) and its tokenizer are could not be checked" in caplog.text

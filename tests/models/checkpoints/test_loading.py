@@ -15,7 +15,7 @@ from torch import Tensor
 
 from freemoe.assets import demo_model_path
 from freemoe.core.errors import DataError
-from freemoe.models.checkpoints.lending import lent
+from freemoe.models.checkpoints.lending import provide_model
 from freemoe.models.checkpoints.loading import load_base, load_tokenizer
 from tests.tiny import VOCABULARY, tiny_model, tiny_tokenizer
 
@@ -183,7 +183,7 @@ def test_a_lent_model_with_nan() -> None:
     model = tiny_model("llama")
     with torch.no_grad():
         model.model.norm.weight[3] = float("nan")
-    with lent("mine", model, None), pytest.raises(DataError, match=r"infinity in 'model\.norm\.weight'"):
+    with provide_model("mine", model, None), pytest.raises(DataError, match=r"infinity in 'model\.norm\.weight'"):
         load_base("mine")
 
 

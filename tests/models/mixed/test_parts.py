@@ -7,21 +7,21 @@ import torch
 from torch import Tensor
 
 from freemoe.models.mask import TensorMask
-from freemoe.models.mixed.parts import Part
-from freemoe.models.weights import Weight, find_weights
+from freemoe.models.mixed.parts import WeightMask
+from freemoe.models.weights import WeightMatrix, find_weights
 from tests.tiny import tiny_model
 
 SHARES = [0.0, 0.001, 0.03, 0.4, 1.0]
 
 
 @pytest.fixture(scope="module")
-def weight() -> Weight:
+def weight() -> WeightMatrix:
     model = tiny_model("llama")
     return max(find_weights(model), key=lambda w: w.size)
 
 
-def drawn(weight: Weight, share: float, rows: list[int], columns: list[int]) -> Tensor:
-    off = torch.rand(weight.rows, weight.columns, generator=torch.Generator().manual_seed(3)) < share
+def drawn(weight: WeightMatrix, share: float, rows: list[int], columns: list[int]) -> Tensor:
+    off = torch.rand(weight.num_rows, weight.num_columns, generator=torch.Generator().manual_seed(3)) < share
     off[rows] = True
     off[:, columns] = True
     return off
@@ -31,14 +31,14 @@ def drawn(weight: Weight, share: float, rows: list[int], columns: list[int]) -> 
 @pytest.mark.parametrize(("rows", "columns"), [([], []), ([2], []), ([], [0, 5]), ([1, 3], [4])])
 def test_lines_and_places_together_are_the_mask(weight, share, rows, columns):
     off = drawn(weight, share, rows, columns)
-    part = Part.of(TensorMask.of_bools(off), weight)
+    part = WeightMask.from_mask(TensorMask.of_bools(off), weight)
     whole = off.all(1).nonzero().flatten(), off.all(0).nonzero().flatten()
     for found, wanted in zip((part.rows, part.columns), whole, strict=True):
         assert (found is None) == (not len(wanted))
         assert found is None or torch.equal(found, wanted)
     again = torch.zeros_like(off)
-    if part.scattered:
-        again.view(-1)[part.off(again.device)] = True
+    if part.is_scattered:
+        again.view(-1)[part.scattered_off(again.device)] = True
         # What is off as a line is not held a second time.
         assert not again[whole[0]].any()
         assert not again[:, whole[1]].any()

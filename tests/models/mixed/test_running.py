@@ -41,7 +41,7 @@ def masks_of(weights: list) -> dict[str, Mask]:
 @contextmanager
 def opened(model: Any, strategy: str, rules: Callable[[], bool] = lambda: True) -> Iterator[Any]:
     weights = find_weights(model)
-    with running.running(
+    with running.open_mixed_batch(
         MixedBoard(weights), mask_of=masks_of(weights).__getitem__, strategy=strategy, rules=rules
     ) as run:
         yield run
@@ -185,10 +185,10 @@ def test_wrong_asks() -> None:
 def test_fused_experts_of_a_mixture_are_refused(family: str) -> None:
     model = tiny_model(family)
     weights = find_weights(model)
-    fused = next(w for w in weights if w.fused)
+    fused = next(w for w in weights if w.is_fused)
     board = MixedBoard(weights)
     with pytest.raises(DataError, match=r"'e'.*mixture's own experts.*grouped"):
-        board.use(["e"], lambda name: mask_of({fused.name: torch.arange(3)}, weights))
+        board.get_experts(["e"], lambda name: mask_of({fused.name: torch.arange(3)}, weights))
 
 
 def test_what_was_not_used_for_longest_is_forgotten() -> None:
@@ -202,11 +202,11 @@ def test_what_was_not_used_for_longest_is_forgotten() -> None:
 
     board = MixedBoard(weights, most_bytes=3 * 200)
     assert board.held_bytes("0") == 0
-    board.use(["0"], mask_of_name)
+    board.get_experts(["0"], mask_of_name)
     assert 0 < board.held_bytes("0") <= 300
-    board.use(["1"], mask_of_name)
-    board.use(["0"], mask_of_name)
-    board.use(["2", "3"], mask_of_name)
+    board.get_experts(["1"], mask_of_name)
+    board.get_experts(["0"], mask_of_name)
+    board.get_experts(["2", "3"], mask_of_name)
     assert "1" not in board
     assert "2" in board
     assert "3" in board

@@ -8,8 +8,15 @@ import matplotlib
 import pytest
 from matplotlib.colors import to_hex
 
-from freemoe.report.figures.all_figures import FIGURES, bands, gains, improved_per_band, purification, radar
-from freemoe.report.figures.drawing import NARROW, WIDE, plain, style, to_svg
+from freemoe.report.figures.all_figures import (
+    FIGURES,
+    band_sweep,
+    gain_intervals,
+    improved_per_band,
+    purification_curves,
+    score_radar,
+)
+from freemoe.report.figures.drawing import NARROW, WIDE, drawable_name, report_style, to_svg
 from freemoe.report.palette import COLOURS
 from tests.report.synthetic import make_domain, make_result, typed
 
@@ -34,7 +41,7 @@ def test_each_figure_is_an_svg_of_moderate_size_with_the_same_bytes_each_time(pi
 
 
 def test_a_figure_written_twice_has_the_same_bytes():
-    figure = gains(typed(make_result()))
+    figure = gain_intervals(typed(make_result()))
     assert to_svg(figure, "g") == to_svg(figure, "g")
 
 
@@ -50,9 +57,9 @@ def test_figures_leave_matplotlib_as_it_was():
 
 
 def test_the_users_own_matplotlib_style_has_no_say():
-    plain_look = to_svg(gains(typed(make_result())), "g")
+    plain_look = to_svg(gain_intervals(typed(make_result())), "g")
     with matplotlib.rc_context({"axes.facecolor": "black", "font.size": 20}):
-        assert to_svg(gains(typed(make_result())), "g") == plain_look
+        assert to_svg(gain_intervals(typed(make_result())), "g") == plain_look
 
 
 def test_pyplot_and_torch_stay_out():
@@ -70,7 +77,7 @@ def _axes(figure):
 
 def test_gains_are_drawn_at_the_results_own_values():
     result = make_result()
-    figure = gains(typed(result))
+    figure = gain_intervals(typed(result))
     math = result["domains"][0]
     drawn = {round(float(x), 9) for line in _axes(figure)[0].lines for x in line.get_xdata()}
     for rows in (math["rows"], *(s["rows"] for s in math["subdomains"])):
@@ -80,7 +87,7 @@ def test_gains_are_drawn_at_the_results_own_values():
 
 def test_bands_put_every_candidate_at_the_middle_of_its_band():
     result = make_result()
-    panel = _axes(bands(typed(result)))[1]
+    panel = _axes(band_sweep(typed(result)))[1]
     sub = result["domains"][0]["subdomains"][1]
     curve = next(line for line in panel.lines if len(line.get_xdata()) == 10)
     assert list(curve.get_xdata()) == pytest.approx([0.05 + 0.1 * i for i in range(10)])
@@ -101,21 +108,21 @@ def test_improved_per_band_counts_subdomains_of_each_domain():
 
 def test_purification_marks_the_best_round():
     result = make_result()
-    star = next(line for line in purification(typed(result)).axes[0].lines if line.get_marker() == "*")
+    star = next(line for line in purification_curves(typed(result)).axes[0].lines if line.get_marker() == "*")
     curve = result["domains"][0]["subdomains"][0]["purification_curve"]
     assert (list(star.get_xdata()), list(star.get_ydata())) == ([2], [min(curve)])
 
 
 def test_names_become_one_drawable_line():
-    assert plain("a\n b\t c") == "a b c"
-    assert plain("数学") == "□□"
-    assert len(plain("x" * 200, 24)) == 24
-    with style():
-        assert gains(typed(make_result([make_domain("$x$ 数", ("saliency",))]))) is not None
+    assert drawable_name("a\n b\t c") == "a b c"
+    assert drawable_name("数学") == "□□"
+    assert len(drawable_name("x" * 200, 24)) == 24
+    with report_style():
+        assert gain_intervals(typed(make_result([make_domain("$x$ 数", ("saliency",))]))) is not None
 
 
 def test_many_subdomains_get_a_panel_in_order_of_interest():
-    figure = bands(typed(make_result([make_domain("many", ("base", "base", "saliency") * 12)])))
+    figure = band_sweep(typed(make_result([make_domain("many", ("base", "base", "saliency") * 12)])))
     titles = [a.get_title(loc="left").strip() for a in figure.axes]
     assert len(titles) == 24
     assert {f"many/s{i}" for i in range(2, 36, 3)} <= set(titles)
@@ -126,7 +133,7 @@ def test_many_subdomains_get_a_panel_in_order_of_interest():
 @pytest.mark.parametrize(("count", "width", "kind"), [(2, WIDE, "bars"), (3, WIDE, "polar"), (3, NARROW, "bars")])
 def test_fewer_than_three_spokes_are_bars_of_the_same_scores(count, width, kind):
     result = make_result([make_domain("math", ("saliency",) * count)])
-    (axes,) = radar(typed(result), width).axes
+    (axes,) = score_radar(typed(result), width).axes
     rows = [s["rows"] for s in result["domains"][0]["subdomains"]]
     wanted = [r[name]["score"] for r in rows for name in ("base", "expert", "routed")]
     if kind == "polar":

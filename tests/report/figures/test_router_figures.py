@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from freemoe.report.figures.router_figures import confidence
+from freemoe.report.figures.router_figures import router_confidence
 from tests.report.synthetic import make_result, typed
 
 
@@ -15,7 +15,7 @@ def test_reliability_is_drawn_by_tenths_of_confidence():
         sure = i % 4
         d["confidence"] = (0.72, 0.78, 1.0, 0.05)[sure]
         d["router_saw"] = d["subdomain"] if sure in (0, 2) else "another"
-    figure = confidence(typed(result))
+    figure = router_confidence(typed(result))
     dots = figure.axes[1].collections[0].get_offsets().tolist()
     counts = [sum(i % 4 == k for i in range(len(documents))) for k in range(4)]
     seventies = counts[0] + counts[1]

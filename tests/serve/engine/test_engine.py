@@ -10,9 +10,9 @@ import torch
 
 from freemoe import FreeMoE
 from freemoe.core.errors import DataError, NumericError, UnknownNameError
-from freemoe.evals.engine.sampling import Sampling
-from freemoe.serve.engine.choosing import Chooser, choose, likelihoods
-from freemoe.serve.engine.engine import Engine
+from freemoe.evals.engine.sampling import SamplingConfig
+from freemoe.serve.engine.choosing import TokenSampler, gather_logprobs, sample_batch
+from freemoe.serve.engine.engine import InferenceEngine
 from freemoe.serve.engine.requests import (
     ContextError,
     EngineError,
@@ -21,7 +21,7 @@ from freemoe.serve.engine.requests import (
     SlowReaderError,
     StoppingError,
 )
-from freemoe.serve.settings import Limits
+from freemoe.serve.settings import EngineLimits
 from tests.domain_experts.test_mixture import bits, unchanged
 from tests.domain_experts.test_threads import experts_on
 from tests.serve.conftest import NAN, alone, ask, engine_on, idle, read
@@ -82,7 +82,7 @@ def test_batch_invariant_answers_are_the_same_bits_whoever_else_asks(dtype):
 
 
 def test_what_is_drawn_depends_on_the_seed_and_not_on_the_neighbours(moe):
-    how = {"sampling": Sampling(1, 1.0, 0.9, seed=7), "top_k": 40}
+    how = {"sampling": SamplingConfig(1, 1.0, 0.9, seed=7), "top_k": 40}
     with engine_on(moe) as engine:
         first = read(engine.submit([ask(moe, "court?", "a", **how)])[0]).text
         boxes = engine.submit([ask(moe, p, n) for p in PROMPTS for n in ("base", "a")])
@@ -98,7 +98,7 @@ def test_what_is_drawn_depends_on_the_seed_and_not_on_the_neighbours(moe):
 def test_penalties_and_top_k(moe):
     with engine_on(moe) as engine:
         once = read(engine.submit([ask(moe, "court?", tokens=20, presence=100.0, logprobs=0)])[0])
-        likeliest = read(engine.submit([ask(moe, "court?", sampling=Sampling(1, 2.0, 1.0, 3), top_k=1)])[0])
+        likeliest = read(engine.submit([ask(moe, "court?", sampling=SamplingConfig(1, 2.0, 1.0, 3), top_k=1)])[0])
     ids = [token.id for token in once.tokens]
     assert len(set(ids)) == len(ids) >= 19
     assert likeliest.text == alone(moe, "court?")
@@ -110,8 +110,8 @@ def test_min_p_draws_from_tokens_of_that_share_alone(temperature):
     shares = (logits / temperature).softmax(0)
     drawn = set()
     for seed in range(300):
-        chooser = Chooser(SequenceRequest((9,), "base", 1, Sampling(1, temperature, 1, seed), min_p=0.2))
-        drawn.add(*choose([chooser], logits[None]))
+        chooser = TokenSampler(SequenceRequest((9,), "base", 1, SamplingConfig(1, temperature, 1, seed), min_p=0.2))
+        drawn.add(*sample_batch([chooser], logits[None]))
     assert drawn == set((shares >= 0.2 * shares.max()).nonzero()[:, 0].tolist())
     assert 1 < len(drawn) < 4 or temperature == 0.5
 
@@ -120,11 +120,11 @@ def test_a_repetition_penalty_is_transformers_s():
     from transformers import RepetitionPenaltyLogitsProcessor
 
     logits = torch.tensor([2.0, -1.0, 1.9, 1.5, -0.5])
-    chooser = Chooser(SequenceRequest((0, 1, 0), "base", 3, repetition=1.4))
+    chooser = TokenSampler(SequenceRequest((0, 1, 0), "base", 3, repetition=1.4))
     prompt = [0, 1, 0]
     for _ in range(3):
         true = RepetitionPenaltyLogitsProcessor(1.4)(torch.tensor([prompt]), logits[None].clone())[0].argmax()
-        prompt += choose([chooser], logits[None])
+        prompt += sample_batch([chooser], logits[None])
         assert prompt[-1] == int(true)
     assert prompt[3:] == [2, 3, 0]
 
@@ -132,23 +132,23 @@ def test_a_repetition_penalty_is_transformers_s():
 def test_rows_that_are_drawn_together_get_what_each_gets_alone():
     generator = torch.Generator().manual_seed(0)
     cold, warm = (
-        {"sampling": Sampling(1, 0.7, 0.8, 1), "presence": 0.4},
-        {"sampling": Sampling(1, 1.5, 1.0, 2), "top_k": 9},
+        {"sampling": SamplingConfig(1, 0.7, 0.8, 1), "presence": 0.4},
+        {"sampling": SamplingConfig(1, 1.5, 1.0, 2), "top_k": 9},
     )
     wishes = [{}, cold, {"repetition": 1.3}, warm, cold, {"frequency": 0.2}, {**warm, "min_p": 0.1, "repetition": 1.2}]
     asks = [SequenceRequest((3, 1, n), "base", 6, choice=n, **wish) for n, wish in enumerate(wishes)]
-    alone, together = [Chooser(ask) for ask in asks], [Chooser(ask) for ask in asks]
+    alone, together = [TokenSampler(ask) for ask in asks], [TokenSampler(ask) for ask in asks]
     drawn = []
     for _ in range(6):
         logits = torch.randn(len(asks), 40, generator=generator) * 2
-        drawn.append(choose(together, logits))
-        assert drawn[-1] == [choose([one], own[None])[0] for one, own in zip(alone, logits, strict=True)]
+        drawn.append(sample_batch(together, logits))
+        assert drawn[-1] == [sample_batch([one], own[None])[0] for one, own in zip(alone, logits, strict=True)]
     assert any(step[1] != step[4] for step in drawn)
     tops = [3, None, 0, 5, 3, None, 50]
-    likely = likelihoods(logits, drawn[-1], tops)
+    likely = gather_logprobs(logits, drawn[-1], tops)
     assert [(own is None, len(best)) for own, best in likely] == [(t is None, min(t or 0, 40)) for t in tops]
     for row, (top, token) in enumerate(zip(tops, drawn[-1], strict=True)):
-        assert likely[row] == likelihoods(logits[row][None], [token], [top])[0]
+        assert likely[row] == gather_logprobs(logits[row][None], [token], [top])[0]
         scores = logits[row].log_softmax(-1)
         assert likely[row][0] in (None, float(scores[token]))
         assert all(value == float(scores[one]) for one, value in likely[row][1])
@@ -238,11 +238,11 @@ def test_an_engine_that_fails_tells_all_who_wait_and_takes_nobody_else(caplog, p
     model = tiny_model("llama", num_hidden_layers=1, max_position_embeddings=128)
     own = FreeMoE(model, experts_on(model, "ab"), None, tiny_tokenizer())
     before, begun, go_on = bits(model), threading.Event(), threading.Event()
-    engine = Engine(own, Limits(128, batch=1)).start()
-    blocked = engine.call(lambda: (begun.set(), go_on.wait(20)))
+    engine = InferenceEngine(own, EngineLimits(128, batch=1)).start()
+    blocked = engine.run_between_steps(lambda: (begun.set(), go_on.wait(20)))
     begun.wait(20)
     boxes = engine.submit([ask(own, "x", "a", 90)] * 3)
-    futures = [engine.drop("b"), engine.call(lambda: 1)]
+    futures = [engine.drop_expert("b"), engine.run_between_steps(lambda: 1)]
     true = getattr(getattr(engine, part), method)
 
     def fail(*arguments):
@@ -259,12 +259,12 @@ def test_an_engine_that_fails_tells_all_who_wait_and_takes_nobody_else(caplog, p
     for future in futures:
         assert isinstance(future.exception(20), EngineError | None)
     engine.stop()
-    assert (engine.is_alive, engine.busy, str(engine.failure)) == (False, 0, "planted")
+    assert (engine.is_alive, engine.num_unfinished, str(engine.failure)) == (False, 0, "planted")
     with pytest.raises(EngineError):
         engine.submit([ask(own, "x")])
     with pytest.raises(EngineError):
-        engine.drop("a")
-    assert isinstance(engine.call(lambda: 1).exception(1), EngineError)
+        engine.drop_expert("a")
+    assert isinstance(engine.run_between_steps(lambda: 1).exception(1), EngineError)
     assert "planted" in caplog.text
     assert own.active == "base"
     assert unchanged(model, before)
@@ -274,7 +274,7 @@ def test_who_is_gone_frees_the_slot(moe):
     with engine_on(moe, batch=1) as engine:
         [first] = engine.submit([ask(moe, "x", tokens=100)])
         [second, third] = engine.submit([ask(moe, "court?", tokens=3), ask(moe, "court?", tokens=3)])
-        first.take(30)
+        first.wait_events(30)
         second.close()
         first.close()
         assert read(third).text == alone(moe, "court?", tokens=3)
@@ -297,7 +297,7 @@ def test_a_long_prompt_does_not_stall_who_is_writing(moe):
         run = engine.runner.forward
         engine.runner.forward = lambda rows: seen.append([len(row.tokens) for row in rows]) or run(rows)
         [writing] = engine.submit([ask(moe, "x", tokens=60)])
-        writing.take(30)
+        writing.wait_events(30)
         engine.submit([SequenceRequest(tuple([7] * 40), "base", 1)])
         read(writing)
     parts = [i for i, rows in enumerate(seen) if rows == [5]]
@@ -323,7 +323,7 @@ def test_what_is_refused(moe):
         with pytest.raises(StoppingError):
             engine.submit([ask(moe, "x")])
         with pytest.raises(UnknownNameError):
-            engine.drop("nobody")
+            engine.drop_expert("nobody")
 
 
 def test_any_number_of_combinations_is_answered_and_those_used_last_are_held(moe):
@@ -349,7 +349,7 @@ def test_experts_go_when_those_who_asked_for_them_have_their_answers(moe):
     own = FreeMoE(moe.model, experts_on(moe.model, "ab"), None, moe.tokenizer)
     with engine_on(own) as engine:
         boxes = engine.submit([ask(own, "court?", "a", 40), ask(own, "court?", "a+b", 40)])
-        gone = engine.drop("a")
+        gone = engine.drop_expert("a")
         assert engine.experts == ["b"]
         for name in ("a", "a+b"):
             with pytest.raises(UnknownNameError):
@@ -363,17 +363,17 @@ def test_experts_go_when_those_who_asked_for_them_have_their_answers(moe):
 def test_jobs_are_done_between_steps_and_fail_alone(moe):
     with engine_on(moe) as engine:
         [box] = engine.submit([ask(moe, "court?", "a", 40)])
-        assert engine.call(lambda: moe.active).result(30) == "base"
+        assert engine.run_between_steps(lambda: moe.active).result(30) == "base"
         with pytest.raises(ZeroDivisionError):
-            engine.call(lambda: 1 // 0).result(30)
+            engine.run_between_steps(lambda: 1 // 0).result(30)
         assert read(box).text == alone(moe, "court?", "a", 40)
 
 
 def test_the_end_is_an_error_for_what_has_not_ended(moe):
-    engine = Engine(moe, Limits(128, batch=1)).start()
+    engine = InferenceEngine(moe, EngineLimits(128, batch=1)).start()
     boxes = engine.submit([ask(moe, "x", tokens=100)] * 3)
     engine.stop()
     assert {type(read(box).error) for box in boxes} <= {StoppingError, type(None)}
     with pytest.raises(StoppingError):
-        engine.call(lambda: 1).result(1)
+        engine.run_between_steps(lambda: 1).result(1)
     assert moe.active == "base"

@@ -9,8 +9,8 @@ from freemoe import FreeMoE
 from freemoe.serve.engine import acting
 from freemoe.serve.engine.acting import ByExpert, InOnePass
 from freemoe.serve.engine.cache import token_bytes
-from freemoe.serve.engine.runner import OwnCacheRunner, Row, SlotRunner, plain_cache, runner_for
-from freemoe.serve.settings import Limits
+from freemoe.serve.engine.runner import BatchRow, OwnCacheRunner, SlotRunner, plain_cache, runner_for
+from freemoe.serve.settings import EngineLimits
 from tests.domain_experts.test_threads import experts_on
 from tests.tiny import CASES, tiny_model
 
@@ -51,7 +51,7 @@ def rounds(model, runner, seed, context=48):
         for n in rng.sample(list(held), rng.randint(0, len(held))):
             new = [rng.randrange(3, 250) for _ in range(rng.choice([1, 1, 1, 7]))]
             held[n] += new
-            rows.append(Row(n, tuple(new), "base", rng.choice(["last", "every"])))
+            rows.append(BatchRow(n, tuple(new), "base", rng.choice(["last", "every"])))
         if rows:
             for row, found in zip(rows, runner.forward(rows), strict=True):
                 true = logits(model, held[row.number])
@@ -65,10 +65,10 @@ def rounds(model, runner, seed, context=48):
 @pytest.mark.parametrize("family", CASES)
 def test_which_families_are_run_as_batches(family):
     model = tiny_model(family)
-    batched = isinstance(runner_for(Nobody(model), Limits(256, batch=4)), SlotRunner)
+    batched = isinstance(runner_for(Nobody(model), EngineLimits(256, batch=4)), SlotRunner)
     assert batched == (family not in WINDOWED)
     if family in WINDOWED:
-        assert isinstance(runner_for(Nobody(model), Limits(64, batch=4)), SlotRunner)
+        assert isinstance(runner_for(Nobody(model), EngineLimits(64, batch=4)), SlotRunner)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_which_families_are_run_as_batches(family):
 )
 def test_passes_say_what_each_sequence_alone_says(family):
     model = tiny_model(family)
-    runner = SlotRunner(model, ByExpert(Nobody()), Limits(48, batch=4))
+    runner = SlotRunner(model, ByExpert(Nobody()), EngineLimits(48, batch=4))
     with torch.no_grad():
         rounds(model, runner, 1)
 
@@ -87,34 +87,34 @@ def test_own_caches_say_the_same_beyond_a_window(family):
     runner = OwnCacheRunner(model, ByExpert(Nobody()))
     ids = [(7 * i) % 240 + 5 for i in range(90)]
     with torch.no_grad():
-        runner.open(5)
-        runner.forward([Row(5, tuple(ids[:40]), "base", "none")])
-        [found] = runner.forward([Row(5, tuple(ids[40:]), "base")])
+        runner.add_sequence(5)
+        runner.forward([BatchRow(5, tuple(ids[:40]), "base", "none")])
+        [found] = runner.forward([BatchRow(5, tuple(ids[40:]), "base")])
     torch.testing.assert_close(found[0], logits(model, ids)[-1], atol=2e-4, rtol=2e-3)
     assert plain_cache(model, 256) == (family == "llama")
 
 
 def test_experts_take_turns_and_the_one_that_is_there_goes_first():
     host = Nobody()
-    runner = SlotRunner(tiny_model("llama"), ByExpert(host), Limits(48, batch=4))
+    runner = SlotRunner(tiny_model("llama"), ByExpert(host), EngineLimits(48, batch=4))
     for n in range(4):
-        runner.open(n)
+        runner.add_sequence(n)
     with torch.no_grad():
-        runner.forward([Row(n, (5,), name) for n, name in enumerate("abab")])
-        runner.forward([Row(n, (5,), name) for n, name in enumerate("abab")])
+        runner.forward([BatchRow(n, (5,), name) for n, name in enumerate("abab")])
+        runner.forward([BatchRow(n, (5,), name) for n, name in enumerate("abab")])
     assert host.names == ["a", "b", "a"]
 
 
 def test_padding_beyond_the_context_is_no_trouble():
     # A row near its end shares a pass with a long one: learned positions end at the context.
     model = tiny_model("gpt2", n_positions=32)
-    runner = SlotRunner(model, ByExpert(Nobody()), Limits(32, batch=2))
+    runner = SlotRunner(model, ByExpert(Nobody()), EngineLimits(32, batch=2))
     ids = [(7 * i) % 240 + 5 for i in range(32)]
     with torch.no_grad():
         for n in (0, 1):
-            runner.open(n)
-        runner.forward([Row(0, tuple(ids[:31]), "base")])
-        last, other = runner.forward([Row(0, (ids[31],), "base"), Row(1, tuple(ids[:20]), "base")])
+            runner.add_sequence(n)
+        runner.forward([BatchRow(0, tuple(ids[:31]), "base")])
+        last, other = runner.forward([BatchRow(0, (ids[31],), "base"), BatchRow(1, tuple(ids[:20]), "base")])
     torch.testing.assert_close(last[0], logits(model, ids)[-1], atol=1e-4, rtol=1e-3)
     torch.testing.assert_close(other[0], logits(model, ids[:20])[-1], atol=1e-4, rtol=1e-3)
 
@@ -123,15 +123,17 @@ def test_nan_of_one_sequence_never_reaches_another():
     model = tiny_model("llama")
     with torch.no_grad():
         model.get_input_embeddings().weight[200] = torch.nan
-        runner = SlotRunner(model, ByExpert(Nobody()), Limits(48, batch=3))
+        runner = SlotRunner(model, ByExpert(Nobody()), EngineLimits(48, batch=3))
         for n in range(3):
-            runner.open(n)
-        found = runner.forward([Row(0, (5, 6), "base"), Row(1, (200, 7), "base"), Row(2, (8, 9, 10), "base")])
+            runner.add_sequence(n)
+        found = runner.forward(
+            [BatchRow(0, (5, 6), "base"), BatchRow(1, (200, 7), "base"), BatchRow(2, (8, 9, 10), "base")]
+        )
         assert [bool(one.isnan().any()) for one in found] == [False, True, False]
         # The slot of the one that failed is taken again, by the one that moves there and by a new one.
-        runner.close(1)
-        runner.open(3)
-        again = runner.forward([Row(0, (11,), "base"), Row(2, (12,), "base"), Row(3, (13, 14), "base")])
+        runner.remove_sequence(1)
+        runner.add_sequence(3)
+        again = runner.forward([BatchRow(0, (11,), "base"), BatchRow(2, (12,), "base"), BatchRow(3, (13, 14), "base")])
     for one, ids in zip(again, ([5, 6, 11], [8, 9, 10, 12], [13, 14]), strict=True):
         torch.testing.assert_close(one[0], logits(model, ids)[-1], atol=1e-4, rtol=1e-3)
 
@@ -139,25 +141,25 @@ def test_nan_of_one_sequence_never_reaches_another():
 @pytest.mark.parametrize("family", CASES)
 def test_bytes_per_token_are_those_of_the_cache(family):
     model = tiny_model(family)
-    runner = SlotRunner(model, ByExpert(Nobody()), Limits(16, batch=1))
-    runner.open(0)
+    runner = SlotRunner(model, ByExpert(Nobody()), EngineLimits(16, batch=1))
+    runner.add_sequence(0)
     with torch.no_grad():
-        runner.forward([Row(0, (5,), "base")])
-    assert runner.cache.bytes == token_bytes(model.config, 4) * 16
+        runner.forward([BatchRow(0, (5,), "base")])
+    assert runner.cache.num_bytes == token_bytes(model.config, 4) * 16
 
 
 def test_experts_are_switched_back_when_it_rests():
     model = tiny_model("llama")
     before = {k: v.clone() for k, v in model.state_dict().items()}
     moe = FreeMoE(model, experts_on(model))
-    runner = SlotRunner(model, ByExpert(moe), Limits(16, batch=1))
-    runner.open(0)
+    runner = SlotRunner(model, ByExpert(moe), EngineLimits(16, batch=1))
+    runner.add_sequence(0)
     with torch.no_grad():
-        runner.forward([Row(0, (5,), "a")])
+        runner.forward([BatchRow(0, (5,), "a")])
         assert moe.active == "a"
-        runner.forward([Row(0, (5,), "b")])
+        runner.forward([BatchRow(0, (5,), "b")])
         assert moe.active == "b"
-    runner.rest()
+    runner.release_model()
     assert moe.active == "base"
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 
@@ -167,20 +169,20 @@ def test_rows_of_several_experts_share_a_pass_where_that_is_quicker(monkeypatch,
     model = tiny_model("llama")
     moe = FreeMoE(model, experts_on(model))
     monkeypatch.setattr(acting, "worth_mixing", lambda weights, rows: worth)
-    runner = SlotRunner(model, InOnePass(moe), Limits(48, batch=4))
+    runner = SlotRunner(model, InOnePass(moe), EngineLimits(48, batch=4))
     passes, forward = [], model.forward
     monkeypatch.setattr(model, "forward", lambda **inputs: passes.append(len(inputs["input_ids"])) or forward(**inputs))
     names = ["a", "base", "c+d", "a"]
     held = {n: [5 + n, 9, 11][: 1 + n % 3] for n in range(4)}
     for n in held:
-        runner.open(n)
+        runner.add_sequence(n)
     with torch.no_grad():
-        found = runner.forward([Row(n, tuple(ids), names[n]) for n, ids in held.items()])
+        found = runner.forward([BatchRow(n, tuple(ids), names[n]) for n, ids in held.items()])
         for n, token in enumerate((20, 30, 40, 50)):
             held[n].append(token)
-        again = runner.forward([Row(n, (ids[-1],), names[n]) for n, ids in held.items()])
-        runner.forward([Row(2, (60,), "b")])
-        runner.rest()
+        again = runner.forward([BatchRow(n, (ids[-1],), names[n]) for n, ids in held.items()])
+        runner.forward([BatchRow(2, (60,), "b")])
+        runner.release_model()
     assert sorted(passes) == ([1, 4, 4] if worth else [1] * 5 + [2] * 2)
     for n, ids in held.items():
         with moe.expert(names[n]):
@@ -193,17 +195,17 @@ def test_one_expert_alone_is_switched_in_after_a_while(monkeypatch):
     model = tiny_model("llama")
     moe = FreeMoE(model, experts_on(model))
     monkeypatch.setattr(acting, "worth_mixing", lambda weights, rows: True)
-    runner = SlotRunner(model, InOnePass(moe), Limits(48, batch=2))
+    runner = SlotRunner(model, InOnePass(moe), EngineLimits(48, batch=2))
     active, ids = [], [5]
     with torch.no_grad():
-        runner.open(0)
-        runner.open(1)
-        runner.forward([Row(0, (5,), "a"), Row(1, (6,), "b")])
+        runner.add_sequence(0)
+        runner.add_sequence(1)
+        runner.forward([BatchRow(0, (5,), "a"), BatchRow(1, (6,), "b")])
         for token in range(7, 30):
-            [found] = runner.forward([Row(0, (token,), "a")])
+            [found] = runner.forward([BatchRow(0, (token,), "a")])
             ids.append(token)
             active.append(moe.active)
-        runner.rest()
+        runner.release_model()
         assert active == ["base"] * 15 + ["a"] * 8
         with moe.expert("a"):
             torch.testing.assert_close(found[0], logits(model, ids)[-1], atol=1e-4, rtol=1e-3)
@@ -213,12 +215,12 @@ def test_experts_that_cannot_be_mixed_take_turns(monkeypatch):
     model = tiny_model("mixtral")
     moe = FreeMoE(model, experts_on(model, "ab"))
     monkeypatch.setattr(acting, "worth_mixing", lambda weights, rows: True)
-    runner = SlotRunner(model, InOnePass(moe), Limits(48, batch=4))
+    runner = SlotRunner(model, InOnePass(moe), EngineLimits(48, batch=4))
     with torch.no_grad():
         for n in (0, 1):
-            runner.open(n)
-        found = runner.forward([Row(0, (5, 6), "a"), Row(1, (7, 8), "b")])
-        runner.rest()
+            runner.add_sequence(n)
+        found = runner.forward([BatchRow(0, (5, 6), "a"), BatchRow(1, (7, 8), "b")])
+        runner.release_model()
         for one, (ids, name) in zip(found, (([5, 6], "a"), ([7, 8], "b")), strict=True):
             with moe.expert(name):
                 torch.testing.assert_close(one[0], logits(model, ids)[-1], atol=1e-4, rtol=1e-3)

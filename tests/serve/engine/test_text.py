@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from freemoe.serve.engine.text import BROKEN, Detokeniser, StopTexts
+from freemoe.serve.engine.text import BROKEN, IncrementalDetokeniser, StopTexts
 from tests.tiny import tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
@@ -16,9 +16,9 @@ def bytes_of(text):
 
 
 def pieces(ids):
-    text = Detokeniser(TOKENIZER)
-    found = [text.add(token) for token in ids]
-    return [*found, text.rest()]
+    text = IncrementalDetokeniser(TOKENIZER)
+    found = [text.add_token(token) for token in ids]
+    return [*found, text.flush_text()]
 
 
 @pytest.mark.parametrize("text", ["plain", "naïve café", "日本語 and 🙂🙃 mixed", "e\u0301 combining", ""])
@@ -48,11 +48,11 @@ def test_a_long_run_of_broken_bytes_is_told_before_its_end():
 def told(stops, parts):
     held, out = StopTexts(stops), []
     for part in parts:
-        text, stopped = held.add(part)
+        text, stopped = held.add_text(part)
         out.append(text)
         if stopped:
             return out, True
-    return [*out, held.rest()], False
+    return [*out, held.flush_text()], False
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from freemoe import FreeMoE
 from freemoe.recipes.expert_names import MAX_EXPERTS
 from freemoe.serve.http.bodies import ChatBody, CompletionBody
-from freemoe.serve.settings import Limits, RequestLimits
+from freemoe.serve.settings import EngineLimits, RequestLimits
 from tests.serve.conftest import served, write_artefact
 from tests.tiny import tiny_model
 
@@ -49,7 +49,7 @@ def test_every_example_with_curl(folders, tmp_path):
 
 
 def test_the_table_of_limits_is_the_code_s():
-    limits, bounds = Limits(4096), RequestLimits()
+    limits, bounds = EngineLimits(4096), RequestLimits()
     for told in (
         f"`--max-batch`, {limits.batch} ",
         f"`--queue`, {limits.queue} ",

@@ -9,9 +9,9 @@ import pytest
 
 from freemoe import FreeMoE
 from freemoe.core.errors import RecipeError
-from freemoe.serve.http.streams import EventStream, events
+from freemoe.serve.http.streams import EventStream, merge_events
 from freemoe.serve.listening import require_key
-from freemoe.serve.settings import Limits, RequestLimits
+from freemoe.serve.settings import EngineLimits, RequestLimits
 from tests.serve.conftest import NAN, alone, ask, idle, served
 
 GOOD = {"model": "base", "prompt": "x", "max_tokens": 2, "temperature": 0}
@@ -169,7 +169,7 @@ def test_bodies_that_are_enormous_or_trickle(moe):
 
 
 def test_clients_that_go_free_their_slots(moe):
-    with served(moe, Limits(128, batch=1)) as there:
+    with served(moe, EngineLimits(128, batch=1)) as there:
         long = {**GOOD, "max_tokens": 120, "stream": True}
         for _ in range(3):
             with there.client.stream("POST", TEXT, json=long) as answer:
@@ -186,11 +186,11 @@ def test_clients_that_go_free_their_slots(moe):
 
 
 def test_a_full_queue_says_when_to_come_again(moe):
-    with served(moe, Limits(128, batch=1, queue=2)) as there:
+    with served(moe, EngineLimits(128, batch=1, queue=2)) as there:
         step = there.engine.runner.forward
         there.engine.runner.forward = lambda rows: time.sleep(0.02) or step(rows)
         boxes = [there.engine.submit([ask(moe, "x", tokens=100)])[0]]
-        boxes[0].take(30)
+        boxes[0].wait_events(30)
         boxes += there.engine.submit([ask(moe, "x", tokens=100)] * 2)
         full = there.client.post(TEXT, json=GOOD)
         assert error_of(full, 429)["code"] == "queue_full"
@@ -219,17 +219,17 @@ def test_a_slow_reader_is_ended_and_others_do_not_wait(moe):
 
     async def answer(box):
         async def chunks():
-            async for _, event in events([box]):
+            async for _, event in merge_events([box]):
                 yield repr(event).encode()
 
         await EventStream(chunks(), box.close, 0.3, {})({}, lambda: asyncio.sleep(60), stuck)
 
-    with served(moe, Limits(128, batch=4, pieces=8)) as there:
+    with served(moe, EngineLimits(128, batch=4, pieces=8)) as there:
         [box] = there.engine.submit([ask(moe, "x", tokens=100)])
         began = time.monotonic()
         asyncio.run(answer(box))
         assert time.monotonic() - began < 10
-        assert box.closed
+        assert box.is_closed
         assert there.client.post(TEXT, json=GOOD).status_code == 200
         assert idle(there.engine)
 

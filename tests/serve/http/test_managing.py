@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 
 from freemoe import FreeMoE
-from freemoe.serve.settings import Limits
+from freemoe.serve.settings import EngineLimits
 from tests.serve.conftest import alone, served
 from tests.serve.http.test_hostile import GOOD, TEXT, error_of
 
@@ -23,7 +23,7 @@ def host(folders):
 
 @pytest.fixture
 def there(host, folders):
-    with served(host, Limits(128, batch=4), roots=[folders.own, folders.root / "more"]) as found:
+    with served(host, EngineLimits(128, batch=4), roots=[folders.own, folders.root / "more"]) as found:
         yield found
 
 

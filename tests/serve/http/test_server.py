@@ -11,11 +11,11 @@ import httpx
 import pytest
 
 from freemoe.core.errors import RecipeError
-from freemoe.serve.engine.engine import Engine
+from freemoe.serve.engine.engine import InferenceEngine
 from freemoe.serve.http.app import make_app
-from freemoe.serve.http.metrics import Metrics
+from freemoe.serve.http.metrics import ServerMetrics
 from freemoe.serve.listening import require_free
-from freemoe.serve.settings import Limits
+from freemoe.serve.settings import EngineLimits
 from tests.serve.conftest import alone, ask, read, served
 from tests.serve.http.test_hostile import GOOD, TEXT, error_of
 
@@ -33,7 +33,7 @@ def streamed(lines):
 
 def test_running_answers_are_finished(moe):
     true = alone(moe, "court?", "base", 60)
-    with served(moe, Limits(128, batch=4)) as there:
+    with served(moe, EngineLimits(128, batch=4)) as there:
         slow(there, 0.01)
         with there.client.stream("POST", TEXT, json=LONG) as answer:
             lines = answer.iter_lines()
@@ -58,7 +58,7 @@ def test_running_answers_are_finished(moe):
 
 @pytest.mark.parametrize("twice", [False, True])
 def test_what_takes_too_long_is_ended_with_an_error(moe, twice):
-    with served(moe, Limits(128, batch=4)) as there:
+    with served(moe, EngineLimits(128, batch=4)) as there:
         there.server._drain_seconds = 60 if twice else 0.1
         slow(there, 0.1)
         with there.client.stream("POST", TEXT, json=LONG) as answer:
@@ -82,7 +82,7 @@ def break_engine(engine):
 
 
 def test_a_server_whose_engine_fails_says_so_and_ends(moe):
-    with served(moe, Limits(128, batch=1)) as there:
+    with served(moe, EngineLimits(128, batch=1)) as there:
         slow(there, 0.01)
         with there.client.stream("POST", TEXT, json=LONG) as answer:
             lines = answer.iter_lines()
@@ -98,8 +98,8 @@ def test_a_server_whose_engine_fails_says_so_and_ends(moe):
 
 
 def test_a_failed_engine_is_not_healthy(moe):
-    engine = Engine(moe, Limits(128)).start()
-    transport = httpx.ASGITransport(make_app(engine, Metrics()))
+    engine = InferenceEngine(moe, EngineLimits(128)).start()
+    transport = httpx.ASGITransport(make_app(engine, ServerMetrics()))
 
     async def get(path):
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:

@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import quote
 
-from freemoe.serve.page import page
+from freemoe.serve.page import load_page
 
 PATIENCE = 30.0
 CUT = object()
@@ -76,7 +76,7 @@ class StandIn:
         }
         self.key: str | None = None
         self.template = True
-        self.html, self.headers = page().body, dict(page().headers)
+        self.html, self.headers = load_page().body, dict(load_page().headers)
         self.asked: list[Asked] = []
         self.gone = threading.Event()
         self.address = ""

@@ -143,15 +143,15 @@ def test_what_others_wrote_is_text(tab: Browser, server: StandIn, policy: bool) 
     server.route = {"expert": TAG, "confidence": 0.5, "subdomains": [{"name": bad, "probability": 0.5}]}
     server.says["auto"] = [bad, bad]
     opened(tab, server)
-    assert ask(tab, bad) == neutral.printable(bad + bad)
-    assert read(tab, ".asked") == [neutral.printable(bad)]
+    assert ask(tab, bad) == neutral.escape_terminal(bad + bad)
+    assert read(tab, ".asked") == [neutral.escape_terminal(bad)]
     assert read(tab, ".who b") == [TAG]
     tab.until("document.querySelector('.route')")
-    assert read(tab, ".route li span:first-child") == [neutral.printable(bad)]
-    assert neutral.printable(bad) in read(tab, "#expert option")
+    assert read(tab, ".route li span:first-child") == [neutral.escape_terminal(bad)]
+    assert neutral.escape_terminal(bad) in read(tab, "#expert option")
     server.refuses["auto"] = [Refusal(400, bad)]
     ask(tab, "?")
-    assert read(tab, ".error p") == [neutral.printable(bad)]
+    assert read(tab, ".error p") == [neutral.escape_terminal(bad)]
     assert tab.run("document.querySelectorAll('img').length") == 0
     assert tab.run("window.caught") is None
 
@@ -174,6 +174,6 @@ def test_text_is_shown_as_the_rest_of_the_project_shows_it(tab: Browser, server:
     ranges = [(0, 0x200), (0x600, 0x630), (0x1800, 0x1810), (0x1FF0, 0x2080), (0xFEF0, 0x10010), (0xDFFFA, 0xE0090)]
     text = "".join(chr(number) for one, end in ranges for number in range(one, end))
     escaped = "".join(f"\\u{{{ord(character):x}}}" for character in text)
-    assert tab.run(f'printable("{escaped}")') == neutral.printable(text)
-    assert re.search(r"\\x1b", neutral.printable(text))
+    assert tab.run(f'printable("{escaped}")') == neutral.escape_terminal(text)
+    assert re.search(r"\\x1b", neutral.escape_terminal(text))
     assert tab.run(r"printable('\ud800a') === '\\ud800a'")

@@ -7,7 +7,7 @@ import hashlib
 import re
 
 from freemoe.report.palette import COLOURS
-from freemoe.serve.page import content_security_policy, page
+from freemoe.serve.page import content_security_policy, load_page
 
 
 def hashed(inside: str) -> str:
@@ -15,8 +15,8 @@ def hashed(inside: str) -> str:
 
 
 def test_the_policy_names_what_stands_in_the_file_and_nothing_else() -> None:
-    html = page().body.decode()
-    policy = dict(rule.split(" ", 1) for rule in page().headers["content-security-policy"].split("; "))
+    html = load_page().body.decode()
+    policy = dict(rule.split(" ", 1) for rule in load_page().headers["content-security-policy"].split("; "))
     (script,) = re.findall(r"<script>(.*)</script>", html, re.DOTALL)
     (style,) = re.findall(r"<style>(.*)</style>", html, re.DOTALL)
     assert policy["default-src"] == "'none'"
@@ -34,7 +34,7 @@ def test_the_policy_of_other_pages() -> None:
 
 
 def test_the_page_needs_no_other_file_and_no_other_place() -> None:
-    html = page().body.decode()
+    html = load_page().body.decode()
     assert "//" not in re.sub(r"^\s*//.*$|(?<= )// .*$|[\"']//?[\"']", "", html, flags=re.MULTILINE)
     assert not re.search(
         r"""\bon\w+\s*=\s*["']|style\s*=\s*["']|\bsrc\s*=|@import|url\(|innerHTML|insertAdjacent|eval\(""", html
@@ -43,12 +43,12 @@ def test_the_page_needs_no_other_file_and_no_other_place() -> None:
 
 
 def test_its_colours_are_the_reports() -> None:
-    found = re.findall(r"--([\w-]+): light-dark\((#\w+), (#\w+)\);", page().body.decode())
+    found = re.findall(r"--([\w-]+): light-dark\((#\w+), (#\w+)\);", load_page().body.decode())
     assert len(found) > 8
     assert {name: (light, dark) for name, light, dark in found} == {name: COLOURS[name] for name, _, _ in found}
 
 
 def test_its_headers() -> None:
-    assert page().headers["content-type"] == "text/html; charset=utf-8"
-    assert page().headers["x-content-type-options"] == "nosniff"
-    assert all(re.fullmatch(r"[\x20-\x7e]+", value) for value in page().headers.values())
+    assert load_page().headers["content-type"] == "text/html; charset=utf-8"
+    assert load_page().headers["x-content-type-options"] == "nosniff"
+    assert all(re.fullmatch(r"[\x20-\x7e]+", value) for value in load_page().headers.values())

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from freemoe.core import neutral
-from freemoe.serve.page import page
+from freemoe.serve.page import load_page
 from tests.chromium import Browser
 from tests.serve.page.using import IDLE, ask, choose, fill, press, read, send, texts
 
@@ -21,13 +21,13 @@ def said(there: Any, model: str) -> str:
     body = {"model": model, "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 12, "temperature": 0}
     answer = there.client.post("/v1/chat/completions", json=body)
     assert answer.status_code == 200, answer.text
-    return neutral.printable(answer.json()["choices"][0]["message"]["content"])
+    return neutral.escape_terminal(answer.json()["choices"][0]["message"]["content"])
 
 
 def test_the_page_talks_to_the_server(tab: Browser, there: Any) -> None:
     home = there.client.get("/")
-    assert home.content == page().body
-    assert {name: home.headers[name] for name in page().headers} == dict(page().headers)
+    assert home.content == load_page().body
+    assert {name: home.headers[name] for name in load_page().headers} == dict(load_page().headers)
     tab.open(f"{there.url}/", 1280)
     tab.until("document.getElementById('expert').options.length")
     assert read(tab, "#expert option") == ["auto", "base", *"abcd"]

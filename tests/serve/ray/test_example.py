@@ -12,12 +12,12 @@ import yaml
 from pydantic import ValidationError
 
 from freemoe.core.errors import FreeMoEError, RecipeError
-from freemoe.distributed.ray_pool import keep_to_itself
-from freemoe.serve.ray.launch import lacking
+from freemoe.distributed.ray_pool import set_auth_token
+from freemoe.serve.ray.launch import missing_packages
 from freemoe.serve.settings import ServeSettings
 
 pytestmark = [
-    pytest.mark.skipif(bool(lacking()), reason="needs Ray Serve: pip install 'freemoe[serve-ray]'"),
+    pytest.mark.skipif(bool(missing_packages()), reason="needs Ray Serve: pip install 'freemoe[serve-ray]'"),
     # Of Ray Serve's own modules, when they are imported.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
@@ -47,7 +47,7 @@ def args_of(config: dict[str, Any], folders: SimpleNamespace, **more: Any) -> di
 
 
 def test_ray_serve_takes_the_file(config: dict[str, Any]) -> None:
-    keep_to_itself()
+    set_auth_token()
     from ray.serve.schema import ServeDeploySchema
 
     read = ServeDeploySchema.model_validate(config)
@@ -58,7 +58,7 @@ def test_ray_serve_takes_the_file(config: dict[str, Any]) -> None:
 
 
 def test_the_import_path_builds_an_application(config: dict[str, Any], folders: SimpleNamespace) -> None:
-    keep_to_itself()
+    set_auth_token()
     from ray.serve import Application
 
     made = builder(config)(args_of(config, folders, experts=[f"x-={folders.more}"]))
@@ -80,7 +80,7 @@ def test_the_import_path_builds_an_application(config: dict[str, Any], folders: 
 def test_what_the_builder_refuses(
     config: dict[str, Any], folders: SimpleNamespace, more: dict[str, Any], error: type[Exception], words: str
 ) -> None:
-    keep_to_itself()
+    set_auth_token()
     with pytest.raises(error, match=words):
         builder(config)(args_of(config, folders, **more))
 
@@ -109,7 +109,7 @@ def test_replicas_share_a_machine_of_their_own(folders: SimpleNamespace) -> None
 
 
 def test_a_cluster_without_room_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    keep_to_itself()
+    set_auth_token()
     import ray
 
     from freemoe.core.errors import WorkerError

@@ -14,11 +14,11 @@ import pytest
 
 from freemoe import FreeMoE
 from freemoe.distributed.executors import has_ray
-from freemoe.distributed.ray_pool import keep_to_itself
+from freemoe.distributed.ray_pool import set_auth_token
 from freemoe.serve.engine.requests import QueueFullError
-from freemoe.serve.ray.ingress import Ingress
-from freemoe.serve.ray.replica import Replica, Setup
-from freemoe.serve.served import resolve
+from freemoe.serve.ray.ingress import IngressDeployment
+from freemoe.serve.ray.replica import EngineReplica, ReplicaSetup
+from freemoe.serve.served import resolve_settings
 from freemoe.serve.settings import ServeSettings
 from tests.serve.conftest import alone
 
@@ -32,7 +32,7 @@ TEXT, EXPERTS = "/v1/completions", "/v1/freemoe/experts"
 GOOD = {"model": "base", "prompt": "court?", "max_tokens": 6, "temperature": 0}
 
 
-class Here(Replica):
+class Here(EngineReplica):
     """A replica in this process."""
 
     name = ""
@@ -100,16 +100,16 @@ class Handle:
 
 
 @pytest.fixture(scope="module")
-def setup(folders: SimpleNamespace) -> Setup:
+def setup(folders: SimpleNamespace) -> ReplicaSetup:
     settings = ServeSettings(
         base=str(folders.own), expert_root=[folders.root], context=128, max_batch=4, device="cpu", replicas=2
     )
-    return Setup(resolve(settings, None), 1, (), {})
+    return ReplicaSetup(resolve_settings(settings, None), 1, (), {})
 
 
 @pytest.fixture
-def handle(setup: Setup) -> Iterator[Handle]:
-    keep_to_itself()
+def handle(setup: ReplicaSetup) -> Iterator[Handle]:
+    set_auth_token()
     replicas = [Here(setup), Here(setup)]
     for number, replica in enumerate(replicas):
         replica.name = f"r{number}"
@@ -128,10 +128,10 @@ def whole(folders: SimpleNamespace) -> FreeMoE:
 Story = Callable[[httpx.AsyncClient], Coroutine[Any, Any, None]]
 
 
-def tell(handle: Handle, setup: Setup, story: Story, key: str | None = None, **more: Any) -> Ingress:
+def tell(handle: Handle, setup: ReplicaSetup, story: Story, key: str | None = None, **more: Any) -> IngressDeployment:
     """What a client does, before an ingress of these replicas."""
     settings = setup.served.settings.model_copy(update=more)
-    ingress = Ingress(handle, replace(setup.served, settings=settings), key)
+    ingress = IngressDeployment(handle, replace(setup.served, settings=settings), key)
 
     async def run() -> None:
         transport = httpx.ASGITransport(ingress.__serve_build_asgi_app__(), raise_app_exceptions=False)
@@ -150,7 +150,7 @@ def error_of(answer: httpx.Response, status: int) -> dict[str, Any]:
 
 
 def test_replicas_answer_in_turns_and_load_what_they_are_asked_for(
-    handle: Handle, setup: Setup, whole: FreeMoE
+    handle: Handle, setup: ReplicaSetup, whole: FreeMoE
 ) -> None:
     async def story(client: httpx.AsyncClient) -> None:
         models = [row["id"] for row in (await client.get("/v1/models")).json()["data"]]
@@ -172,7 +172,7 @@ def test_replicas_answer_in_turns_and_load_what_they_are_asked_for(
     assert set(handle.asked) == {"r0", "r1"}
 
 
-def test_the_gate_stands_before_the_replicas(handle: Handle, setup: Setup) -> None:
+def test_the_gate_stands_before_the_replicas(handle: Handle, setup: ReplicaSetup) -> None:
     async def story(client: httpx.AsyncClient) -> None:
         shown = {"authorization": "Bearer " + "k" * 8}
         assert error_of(await client.post(TEXT, json=GOOD), 401)["code"] == "invalid_api_key"
@@ -191,7 +191,7 @@ def test_the_gate_stands_before_the_replicas(handle: Handle, setup: Setup) -> No
 
 
 def test_experts_come_and_go_on_all_replicas_and_a_new_ingress_knows_them(
-    handle: Handle, setup: Setup, whole: FreeMoE
+    handle: Handle, setup: ReplicaSetup, whole: FreeMoE
 ) -> None:
     async def load(client: httpx.AsyncClient) -> None:
         done = await client.post(EXPERTS, json={"path": "more", "prefix": "x-"})
@@ -236,7 +236,7 @@ def lost() -> Exception:
     return ActorDiedError()
 
 
-def test_a_replica_that_is_lost_costs_its_answer_an_error(handle: Handle, setup: Setup) -> None:
+def test_a_replica_that_is_lost_costs_its_answer_an_error(handle: Handle, setup: ReplicaSetup) -> None:
     handle.lost = lost()
 
     async def story(client: httpx.AsyncClient) -> None:
@@ -256,7 +256,7 @@ def test_a_replica_that_is_lost_costs_its_answer_an_error(handle: Handle, setup:
     tell(handle, setup, story)
 
 
-def test_other_ways_to_get_no_answer(handle: Handle, setup: Setup) -> None:
+def test_other_ways_to_get_no_answer(handle: Handle, setup: ReplicaSetup) -> None:
     async def story(client: httpx.AsyncClient) -> None:
         from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
@@ -282,13 +282,13 @@ def test_other_ways_to_get_no_answer(handle: Handle, setup: Setup) -> None:
     tell(handle, setup, story)
 
 
-def test_a_replica_without_its_files_or_with_other_versions_is_none(setup: Setup) -> None:
+def test_a_replica_without_its_files_or_with_other_versions_is_none(setup: ReplicaSetup) -> None:
     from freemoe.core.errors import WorkerError
 
     with pytest.raises(WorkerError, match="has no '/not/here'"):
-        Replica(replace(setup, needs=("/not/here",)))
+        EngineReplica(replace(setup, needs=("/not/here",)))
     with pytest.raises(WorkerError, match=r"instead of 1\.0"):
-        Replica(replace(setup, versions={"torch": "1.0"}))
+        EngineReplica(replace(setup, versions={"torch": "1.0"}))
 
 
 def test_a_replica_whose_engine_has_ended_is_not_healthy(handle: Handle) -> None:

@@ -11,17 +11,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from freemoe.serve.ray.passing import Asked, answered
+from freemoe.serve.ray.passing import ForwardedRequest, stream_answer
 
-ASKED = Asked("POST", "/echo", "application/json", b'{"a": [1, "\xc3\xa9"]}')
+ASKED = ForwardedRequest("POST", "/echo", "application/json", b'{"a": [1, "\xc3\xa9"]}')
 
 
 async def echo(request: Request) -> Response:
     return JSONResponse({"body": await request.json(), "kind": request.headers["content-type"]})
 
 
-async def _all(app: Any, asked: Asked) -> list[list[Any]]:
-    return [some async for some in answered(app, asked)]
+async def _all(app: Any, asked: ForwardedRequest) -> list[list[Any]]:
+    return [some async for some in stream_answer(app, asked)]
 
 
 def body(batches: list[list[Any]]) -> bytes:
@@ -33,7 +33,7 @@ def test_an_app_sees_the_request_and_its_answer_comes_in_one_piece() -> None:
     [[start, *rest]] = asyncio.run(_all(app, ASKED))
     assert (start["type"], start["status"]) == ("http.response.start", 200)
     assert body([rest]) == '{"body":{"a":[1,"é"]},"kind":"application/json"}'.encode()
-    assert asyncio.run(_all(app, Asked("GET", "/nothing")))[0][0]["status"] == 404
+    assert asyncio.run(_all(app, ForwardedRequest("GET", "/nothing")))[0][0]["status"] == 404
 
 
 def test_a_stream_comes_as_it_is_written_and_never_a_beginning_alone() -> None:
@@ -60,7 +60,7 @@ def test_what_was_written_while_nobody_read_comes_together() -> None:
                 if number == 0:
                     await asyncio.sleep(0.01)
 
-        found, slow = [], answered(app, ASKED)
+        found, slow = [], stream_answer(app, ASKED)
         async for some in slow:
             found.append(some)
             await asyncio.sleep(0.05)
@@ -86,7 +86,7 @@ def test_an_app_whose_client_is_gone_is_ended(how: str) -> None:
             ended.append(True)
 
     async def scenario() -> None:
-        answer = answered(app, ASKED)
+        answer = stream_answer(app, ASKED)
         await anext(answer)
         await asyncio.sleep(0.01)
         assert not ended

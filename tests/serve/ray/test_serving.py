@@ -20,11 +20,11 @@ import psutil
 import pytest
 
 from freemoe import FreeMoE
-from freemoe.serve.ray.launch import lacking
+from freemoe.serve.ray.launch import missing_packages
 from tests.serve.conftest import alone
 
 pytestmark = [
-    pytest.mark.skipif(bool(lacking()), reason="needs Ray Serve: pip install 'freemoe[serve-ray]'"),
+    pytest.mark.skipif(bool(missing_packages()), reason="needs Ray Serve: pip install 'freemoe[serve-ray]'"),
     pytest.mark.slow,
 ]
 

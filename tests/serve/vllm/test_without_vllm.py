@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from freemoe.core.errors import ArtifactError
-from freemoe.serve.vllm.masks import ExpertMasks, Fused, Subtracted, Zeroed
+from freemoe.serve.vllm.masks import ExpertMasks, FusedLinear, SubtractedMask, ZeroedMask
 from freemoe.serve.vllm.settings import SCHEDULER, expert_names, llm_arguments, serve_command
 from freemoe.serve.vllm.step import tokens_of
 from tests.domain_experts.structured.artefacts import mixture_artefact, unit_artefact
@@ -23,7 +23,7 @@ def artefact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return unit_artefact(tmp_path_factory.mktemp("vllm"))
 
 
-def linears(artefact: Path) -> tuple[dict[str, Fused], dict[str, torch.Tensor]]:
+def linears(artefact: Path) -> tuple[dict[str, FusedLinear], dict[str, torch.Tensor]]:
     """Of two layers, as vLLM holds them: q, k and v one below the other, and so gate and up."""
     own = dict(tiny_model("llama").named_parameters())
     held, weights = {}, {}
@@ -35,7 +35,7 @@ def linears(artefact: Path) -> tuple[dict[str, Fused], dict[str, torch.Tensor]]:
             for name, parts in fused.items():
                 path = f"model.layers.{number}.{block}"
                 found = [(f"{path}.{part}.weight", own[f"{path}.{part}.weight"]) for part in parts]
-                held[f"{path}.{name}"] = Fused([(n, len(w)) for n, w in found], found[0][1].shape[1])
+                held[f"{path}.{name}"] = FusedLinear([(n, len(w)) for n, w in found], found[0][1].shape[1])
                 weights[f"{path}.{name}"] = torch.cat([w.detach() for _, w in found])
     return held, weights
 
@@ -46,21 +46,21 @@ def test_a_linear_leaves_out_what_the_expert_has_off(artefact: Path) -> None:
     torch.manual_seed(0)
     kinds = set()
     for expert in ("law/all", "law/single", "law/all+law/single", "law/free&law/all"):
-        mask, parts = masks.mask(expert), masks.parts(expert)
+        mask, parts = masks.expert_mask(expert), masks.linear_masks(expert)
         assert parts
         for name, off in parts.items():
             kinds.add(type(off))
             weight, x = weights[name], torch.randn(5, held[name].columns)
             blocks = weight.split([rows for _, rows in held[name].parts])
             zeroed = [
-                block.masked_fill(mask[part].bools().view(block.shape), 0) if part in mask else block
+                block.masked_fill(mask[part].to_bools().view(block.shape), 0) if part in mask else block
                 for (part, _), block in zip(held[name].parts, blocks, strict=True)
             ]
             wanted = x @ torch.cat(zeroed).t()
-            torch.testing.assert_close(off.applied(x, x @ weight.t(), weight, None), wanted, atol=1e-5, rtol=0)
+            torch.testing.assert_close(off.apply_mask(x, x @ weight.t(), weight, None), wanted, atol=1e-5, rtol=0)
             assert not torch.allclose(wanted, x @ weight.t(), atol=1e-3)
-    assert kinds == {Subtracted, Zeroed}
-    assert not masks.parts("law/none")
+    assert kinds == {SubtractedMask, ZeroedMask}
+    assert not masks.linear_masks("law/none")
 
 
 def test_what_no_linear_holds_is_refused(artefact: Path, tmp_path: Path) -> None:

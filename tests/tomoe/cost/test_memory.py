@@ -13,11 +13,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from freemoe.models.sublayers import find_sublayers
 from freemoe.recipes import ConvertRecipe, recipe_from
-from freemoe.text.blocks import Blocks
-from freemoe.tomoe.cost.memory import Sizes, sizes
+from freemoe.text.blocks import PackedBlocks
+from freemoe.tomoe.cost.memory import MemoryEstimate, estimate_memory
 from freemoe.tomoe.gates.hypernetwork import Hypernetwork
-from freemoe.tomoe.gates.initialise import Worth
-from freemoe.tomoe.gates.train import Trainer
+from freemoe.tomoe.gates.initialise import LayerImportance
+from freemoe.tomoe.gates.train import GateTrainer
 from freemoe.tomoe.material import checkpoint_activations
 
 AGREES = 0.25
@@ -37,10 +37,10 @@ def base(**shape: Any) -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval().requires_grad_(False)
 
 
-def said(model: LlamaForCausalLM, own: ConvertRecipe, block: int = BLOCK) -> Sizes:
+def said(model: LlamaForCausalLM, own: ConvertRecipe, block: int = BLOCK) -> MemoryEstimate:
     sublayers = find_sublayers(model)
     trained = sum(p.numel() for p in Hypernetwork(sublayers, own.experts, 0).parameters() if p.requires_grad)
-    return sizes(own, sublayers, 0, model.config.vocab_size, block, trained)
+    return estimate_memory(own, sublayers, 0, model.config.vocab_size, block, trained)
 
 
 def trained(model: LlamaForCausalLM, own: ConvertRecipe) -> None:
@@ -49,24 +49,24 @@ def trained(model: LlamaForCausalLM, own: ConvertRecipe) -> None:
     sublayers = find_sublayers(model)
     if own.train.checkpointing:
         checkpoint_activations(model)
-    trainer = Trainer(model, sublayers, own, Blocks(ids, torch.arange(BLOCK).expand_as(ids)))
+    trainer = GateTrainer(model, sublayers, own, PackedBlocks(ids, torch.arange(BLOCK).expand_as(ids)))
     g = torch.Generator().manual_seed(0)
-    trainer.begin(
+    trainer.start_from_statistics(
         [
-            Worth(
-                torch.randn(8, layer.hidden, generator=g),
+            LayerImportance(
+                torch.randn(8, layer.hidden_size, generator=g),
                 torch.zeros(8),
                 *(
                     torch.rand(n, generator=g)
-                    for n in (layer.rotary.bits, layer.rotary.head_dim, layer.rotary.head_dim)
+                    for n in (layer.rotary.num_bits, layer.rotary.head_dim, layer.rotary.head_dim)
                 ),
-                mlp=torch.rand(8, layer.width, generator=g),
+                mlp=torch.rand(8, layer.intermediate_size, generator=g),
             )
             for layer in sublayers
         ]
     )
-    trainer.run(2)
-    trainer.state()
+    trainer.train_until(2)
+    trainer.to_state()
 
 
 def weigh(checkpointing: bool) -> int:
@@ -115,6 +115,6 @@ def test_more_tokens_layers_and_words_take_more_and_checkpointing_less() -> None
 
 
 def test_the_base_and_the_largest_moment_are_the_peak() -> None:
-    assert Sizes(10, 5, 2, 1, 20, 0).peak == 30
-    assert Sizes(10, 5, 2, 1, 3, 10).peak == 20
-    assert Sizes(10, 50, 2, 1, 20, 10).peak == 63
+    assert MemoryEstimate(10, 5, 2, 1, 20, 0).peak_bytes == 30
+    assert MemoryEstimate(10, 5, 2, 1, 3, 10).peak_bytes == 20
+    assert MemoryEstimate(10, 50, 2, 1, 20, 10).peak_bytes == 63

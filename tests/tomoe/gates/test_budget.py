@@ -5,26 +5,26 @@ from __future__ import annotations
 import pytest
 import torch
 
-from freemoe.models.sublayers import Sublayers, find_sublayers
-from freemoe.tomoe.gates.budget import Profile, Widths, profile, widths
+from freemoe.models.sublayers import DecoderSublayers, find_sublayers
+from freemoe.tomoe.gates.budget import LayerWidths, LogitProfile, choose_widths, make_profile
 from freemoe.tomoe.structures.structure import dense_parameters, linear_parameters
 from tests.tiny import tiny_model
 
 
-def profiles(sublayers: list[Sublayers], seed: int = 0) -> list[Profile]:
+def profiles(sublayers: list[DecoderSublayers], seed: int = 0) -> list[LogitProfile]:
     g = torch.Generator().manual_seed(seed)
     return [
-        profile(
-            torch.randn(s.rotary.bits, generator=g),
-            s.rotary.sizes,
+        make_profile(
+            torch.randn(s.rotary.num_bits, generator=g),
+            s.rotary.bit_sizes,
             torch.randn(s.rotary.head_dim, generator=g),
-            torch.randn(3, s.width, generator=g),
+            torch.randn(3, s.intermediate_size, generator=g),
         )
         for s in sublayers
     ]
 
 
-def cost(sublayers: list[Sublayers], own: list[Profile], chosen: list[Widths]) -> int:
+def cost(sublayers: list[DecoderSublayers], own: list[LogitProfile], chosen: list[LayerWidths]) -> int:
     return sum(
         linear_parameters(s, w.vo, int(p.sizes[: w.qk].sum()), w.mlp)
         for s, p, w in zip(sublayers, own, chosen, strict=True)
@@ -36,9 +36,9 @@ def cost(sublayers: list[Sublayers], own: list[Profile], chosen: list[Widths]) -
 def test_the_budget_is_used_and_never_exceeded(family: str, share: float) -> None:
     sublayers = find_sublayers(tiny_model(family))
     own = profiles(sublayers)
-    chosen = widths(own, sublayers, share)
+    chosen = choose_widths(own, sublayers, share)
     used, dense = cost(sublayers, own, chosen), dense_parameters(sublayers)
-    dearest = max(2 * s.hidden * (s.heads + s.kv_heads) for s in sublayers)
+    dearest = max(2 * s.hidden_size * (s.heads + s.kv_heads) for s in sublayers)
     assert share * dense - dearest <= used <= share * dense + 0.5
     if share == 1:
         assert used == dense
@@ -48,7 +48,7 @@ def test_a_threshold_separates_what_is_in() -> None:
     sublayers = find_sublayers(tiny_model("llama"))
     own = profiles(sublayers)
     inside, outside = [], []
-    for p, w in zip(own, widths(own, sublayers, 0.5), strict=True):
+    for p, w in zip(own, choose_widths(own, sublayers, 0.5), strict=True):
         for values, k in ((p.qk, w.qk), (p.vo, w.vo), (p.mlp, w.mlp)):
             inside += values[1:k].tolist()
             outside += values[k:].tolist()
@@ -57,11 +57,11 @@ def test_a_threshold_separates_what_is_in() -> None:
 
 def test_every_layer_keeps_something() -> None:
     sublayers = find_sublayers(tiny_model("llama"))
-    chosen = widths(profiles(sublayers), sublayers, 1e-6)
-    assert chosen == [Widths(1, 1, 1)] * 2
+    chosen = choose_widths(profiles(sublayers), sublayers, 1e-6)
+    assert chosen == [LayerWidths(1, 1, 1)] * 2
 
 
 def test_queries_can_be_left_whole() -> None:
     sublayers = find_sublayers(tiny_model("llama"))
-    chosen = widths(profiles(sublayers), sublayers, 0.5, queries=False)
+    chosen = choose_widths(profiles(sublayers), sublayers, 0.5, queries=False)
     assert [w.qk for w in chosen] == [4, 4]

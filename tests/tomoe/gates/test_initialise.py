@@ -8,33 +8,41 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from freemoe.kernels.gates import route
+from freemoe.kernels.gates import route_tokens
 from freemoe.models.sublayers import CONVERTIBLE, find_sublayers
-from freemoe.text.blocks import Blocks
+from freemoe.text.blocks import PackedBlocks
 from freemoe.tomoe.gates.hypernetwork import Hypernetwork
-from freemoe.tomoe.gates.initialise import Worth, begin, clusters, offsets, worths
+from freemoe.tomoe.gates.initialise import (
+    LayerImportance,
+    cluster_tokens,
+    initial_logits,
+    initialise_gates,
+    measure_layer_importance,
+)
 from freemoe.tomoe.structures.masked import per_head
 from tests.tiny import tiny_model
 
 
-def blocks(rows: int = 5, length: int = 12) -> Blocks:
+def blocks(rows: int = 5, length: int = 12) -> PackedBlocks:
     ids = torch.randint(3, 288, (rows, length), generator=torch.Generator().manual_seed(1))
-    return Blocks(ids, torch.arange(length).expand(rows, length))
+    return PackedBlocks(ids, torch.arange(length).expand(rows, length))
 
 
-def slow(model: torch.nn.Module, number: int, router: tuple[torch.Tensor, torch.Tensor], text: Blocks) -> Worth:
+def slow(
+    model: torch.nn.Module, number: int, router: tuple[torch.Tensor, torch.Tensor], text: PackedBlocks
+) -> LayerImportance:
     """Masks that are leaves, one row at a time, gradients squared by the definition."""
     layer = find_sublayers(model)[number]
     h, n = layer.rotary.head_dim, len(router[0])
-    qk, vo, ranked = torch.zeros(layer.rotary.bits), torch.zeros(h), torch.zeros(h)
-    mlp, counts = torch.zeros(n, layer.width), torch.zeros(n)
+    qk, vo, ranked = torch.zeros(layer.rotary.num_bits), torch.zeros(h), torch.zeros(h)
+    mlp, counts = torch.zeros(n, layer.intermediate_size), torch.zeros(n)
     for row in range(len(text)):
         ids = text.ids[row : row + 1]
-        bits = torch.ones(layer.rotary.bits, requires_grad=True)
-        values = torch.ones(1, text.length, h, requires_grad=True)
-        neurons = torch.ones(1, text.length, layer.width, requires_grad=True)
+        bits = torch.ones(layer.rotary.num_bits, requires_grad=True)
+        values = torch.ones(1, text.row_length, h, requires_grad=True)
+        neurons = torch.ones(1, text.row_length, layer.intermediate_size, requires_grad=True)
         seen: list[torch.Tensor] = []
-        kept = layer.rotary.spread(bits)
+        kept = layer.rotary.expand_bits(bits)
         hooks = [
             layer.q.register_forward_hook(lambda m, a, out, kept=kept: per_head(out, kept, h)),
             layer.k.register_forward_hook(lambda m, a, out, kept=kept: per_head(out, kept, h)),
@@ -47,7 +55,7 @@ def slow(model: torch.nn.Module, number: int, router: tuple[torch.Tensor, torch.
         F.cross_entropy(logits[0, :-1], ids[0, 1:], reduction="sum").backward()
         for hook in hooks:
             hook.remove()
-        expert = route(seen[0], *router)
+        expert = route_tokens(seen[0], *router)
         qk += bits.grad**2
         vo += (values.grad[0] ** 2).sum(0)
         ranked += sum(token.sort(descending=True).values for token in values.grad[0] ** 2)
@@ -55,7 +63,9 @@ def slow(model: torch.nn.Module, number: int, router: tuple[torch.Tensor, torch.
         counts += torch.bincount(expert, minlength=n)
     tokens = text.ids.numel()
     overall = mlp.sum(0) / tokens
-    return Worth(*router, qk / tokens, vo / tokens, ranked / tokens, (mlp + 64 * overall) / (counts + 64)[:, None])
+    return LayerImportance(
+        *router, qk / tokens, vo / tokens, ranked / tokens, (mlp + 64 * overall) / (counts + 64)[:, None]
+    )
 
 
 @pytest.mark.parametrize("family", CONVERTIBLE)
@@ -64,8 +74,8 @@ def test_worths_are_squared_gradients_of_masks(family: str) -> None:
     for p in model.parameters():
         p.requires_grad_(False)
     sublayers, text = find_sublayers(model), blocks()
-    routers = clusters(model, sublayers, text, 3, seed=0)
-    found = worths(model, sublayers, text, routers)
+    routers = cluster_tokens(model, sublayers, text, 3, seed=0)
+    found = measure_layer_importance(model, sublayers, text, routers)
     for number, own in enumerate(found):
         expected = slow(model, number, routers[number], text)
         for name in ("qk", "vo", "vo_ranked", "mlp"):
@@ -75,17 +85,17 @@ def test_worths_are_squared_gradients_of_masks(family: str) -> None:
 
 def test_clusters_send_tokens_to_the_nearest_centre() -> None:
     model = tiny_model("llama")
-    for weight, bias in clusters(model, find_sublayers(model), blocks(), 4, seed=0):
+    for weight, bias in cluster_tokens(model, find_sublayers(model), blocks(), 4, seed=0):
         x = torch.randn(50, 32, generator=torch.Generator().manual_seed(4))
-        assert torch.equal(route(x, weight, bias), torch.cdist(x, weight).argmin(-1))
+        assert torch.equal(route_tokens(x, weight, bias), torch.cdist(x, weight).argmin(-1))
 
 
 def test_offsets_compare_worth_per_weight_over_all_layers() -> None:
     model = tiny_model("llama")
     sublayers, text = find_sublayers(model), blocks()
-    worth = worths(model, sublayers, text, clusters(model, sublayers, text, 3, seed=0))
+    worth = measure_layer_importance(model, sublayers, text, cluster_tokens(model, sublayers, text, 3, seed=0))
     values, worths_per_weight = [], []
-    for layer, own, start in zip(sublayers, worth, offsets(worth, sublayers), strict=True):
+    for layer, own, start in zip(sublayers, worth, initial_logits(worth, sublayers), strict=True):
         per_dim = 32 * (layer.heads + layer.kv_heads)
         values += [*start.vo.tolist(), *start.qk.tolist(), *start.mlp.flatten().tolist()]
         worths_per_weight += (own.vo / per_dim).tolist() + (own.qk / (2 * per_dim)).tolist()
@@ -99,13 +109,13 @@ def test_offsets_compare_worth_per_weight_over_all_layers() -> None:
 def test_a_quiet_hypernetwork_says_the_offsets() -> None:
     model = tiny_model("llama")
     sublayers, text = find_sublayers(model), blocks()
-    worth = worths(model, sublayers, text, clusters(model, sublayers, text, 3, seed=0))
+    worth = measure_layer_importance(model, sublayers, text, cluster_tokens(model, sublayers, text, 3, seed=0))
     net = Hypernetwork(sublayers, 3, seed=0, start_quiet=True)
-    begin(net, worth, sublayers)
+    initialise_gates(net, worth, sublayers)
     with torch.no_grad():
-        for own, start in zip(net(), offsets(worth, sublayers), strict=True):
+        for own, start in zip(net(), initial_logits(worth, sublayers), strict=True):
             assert torch.equal(own.mlp, start.mlp)
             assert torch.equal(own.qk, start.qk)
     x = torch.randn(40, 32, generator=torch.Generator().manual_seed(4))
     router = net.mlp[0].router
-    assert torch.equal(router(x).argmax(-1), route(x, worth[0].router_weight, worth[0].router_bias))
+    assert torch.equal(router(x).argmax(-1), route_tokens(x, worth[0].router_weight, worth[0].router_bias))

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from freemoe.tomoe.gates.losses import balance_loss, log_ratio, size_loss, union, union_loss
+from freemoe.tomoe.gates.losses import balance_loss, log_ratio, mask_union, size_loss, union_loss
 
 
 def test_the_ratio_is_symmetric_and_zero_where_equal() -> None:
@@ -29,13 +29,13 @@ def test_size_pushes_both_ways() -> None:
 def test_union_by_brute_force() -> None:
     masks = (torch.rand(3, 20, generator=torch.Generator().manual_seed(0)) > 0.6).float()
     expected = [float(any(masks[i, j] for i in range(3))) for j in range(20)]
-    assert union(masks).tolist() == expected
-    assert float(union_loss(union(masks))) == pytest.approx(math.log(1 / (sum(expected) / 20)))
+    assert mask_union(masks).tolist() == expected
+    assert float(union_loss(mask_union(masks))) == pytest.approx(math.log(1 / (sum(expected) / 20)))
 
 
 def test_union_teaches_only_what_no_other_expert_keeps() -> None:
     masks = torch.tensor([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]], requires_grad=True)
-    union(masks).sum().backward()
+    mask_union(masks).sum().backward()
     assert masks.grad is not None
     assert masks.grad.tolist() == [[0.0, 0.0, 1.0], [0.0, 1.0, 1.0]]
 

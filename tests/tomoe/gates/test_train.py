@@ -11,24 +11,24 @@ import torch
 from freemoe.core.errors import NumericError
 from freemoe.models.sublayers import find_sublayers
 from freemoe.recipes import ConvertRecipe, recipe_from
-from freemoe.text.blocks import Blocks
-from freemoe.tomoe.gates.discretize import equalised, structure_of
+from freemoe.text.blocks import PackedBlocks
+from freemoe.tomoe.gates.discretize import equalise_widths, structure_of
 from freemoe.tomoe.gates.gating import _ExpertMask
-from freemoe.tomoe.gates.initialise import clusters, worths
-from freemoe.tomoe.gates.train import Trainer
+from freemoe.tomoe.gates.initialise import cluster_tokens, measure_layer_importance
+from freemoe.tomoe.gates.train import GateTrainer
 from freemoe.tomoe.material import checkpoint_activations
-from freemoe.tomoe.structures.structure import active_parameters, check, dense_parameters
+from freemoe.tomoe.structures.structure import active_parameters, dense_parameters, require_structure_fits
 from tests.tiny import tiny_model
 
 PAPER = {"profile": "paper", "train": {"steps": 6, "batch_tokens": 48, "block": 24}}
 
 
-def text(rows: int = 12, length: int = 24, seed: int = 0) -> Blocks:
+def text(rows: int = 12, length: int = 24, seed: int = 0) -> PackedBlocks:
     """Sequences that count on: each token is the one before plus a step of its row."""
     g = torch.Generator().manual_seed(seed)
     start, step = torch.randint(3, 200, (rows, 1), generator=g), torch.randint(1, 4, (rows, 1), generator=g)
     ids = 3 + (start + step * torch.arange(length)) % 280
-    return Blocks(ids, torch.arange(length).expand(rows, length))
+    return PackedBlocks(ids, torch.arange(length).expand(rows, length))
 
 
 def recipe(**values: Any) -> ConvertRecipe:
@@ -39,21 +39,27 @@ def recipe(**values: Any) -> ConvertRecipe:
     return found
 
 
-def trainer(own: ConvertRecipe, family: str = "llama", device: str = "cpu") -> Trainer:
+def trainer(own: ConvertRecipe, family: str = "llama", device: str = "cpu") -> GateTrainer:
     model = tiny_model(family).to(device)
     for p in model.parameters():
         p.requires_grad_(False)
     sublayers = find_sublayers(model)
-    found = Trainer(model, sublayers, own, text())
+    found = GateTrainer(model, sublayers, own, text())
     if own.gates.start == "statistics":
-        routers = clusters(model, sublayers, text(), own.experts, own.seed)
-        found.begin(worths(model, sublayers, text(), routers))
+        routers = cluster_tokens(model, sublayers, text(), own.experts, own.seed)
+        found.start_from_statistics(measure_layer_importance(model, sublayers, text(), routers))
     return found
 
 
-def finished(own: Trainer) -> list:
+def finished(own: GateTrainer) -> list:
     return structure_of(
-        own.hypernetwork, own.gating, own.sublayers, own.widths(own.recipe.active), own.model, text(seed=1), own.step
+        own.hypernetwork,
+        own.gating,
+        own.sublayers,
+        own.exact_widths(own.recipe.active),
+        own.model,
+        text(seed=1),
+        own.step,
     )
 
 
@@ -62,7 +68,7 @@ def test_the_base_is_not_touched_and_gates_move(family: str) -> None:
     own = trainer(recipe(train={"steps": 3}), family)
     before = {n: p.clone() for n, p in own.model.named_parameters()}
     logits = [layer.mlp.clone() for layer in own.hypernetwork()]
-    own.run(3)
+    own.train_until(3)
     assert all(torch.equal(p, before[n]) and p.grad is None for n, p in own.model.named_parameters())
     assert not any(torch.equal(a, b.mlp) for a, b in zip(logits, own.hypernetwork(), strict=True))
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in own.model.modules())
@@ -71,11 +77,11 @@ def test_the_base_is_not_touched_and_gates_move(family: str) -> None:
 @pytest.mark.parametrize("active", [0.3, 0.5, 0.8])
 def test_an_exact_budget_holds_at_every_step_and_at_the_end(active: float) -> None:
     own = trainer(recipe(active=active))
-    own.run(6)
+    own.train_until(6)
     column = own.history.columns.index("active")
     assert all(active - 0.03 <= row[column] <= active + 1e-6 for row in own.history.rows)
     structure = finished(own)
-    check(structure, own.sublayers)
+    require_structure_fits(structure, own.sublayers)
     share = active_parameters(structure, own.sublayers) / dense_parameters(own.sublayers)
     assert share == pytest.approx(own.history.rows[-1][column], abs=1e-6)
 
@@ -94,7 +100,7 @@ def test_long_trainings_move_routers_slowly_and_offsets_by_their_gradients() -> 
 
 def test_the_ramp_leads_to_the_budget() -> None:
     own = trainer(recipe(train={"ramp": 0.5, "steps": 10}))
-    shares = [own.share(step) for step in range(10)]
+    shares = [own.target_share(step) for step in range(10)]
     assert shares[0] == pytest.approx(0.9)
     assert shares == sorted(shares, reverse=True)
     assert shares[4:] == [0.5] * 6
@@ -115,11 +121,11 @@ def test_the_ramp_leads_to_the_budget() -> None:
 )
 def test_a_resumed_run_is_an_unbroken_one(values: dict) -> None:
     unbroken, first, second = (trainer(recipe(**values)) for _ in range(3))
-    unbroken.run(6)
-    first.run(3)
-    second.load({name: t.clone() for name, t in first.state().items()})
-    second.run(6)
-    a, b = unbroken.state(), second.state()
+    unbroken.train_until(6)
+    first.train_until(3)
+    second.load_state({name: t.clone() for name, t in first.to_state().items()})
+    second.train_until(6)
+    a, b = unbroken.to_state(), second.to_state()
     assert sorted(a) == sorted(b)
     assert all(torch.equal(a[name], b[name]) for name in a)
 
@@ -129,8 +135,8 @@ def test_seeds_and_noise_make_a_difference_and_nothing_else_does() -> None:
     for seed in (0, 0, 1):
         own = trainer(recipe(seed=seed, gates={"noise": True}))
         torch.manual_seed(len(runs))
-        own.run(3)
-        runs.append(own.state()["history"])
+        own.train_until(3)
+        runs.append(own.to_state()["history"])
     assert torch.equal(runs[0], runs[1])
     assert not torch.equal(runs[0], runs[2])
 
@@ -138,15 +144,15 @@ def test_seeds_and_noise_make_a_difference_and_nothing_else_does() -> None:
 def test_checkpointing_changes_no_gradient() -> None:
     plain, saving = trainer(recipe(gates={"noise": True})), trainer(recipe(gates={"noise": True}))
     checkpoint_activations(saving.model)
-    plain.run(2)
-    saving.run(2)
-    for (name, a), b in zip(plain.state().items(), saving.state().values(), strict=True):
+    plain.train_until(2)
+    saving.train_until(2)
+    for (name, a), b in zip(plain.to_state().items(), saving.to_state().values(), strict=True):
         torch.testing.assert_close(a, b, msg=name, rtol=1e-4, atol=1e-5)
 
 
 def test_training_brings_the_model_nearer_to_the_dense_one() -> None:
     own = trainer(recipe(active=0.6, train={"steps": 60, "batch_tokens": 288, "offset_rate": 0.01}))
-    own.run(60)
+    own.train_until(60)
     column = own.history.columns.index("distillation")
     losses = [row[column] for row in own.history.rows]
     assert sum(losses[-10:]) / 10 < 0.92 * sum(losses[:5]) / 5
@@ -154,17 +160,17 @@ def test_training_brings_the_model_nearer_to_the_dense_one() -> None:
 
 def test_a_loss_that_is_no_number_stops_and_keeps_the_state() -> None:
     own = trainer(recipe())
-    own.run(2)
-    before = own.state()
+    own.train_until(2)
+    before = own.to_state()
     weight = own.model.get_output_embeddings().weight
     good = weight.detach().clone()
     with torch.no_grad():
         weight.fill_(float("nan"))
     with pytest.raises(NumericError, match=r"loss of step 2 is nan.*train.rate"):
-        own.run(4)
+        own.train_until(4)
     with torch.no_grad():
         weight.copy_(good)
-    after = own.state()
+    after = own.to_state()
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
@@ -172,7 +178,7 @@ def test_without_expert_embeddings_the_attention_knows_the_token_alone() -> None
     """Table 13, Local Emb: what the hypernetwork says reaches the MLPs only, and each token still decides for itself."""
     own = trainer(recipe(profile="paper", gates={"expert_embedding": False}))
     first = [(layer.qk, layer.mlp) for layer in own.hypernetwork()]
-    own.run(2)
+    own.train_until(2)
     gru = [p for n, p in own.hypernetwork.named_parameters() if n.startswith("gru")]
     with torch.no_grad():
         for p in gru:
@@ -189,7 +195,7 @@ def test_without_expert_embeddings_the_attention_knows_the_token_alone() -> None
     gate = finished(own)[0].vo
     assert not gate.embedding.any()
     x = torch.randn(40, 32, generator=torch.Generator().manual_seed(1))
-    assert len(gate.mask(x).unique(dim=0)) > 1 or int(gate.keep) == 8
+    assert len(gate.token_mask(x).unique(dim=0)) > 1 or int(gate.keep) == 8
 
 
 def test_the_union_takes_the_attention_where_it_is_asked_and_size_the_widest_token() -> None:
@@ -206,19 +212,19 @@ def test_the_union_takes_the_attention_where_it_is_asked_and_size_the_widest_tok
             for gates in own.hypernetwork.attention:
                 gates.decode.weight.mul_(40)
             logits = own.hypernetwork()
-            made = own.gating.masks(logits, None, 0)
-            with own.gating.on(own.hypernetwork, logits, made, None, 0):
+            made = own.gating.sample_masks(logits, None, 0)
+            with own.gating.apply_masks(own.hypernetwork, logits, made, None, 0):
                 hooks = [layer.v.register_forward_hook(look) for layer in own.sublayers]
-                own._hidden(own.batch(0))
+                own._last_hidden(own.step_batch(0))
                 for hook in hooks:
                     hook.remove()
-            parts = own._regularisers(made, 0.5)
+            parts = own._regularisation_terms(made, 0.5)
         active, covered = 0.0, 0.0
         for layer, qk, mlp, mask in zip(own.sublayers, made.qk, made.mlp, masks, strict=True):
             assert 0 < float(mask.mean()) < 1
-            attention = layer.hidden * (layer.heads + layer.kv_heads)
-            active += attention * float(layer.rotary.spread(qk).sum() + mask.sum(-1).max())
-            active += 3 * layer.hidden * float(mlp.sum(-1).max())
+            attention = layer.hidden_size * (layer.heads + layer.kv_heads)
+            active += attention * float(layer.rotary.expand_bits(qk).sum() + mask.sum(-1).max())
+            active += 3 * layer.hidden_size * float(mlp.sum(-1).max())
             covered -= math.log(float(mlp.any(0).float().mean()))
             covered -= math.log(float(mask.any(0).float().mean())) * asked
         assert float(parts["active"]) == pytest.approx(active / dense_parameters(own.sublayers))
@@ -227,14 +233,17 @@ def test_the_union_takes_the_attention_where_it_is_asked_and_size_the_widest_tok
 
 def test_the_texts_own_next_tokens_can_be_learned_instead_of_the_teachers() -> None:
     own = trainer(recipe(train={"loss": "lm"}))
-    batch, logits = own.batch(0), own.hypernetwork()
-    width = own.widths(0.5)
-    with torch.no_grad(), own.gating.on(own.hypernetwork, logits, own.gating.masks(logits, width, 0), width, 0):
+    batch, logits = own.step_batch(0), own.hypernetwork()
+    width = own.exact_widths(0.5)
+    with (
+        torch.no_grad(),
+        own.gating.apply_masks(own.hypernetwork, logits, own.gating.sample_masks(logits, width, 0), width, 0),
+    ):
         found = own.model(batch.ids, position_ids=batch.positions).logits
         wanted = torch.nn.functional.cross_entropy(found[:, :-1].flatten(0, 1), batch.ids[:, 1:].flatten())
     calls: list[int] = []
     hook = own.model.base_model.register_forward_pre_hook(lambda module, args: calls.append(1))
-    own.run(1)
+    own.train_until(1)
     hook.remove()
     assert own.history.rows[0][own.history.columns.index("distillation")] == pytest.approx(float(wanted), rel=1e-5)
     assert len(calls) == 1, "no teacher is asked"
@@ -242,9 +251,9 @@ def test_the_texts_own_next_tokens_can_be_learned_instead_of_the_teachers() -> N
 
 def test_paper_profile_ends_with_equal_widths_and_a_counted_k() -> None:
     own = trainer(recipe(**PAPER))
-    own.run(6)
+    own.train_until(6)
     structure = finished(own)
-    check(structure, own.sublayers)
+    require_structure_fits(structure, own.sublayers)
     for layer in structure:
         assert len(set(layer.widths)) == 1
         assert 1 <= layer.value_width <= 8
@@ -269,7 +278,7 @@ def test_equalised_experts_have_one_width_and_what_they_had() -> None:
     g = torch.Generator().manual_seed(0)
     experts = torch.rand(4, 30, generator=g) > torch.tensor([[0.9], [0.5], [0.7], [0.8]])
     logits = torch.randn(4, 30, generator=g)
-    raised = equalised(experts, logits)
+    raised = equalise_widths(experts, logits)
     assert set(raised.sum(1).tolist()) == {int(experts.sum(1).max())}
     assert bool((raised | ~experts).all())
     assert int(raised.any(0).sum()) >= int(experts.any(0).sum())

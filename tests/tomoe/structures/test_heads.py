@@ -13,19 +13,19 @@ from transformers import AutoModelForCausalLM
 from freemoe.core.errors import DataError, RecipeError
 from freemoe.models.sublayers import find_sublayers
 from freemoe.recipes import ConvertRecipe, recipe_from
-from freemoe.text.blocks import Blocks
-from freemoe.tomoe.export import converted, export
+from freemoe.text.blocks import PackedBlocks
+from freemoe.tomoe.export import build_converted_model, export_converted_model
 from freemoe.tomoe.gates.discretize import structure_of
-from freemoe.tomoe.gates.train import Trainer
-from freemoe.tomoe.structures.masked import masked
+from freemoe.tomoe.gates.train import GateTrainer
+from freemoe.tomoe.structures.masked import apply_structure
 from freemoe.tomoe.structures.structure import (
     Structure,
     active_parameters,
-    check,
     dense_parameters,
+    dense_structure,
     from_tensors,
+    require_structure_fits,
     to_tensors,
-    whole,
 )
 from tests.tiny import tiny_model
 from tests.tomoe.random_structures import random_structure
@@ -44,11 +44,11 @@ def pruned(model: Any, structure: Structure) -> Structure:
 def test_the_exported_model_has_fewer_heads_and_the_masks_logits(family: str, tmp_path: Path) -> None:
     model = tiny_model(family)
     structure = pruned(model, random_structure(model))
-    with masked(model, structure):
+    with apply_structure(model, structure):
         wanted = model(IDS).logits
-    new = converted(model, structure)
+    new = build_converted_model(model, structure)
     torch.testing.assert_close(new(IDS).logits, wanted, atol=1e-4, rtol=1e-4)
-    loaded = AutoModelForCausalLM.from_pretrained(export(model, structure, tmp_path / "m"))
+    loaded = AutoModelForCausalLM.from_pretrained(export_converted_model(model, structure, tmp_path / "m"))
     torch.testing.assert_close(loaded(IDS).logits, wanted, atol=1e-4, rtol=1e-4)
     # Token by token, through the cache.
     cache, steps = None, []
@@ -67,26 +67,26 @@ def test_the_exported_model_has_fewer_heads_and_the_masks_logits(family: str, tm
 @torch.no_grad()
 def test_a_head_that_is_off_is_one_whose_weights_are_zero() -> None:
     model, other = tiny_model("llama"), tiny_model("llama")
-    structure = pruned(model, whole(find_sublayers(model)))
+    structure = pruned(model, dense_structure(find_sublayers(model)))
     for layer in find_sublayers(other):
         serving = layer.heads // layer.kv_heads
         layer.o.weight[:, : serving * layer.rotary.head_dim] = 0
-    with masked(model, structure):
+    with apply_structure(model, structure):
         torch.testing.assert_close(model(IDS).logits, other(IDS).logits)
 
 
 def test_heads_are_counted_kept_and_checked() -> None:
     model = tiny_model("llama")
     sublayers = find_sublayers(model)
-    structure = pruned(model, whole(sublayers))
+    structure = pruned(model, dense_structure(sublayers))
     attention = sum(sum(linear.weight.numel() for linear in (s.q, s.k, s.v, s.o)) for s in sublayers)
     left = active_parameters(structure, sublayers)
     assert dense_parameters(sublayers) - left == attention // sublayers[0].kv_heads
     again = from_tensors(to_tensors(structure))
     assert all(torch.equal(a.heads, b.heads) for a, b in zip(again, structure, strict=True))
-    assert from_tensors(to_tensors(whole(sublayers)))[0].heads is None
+    assert from_tensors(to_tensors(dense_structure(sublayers)))[0].heads is None
     with pytest.raises(DataError, match="at least one of them set"):
-        check(
+        require_structure_fits(
             [replace(layer, heads=torch.zeros(sublayers[0].kv_heads, dtype=torch.bool)) for layer in structure],
             sublayers,
         )
@@ -108,10 +108,10 @@ def test_training_prunes_heads_and_the_structure_is_its_masks() -> None:
     model = tiny_model("llama").requires_grad_(False)
     sublayers = find_sublayers(model)
     ids = torch.randint(3, 200, (8, 24), generator=torch.Generator().manual_seed(1))
-    text = Blocks(ids, torch.arange(24).expand_as(ids))
-    trainer = Trainer(model, sublayers, recipe, text)
+    text = PackedBlocks(ids, torch.arange(24).expand_as(ids))
+    trainer = GateTrainer(model, sublayers, recipe, text)
     before = [gates.decode_heads.weight.clone() for gates in trainer.hypernetwork.attention]
-    trainer.run(2)
+    trainer.train_until(2)
     assert not any(
         torch.equal(a, gates.decode_heads.weight)
         for a, gates in zip(before, trainer.hypernetwork.attention, strict=True)
@@ -121,17 +121,17 @@ def test_training_prunes_heads_and_the_structure_is_its_masks() -> None:
         for gates in trainer.hypernetwork.attention:
             gates.decode_heads.weight.fill_(-100)
     structure = structure_of(trainer.hypernetwork, trainer.gating, sublayers, None, model, text, 2)
-    check(structure, sublayers)
-    made = trainer.gating.masks(trainer.hypernetwork(), None, None)
+    require_structure_fits(structure, sublayers)
+    made = trainer.gating.sample_masks(trainer.hypernetwork(), None, None)
     for layer, heads in zip(structure, made.heads, strict=True):
         assert bool(layer.qk.all())
         assert layer.value_width == 8
         assert heads is not None
         assert int(layer.heads.sum()) == max(1, int(heads.sum()))
     share = active_parameters(structure, sublayers) / dense_parameters(sublayers)
-    with torch.no_grad(), trainer.gating.on(trainer.hypernetwork, trainer.hypernetwork(), made, None, None):
-        trainer._hidden(text)
-        active = float(trainer._regularisers(made, 0.5)["active"])
+    with torch.no_grad(), trainer.gating.apply_masks(trainer.hypernetwork, trainer.hypernetwork(), made, None, None):
+        trainer._last_hidden(text)
+        active = float(trainer._regularisation_terms(made, 0.5)["active"])
     none_left = any(int(heads.sum()) == 0 for heads in made.heads)
     assert share >= active - 1e-6 if none_left else share == pytest.approx(active, abs=1e-6)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from freemoe.core.errors import DataError
-from freemoe.tomoe.structures.layout import equal_widths, runs, union_order
+from freemoe.tomoe.structures.layout import contiguous_runs, equal_widths, union_order
 from freemoe.tomoe.structures.structure import LayerStructure
 
 
@@ -31,11 +31,11 @@ def test_order_is_the_union_with_equal_patterns_together() -> None:
 def test_neighbouring_patterns_differ_in_few_experts() -> None:
     experts = torch.rand(8, 4096, generator=torch.Generator().manual_seed(0)) < 0.5
     order = union_order(experts)
-    found = [len(runs(row[order])) for row in experts]
+    found = [len(contiguous_runs(row[order])) for row in experts]
     # 16 would be perfect: all 255 patterns, each next one differing in one expert, the changes spread evenly.
     assert max(found) <= 40
     assert sum(found) <= 8 * 22
-    assert sum(len(runs(row)) for row in experts) > 20 * sum(found)
+    assert sum(len(contiguous_runs(row)) for row in experts) > 20 * sum(found)
 
 
 def test_nested_experts_are_one_run_each() -> None:
@@ -43,12 +43,12 @@ def test_nested_experts_are_one_run_each() -> None:
     ends = torch.tensor([10, 20, 30]).unsqueeze(1)
     experts = (torch.arange(40) < ends)[:, torch.randperm(40, generator=torch.Generator().manual_seed(0))]
     order = union_order(experts)
-    assert [len(runs(row[order])) for row in experts] == [1, 1, 1]
+    assert [len(contiguous_runs(row[order])) for row in experts] == [1, 1, 1]
 
 
 def test_runs() -> None:
-    assert runs(torch.tensor([1, 1, 0, 1, 0, 0, 1]).bool()) == [(0, 2), (3, 4), (6, 7)]
-    assert runs(torch.zeros(3).bool()) == []
+    assert contiguous_runs(torch.tensor([1, 1, 0, 1, 0, 0, 1]).bool()) == [(0, 2), (3, 4), (6, 7)]
+    assert contiguous_runs(torch.zeros(3).bool()) == []
 
 
 def test_equal_widths_prefers_what_no_expert_covers() -> None:
@@ -74,7 +74,7 @@ def test_equal_widths_holds_what_was_held() -> None:
     structure = [layer(torch.rand(5, 60, generator=generator) < 0.3) for _ in range(3)]
     scores = [torch.rand(5, 60, generator=generator) for _ in structure]
     for before, after in zip(structure, equal_widths(structure, scores), strict=True):
-        assert after.widths == [max(before.widths)] * 5
+        assert after.neuron_counts == [max(before.neuron_counts)] * 5
         assert bool((after.experts | ~before.experts).all())
 
 

@@ -10,14 +10,14 @@ from torch.nn import functional as F
 
 from freemoe.core.errors import DataError, FamilyError
 from freemoe.models.sublayers import CONVERTIBLE, find_sublayers
-from freemoe.tomoe.structures.masked import masked
+from freemoe.tomoe.structures.masked import apply_structure
 from freemoe.tomoe.structures.structure import (
     active_parameters,
-    check,
     dense_parameters,
+    dense_structure,
     from_tensors,
+    require_structure_fits,
     to_tensors,
-    whole,
 )
 from tests.tiny import tiny_model
 from tests.tomoe.random_structures import random_structure
@@ -31,7 +31,7 @@ def test_keeping_everything_changes_no_bit(family: str) -> None:
     sublayers = find_sublayers(model)
     with torch.no_grad():
         before = model(IDS).logits
-        with masked(model, whole(sublayers), sublayers):
+        with apply_structure(model, dense_structure(sublayers), sublayers):
             inside = model(IDS).logits
         after = model(IDS).logits
     assert torch.equal(before, inside)
@@ -44,7 +44,7 @@ def test_a_real_structure_acts_and_goes_away(family: str) -> None:
     sublayers = find_sublayers(model)
     with torch.no_grad():
         before = model(IDS).logits
-        with masked(model, random_structure(model), sublayers):
+        with apply_structure(model, random_structure(model), sublayers):
             inside = model(IDS).logits
         after = model(IDS).logits
     assert not torch.allclose(before, inside, atol=1e-3)
@@ -55,7 +55,7 @@ def test_a_real_structure_acts_and_goes_away(family: str) -> None:
 def test_with_a_cache_tokens_are_the_same_one_by_one(family: str) -> None:
     model = tiny_model(family)
     sublayers = find_sublayers(model)
-    with torch.no_grad(), masked(model, random_structure(model), sublayers):
+    with torch.no_grad(), apply_structure(model, random_structure(model), sublayers):
         at_once = model(IDS).logits
         cache, found = None, []
         for t in range(IDS.shape[1]):
@@ -72,7 +72,7 @@ def test_the_mlp_by_hand() -> None:
     own = structure[1]
     x = torch.randn(1, 7, 32, generator=torch.Generator().manual_seed(2))
     mlp = model.model.layers[1].mlp
-    with torch.no_grad(), masked(model, structure, sublayers):
+    with torch.no_grad(), apply_structure(model, structure, sublayers):
         found = mlp(x)
     for t in range(7):
         token = x[0, t]
@@ -87,7 +87,7 @@ def test_masked_queries_are_pruned_queries() -> None:
     model = tiny_model("llama")
     layer = find_sublayers(model)[0]
     bits = torch.tensor([True, False, False, True])
-    keep = layer.rotary.spread(bits.float()).bool()
+    keep = layer.rotary.expand_bits(bits.float()).bool()
     q, k = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(3))
     cos, sin = model.model.rotary_emb(q[None], torch.arange(5)[None])
     from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
@@ -106,7 +106,7 @@ def test_parameters_are_those_of_the_matrices(family: str) -> None:
     sublayers = find_sublayers(model)
     counted = sum(linear.weight.numel() for s in sublayers for linear in (s.q, s.k, s.v, s.o, s.down, *s.up))
     assert dense_parameters(sublayers) == counted
-    assert active_parameters(whole(sublayers), sublayers) == counted
+    assert active_parameters(dense_structure(sublayers), sublayers) == counted
 
 
 def test_active_parameters_by_brute_force() -> None:
@@ -115,10 +115,10 @@ def test_active_parameters_by_brute_force() -> None:
     structure = random_structure(model)
     total = 0
     for s, own in zip(sublayers, structure, strict=True):
-        dims = int(s.rotary.spread(own.qk.float()).sum())
+        dims = int(s.rotary.expand_bits(own.qk.float()).sum())
         total += 32 * s.heads * dims + 32 * s.kv_heads * dims
         total += 32 * s.kv_heads * own.value_width + 32 * s.heads * own.value_width
-        total += 2 * 32 * max(own.widths)
+        total += 2 * 32 * max(own.neuron_counts)
     assert active_parameters(structure, sublayers) == total
 
 
@@ -147,13 +147,13 @@ def test_what_does_not_fit_is_refused(change: dict, message: str) -> None:
     structure = random_structure(model)
     structure[1] = dataclasses.replace(structure[1], **change)
     with pytest.raises(DataError, match=message):
-        check(structure, sublayers)
+        require_structure_fits(structure, sublayers)
 
 
 def test_another_number_of_layers_is_refused() -> None:
     model = tiny_model("llama")
     with pytest.raises(DataError, match="has 1 layers, the model 2"):
-        check(random_structure(model)[:1], find_sublayers(model))
+        require_structure_fits(random_structure(model)[:1], find_sublayers(model))
 
 
 @pytest.mark.parametrize("family", ["gpt2", "phi3", "mixtral", "deepseek_v2"])

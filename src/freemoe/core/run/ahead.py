@@ -10,20 +10,20 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, Self
 
-from freemoe.core.run.away import Luggage, Parcel, work_away
+from freemoe.core.run.away import ObjectRef, RunFiles, run_remote_part
 from freemoe.core.run.folder import RunFolder
-from freemoe.core.run.units import Executor, Unit
+from freemoe.core.run.units import Unit, UnitExecutor
 
 
-class Sharing(Protocol):
+class ObjectStore(Protocol):
     """An executor whose workers do not see this machine's files."""
 
-    def share(self, blob: bytes) -> Parcel:
+    def share(self, blob: bytes) -> ObjectRef:
         """Put bytes where all of them find them."""
         ...
 
 
-class Ahead:
+class ParallelStages:
     """Lets workers do parts of a run; alive inside its ``with``.
 
     Args:
@@ -38,7 +38,7 @@ class Ahead:
     def __init__(
         self,
         run: RunFolder,
-        executor: Executor,
+        executor: UnitExecutor,
         function: str,
         known: dict[str, Any],
         needs: Callable[[str, str, str], bool] | None = None,
@@ -49,7 +49,7 @@ class Ahead:
         self._known = known
         self._needs = needs or (lambda stage, name, unit: True)
         share = getattr(executor, "share", None)
-        self._luggage = Luggage(run, share) if share is not None else None
+        self._luggage = RunFiles(run, share) if share is not None else None
 
     def __enter__(self) -> Self:
         return self
@@ -57,7 +57,7 @@ class Ahead:
     def __exit__(self, *error: object) -> None:
         self._executor.close()
 
-    def fill(self, stage: str, names: Sequence[str], told: Callable[[str], None]) -> set[str]:
+    def run_stage(self, stage: str, names: Sequence[str], told: Callable[[str], None]) -> set[str]:
         """Fill the journal with parts of a stage, in their order whoever is done first.
 
         Args:
@@ -74,25 +74,25 @@ class Ahead:
         if len(names) < 2:
             return set()
         parts = {f"{stage}|{name}": name for name in names}
-        units = [self._unit(stage, part, name) for part, name in parts.items()]
+        units = [self._stage_unit(stage, part, name) for part, name in parts.items()]
         order, finished = list(parts), set[str]()
         try:
             with contextlib.closing(self._executor.run(units)) as results:
                 for unit, found in results:
                     if self._luggage is not None:
-                        self._luggage.unpack(unit.name, found)
+                        self._luggage.write_results(unit.name, found)
                     told(parts[unit.name])
                     finished.add(unit.name)
                     while order and order[0] in finished:
-                        self._run.join(order.pop(0))
+                        self._run.merge_parts(order.pop(0))
         finally:
-            self._run.join()
+            self._run.merge_parts()
         return set(names)
 
-    def _unit(self, stage: str, part: str, name: str) -> Unit:
+    def _stage_unit(self, stage: str, part: str, name: str) -> Unit:
         arguments = {**self._known, "stage": stage, "name": name, "output": str(self._run.output)}
         if self._luggage is None:
             return Unit(part, self._function, arguments)
-        files = self._luggage.pack(lambda unit: self._needs(stage, name, unit))
+        files = self._luggage.upload_files(lambda unit: self._needs(stage, name, unit))
         away = {"function": self._function, "arguments": arguments, "part": part, "files": files}
-        return Unit(part, f"{work_away.__module__}:{work_away.__name__}", away)
+        return Unit(part, f"{run_remote_part.__module__}:{run_remote_part.__name__}", away)

@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from freemoe.core.errors import ArtifactError
-from freemoe.core.files import digest, write_atomic
-from freemoe.core.run.folder import RUNNING, RunFolder, _partial_of, _parts, _unit_file
-from freemoe.core.run.lock import claim, release
+from freemoe.core.files import json_digest, write_atomic
+from freemoe.core.run.folder import RUNNING, RunFolder, _part_files, _partial_of, _unit_file
+from freemoe.core.run.lock import acquire_lock, release_lock
 from freemoe.core.run.units import Unit
 
 PREFIX = "freemoe-worker-"
 """How workers' folders begin, in the machine's folder for temporary files."""
 
 
-class Parcel(Protocol):
+class ObjectRef(Protocol):
     """Bytes that were put where every worker finds them."""
 
     def get(self) -> bytes:
@@ -35,7 +35,7 @@ class Parcel(Protocol):
 
 
 @dataclass(frozen=True)
-class Sent:
+class FileRef:
     """A file of the run's folder.
 
     Attributes:
@@ -44,10 +44,10 @@ class Sent:
     """
 
     digest: str
-    parcel: Parcel
+    parcel: ObjectRef
 
 
-class Luggage:
+class RunFiles:
     """What workers need of a run's folder; every file is put up for them once.
 
     Args:
@@ -55,33 +55,33 @@ class Luggage:
         share: Puts bytes where workers find them.
     """
 
-    def __init__(self, run: RunFolder, share: Callable[[bytes], Parcel]) -> None:
+    def __init__(self, run: RunFolder, share: Callable[[bytes], ObjectRef]) -> None:
         self._run = run
         self._share = share
-        self._sent: dict[Path, tuple[tuple[int, int], Sent]] = {}
+        self._sent: dict[Path, tuple[tuple[int, int], FileRef]] = {}
         self.bytes_up = 0
         self.bytes_back = 0
 
-    def pack(self, wanted: Callable[[str], bool]) -> dict[str, Sent]:
+    def upload_files(self, wanted: Callable[[str], bool]) -> dict[str, FileRef]:
         """The run's own files, and the tensors of those units that are wanted: path in its folder -> the file."""
         partial = self._run.partial
         own = [p for p in partial.iterdir() if p.is_file() and p.name != RUNNING and p.suffix != ".tmp"]
-        units = [_unit_file(partial, name) for name in self._run.journal.names() if wanted(name)]
-        return {str(p.relative_to(partial)): self._put(p) for p in [*own, *units] if p.exists()}
+        units = [_unit_file(partial, name) for name in self._run.journal.unit_names() if wanted(name)]
+        return {str(p.relative_to(partial)): self._upload_file(p) for p in [*own, *units] if p.exists()}
 
-    def _put(self, path: Path) -> Sent:
+    def _upload_file(self, path: Path) -> FileRef:
         about = path.stat()
         mark = (about.st_size, about.st_mtime_ns)
         known = self._sent.get(path)
         if known is not None and known[0] == mark:
             return known[1]
         blob = path.read_bytes()
-        sent = Sent(hashlib.sha256(blob).hexdigest(), self._share(blob))
+        sent = FileRef(hashlib.sha256(blob).hexdigest(), self._share(blob))
         self._sent[path] = (mark, sent)
         self.bytes_up += len(blob)
         return sent
 
-    def unpack(self, part: str, found: Mapping[str, bytes]) -> None:
+    def write_results(self, part: str, found: Mapping[str, bytes]) -> None:
         """Write into the run's folder what a worker finished: path in its folder -> bytes; the journal's lines last."""
         for name, blob in found.items():
             path = self._run.partial / name
@@ -90,7 +90,9 @@ class Luggage:
             self.bytes_back += len(blob)
 
 
-def work_away(function: str, arguments: dict[str, Any], part: str, files: Mapping[str, Sent]) -> dict[str, bytes]:
+def run_remote_part(
+    function: str, arguments: dict[str, Any], part: str, files: Mapping[str, FileRef]
+) -> dict[str, bytes]:
     """Do a part of a run (`Ahead`) whose folder is elsewhere.
 
     Args:
@@ -102,16 +104,16 @@ def work_away(function: str, arguments: dict[str, Any], part: str, files: Mappin
     Returns:
         The files that it finished: path in the run's folder -> bytes.
     """
-    output = _folder() / digest(arguments["output"]) / "run"
+    output = _worker_folder() / json_digest(arguments["output"]) / "run"
     partial = _partial_of(output)
     for name, sent in files.items():
-        _fetch(partial / name, sent)
+        _fetch_file(partial / name, sent)
     before = set(partial.glob("units/*"))
     Unit(part, function, {**arguments, "output": str(output)}).work()
     found = {}
     for path in sorted(set(partial.glob("units/*.safetensors")) - before):
         found[str(path.relative_to(partial))] = path.read_bytes()
-    for path in _parts(partial, part):
+    for path in _part_files(partial, part):
         found[str(path.relative_to(partial))] = path.read_bytes()
         # From now on it stands in the journal, which comes with the next part.
         path.unlink()
@@ -121,7 +123,7 @@ def work_away(function: str, arguments: dict[str, Any], part: str, files: Mappin
 _here: dict[Path, str] = {}
 
 
-def _fetch(path: Path, sent: Sent) -> None:
+def _fetch_file(path: Path, sent: FileRef) -> None:
     """Have a file as it is at the run, fetched unless it is here already."""
     if _here.get(path) == sent.digest:
         return
@@ -134,18 +136,18 @@ def _fetch(path: Path, sent: Sent) -> None:
 _own: list[Path] = []
 
 
-def _folder() -> Path:
+def _worker_folder() -> Path:
     """This process's folder; those of processes that are gone are removed."""
     if not _own:
-        _sweep(Path(tempfile.gettempdir()))
+        _remove_dead_folders(Path(tempfile.gettempdir()))
         folder = Path(tempfile.mkdtemp(prefix=PREFIX))
         # Locked until this process ends, however it does.
-        claim(folder / RUNNING, folder)
+        acquire_lock(folder / RUNNING, folder)
         _own.append(folder)
     return _own[0]
 
 
-def leave() -> None:
+def remove_worker_folder() -> None:
     """Remove this process's folder."""
     for folder in _own:
         shutil.rmtree(folder, ignore_errors=True)
@@ -153,14 +155,14 @@ def leave() -> None:
     _here.clear()
 
 
-def _sweep(where: Path) -> None:
+def _remove_dead_folders(where: Path) -> None:
     """Remove the folders of workers that were killed."""
     for folder in where.glob(f"{PREFIX}*"):
         # Refused where it is another user's, or that of a worker who lives.
         with contextlib.suppress(OSError, ArtifactError):
             if folder.stat().st_uid != os.getuid() or time.time() - folder.stat().st_mtime < 60:
                 continue
-            held = claim(folder / RUNNING, folder)
+            held = acquire_lock(folder / RUNNING, folder)
             if held is not None:
                 shutil.rmtree(folder, ignore_errors=True)
-                release(held)
+                release_lock(held)

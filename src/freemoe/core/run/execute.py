@@ -1,6 +1,6 @@
 """How every run that writes an artefact begins and ends: its working folder, then result, card, manifest, publish.
 
-A system's pipeline stands between `open_run` and `publish`; what is written where, and when, stands here once.
+A system's pipeline stands between `open_run` and `publish_run`; what is written where, and when, stands here once.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any, Protocol, TypeVar, get_args
 from pydantic import BaseModel
 
 from freemoe.core.artifacts import write_manifest
-from freemoe.core.environment import environment
+from freemoe.core.environment import describe_environment
 from freemoe.core.errors import ArtifactError, DiskError, FreeMoEError
 from freemoe.core.files import CARD, as_disk_error, write_atomic
 from freemoe.core.ledger import count_openings
 from freemoe.core.memory import peak_memory_bytes
-from freemoe.core.run.folder import RunFolder, finished
-from freemoe.core.untrusted import checked, dump_yaml
+from freemoe.core.run.folder import RunFolder, strip_if_finished
+from freemoe.core.untrusted import dump_yaml, validate_strict
 from freemoe.core.version import __version__
 
 R = TypeVar("R", bound=BaseModel)
@@ -35,7 +35,7 @@ RESULT_FORMAT = 1
 """Of ``result.json``; raised when an entry that was there is called otherwise or means something else."""
 
 
-class Fields(Protocol):
+class DumpableModel(Protocol):
     """Whatever has fields."""
 
     def model_dump(self, *, mode: str) -> dict[str, Any]:
@@ -43,7 +43,7 @@ class Fields(Protocol):
         ...
 
 
-class Recipe(Fields, Protocol):
+class RunRecipe(DumpableModel, Protocol):
     """What every run reads of a recipe."""
 
     @property
@@ -87,18 +87,18 @@ class RunOutput:
     cost: dict[str, Any] = field(default_factory=dict)
 
 
-def deciding(recipe: Fields, *others: str) -> dict[str, Any]:
+def identity_fields(recipe: DumpableModel, *others: str) -> dict[str, Any]:
     """The fields of a recipe that decide what the result is, without some others."""
     return {k: v for k, v in recipe.model_dump(mode="json").items() if k not in (*NOT_DECIDING, *others)}
 
 
-def is_finished(recipe: Recipe) -> bool:
+def is_finished(recipe: RunRecipe) -> bool:
     """Whether a run of this recipe was killed right after its folder had appeared; what it left there is removed now."""
-    return finished(recipe.output, deciding(recipe))
+    return strip_if_finished(recipe.output, identity_fields(recipe))
 
 
 @contextlib.contextmanager
-def open_run(recipe: Recipe, *, overwrite: bool = False, resume: bool = True) -> Iterator[RunFolder]:
+def open_run(recipe: RunRecipe, *, overwrite: bool = False, resume: bool = True) -> Iterator[RunFolder]:
     """The working folder of a recipe's run, for as long as it lasts.
 
     Args:
@@ -109,7 +109,7 @@ def open_run(recipe: Recipe, *, overwrite: bool = False, resume: bool = True) ->
     Raises:
         FreeMoEError: What goes wrong inside; no folder named like the output is left half written.
     """
-    run = RunFolder(recipe.output, deciding(recipe), overwrite=overwrite, resume=resume)
+    run = RunFolder(recipe.output, identity_fields(recipe), overwrite=overwrite, resume=resume)
     try:
         yield run
     except BaseException as error:
@@ -120,10 +120,10 @@ def open_run(recipe: Recipe, *, overwrite: bool = False, resume: bool = True) ->
         raise
 
 
-def publish(
+def publish_run(
     run: RunFolder,
     typed: type[R],
-    recipe: Recipe,
+    recipe: RunRecipe,
     output: RunOutput,
     check: Callable[[Path], Any],
     card: Callable[[R], str],
@@ -147,7 +147,7 @@ def publish(
         ArtifactError: Its type or its readers refuse it.
     """
     (kind,) = get_args(typed.model_fields["kind"].annotation)
-    openings = count_openings(output.reported, [output.base_fingerprint, deciding(recipe, "output")])
+    openings = count_openings(output.reported, [output.base_fingerprint, identity_fields(recipe, "output")])
     result = {
         "format": RESULT_FORMAT,
         "kind": kind,
@@ -157,7 +157,7 @@ def publish(
         **({"notes": notes} if (notes := recipe.notes()) else {}),
         **output.result,
         "seen": output.seen,
-        "environment": environment(),
+        "environment": describe_environment(),
         "cost": {
             "wall_seconds": time.time() - run.began,
             "peak_memory_bytes": peak_memory_bytes(),
@@ -179,12 +179,12 @@ def publish(
     write_atomic(run.partial / "recipe.yaml", dump_yaml(recipe.model_dump(mode="json")).encode())
     write_atomic(run.partial / "result.json", (json.dumps(result, indent=1) + "\n").encode())
     with _refusing_to_publish(run.partial):
-        write_atomic(run.partial / CARD, card(checked(typed, result, "The result", ArtifactError)).encode())
+        write_atomic(run.partial / CARD, card(validate_strict(typed, result, "The result", ArtifactError)).encode())
         write_manifest(run.partial, manifest)
         check(run.partial)
         if page is not None:
             page(run.partial)
-    return run.publish()
+    return run.publish_folder()
 
 
 @contextlib.contextmanager

@@ -17,12 +17,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from freemoe.core.environment import DECIDING, versions
+from freemoe.core.environment import DECIDING, package_versions
 from freemoe.core.errors import ArtifactError, DataError
-from freemoe.core.files import MANIFEST, PAGES, TEMPORARY, digest, disk_error, tell, write_atomic
-from freemoe.core.run.journal import Journal, JournalPart
-from freemoe.core.run.lock import claim, release
-from freemoe.core.run.unit_state import UnitState, forget
+from freemoe.core.files import MANIFEST, PAGES, TEMPORARY, disk_error, json_digest, notify_watchers, write_atomic
+from freemoe.core.run.journal import JournalPart, RunJournal
+from freemoe.core.run.lock import acquire_lock, release_lock
+from freemoe.core.run.unit_state import UnitState, delete_states
 
 INPUTS = "inputs"
 """The unit that notes what a run reads. A run that has done no other did nothing."""
@@ -49,15 +49,15 @@ def _partial_of(output: Path) -> Path:
 
 
 def _unit_file(partial: Path, name: str) -> Path:
-    return partial / "units" / f"{digest(name)}.safetensors"
+    return partial / "units" / f"{json_digest(name)}.safetensors"
 
 
-def _parts(partial: Path, unit: str) -> list[Path]:
+def _part_files(partial: Path, unit: str) -> list[Path]:
     """What several processes wrote down of a unit's work; of all units where it is empty."""
-    return sorted((partial / "parts").glob(f"{digest(unit) if unit else '*'}-*.jsonl"))
+    return sorted((partial / "parts").glob(f"{json_digest(unit) if unit else '*'}-*.jsonl"))
 
 
-def interrupted(output: str | Path) -> str:
+def interrupted_message(output: str | Path) -> str:
     """What to tell someone who stopped a run."""
     partial = _partial_of(Path(output))
     with contextlib.suppress(OSError):
@@ -89,28 +89,28 @@ class RunFolder:
             raise ArtifactError(f"{str(output)!r} names no new folder. Choose another -o.")
         self.partial = _partial_of(self.output)
         self.overwrite = overwrite
-        _put_back(self.output)
+        _restore_replaced(self.output)
         require_replaceable(self.output, overwrite)
-        identity = _settled(identity)
+        identity = _identity_with_versions(identity)
         mark = self.partial / IDENTITY
         self._claim: int | None = None
         if self.partial.exists():
             _check_unfinished(self.partial)
-            self._claim = claim(self.partial / RUNNING, self.partial)
+            self._claim = acquire_lock(self.partial / RUNNING, self.partial)
             try:
                 known = json.loads(mark.read_text(encoding="utf-8")) if mark.exists() else None
             except ValueError:
                 known = {}
             # A run that stopped before its first unit of work (a misspelt task, a missing file) is in nobody's way.
-            idle = set(Journal(self.partial / JOURNAL).names()) <= {INPUTS} and not self._states()
+            idle = set(RunJournal(self.partial / JOURNAL).unit_names()) <= {INPUTS} and not self._state_files()
             if not resume or (known != identity and (overwrite or idle)):
                 shutil.rmtree(self.partial)
-                self._release()
+                self._release_claim()
             elif known != identity:
-                self._release()
+                self._release_claim()
                 raise ArtifactError(
                     f"{str(self.partial)!r} holds an unfinished run of another recipe or version (differs in: "
-                    f"{', '.join(_differences(known, identity))}). Finish it with its own, or choose another -o, or "
+                    f"{', '.join(_differing_fields(known, identity))}). Finish it with its own, or choose another -o, or "
                     "--no-resume to discard it."
                 )
         try:
@@ -118,29 +118,29 @@ class RunFolder:
         except OSError as error:
             raise disk_error(error, self.partial) from error
         if self._claim is None:
-            self._claim = claim(self.partial / RUNNING, self.partial)
+            self._claim = acquire_lock(self.partial / RUNNING, self.partial)
         if not mark.exists():
             try:
                 write_atomic(mark, json.dumps(identity).encode())
             except ArtifactError:
                 (self.partial / RUNNING).unlink(missing_ok=True)
-                self._release()
+                self._release_claim()
                 raise
-        self.journal = Journal(self.partial / JOURNAL)
-        self.join()
-        self._tidy()
+        self.journal = RunJournal(self.partial / JOURNAL)
+        self.merge_parts()
+        self._remove_leftovers()
 
-    def _states(self) -> list[Path]:
+    def _state_files(self) -> list[Path]:
         """States of units that were stopped in their middle."""
         return list((self.partial / "states").glob("*.state"))
 
-    def _tidy(self) -> None:
+    def _remove_leftovers(self) -> None:
         """Remove what a kill left behind that nobody will read: halves of files, states of units that were finished."""
         for folder in (self.partial, self.partial / "units", self.partial / "states"):
             for path in (*folder.glob(f"*{TEMPORARY}"), *folder.glob(".*.lock")):
                 path.unlink(missing_ok=True)
-        finished = {digest(name) for name in self.journal.names()} if self._states() else set()
-        for path in self._states():
+        finished = {json_digest(name) for name in self.journal.unit_names()} if self._state_files() else set()
+        for path in self._state_files():
             if path.name.partition("-")[0] in finished:
                 path.unlink(missing_ok=True)
 
@@ -151,22 +151,22 @@ class RunFolder:
             refused: The run cannot go on as it is, so that units that only prepare are of no use either.
         """
         nothing = PREPARING if refused else (INPUTS,)
-        if not self._states() and all(name.partition("|")[0] in nothing for name in self.journal.names()):
+        if not self._state_files() and all(name.partition("|")[0] in nothing for name in self.journal.unit_names()):
             shutil.rmtree(self.partial, ignore_errors=True)
-        self._release()
+        self._release_claim()
 
-    def _release(self) -> None:
+    def _release_claim(self) -> None:
         """Let other processes have the folder; ends by itself with this process."""
-        release(self._claim)
+        release_lock(self._claim)
         self._claim = None
 
-    def same_inputs(self, now: dict[str, Any]) -> None:
+    def require_same_inputs(self, now: dict[str, Any]) -> None:
         """Write down what the run reads, by what it is; a resumed run must read the same.
 
         Raises:
             DataError: When it reads something else; says what.
         """
-        then = self.journal.unit(INPUTS, lambda: now)
+        then = self.journal.run_unit(INPUTS, lambda: now)
         for what, value in now.items():
             # A run that an older freemoe began knows less of them.
             if then.get(what, value) != value:
@@ -175,23 +175,23 @@ class RunFolder:
                     "with --no-resume."
                 )
 
-    def state(self, name: str) -> UnitState:
+    def unit_state(self, name: str) -> UnitState:
         """Where a unit of work keeps how far it has come, until it is finished."""
         return UnitState(self.partial / "states", name)
 
-    def unit(self, name: str, work: Callable[[], Any]) -> Any:
-        """Like `Journal.unit`, for work that keeps a `state`: it goes when the unit is finished."""
-        found = self.journal.unit(name, work)
-        forget(self.partial / "states", name)
+    def run_unit(self, name: str, work: Callable[[], Any]) -> Any:
+        """Like `RunJournal.run_unit`, for work that keeps a `state`: it goes when the unit is finished."""
+        found = self.journal.run_unit(name, work)
+        delete_states(self.partial / "states", name)
         return found
 
-    def tensors(self, name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Like `Journal.unit` for a dict of tensors: kept in a safetensors file named in the journal."""
+    def run_tensor_unit(self, name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Like `RunJournal.run_unit` for a dict of tensors: kept in a safetensors file named in the journal."""
         from safetensors.torch import load_file, save
 
         path = _unit_file(self.partial, name)
         if name in self.journal and path.exists():
-            expected = self.journal.unit(name, dict)
+            expected = self.journal.run_unit(name, dict)
             if hashlib.sha256(path.read_bytes()).hexdigest() == expected["sha256"]:
                 return load_file(path)
         try:
@@ -200,36 +200,36 @@ class RunFolder:
             raise disk_error(error, path.parent) from error
         blob = save({k: v.contiguous() for k, v in work().items()})
         write_atomic(path, blob, f"unit {name}")
-        seen = self.unit(name, lambda: {"sha256": hashlib.sha256(blob).hexdigest()})
+        seen = self.run_unit(name, lambda: {"sha256": hashlib.sha256(blob).hexdigest()})
         if seen["sha256"] != hashlib.sha256(blob).hexdigest():
             raise ArtifactError(
                 f"{path} is damaged, and doing the unit {name!r} again gives another result. Start over with --no-resume."
             )
         return load_file(path)
 
-    def join(self, unit: str = "") -> None:
+    def merge_parts(self, unit: str = "") -> None:
         """Take into the journal what other processes have done of a unit's work (`RunPart`), or of any."""
-        for path in _parts(self.partial, unit):
-            self.journal.take(path)
+        for path in _part_files(self.partial, unit):
+            self.journal.merge_file(path)
             path.unlink()
 
     @staticmethod
-    def peek(output: str | Path, name: str) -> dict[str, Any]:
+    def load_tensors(output: str | Path, name: str) -> dict[str, Any]:
         """The tensors of a unit of a run that another process keeps."""
         from safetensors.torch import load_file
 
         return load_file(_unit_file(_partial_of(Path(output)), name))
 
-    def has(self, name: str) -> bool:
+    def has_tensors(self, name: str) -> bool:
         """Whether the tensors of a unit are there, and not only remembered."""
         return name in self.journal and _unit_file(self.partial, name).exists()
 
-    def drop(self, name: str) -> None:
+    def delete_tensors(self, name: str) -> None:
         """Delete the tensors of a unit that a later one has replaced; nothing where there are none."""
         with contextlib.suppress(OSError):
             _unit_file(self.partial, name).unlink(missing_ok=True)
 
-    def publish(self) -> Path:
+    def publish_folder(self) -> Path:
         """Make the finished folder appear under its name, in one step.
 
         What only a resumed run needs goes last: whoever is killed before that can still resume.
@@ -238,13 +238,13 @@ class RunFolder:
             ArtifactError: When a folder appeared under the name meanwhile, or the disk refuses.
         """
         old = None
-        tell("begins", "publish")
+        notify_watchers("begins", "publish")
         try:
             require_replaceable(self.output, self.overwrite)
             if self.output.exists():
                 old = Path(tempfile.mkdtemp(prefix=f"{self.output.name}.old-", dir=self.output.parent))
                 self.output.rename(old / "replaced")
-                tell("half", "publish")
+                notify_watchers("half", "publish")
             self.partial.rename(self.output)
         except OSError as error:
             if old is not None and (old / "replaced").exists() and not self.output.exists():
@@ -253,43 +253,43 @@ class RunFolder:
             if isinstance(error, ArtifactError):
                 raise
             raise disk_error(error, self.output) from error
-        tell("done", "publish")
+        notify_watchers("done", "publish")
         if old is not None:
             shutil.rmtree(old, ignore_errors=True)
-        _strip(self.output)
-        self._release()
+        _remove_working_files(self.output)
+        self._release_claim()
         return self.output
 
 
-def finished(output: str | Path, identity: dict[str, Any]) -> bool:
+def strip_if_finished(output: str | Path, identity: dict[str, Any]) -> bool:
     """Whether a run of this identity was killed right after its folder had appeared; what it left there is removed now."""
     mark = Path(output) / IDENTITY
     try:
-        same = json.loads(mark.read_text(encoding="utf-8")) == _settled(identity)
+        same = json.loads(mark.read_text(encoding="utf-8")) == _identity_with_versions(identity)
     except (OSError, ValueError):
         return False
     if same and (Path(output) / MANIFEST).is_file():
-        _strip(Path(output))
+        _remove_working_files(Path(output))
         return True
     return False
 
 
-def _settled(identity: dict[str, Any]) -> dict[str, Any]:
+def _identity_with_versions(identity: dict[str, Any]) -> dict[str, Any]:
     """An identity as JSON gives it back, with the versions that decide results."""
-    return json.loads(json.dumps({**identity, "versions": versions(DECIDING)}))
+    return json.loads(json.dumps({**identity, "versions": package_versions(DECIDING)}))
 
 
-def _strip(output: Path) -> None:
+def _remove_working_files(output: Path) -> None:
     """Remove from a finished folder what only a resumed run needs; the identity last, so that a kill in between is seen."""
     for name in WORKING:
         shutil.rmtree(output / name, ignore_errors=True)
-        tell("done", f"strip {name}")
+        notify_watchers("done", f"strip {name}")
     for name in (JOURNAL, RUNNING, IDENTITY):
         with contextlib.suppress(OSError):
             (output / name).unlink(missing_ok=True)
 
 
-def _put_back(output: Path) -> None:
+def _restore_replaced(output: Path) -> None:
     """Give a folder its name again that a run had moved aside to replace it, when it was killed."""
     for old in output.parent.glob(f"{glob.escape(output.name)}.old-*"):
         kept = old / "replaced"
@@ -320,13 +320,13 @@ class RunPart(RunFolder):
         self.partial = _partial_of(self.output)
         self.overwrite = False
         self._claim = None
-        known = [*_parts(self.partial, unit), self.partial / JOURNAL]
+        known = [*_part_files(self.partial, unit), self.partial / JOURNAL]
         # One file for every process: of two that do the same part, one may be dying.
-        own = self.partial / "parts" / f"{digest(unit)}-{os.getpid()}.jsonl"
+        own = self.partial / "parts" / f"{json_digest(unit)}-{os.getpid()}.jsonl"
         own.parent.mkdir(exist_ok=True)
         self.journal = JournalPart(own, [path for path in known if path != own])
 
-    def drop(self, name: str) -> None:
+    def delete_tensors(self, name: str) -> None:
         """Leave it to the other process."""
 
 
@@ -385,8 +385,8 @@ def _check_unfinished(partial: Path) -> None:
         )
 
 
-def _differences(a: Any, b: Any, path: str = "") -> list[str]:
+def _differing_fields(a: Any, b: Any, path: str = "") -> list[str]:
     if isinstance(a, dict) and isinstance(b, dict):
         keys = list(dict.fromkeys([*a, *b]))
-        return [d for k in keys for d in _differences(a.get(k), b.get(k), f"{path}.{k}" if path else k)]
+        return [d for k in keys for d in _differing_fields(a.get(k), b.get(k), f"{path}.{k}" if path else k)]
     return [] if a == b else [path]

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from freemoe.core.files import digest, disk_error, put, tell
+from freemoe.core.files import disk_error, json_digest, notify_watchers, write_synced
 
 log = logging.getLogger(__name__)
 
 
-class Journal:
+class RunJournal:
     """An append-only file of finished units: one JSON line each, ``{"unit", "value", "sum"}``.
 
     A line that was cut short by a crash does not count; neither does anything behind it.
@@ -28,20 +28,20 @@ class Journal:
         self.reused = 0
         self.done = 0
         if path.exists():
-            whole = self._read(path)
+            whole = self._read_entries(path)
             if whole < path.stat().st_size:
                 log.warning("The journal's last entry was cut short by a crash; that unit is done again.")
                 with path.open("r+b") as stream:
                     stream.truncate(whole)
 
-    def _read(self, path: Path) -> int:
+    def _read_entries(self, path: Path) -> int:
         """Load whole entries; return how many bytes they take."""
         whole = 0
         with path.open("rb") as stream:
             for line in stream:
                 try:
                     entry = json.loads(line)
-                    good = line.endswith(b"\n") and entry["sum"] == digest([entry["unit"], entry["value"]])
+                    good = line.endswith(b"\n") and entry["sum"] == json_digest([entry["unit"], entry["value"]])
                 except (ValueError, KeyError, TypeError):
                     good = False
                 if not good:
@@ -50,14 +50,14 @@ class Journal:
                 whole += len(line)
         return whole
 
-    def names(self) -> list[str]:
+    def unit_names(self) -> list[str]:
         """Names of the finished units, in their order."""
         return list(self._values)
 
     def __contains__(self, unit: str) -> bool:
         return unit in self._values
 
-    def unit(self, name: str, work: Callable[[], Any]) -> Any:
+    def run_unit(self, name: str, work: Callable[[], Any]) -> Any:
         """Return the unit's value: from the journal if it is finished, else by doing the work and writing it down.
 
         The value is what JSON gives back, so that a resumed run sees the same as an unbroken one.
@@ -68,32 +68,32 @@ class Journal:
             self._taken.discard(name)
             return self._values[name]
         value = json.loads(json.dumps(work()))
-        line = json.dumps({"unit": name, "value": value, "sum": digest([name, value])}) + "\n"
+        line = json.dumps({"unit": name, "value": value, "sum": json_digest([name, value])}) + "\n"
         whole = self.path.stat().st_size if self.path.exists() else 0
-        tell("begins", f"journal {name}")
+        notify_watchers("begins", f"journal {name}")
         try:
             with self.path.open("ab") as stream:
-                put(stream, line.encode(), f"journal {name}")
+                write_synced(stream, line.encode(), f"journal {name}")
         except OSError as error:
             found = disk_error(error, self.path, len(line))
             with contextlib.suppress(OSError):
                 os.truncate(self.path, whole)
             raise found from error
-        tell("done", f"journal {name}")
+        notify_watchers("done", f"journal {name}")
         self._values[name] = value
         self.done += 1
         return value
 
-    def take(self, path: Path) -> None:
+    def merge_file(self, path: Path) -> None:
         """Write down the finished units of another file, in their order; those that are here already stay as they are."""
-        for name, value in Journal(path)._values.items():
+        for name, value in RunJournal(path)._values.items():
             if name not in self._values:
-                self.unit(name, lambda value=value: value)
+                self.run_unit(name, lambda value=value: value)
                 self._taken.add(name)
 
 
-class JournalPart(Journal):
-    """What a process writes down that does a part of another one's work: in a file of its own, for `Journal.take`.
+class JournalPart(RunJournal):
+    """What a process writes down that does a part of another one's work: in a file of its own, for `RunJournal.merge_file`.
 
     Args:
         path: The file.
@@ -105,4 +105,4 @@ class JournalPart(Journal):
         for other in known:
             # Gone, when its own process has taken it in by now.
             with contextlib.suppress(FileNotFoundError):
-                self._read(other)
+                self._read_entries(other)

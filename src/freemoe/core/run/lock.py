@@ -22,8 +22,8 @@ except ImportError:
 _OURS: dict[tuple[int, int], int] = {}
 
 
-def claim(path: Path, output: Path) -> int | None:
-    """Lock a file, which is made where it is missing; returns what `release` takes.
+def acquire_lock(path: Path, output: Path) -> int | None:
+    """Lock a file, which is made where it is missing; returns what `release_lock` takes.
 
     Args:
         path: The file.
@@ -75,8 +75,8 @@ def _is_still(path: Path, mark: tuple[int, int]) -> bool:
     return False
 
 
-def release(opened: int | None) -> None:
-    """Let others have what `claim` locked."""
+def release_lock(opened: int | None) -> None:
+    """Let others have what `acquire_lock` locked."""
     if opened is None:
         return
     found = os.fstat(opened)
@@ -85,7 +85,7 @@ def release(opened: int | None) -> None:
 
 
 @contextlib.contextmanager
-def alone(output: Path) -> Iterator[None]:
+def output_lock(output: Path) -> Iterator[None]:
     """While open, no other process writes a file or folder: a hidden file beside it is locked, and removed at the end.
 
     Args:
@@ -100,11 +100,11 @@ def alone(output: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise disk_error(error, path.parent) from error
-    opened = claim(path, output)
+    opened = acquire_lock(path, output)
     try:
         yield
     finally:
         if opened is not None:
             with contextlib.suppress(OSError):
                 path.unlink()
-            release(opened)
+            release_lock(opened)

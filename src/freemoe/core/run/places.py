@@ -16,7 +16,7 @@ ALLOWED = "local, local:N (N processes), ray (a Ray of this machine alone), ray:
 _CLUSTER = re.compile(r"ray://[^\s/:@]+:([0-9]{1,5})|ray://\[[0-9a-fA-F:]+\]:([0-9]{1,5})")
 
 
-class SideBySide(Protocol):
+class ParallelRecipe(Protocol):
     """What is read of a recipe whose units may be done side by side."""
 
     @property
@@ -36,7 +36,7 @@ class SideBySide(Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
+class ExecutorSpec:
     """Where units are done.
 
     Attributes:
@@ -50,12 +50,12 @@ class Place:
     address: str | None = None
 
     @property
-    def several(self) -> bool:
+    def is_parallel(self) -> bool:
         """Whether there is anybody but this process."""
         return self.ray or self.workers != 1
 
 
-def read_place(text: str, workers: int = 1) -> Place:
+def parse_executor_spec(text: str, workers: int = 1) -> ExecutorSpec:
     """Read where units are done.
 
     Args:
@@ -67,24 +67,24 @@ def read_place(text: str, workers: int = 1) -> Place:
     """
     kind, _, rest = text.partition(":")
     if text == "local":
-        return Place(workers=workers)
+        return ExecutorSpec(workers=workers)
     if kind == "local" and re.fullmatch("[0-9]+", rest) and 1 <= int(rest[:6]) <= MOST_WORKERS:
         if workers not in (1, int(rest)):
             raise RecipeError(
                 f"--on {text} and --workers {workers} ask for two numbers of processes: give one of them."
             )
-        return Place(workers=int(rest))
+        return ExecutorSpec(workers=int(rest))
     asked = None if workers == 1 else workers
     if text == "ray":
-        return Place(ray=True, workers=asked)
+        return ExecutorSpec(ray=True, workers=asked)
     cluster = _CLUSTER.fullmatch(text)
     if cluster and 1 <= int(cluster[1] or cluster[2]) <= 65535:
-        return Place(ray=True, workers=asked, address=text)
+        return ExecutorSpec(ray=True, workers=asked, address=text)
     raise RecipeError(
         f"Units of work cannot be done on {text!r}. Allowed: {ALLOWED}, N and --workers from 1 to {MOST_WORKERS}."
     )
 
 
-def place_of(recipe: SideBySide) -> Place:
+def executor_spec_of(recipe: ParallelRecipe) -> ExecutorSpec:
     """Where a recipe's units are done."""
-    return read_place(recipe.place, recipe.workers)
+    return parse_executor_spec(recipe.place, recipe.workers)

@@ -1,6 +1,6 @@
 """Workers that do units side by side, whatever becomes of them: which unit is whose turn, and what is begun again.
 
-What a worker is (`Worker`) and where it lives is another's business: a process of this machine, or an actor of a cluster.
+What a worker is (`PoolWorker`) and where it lives is another's business: a process of this machine, or an actor of a cluster.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ PATIENCE = 180.0
 """Seconds after which a pool gives up that has no worker and gets none."""
 
 
-class Died(Exception):
+class WorkerDied(Exception):
     """A worker is gone; its text says how."""
 
 
-class Worker(Protocol):
+class PoolWorker(Protocol):
     """Who does one unit at a time."""
 
     def send(self, unit: Unit) -> None:
@@ -46,12 +46,12 @@ class Worker(Protocol):
 
 
 @dataclass
-class _Begun:
+class _RunningUnit:
     unit: Unit
     since: float
 
 
-class Pool(ABC):
+class WorkerPool(ABC):
     """Does units by several workers, which start when they are needed and live until `close`.
 
     What a function keeps in its module is there for the next unit of the same worker.
@@ -67,8 +67,8 @@ class Pool(ABC):
         self.count = count
         self.again = again
         self.limit = limit
-        self._idle: list[Worker] = []
-        self._starting: dict[Worker, float] = {}
+        self._idle: list[PoolWorker] = []
+        self._starting: dict[PoolWorker, float] = {}
         self._failed_starts = 0
         self._logged = 0.0
 
@@ -86,11 +86,11 @@ class Pool(ABC):
         self._starting.clear()
 
     @abstractmethod
-    def _start(self) -> tuple[Worker, bool]:
+    def _start(self) -> tuple[PoolWorker, bool]:
         """Begin a worker; also whether it may be given a unit at once, or answers when it is ready."""
 
     @abstractmethod
-    def _that_answer(self, workers: Collection[Worker], seconds: float | None) -> list[Worker]:
+    def _that_answer(self, workers: Collection[PoolWorker], seconds: float | None) -> list[PoolWorker]:
         """Wait until there is an answer or a death, so long at most; those of whom there is."""
 
     @abstractmethod
@@ -111,23 +111,23 @@ class Pool(ABC):
             WorkerError: When the workers of a unit died, or it took too long, too often; when there is no worker to be had.
             Exception: What a unit raised.
         """
-        waiting, busy, lost = deque(units), dict[Worker, _Begun](), Counter[tuple[str, str]]()
+        waiting, busy, lost = deque(units), dict[PoolWorker, _RunningUnit](), Counter[tuple[str, str]]()
         trouble: Exception | None = None
         try:
             while busy or (waiting and trouble is None):
                 if trouble is None:
-                    self._staff(waiting, busy)
-                for worker in self._that_answer([*busy, *self._starting], self._patience(busy)):
+                    self._fill_workers(waiting, busy)
+                for worker in self._that_answer([*busy, *self._starting], self._wait_seconds(busy)):
                     if worker in self._starting:
-                        failed = self._started(worker)
+                        failed = self._finish_start(worker)
                         trouble = trouble or failed
                         continue
                     unit = busy.pop(worker).unit
                     try:
                         good, found = worker.receive()
-                    except Died as death:
+                    except WorkerDied as death:
                         trouble = trouble or self._backend_error()
-                        trouble = trouble or self._begin_again(unit, "died", str(death), waiting, lost)
+                        trouble = trouble or self._retry_unit(unit, "died", str(death), waiting, lost)
                         continue
                     self._idle.append(worker)
                     if good:
@@ -138,15 +138,15 @@ class Pool(ABC):
                 for worker in [w for w, begun in busy.items() if now - begun.since >= limit]:
                     worker.end()
                     unit = busy.pop(worker).unit
-                    trouble = trouble or self._begin_again(unit, "hung", "", waiting, lost)
-                trouble = trouble or self._deserted(busy)
+                    trouble = trouble or self._retry_unit(unit, "hung", "", waiting, lost)
+                trouble = trouble or self._no_workers(busy)
             if trouble is not None:
                 raise trouble
         finally:
             for worker in busy:
                 worker.end()
 
-    def _staff(self, waiting: deque[Unit], busy: dict[Worker, _Begun]) -> None:
+    def _fill_workers(self, waiting: deque[Unit], busy: dict[PoolWorker, _RunningUnit]) -> None:
         """Give every idle worker a unit, and begin as many more workers as there is work for."""
         while len(busy) + len(self._idle) + len(self._starting) < min(self.count, len(busy) + len(waiting)):
             worker, ready = self._start()
@@ -157,21 +157,21 @@ class Pool(ABC):
         # The number may have been made smaller since they were started.
         while waiting and self._idle and len(busy) < self.count:
             worker = self._idle.pop()
-            busy[worker] = _Begun(waiting.popleft(), time.monotonic())
+            busy[worker] = _RunningUnit(waiting.popleft(), time.monotonic())
             worker.send(busy[worker].unit)
 
-    def _patience(self, busy: dict[Worker, _Begun]) -> float | None:
+    def _wait_seconds(self, busy: dict[PoolWorker, _RunningUnit]) -> float | None:
         """Seconds until somebody must be looked after who does not answer."""
         ends = [begun.since + self.limit for begun in busy.values()] if self.limit else []
         ends += [time.monotonic() + EVERY] if self._starting else []
         return max(0.0, min(ends) - time.monotonic()) if ends else None
 
-    def _started(self, worker: Worker) -> Exception | None:
+    def _finish_start(self, worker: PoolWorker) -> Exception | None:
         """Let a new worker, that answers for the first time, be idle; the trouble, where it cannot."""
         del self._starting[worker]
         try:
             good, found = worker.receive()
-        except Died as death:
+        except WorkerDied as death:
             worker.end()
             self._failed_starts += 1
             # One that falls over while others are started may have bad luck; each in turn has a reason.
@@ -183,7 +183,7 @@ class Pool(ABC):
         self._idle.append(worker)
         return None
 
-    def _begin_again(
+    def _retry_unit(
         self, unit: Unit, what: str, how: str, waiting: deque[Unit], lost: Counter[tuple[str, str]]
     ) -> Exception | None:
         """Put a unit back to the front; the trouble, where that was done before."""
@@ -203,7 +203,7 @@ class Pool(ABC):
             "run the same command again with fewer --workers."
         )
 
-    def _deserted(self, busy: dict[Worker, _Begun]) -> Exception | None:
+    def _no_workers(self, busy: dict[PoolWorker, _RunningUnit]) -> Exception | None:
         """Log how long workers have been starting; the trouble of a pool without any, that has waited long enough."""
         now, alone = time.monotonic(), not busy and not self._idle
         began = min(self._starting.values(), default=now)

@@ -13,17 +13,17 @@ from collections.abc import Collection
 from multiprocessing.connection import Connection
 from typing import Any, cast
 
-from freemoe.core.run.pool import Died, Pool, Worker
-from freemoe.core.run.units import Unit, answer
+from freemoe.core.run.pool import PoolWorker, WorkerDied, WorkerPool
+from freemoe.core.run.units import Unit, run_pickled
 
 
-class Processes(Pool):
+class ProcessPool(WorkerPool):
     """Does units in several processes of this machine. A process ends with this one.
 
     Args:
         count: Most processes at a time.
         threads: CPU threads of each in torch; torch's own number if None.
-        limit: Seconds after which a unit counts as hung, see `Pool`.
+        limit: Seconds after which a unit counts as hung, see `WorkerPool`.
     """
 
     def __init__(self, count: int, threads: int | None = None, limit: float | None = None) -> None:
@@ -33,19 +33,19 @@ class Processes(Pool):
     def close(self) -> None:
         """End the processes."""
         # Asked to leave, they put away what they hold of the system (semaphores); all at a time, because that takes a moment.
-        idle = cast("list[_Process]", list(self._idle))
+        idle = cast("list[_ProcessWorker]", list(self._idle))
         for worker in idle:
             worker.pipe.close()
         for worker in idle:
             worker.process.join(10)
         super().close()
 
-    def _start(self) -> tuple[Worker, bool]:
+    def _start(self) -> tuple[PoolWorker, bool]:
         # What it is sent waits in the pipe until it is ready.
-        return _Process(self.threads), True
+        return _ProcessWorker(self.threads), True
 
-    def _that_answer(self, workers: Collection[Worker], seconds: float | None) -> list[Worker]:
-        processes = cast("Collection[_Process]", workers)
+    def _that_answer(self, workers: Collection[PoolWorker], seconds: float | None) -> list[PoolWorker]:
+        processes = cast("Collection[_ProcessWorker]", workers)
         ready = multiprocessing.connection.wait([p.pipe for p in processes], seconds)
         return [p for p in processes if p.pipe in ready]
 
@@ -56,14 +56,14 @@ class Processes(Pool):
         return f"{hint}. Most often memory ran out: every worker holds all that one process does."
 
 
-class _Process:
+class _ProcessWorker:
     """A process that does one unit at a time."""
 
     def __init__(self, threads: int | None) -> None:
         # Not forked: a copy of a process with threads of its own (torch's) may hang.
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, threads), daemon=True)
+        self.process = context.Process(target=_worker_main, args=(theirs, threads), daemon=True)
         self.process.start()
         # Theirs alone, so that the pipe ends when they do.
         theirs.close()
@@ -81,7 +81,7 @@ class _Process:
             self.process.join(10)
             code = self.process.exitcode
             self.end()
-            raise Died(
+            raise WorkerDied(
                 f"killed by signal {-code}" if code is not None and code < 0 else f"it ended with {code}"
             ) from None
 
@@ -91,7 +91,7 @@ class _Process:
         self.pipe.close()
 
 
-def _serve(pipe: Connection, threads: int | None) -> None:
+def _worker_main(pipe: Connection, threads: int | None) -> None:
     """What a worker does: units, until nobody sends any more."""
     # Ctrl-C reaches every process of a terminal; the first one knows what to do about it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -105,7 +105,7 @@ def _serve(pipe: Connection, threads: int | None) -> None:
             unit: Unit = pipe.recv()
         except EOFError:
             return
-        pipe.send_bytes(answer(unit, "another process"))
+        pipe.send_bytes(run_pickled(unit, "another process"))
 
 
 def end_with_parent() -> None:
@@ -113,8 +113,8 @@ def end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
 
-    def watch() -> None:
+    def exit_with_parent() -> None:
         parent.join()
         os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=exit_with_parent, daemon=True).start()

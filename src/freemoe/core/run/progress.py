@@ -37,7 +37,7 @@ class Progress(Protocol):
         ...
 
 
-class Quiet:
+class QuietProgress:
     """A progress that shows nothing but log lines."""
 
     @contextlib.contextmanager
@@ -51,7 +51,7 @@ class Quiet:
         log.info("%s", line)
 
 
-class Bars:
+class BarProgress:
     """Progress bars with elapsed time and ETA, on standard error or in a notebook; standard output stays for results.
 
     Args:
@@ -81,18 +81,18 @@ class Bars:
             TextColumn("left {task.fields[pace].left}", markup=False),
         )
         with Progress(*columns, console=self.console) as bars:
-            pace = Pace(total)
+            pace = StageTimer(total)
             task = bars.add_task(neutral.one_line(name), total=total, pace=pace)
 
-            def advance(steps: int) -> None:
-                pace.advance(steps)
+            def advance_bar(steps: int) -> None:
+                pace.add_steps(steps)
                 bars.advance(task, steps)
 
-            yield advance
+            yield advance_bar
 
     def say(self, line: str) -> None:
         """Print a line that stays."""
-        self.console.print(neutral.printable(line), style="dim", markup=False, highlight=False, soft_wrap=True)
+        self.console.print(neutral.escape_terminal(line), style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
 def default_progress() -> Progress:
@@ -101,11 +101,15 @@ def default_progress() -> Progress:
 
     console = Console(stderr=True, markup=False)
     if console.is_jupyter and importlib.util.find_spec("ipywidgets") is None:
-        return Lines(print)  # rich draws in notebooks by ipywidgets alone
-    return Bars(console) if console.is_jupyter or (console.is_terminal and not console.is_dumb_terminal) else Quiet()
+        return LineProgress(print)  # rich draws in notebooks by ipywidgets alone
+    return (
+        BarProgress(console)
+        if console.is_jupyter or (console.is_terminal and not console.is_dumb_terminal)
+        else QuietProgress()
+    )
 
 
-class Kept(Quiet):
+class CollectingProgress(QuietProgress):
     """A progress that keeps its lines, for a dry run to print what the run itself would say."""
 
     def __init__(self) -> None:
@@ -117,7 +121,7 @@ class Kept(Quiet):
 
 
 @dataclass
-class Pace:
+class StageTimer:
     """How far a stage is, and how long the rest takes at the pace of the last half of its time.
 
     A run that goes on finds its finished steps within moments; they soon lie before that half and count no more. Steps may
@@ -136,7 +140,7 @@ class Pace:
     def __post_init__(self) -> None:
         self._samples = [(self.clock(), 0)]
 
-    def advance(self, steps: int) -> None:
+    def add_steps(self, steps: int) -> None:
         """Take finished steps."""
         if not steps:
             return
@@ -146,7 +150,7 @@ class Pace:
             del self._samples[1:-1:2]
 
     @property
-    def elapsed(self) -> float:
+    def elapsed_seconds(self) -> float:
         """Seconds since the stage began."""
         return self.clock() - self._samples[0][0]
 
@@ -161,17 +165,15 @@ class Pace:
         since, before = next((s for s in reversed(self._samples[:-1]) if s[0] <= half), first)
         if self.done == before or self.done > self.total or (self.done < self.total and len(self._samples) < 3):
             return "unknown"
-        return _clock((now - since) * (self.total - self.done) / (self.done - before))
+        return _format_duration((now - since) * (self.total - self.done) / (self.done - before))
 
-    def line(self, name: str) -> str:
+    def format_line(self, name: str) -> str:
         """All of it as one line."""
         share = 100 * self.done / max(1, self.total)
-        return (
-            f"progress: {name} {self.done}/{self.total} ({share:.0f} %) elapsed {_clock(self.elapsed)} left {self.left}"
-        )
+        return f"progress: {name} {self.done}/{self.total} ({share:.0f} %) elapsed {_format_duration(self.elapsed_seconds)} left {self.left}"
 
 
-class Lines:
+class LineProgress:
     """A progress for logs: a line every ten seconds while a stage lasts, and one when it ends.
 
     Each is one line without control characters that begins with ``progress:``::
@@ -195,29 +197,29 @@ class Lines:
     @contextlib.contextmanager
     def stage(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
         """Open a stage; its lines come from a thread, so that a long step does not silence them."""
-        pace, name, ended = Pace(total, self.clock), _printable(name), self.event()
+        pace, name, ended = StageTimer(total, self.clock), _replace_unprintable(name), self.event()
 
-        def beat() -> None:
+        def write_lines() -> None:
             while not ended.wait(EVERY):
-                self.write(pace.line(name))
+                self.write(pace.format_line(name))
 
-        thread = threading.Thread(target=beat, daemon=True)
+        thread = threading.Thread(target=write_lines, daemon=True)
         thread.start()
         try:
-            yield pace.advance
+            yield pace.add_steps
         finally:
             ended.set()
             thread.join()
-            self.write(pace.line(name))
+            self.write(pace.format_line(name))
 
     def say(self, line: str) -> None:
         """Write a line that stays."""
         self.write(line)
 
 
-def _printable(text: str) -> str:
+def _replace_unprintable(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
 
 
-def _clock(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from freemoe.core.files import digest, disk_error, write_atomic
+from freemoe.core.files import disk_error, json_digest, write_atomic
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,27 +48,27 @@ class UnitState:
         self._folder, self._unit, self._part = folder, unit, part
         self._due = time.monotonic() + SECONDS
 
-    def part(self, name: str) -> UnitState:
+    def part_state(self, name: str) -> UnitState:
         """The state of a part of the unit; parts of parts have their names joined."""
         return UnitState(self._folder, self._unit, f"{self._part} {name}".strip())
 
     @property
-    def _path(self) -> Path | None:
+    def _state_path(self) -> Path | None:
         if self._folder is None:
             return None
-        return self._folder / f"{digest(self._unit)}-{digest(self._part)}.state"
+        return self._folder / f"{json_digest(self._unit)}-{json_digest(self._part)}.state"
 
-    def load(self) -> State | None:
+    def read_state(self) -> State | None:
         """The last state; None where there is none, or one that is damaged: then the unit begins anew."""
-        path = self._path
+        path = self._state_path
         if path is None or not path.is_file():
             return None
         blob = path.read_bytes()
         if hashlib.sha256(blob[_SUM:]).hexdigest().encode() != blob[:_SUM]:
             return None
-        return _unpacked(blob[_SUM:])
+        return _unpack_tensors(blob[_SUM:])
 
-    def save(self, state: Callable[[], State], *, now: bool = False) -> bool:
+    def write_state(self, state: Callable[[], State], *, now: bool = False) -> bool:
         """Keep a state, if it is time to; says whether it was.
 
         Args:
@@ -78,7 +78,7 @@ class UnitState:
         Raises:
             DiskError: The disk refuses; the state before this one still stands.
         """
-        path, began = self._path, time.monotonic()
+        path, began = self._state_path, time.monotonic()
         if path is None or (not now and began < self._due):
             return False
         from safetensors.torch import save
@@ -87,22 +87,22 @@ class UnitState:
             path.parent.mkdir(exist_ok=True)
         except OSError as error:
             raise disk_error(error, path.parent) from error
-        blob = save(_packed(state()))
+        blob = save(_pack_tensors(state()))
         write_atomic(path, hashlib.sha256(blob).hexdigest().encode() + blob, f"state {self._unit}")
         ended = time.monotonic()
         self._due = ended + max(SECONDS, (ended - began) / SHARE if SHARE else 0.0)
         return True
 
-    def once(self, work: Callable[[], State]) -> State:
+    def memoize_state(self, work: Callable[[], State]) -> State:
         """What the work returns: done once, and kept until the unit is finished."""
-        found = self.load()
+        found = self.read_state()
         if found is None:
             found = work()
             if self._folder is not None:
-                self.save(lambda: found, now=True)
+                self.write_state(lambda: found, now=True)
         return found
 
-    def over(
+    def resume_iter(
         self,
         items: Iterable[T],
         state: Callable[[], State],
@@ -119,7 +119,7 @@ class UnitState:
         """
         import torch
 
-        kept, done = self.load(), 0
+        kept, done = self.read_state(), 0
         if kept is not None:
             done = int(kept.pop(_DONE))
             load(kept)
@@ -130,13 +130,13 @@ class UnitState:
             if number > done:
                 yield item
                 done = number
-                if self.save(lambda number=number: {**state(), _DONE: torch.tensor(number)}):
+                if self.write_state(lambda number=number: {**state(), _DONE: torch.tensor(number)}):
                     written = number
         # A pass that took its time is not done again for what comes behind it.
         if done > written and time.monotonic() - began >= SECONDS:
-            self.save(lambda: {**state(), _DONE: torch.tensor(done)}, now=True)
+            self.write_state(lambda: {**state(), _DONE: torch.tensor(done)}, now=True)
 
-    def listed(
+    def map_items(
         self, items: Iterable[T], work: Callable[[T], State], skipped: Callable[[int], None] | None = None
     ) -> list[State]:
         """What the work returns of every item, in their order; kept in a file for some of them after the other.
@@ -148,7 +148,7 @@ class UnitState:
         """
         found: list[State] = []
         files = 0
-        while (kept := self.part(f"file {files}").load()) is not None:
+        while (kept := self.part_state(f"file {files}").read_state()) is not None:
             files += 1
             for name, tensor in kept.items():
                 number, _, own = name.partition("|")
@@ -157,25 +157,25 @@ class UnitState:
         if found and skipped is not None:
             skipped(len(found))
         written, began = len(found), time.monotonic()
-        last = self.part(f"file {files}")
+        last = self.part_state(f"file {files}")
         for number, item in enumerate(items):
             if number >= len(found):
                 found.append(work(item))
-                if last.save(partial(_numbered, found, written)):
+                if last.write_state(partial(_number_states, found, written)):
                     due, written, files = last._due, len(found), files + 1
-                    last = self.part(f"file {files}")
+                    last = self.part_state(f"file {files}")
                     last._due = due
         if len(found) > written and time.monotonic() - began >= SECONDS:
-            last.save(partial(_numbered, found, written), now=True)
+            last.write_state(partial(_number_states, found, written), now=True)
         return found
 
 
-def _numbered(states: list[State], first: int) -> State:
+def _number_states(states: list[State], first: int) -> State:
     """States from a number on as one: ``number|name``."""
     return {f"{n}|{name}": t for n, own in enumerate(states[first:], first) for name, t in own.items()}
 
 
-def _packed(state: State) -> State:
+def _pack_tensors(state: State) -> State:
     """Tensors as safetensors takes them: on the CPU, in one piece each, none sharing its memory with another.
 
     The order of dimensions in memory is kept beside one that is not the usual: products of a transposed matrix have other last
@@ -198,8 +198,8 @@ def _packed(state: State) -> State:
     return found
 
 
-def _unpacked(blob: bytes) -> State:
-    """Inverse of `_packed`, in memory of the tensors' own: what a processor does with it may hang on where it begins."""
+def _unpack_tensors(blob: bytes) -> State:
+    """Inverse of `_pack_tensors`, in memory of the tensors' own: what a processor does with it may hang on where it begins."""
     from safetensors.torch import load
 
     found = load(blob)
@@ -215,8 +215,8 @@ NOT_KEPT = UnitState(None, "")
 """Where there is no run folder, nothing is kept."""
 
 
-def forget(folder: Path, unit: str) -> None:
+def delete_states(folder: Path, unit: str) -> None:
     """Remove the states of a unit that is finished."""
-    for path in folder.glob(f"{digest(unit)}-*"):
+    for path in folder.glob(f"{json_digest(unit)}-*"):
         with contextlib.suppress(OSError):
             path.unlink()

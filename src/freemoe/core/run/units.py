@@ -36,7 +36,7 @@ class Unit:
         return getattr(importlib.import_module(module), name)(**self.arguments)
 
 
-class Executor(Protocol):
+class UnitExecutor(Protocol):
     """Who does units of work."""
 
     def run(self, units: Sequence[Unit]) -> Generator[tuple[Unit, Any], None, None]:
@@ -48,7 +48,7 @@ class Executor(Protocol):
         ...
 
 
-class Serial:
+class SerialExecutor:
     """Does units in this process, one after the other."""
 
     def run(self, units: Sequence[Unit]) -> Generator[tuple[Unit, Any], None, None]:
@@ -60,7 +60,7 @@ class Serial:
         """Nothing lives between two runs."""
 
 
-def answer(unit: Unit, where: str) -> bytes:
+def run_pickled(unit: Unit, where: str) -> bytes:
     """Do a unit for another process: a pickled pair, whether it went well, and the result or the error.
 
     Args:
@@ -71,10 +71,10 @@ def answer(unit: Unit, where: str) -> bytes:
         # Pickled here and not by what carries it: torch would hand tensors over as files that end with this process.
         return pickle.dumps((True, unit.work()))
     except Exception as error:
-        return pickle.dumps((False, portable(error, unit, where)))
+        return pickle.dumps((False, picklable_error(error, unit, where)))
 
 
-def portable(error: Exception, unit: Unit, where: str) -> Exception:
+def picklable_error(error: Exception, unit: Unit, where: str) -> Exception:
     """The error with its traceback as a note, or where it cannot be pickled, one that says the same."""
     error.add_note(f"in {where}, in {unit.name!r}:\n{traceback.format_exc()}")
     try:

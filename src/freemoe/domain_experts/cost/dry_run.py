@@ -7,15 +7,15 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from freemoe.core.run.places import place_of
-from freemoe.core.run.progress import Kept
-from freemoe.domain_experts.candidates import SALIENCY, check_division, competing
-from freemoe.domain_experts.context import BuildContext, prepare
-from freemoe.domain_experts.cost.memory import FITTED, fitting, stage_peaks
+from freemoe.core.run.places import executor_spec_of
+from freemoe.core.run.progress import CollectingProgress
+from freemoe.domain_experts.candidates import SALIENCY, check_division, competing_methods
+from freemoe.domain_experts.context import BuildContext, prepare_context
+from freemoe.domain_experts.cost.memory import FITTED, fitting_devices, stage_peaks
 from freemoe.domain_experts.purify.methods import method_of
-from freemoe.domain_experts.rank.bands import grid
+from freemoe.domain_experts.rank.bands import band_grid
 from freemoe.domain_experts.rank.importance import METRICS
-from freemoe.domain_experts.route.subdomains import divide, features
+from freemoe.domain_experts.route.subdomains import divide_domain, prompt_features
 from freemoe.domain_experts.structured.fitting import UNITS, documents_to_fit
 from freemoe.evals.summary import is_text
 from freemoe.evals.tasks.documents import Document
@@ -28,7 +28,7 @@ from freemoe.recipes import BuildRecipe
 _WARM, _TIMED = 2, 16
 
 
-def plan(recipe: BuildRecipe) -> dict[str, Any]:
+def plan_build(recipe: BuildRecipe) -> dict[str, Any]:
     """Count units of work, memory and time of a build; loads data and base, writes nothing.
 
     Returns:
@@ -38,15 +38,15 @@ def plan(recipe: BuildRecipe) -> dict[str, Any]:
     Raises:
         FreeMoEError: What the build would raise before its first unit of work.
     """
-    said, began = Kept(), time.perf_counter()
-    context = prepare(recipe, said)
+    said, began = CollectingProgress(), time.perf_counter()
+    context = prepare_context(recipe, said)
     loading = time.perf_counter() - began
     fitted = any(METRICS.get(m).needs == "gradients" for m in recipe.search.metrics)
     divided, reference, reported, units, purified = {}, 0, 0, 0.0, 0.0
     for name, data in context.domains.items():
         ids = [context.scorer.prompt_ids(d) for d in data.reference.documents]
-        feature = features(context.model, ids, recipe.subdomains.feature)
-        part = divided[name] = divide(name, data.reference, feature, recipe.subdomains, recipe.seed)
+        feature = prompt_features(context.model, ids, recipe.subdomains.feature)
+        part = divided[name] = divide_domain(name, data.reference, feature, recipe.subdomains, recipe.seed)
         reference += len(data.reference)
         reported += len(data.reported)
         of_units, of_weights = _documents_to_fit(context, data.reference.documents, part.labels, fitted)
@@ -54,11 +54,13 @@ def plan(recipe: BuildRecipe) -> dict[str, Any]:
     check_division(context, divided)
     subdomains = sum(len(part.names) for part in divided.values())
     bands = sum(
-        len(grid(recipe.bands, m, recipe.seed)) for m in recipe.search.metrics if METRICS.get(m).needs != "gradients"
+        len(band_grid(recipe.bands, m, recipe.seed))
+        for m in recipe.search.metrics
+        if METRICS.get(m).needs != "gradients"
     )
     # Halving scores everything on an eighth or so, and half as many candidates on twice as much each round.
     share = 1.0 if recipe.search.method == "exhaustive" else min(1.0, (2 + math.log2(max(2, bands))) / max(1, bands))
-    tested = len({UNITS, SALIENCY} & set(competing(recipe)))
+    tested = len({UNITS, SALIENCY} & set(competing_methods(recipe)))
     guard = 1 - recipe.saliency.gradient_share - recipe.saliency.stop_share
     search = reference * ((1 + bands * share if bands else guard) + tested * guard)
     # Documents scored once, by stage; a stage that is left out takes none.
@@ -88,7 +90,7 @@ def plan(recipe: BuildRecipe) -> dict[str, Any]:
         "purifications": subdomains * fitted,
         "document_scores_to_search": round(search),
         "document_scores_to_report": round(sum(n for stage, n in documents.items() if stage.startswith("report"))),
-        **_memory(context, stages),
+        **_estimate_memory(context, stages),
         "time_of_one_document_seconds": per_document,
         "time_by_stage_seconds": {"loading": loading, **stages_seconds},
         "time_of_one_worker_seconds": loading + sum(stages_seconds.values()),
@@ -104,7 +106,7 @@ def _documents_to_fit(
     units = weights = 0.0
     for number in dict.fromkeys(labels) if section.unit or purify else ():
         members = [d for d, label in zip(documents, labels, strict=True) if label == number]
-        tokens = sum(len(answer) for _, answer in context.rows(members))
+        tokens = sum(len(answer) for _, answer in context.answer_rows(members))
         if section.unit:
             shares = (saliency.stop_share, saliency.gradient_share)
             units += documents_to_fit(section, *shares, len(members), tokens)
@@ -113,7 +115,7 @@ def _documents_to_fit(
     return units, weights
 
 
-def _memory(context: BuildContext, stages: Sequence[str]) -> dict[str, Any]:
+def _estimate_memory(context: BuildContext, stages: Sequence[str]) -> dict[str, Any]:
     """The base and the largest moment of every stage above it, beside the libraries, and on what that fits."""
     recipe = context.recipe
     base = resident_bytes(context.model)
@@ -127,9 +129,9 @@ def _memory(context: BuildContext, stages: Sequence[str]) -> dict[str, Any]:
     )
     above = {stage: peaks[stage].said + copies * (stage in FITTED) for stage in stages}
     total = base + max(above.values())
-    place = place_of(recipe)
+    place = executor_spec_of(recipe)
     workers = place.workers or 1
-    if place.several:
+    if place.is_parallel:
         # Each has the base and a stage of its own; the process that they work for has the base too.
         total = base + workers * total
     here = ", or this machine" if total < free_bytes(context.model.device) + base else ""
@@ -138,7 +140,7 @@ def _memory(context: BuildContext, stages: Sequence[str]) -> dict[str, Any]:
         "memory_bytes": round(total),
         "base_bytes": round(base),
         "above_the_base_bytes": {stage.replace(" ", "_"): round(size) for stage, size in above.items()},
-        "fits": fitting(total) + here,
+        "fits": fitting_devices(total) + here,
     }
 
 

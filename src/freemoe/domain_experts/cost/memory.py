@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from freemoe.domain_experts.purify.activations import most_held
+from freemoe.domain_experts.purify.activations import max_activation_bytes
 from freemoe.domain_experts.purify.running_sums import state_bytes
 from freemoe.evals.engine.output_head import CHUNK
-from freemoe.models.weights import Weight
+from freemoe.models.weights import WeightMatrix
 
 STAGES = ("scoring", "calibration", "band search", "greedy", "learned", "report")
 """What can be the largest moment of a build."""
@@ -41,7 +41,7 @@ _CANDIDATE, _CANDIDATES = 12, 0.1
 
 
 @dataclass(frozen=True)
-class Peaks:
+class MemoryPeaks:
     """Bytes above the base.
 
     Attributes:
@@ -54,8 +54,8 @@ class Peaks:
 
 
 def stage_peaks(
-    model: Any, weights: Sequence[Weight], tokens: int, width: float, budget: float, cut: float = 5e-5
-) -> dict[str, Peaks]:
+    model: Any, weights: Sequence[WeightMatrix], tokens: int, width: float, budget: float, cut: float = 5e-5
+) -> dict[str, MemoryPeaks]:
     """Peaks of all stages above the loaded base.
 
     Args:
@@ -71,13 +71,13 @@ def stage_peaks(
     vocabulary = model.config.get_text_config().vocab_size
     rows = min(tokens, max(1, CHUNK // vocabulary)) * vocabulary
     through = {
-        layer: sum(_through(w) for w in weights if w.layer == layer)
+        layer: sum(_activation_size(w) for w in weights if w.layer == layer)
         for layer in dict.fromkeys(w.layer for w in weights)
     }
-    hidden = tokens * each * min(w.columns for w in weights)
+    hidden = tokens * each * min(w.num_columns for w in weights)
     forward = _WORKING * each * tokens * max(through.values())
     scoring = max(forward, hidden + rows * (each + _LOGIT))
-    kept = min(_KEPT * each * tokens * sum(through.values()), most_held(model))
+    kept = min(_KEPT * each * tokens * sum(through.values()), max_activation_bytes(model))
     head = rows * (2 * each + _LOGIT_BACKWARD)
     # The head's turn is over when the first matrix is ranked.
     backward = kept + max(head, _SCORED * largest)
@@ -88,16 +88,16 @@ def stage_peaks(
     state = 3 * sum(state_bytes(w.shape) for w in weights)
     switched = budget * size * (6 + each + 2)
     return {
-        "scoring": Peaks(scoring, scoring + size / 8),
-        "calibration": Peaks(forward, scoring + size / 8),
-        "band search": Peaks(search, scoring + size / 4 + _RANKED * largest),
-        "greedy": Peaks(backward + 6 * leaders, kept + head + each * largest + _CANDIDATE * leaders),
-        "learned": Peaks(backward + state + switched, kept + head + _CANDIDATE * _CANDIDATES * size),
-        "report": Peaks(search + off, scoring + size / 4 + _RANKED * largest),
+        "scoring": MemoryPeaks(scoring, scoring + size / 8),
+        "calibration": MemoryPeaks(forward, scoring + size / 8),
+        "band search": MemoryPeaks(search, scoring + size / 4 + _RANKED * largest),
+        "greedy": MemoryPeaks(backward + 6 * leaders, kept + head + each * largest + _CANDIDATE * leaders),
+        "learned": MemoryPeaks(backward + state + switched, kept + head + _CANDIDATE * _CANDIDATES * size),
+        "report": MemoryPeaks(search + off, scoring + size / 4 + _RANKED * largest),
     }
 
 
-def fitting(total: float) -> str:
+def fitting_devices(total: float) -> str:
     """On how many accelerators of which size so many bytes fit, in words."""
     usable = [gib * (1 - _SPARE) * 2**30 for gib in DEVICES]
     for gib, bytes_ in zip(DEVICES, usable, strict=True):
@@ -106,7 +106,7 @@ def fitting(total: float) -> str:
     return f"{math.ceil(total / usable[-1])} devices of {DEVICES[-1]} GiB"
 
 
-def _through(weight: Weight) -> float:
+def _activation_size(weight: WeightMatrix) -> float:
     """Numbers that a token brings into a weight and takes out of it."""
-    experts = weight.gate.chosen if weight.fused and weight.gate is not None else weight.experts
-    return experts * (weight.rows + weight.columns)
+    experts = weight.gate.experts_per_token if weight.is_fused and weight.gate is not None else weight.num_experts
+    return experts * (weight.num_rows + weight.num_columns)

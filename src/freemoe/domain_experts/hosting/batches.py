@@ -27,7 +27,7 @@ GENERATE_ALONE = {"past_key_values": None, "streamer": None, "return_dict_in_gen
 """The same of a generation."""
 
 
-def groups(names: Sequence[str]) -> list[tuple[str, list[int]]]:
+def group_by_expert(names: Sequence[str]) -> list[tuple[str, list[int]]]:
     """Sequences by expert, in order of first appearance."""
     found: dict[str, list[int]] = {}
     for i, name in enumerate(names):
@@ -35,7 +35,7 @@ def groups(names: Sequence[str]) -> list[tuple[str, list[int]]]:
     return list(found.items())
 
 
-def take(inputs: dict[str, Any], rows: list[int], size: int) -> dict[str, Any]:
+def select_rows(inputs: dict[str, Any], rows: list[int], size: int) -> dict[str, Any]:
     """The rows of every input that has one row per sequence."""
     return {
         # What has one dimension (logits_to_keep, cache_position) counts positions, not sequences.
@@ -44,7 +44,7 @@ def take(inputs: dict[str, Any], rows: list[int], size: int) -> dict[str, Any]:
     }
 
 
-def given(inputs: dict[str, Any]) -> dict[str, Any]:
+def drop_none(inputs: dict[str, Any]) -> dict[str, Any]:
     """Inputs that are there: generate takes no ids of None."""
     return {k: v for k, v in inputs.items() if v is not None}
 
@@ -123,7 +123,7 @@ def special_tokens(model: Any, inputs: dict[str, Any]) -> tuple[int | None, list
     return (pads[0] if pads else None), ends
 
 
-def joined(parts: Sequence[tuple[list[int], Tensor]], pad: int | None) -> Tensor:
+def merge_generated(parts: Sequence[tuple[list[int], Tensor]], pad: int | None) -> Tensor:
     """Put generated groups together in the batch's order; what ended early is padded at its end.
 
     Args:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from freemoe.core.errors import DataError
-from freemoe.domain_experts.expert import Expert, Lines, switch_expert, unit_expert
+from freemoe.domain_experts.expert import DomainExpert, Lines, switch_expert, unit_expert
 from freemoe.models.mask import Mask, TensorMask
-from freemoe.models.weights import Weight
+from freemoe.models.weights import WeightMatrix
 from freemoe.recipes.expert_names import Operation
 
 
@@ -22,7 +22,9 @@ def combined_mask(operation: Operation | None, masks: Sequence[Mask]) -> Mask:
     return functools.reduce(lambda a, b: a.difference(a.difference(b)), masks)
 
 
-def combine(name: str, operation: Operation, experts: Sequence[Expert], weights: Sequence[Weight]) -> Expert:
+def combine_experts(
+    name: str, operation: Operation, experts: Sequence[DomainExpert], weights: Sequence[WeightMatrix]
+) -> DomainExpert:
     """An expert of its own, made of others of the same base, which must be switched in now.
 
     Whole units that are off stay units; all else becomes single switches.
@@ -48,20 +50,20 @@ def combine(name: str, operation: Operation, experts: Sequence[Expert], weights:
         return switch_expert(name, mask)
     sizes = {w.name: w.shape for w in weights}
     whole = Mask({k: TensorMask.of_lines(sizes[k], axis, numbers) for k, (axis, numbers) in lines.items()})
-    return unit_expert(name, _unit(experts), lines, mask.difference(whole))
+    return unit_expert(name, _combined_unit(experts), lines, mask.difference(whole))
 
 
-def _unit(experts: Sequence[Expert]) -> str:
+def _combined_unit(experts: Sequence[DomainExpert]) -> str:
     """The kind of unit that a combination has; whole experts of a mixture matter most, as routers must leave them out."""
     kinds = list(dict.fromkeys(e.unit for e in experts if e.unit))
     return "expert" if "expert" in kinds else kinds[0]
 
 
-def _whole_lines(experts: Sequence[Expert], mask: Mask, weights: Sequence[Weight]) -> Lines:
+def _whole_lines(experts: Sequence[DomainExpert], mask: Mask, weights: Sequence[WeightMatrix]) -> Lines:
     """Rows, columns and experts of the experts' units all of which is off in a mask."""
     if not any(e.unit for e in experts):
         return {}
-    unit, shapes = _unit(experts), {w.name: w.shape for w in weights}
+    unit, shapes = _combined_unit(experts), {w.name: w.shape for w in weights}
     asked: dict[str, tuple[str, list[Tensor]]] = {}
     for expert in experts:
         for name, (axis, numbers) in expert.lines.items() if expert.unit == unit else ():
@@ -71,7 +73,7 @@ def _whole_lines(experts: Sequence[Expert], mask: Mask, weights: Sequence[Weight
         if name not in mask:
             continue
         count, rows, columns = shapes[name]
-        off = mask[name].bools().cpu().view(count * rows, columns)
+        off = mask[name].to_bools().cpu().view(count * rows, columns)
         whole = off.all(0) if axis == "columns" else off.view(count if axis == "experts" else count * rows, -1).all(1)
         numbers = torch.unique(torch.cat(several))
         if len(kept := numbers[whole[numbers]]):

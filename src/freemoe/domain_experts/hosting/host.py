@@ -15,21 +15,21 @@ from torch import Tensor
 from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import ArtifactError, DataError
 from freemoe.core.registry import unknown_name
-from freemoe.core.threads import Threads, require_threads, turn_of
-from freemoe.domain_experts.expert import Expert, read_experts, require_accepted, require_zeros_say
-from freemoe.domain_experts.hosting.combining import combine, combined_mask
+from freemoe.core.threads import Threads, model_lock_of, require_threads
+from freemoe.domain_experts.expert import DomainExpert, read_experts, require_accepted, require_zeros_say
+from freemoe.domain_experts.hosting.combining import combine_experts, combined_mask
 from freemoe.domain_experts.hosting.mixing import MixingHost
 from freemoe.domain_experts.hosting.protection import refuse_copy, require_same_values
-from freemoe.domain_experts.hosting.standing import standing_of
-from freemoe.domain_experts.hosting.summary import as_table, expert_row, measured
+from freemoe.domain_experts.hosting.standing import expert_stack_of
+from freemoe.domain_experts.hosting.summary import as_table, expert_row, read_measurements
 from freemoe.hub.fetch import fetch_artefact
 from freemoe.models.checkpoints.identity import require_base
 from freemoe.models.checkpoints.saving import require_free, save_checkpoint, whole_or_nothing
 from freemoe.models.gates import left_out
-from freemoe.models.hooks import hooked, instead
+from freemoe.models.hooks import combined_hooks, replace_method
 from freemoe.models.mask import Mask
 from freemoe.models.mixed.board import MixedBoard, Tiles
-from freemoe.models.switchboard import Switchboard
+from freemoe.models.switchboard import ExpertCache
 from freemoe.models.switching import switch_off
 from freemoe.models.weights import find_weights
 from freemoe.recipes.expert_names import AUTO, BASE, ExpertRef, Operation, require_new_names
@@ -38,15 +38,15 @@ from freemoe.results.build import KIND
 Call = TypeVar("Call", bound=Callable[..., Any])
 
 
-def alone(call: Call) -> Call:
+def with_model_lock(call: Call) -> Call:
     """Let a host's method have the base for itself while it runs."""
 
     @functools.wraps(call)
-    def inside(self: ExpertHost, *args: Any, **kwargs: Any) -> Any:
+    def locked_call(self: ExpertHost, *args: Any, **kwargs: Any) -> Any:
         with self.turn():
             return call(self, *args, **kwargs)
 
-    return cast("Call", inside)
+    return cast("Call", locked_call)
 
 
 class ExpertHost(torch.nn.Module, MixingHost):
@@ -64,7 +64,9 @@ class ExpertHost(torch.nn.Module, MixingHost):
         RecipeError: ``threads`` is neither.
     """
 
-    def __init__(self, model: Any, experts: Sequence[Expert], tokenizer: Any = None, threads: Threads = "wait") -> None:
+    def __init__(
+        self, model: Any, experts: Sequence[DomainExpert], tokenizer: Any = None, threads: Threads = "wait"
+    ) -> None:
         super().__init__()
         self.threads: Threads = require_threads(threads)
         self.model = model
@@ -79,7 +81,7 @@ class ExpertHost(torch.nn.Module, MixingHost):
     def _on_board(self) -> None:
         """Begin anew with the base's weights, where they are now; the base must be switched in."""
         self._weights = find_weights(self.model)
-        self._board = Switchboard(self._weights)
+        self._board = ExpertCache(self._weights)
         self._mixed_board = MixedBoard(self._weights)
 
     # ------------------------------------------------------------------ names
@@ -97,7 +99,7 @@ class ExpertHost(torch.nn.Module, MixingHost):
     @property
     def active(self) -> str:
         """The expert that is switched in now, or ``"base"``."""
-        return standing_of(self.model).name_of(self)
+        return expert_stack_of(self.model).name_of(self)
 
     @property
     def active_expert(self) -> str:
@@ -120,20 +122,20 @@ class ExpertHost(torch.nn.Module, MixingHost):
         """Weights that an expert switches off, regenerated from the untouched base."""
         with self.expert(BASE):
             self.require(name)
-            return self._mask(name)
+            return self._build_mask(name)
 
     def expert_tiles(self, name: str) -> Tiles | None:
         """The bands of an expert that is nothing else, for kernels that make masks of them; None for any other."""
-        return self._experts[name].tiles(self._weights) if name in self._experts else None
+        return self._experts[name].band_tiles(self._weights) if name in self._experts else None
 
-    def _mask(self, name: str) -> Mask:
+    def _build_mask(self, name: str) -> Mask:
         """The same while the base is switched in."""
         if name == BASE:
             return Mask()
         ref = ExpertRef.parse(name)
         return combined_mask(ref.operation, [self._experts[part].mask(self._weights) for part in ref.names])
 
-    def described(self, name: str) -> Expert:
+    def described(self, name: str) -> DomainExpert:
         """An expert, or a combination as an expert of its own.
 
         Raises:
@@ -144,8 +146,8 @@ class ExpertHost(torch.nn.Module, MixingHost):
             self.require(name)
             ref = ExpertRef.parse(name)
             if ref.operation is None:
-                return self._experts.get(name, Expert(BASE))
-            return combine(name, ref.operation, [self._experts[part] for part in ref.names], self._weights)
+                return self._experts.get(name, DomainExpert(BASE))
+            return combine_experts(name, ref.operation, [self._experts[part] for part in ref.names], self._weights)
 
     # -------------------------------------------------------------- switching
 
@@ -155,7 +157,7 @@ class ExpertHost(torch.nn.Module, MixingHost):
         Raises:
             BusyError: Another thread has it and ``threads`` is ``raise``; or waiting would never end.
         """
-        return turn_of(self.model).held(self.threads)
+        return model_lock_of(self.model).hold_lock(self.threads)
 
     def set_expert(self, name: str | None) -> None:
         """Switch to an expert until told otherwise; None or ``"base"`` restores the base bit by bit.
@@ -164,34 +166,36 @@ class ExpertHost(torch.nn.Module, MixingHost):
         """
         with self.turn():
             self.require(name or BASE)
-            standing_of(self.model).set(self, name or BASE)
+            expert_stack_of(self.model).set_expert(self, name or BASE)
 
     @contextlib.contextmanager
     def expert(self, name: str | None) -> Iterator[Self]:
         """Use an expert inside a ``with`` block, then go back to the one before; other threads wait until the block ends."""
         with self.turn():
             self.require(name or BASE)
-            block = standing_of(self.model).open(self, name or BASE)
+            block = expert_stack_of(self.model).push_block(self, name or BASE)
             try:
                 yield self
             finally:
-                standing_of(self.model).close(block)
+                expert_stack_of(self.model).remove_block(block)
 
     def switch_in(self, name: str) -> None:
         """Put an expert into the weights; `set_expert` and `expert` ask for it."""
         if name not in self._board:
             # Bands are rankings of the base's own values.
-            self._board.switch(None)
-            self._board.learn(name, self._mask(name))
-        self._board.switch(name)
+            self._board.activate_expert(None)
+            self._board.add_expert(name, self._build_mask(name))
+        self._board.activate_expert(name)
 
-    def way_back(self) -> Callable[[], None]:
+    def base_restorer(self) -> Callable[[], None]:
         """What makes the weights the base's again."""
-        return functools.partial(self._board.switch, None)
+        return functools.partial(self._board.activate_expert, None)
 
     def guard_base(self) -> contextlib.AbstractContextManager[None]:
         """Refuse copies of the base while an expert is in its weights: they would be neither the base nor said to be an expert."""
-        return hooked(*(instead(self.model, refuse_copy, name) for name in ("save_pretrained", "__reduce_ex__")))
+        return combined_hooks(
+            *(replace_method(self.model, refuse_copy, name) for name in ("save_pretrained", "__reduce_ex__"))
+        )
 
     def disable_expert(self) -> contextlib.AbstractContextManager[Self]:
         """Use the base inside a ``with`` block, then go back to the expert before."""
@@ -226,7 +230,7 @@ class ExpertHost(torch.nn.Module, MixingHost):
         with self.expert(BASE):
             require_new_names([prefix + n for n in wanted], self._experts)
             require_base(manifest, self.model, self.tokenizer)
-            told = measured(root)
+            told = read_measurements(root)
             for old in wanted:
                 self._experts[prefix + old] = replace(held[old], name=prefix + old)
                 self._told[prefix + old] = told.get(old, {})
@@ -257,10 +261,10 @@ class ExpertHost(torch.nn.Module, MixingHost):
             require_new_names([name], self._experts)
             ref = ExpertRef(tuple(parts), operation)
             ref.require_known(self._experts)
-            self._experts[name] = combine(name, operation, [self._experts[p] for p in parts], self._weights)
+            self._experts[name] = combine_experts(name, operation, [self._experts[p] for p in parts], self._weights)
             self._told[name] = {"verdict": f"{ref}: measured by nobody yet"}
-            self._board.forget(name)
-            self._mixed_board.forget(name)
+            self._board.remove_expert(name)
+            self._mixed_board.remove_expert(name)
 
     def delete_expert(self, name: str) -> None:
         """Let go of an expert; where it is switched in, the base is from now on. The router's way to it leads to the base.
@@ -272,14 +276,14 @@ class ExpertHost(torch.nn.Module, MixingHost):
             if name not in self._experts:
                 raise unknown_name("expert", name, self.experts)
 
-            def gone(other: str) -> bool:
+            def uses_deleted(other: str) -> bool:
                 # Combinations with it are forgotten too.
                 return name in ExpertRef.parse(other).names
 
-            standing_of(self.model).let_go(self, gone)
+            expert_stack_of(self.model).drop_experts(self, uses_deleted)
             for board in (self._board, self._mixed_board):
-                for other in filter(gone, board.known):
-                    board.forget(other)
+                for other in filter(uses_deleted, board.expert_names):
+                    board.remove_expert(other)
             del self._experts[name]
             self._told.pop(name, None)
 
@@ -289,7 +293,7 @@ class ExpertHost(torch.nn.Module, MixingHost):
         """What there is to say of every expert; see `hosting.summary.expert_row` for the keys."""
         with self.expert(BASE):
             return [
-                expert_row(expert, self._mask(name), self._weights, self._told.get(name))
+                expert_row(expert, self._build_mask(name), self._weights, self._told.get(name))
                 for name, expert in self._experts.items()
             ]
 
@@ -369,7 +373,7 @@ class ExpertHost(torch.nn.Module, MixingHost):
                     f"{len(stored)} weights that expert {wanted!r} has off are not in memory (the first is {stored[0]!r}), so "
                     "that zeros cannot be written into them. Use merge_and_save, which writes a checkpoint."
                 )
-            standing_of(self.model).let_go(self, lambda _: True)
+            expert_stack_of(self.model).drop_experts(self, lambda _: True)
             with self.expert(BASE):
                 switch_off(self._weights, mask)
                 self._experts, self._told = {}, {}

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from freemoe.domain_experts.hosting.standing import Host, standing_of
+from freemoe.domain_experts.hosting.standing import StackHost, expert_stack_of
 from freemoe.evals.engine.answering import BASE
 from freemoe.models.mask import Mask
 from freemoe.models.mixed.board import MixedBoard, Tiles
-from freemoe.models.mixed.running import Mixed, Strategy, running
-from freemoe.models.weights import Weight
+from freemoe.models.mixed.running import MixedBatch, Strategy, open_mixed_batch
+from freemoe.models.weights import WeightMatrix
 
 
-class MixingHost(Host):
+class MixingHost(StackHost):
     """A host whose batches may hold sequences of several experts.
 
     Attributes:
@@ -38,7 +38,7 @@ class MixingHost(Host):
         raise NotImplementedError
 
     @contextmanager
-    def mixed(self, strategy: Strategy = "auto") -> Iterator[Mixed]:
+    def mixed(self, strategy: Strategy = "auto") -> Iterator[MixedBatch]:
         """Let the sequences of one batch act under experts of their own, in one forward pass of ``self.model``.
 
         What the block yields says by ``assign(names)`` which sequence is whose; nothing is switched in place. The block has the
@@ -52,23 +52,23 @@ class MixingHost(Host):
             DataError: The base has weights that are not in memory.
         """
         with self.expert(BASE):
-            standing = standing_of(self.model)
-            block = standing.open(self, BASE)
+            standing = expert_stack_of(self.model)
+            block = standing.push_block(self, BASE)
             try:
-                with running(
+                with open_mixed_batch(
                     self._mixed_board,
                     mask_of=self.expert_mask,
                     tiles_of=self.expert_tiles,
                     strategy=strategy,
-                    rules=functools.partial(standing.rules, block),
+                    rules=functools.partial(standing.is_top, block),
                 ) as run:
                     yield run
             finally:
-                standing.close(block)
+                standing.remove_block(block)
 
-    def mixable(self) -> list[Weight]:
+    def mixable(self) -> list[WeightMatrix]:
         """The weights that a mixed batch could have off."""
-        return [weight for weight in self._mixed_board.weights.values() if not weight.fused]
+        return [weight for weight in self._mixed_board.weights.values() if not weight.is_fused]
 
     def mixed_bytes(self, name: str) -> int:
         """Memory that mixed batches hold for an expert, in bytes; 0 before its first use."""

@@ -14,21 +14,21 @@ from freemoe.core.errors import ArtifactError
 from freemoe.core.files import CARD, write_atomic
 from freemoe.core.run.folder import require_replaceable
 from freemoe.core.version import __version__
-from freemoe.domain_experts.expert import EXPERTS, Expert, read_experts
+from freemoe.domain_experts.expert import EXPERTS, DomainExpert, read_experts
 from freemoe.domain_experts.hosting.host import ExpertHost
 from freemoe.domain_experts.prove.card import unmeasured_card
 from freemoe.domain_experts.route.reading import ROUTER, read_router
-from freemoe.domain_experts.route.router import Router
+from freemoe.domain_experts.route.router import DomainRouter
 from freemoe.evals.engine.answering import BASE
-from freemoe.hub.shipped import Shipped
-from freemoe.models.checkpoints.fingerprint import fingerprint
-from freemoe.models.checkpoints.identity import IDENTITY, identity
+from freemoe.hub.shipped import ArtefactHubMixin
+from freemoe.models.checkpoints.fingerprint import fingerprint_model
+from freemoe.models.checkpoints.identity import IDENTITY, identify_base
 from freemoe.models.checkpoints.saving import whole_or_nothing
 from freemoe.results.build import KIND
 
 
 @dataclass(frozen=True, eq=False)
-class Origin:
+class ArtefactSnapshot:
     """What an artefact held when it was opened.
 
     Attributes:
@@ -38,15 +38,15 @@ class Origin:
     """
 
     manifest: Mapping[str, Any]
-    experts: Mapping[str, Expert]
-    router: Router | None
+    experts: Mapping[str, DomainExpert]
+    router: DomainRouter | None
 
 
-class SavedExperts(ExpertHost, Shipped):
+class SavedExperts(ExpertHost, ArtefactHubMixin):
     """Experts on a base that can be saved, whatever has become of them since they were opened."""
 
-    router: Router | None = None
-    origin: Origin | None = None
+    router: DomainRouter | None = None
+    origin: ArtefactSnapshot | None = None
 
     def save_pretrained(self, folder: str | Path, *, base: str | None = None, overwrite: bool = False) -> Path:
         """Write the experts and their router as an artefact; the base is no part of it.
@@ -72,15 +72,15 @@ class SavedExperts(ExpertHost, Shipped):
         target = Path(folder)
         with self.expert(BASE):
             require_replaceable(target, overwrite)
-            experts = self._written()
-            body = self._manifest(base, experts)
+            experts = self._experts_to_save()
+            body = self._make_manifest(base, experts)
             with whole_or_nothing(target) as partial:
-                self._write(partial, body, experts)
+                self._write_artefact(partial, body, experts)
         return target
 
-    def _shipped(self) -> Path:
+    def _require_folder(self) -> Path:
         """The artefact's folder, while it still says which experts there are."""
-        folder = super()._shipped()
+        folder = super()._require_folder()
         if not self._as_opened():
             raise ArtifactError(
                 f"This mixture has other experts ({', '.join(self.experts) or 'none'}) than the artefact it was opened from. Write them "
@@ -92,7 +92,7 @@ class SavedExperts(ExpertHost, Shipped):
         then = self.origin
         return then is not None and then.experts == self._experts and then.router is self.router
 
-    def _manifest(self, base: str | None, experts: Sequence[Expert]) -> dict[str, Any]:
+    def _make_manifest(self, base: str | None, experts: Sequence[DomainExpert]) -> dict[str, Any]:
         then: Mapping[str, Any] = {} if self.origin is None else self.origin.manifest
         name = base or then.get("base_model_name_or_path") or getattr(self.model, "name_or_path", None)
         if not name:
@@ -105,20 +105,20 @@ class SavedExperts(ExpertHost, Shipped):
             "freemoe_version": __version__,
             "base_model_name_or_path": name,
             "revision": None if base else then.get("revision"),
-            "base_fingerprint": fingerprint(self.model),
+            "base_fingerprint": fingerprint_model(self.model),
             # The base was held against it when the artefact was opened, perhaps with a tokenizer that is not here.
-            IDENTITY: then.get(IDENTITY) or identity(self.model, self.tokenizer),
-            "experts": [e.describe() for e in experts],
+            IDENTITY: then.get(IDENTITY) or identify_base(self.model, self.tokenizer),
+            "experts": [e.manifest_entry() for e in experts],
             "router": None if self.router is None else self.router.describe(),
             "chat": bool(then.get("chat")),
         }
 
-    def _written(self) -> Sequence[Expert]:
+    def _experts_to_save(self) -> Sequence[DomainExpert]:
         """Those that are here, and the base in the place of those that the router knows besides."""
         known = [] if self.router is None else [s for level in self.router.subdomain.values() for s in level.classes]
-        return [*self._experts.values(), *(Expert(name) for name in known if name not in self._experts)]
+        return [*self._experts.values(), *(DomainExpert(name) for name in known if name not in self._experts)]
 
-    def _write(self, folder: Path, body: Mapping[str, Any], experts: Sequence[Expert]) -> None:
+    def _write_artefact(self, folder: Path, body: Mapping[str, Any], experts: Sequence[DomainExpert]) -> None:
         folder.mkdir(parents=True)
         # Two that were loaded from one artefact may share tensors, which the format has no way to say.
         write_atomic(folder / EXPERTS, save({k: v.clone() for e in experts for k, v in e.to_tensors().items()}))

@@ -14,12 +14,12 @@ from freemoe.domain_experts.hosting.batches import (
     FORWARD_ALONE,
     GENERATE_ALONE,
     batch_size,
-    groups,
-    joined,
+    group_by_expert,
+    merge_generated,
     needing_one,
     require_one_expert,
+    select_rows,
     special_tokens,
-    take,
 )
 from freemoe.domain_experts.hosting.mixing import MixingHost
 from freemoe.models.mixed.cost import worth_mixing
@@ -41,7 +41,7 @@ def require_strategy(strategy: str) -> None:
 
 
 @contextmanager
-def _open(host: MixingHost, names: Sequence[str], strategy: Several, rows: int, must: bool) -> Iterator[bool]:
+def _try_mixed(host: MixingHost, names: Sequence[str], strategy: Several, rows: int, must: bool) -> Iterator[bool]:
     """Inside, one forward pass runs all experts if this is True; else each has to be run by itself.
 
     Args:
@@ -66,9 +66,9 @@ def _open(host: MixingHost, names: Sequence[str], strategy: Several, rows: int, 
         yield mixing
 
 
-def _parts(names: Sequence[str], strategy: Several) -> list[tuple[str, list[int]]]:
+def _group_rows(names: Sequence[str], strategy: Several) -> list[tuple[str, list[int]]]:
     """Which sequences are run together, where experts are not."""
-    return [(name, [row]) for row, name in enumerate(names)] if strategy == "swap" else groups(names)
+    return [(name, [row]) for row, name in enumerate(names)] if strategy == "swap" else group_by_expert(names)
 
 
 def forward_several(host: MixingHost, inputs: dict[str, Any], names: Sequence[str], strategy: Several) -> Any:
@@ -86,14 +86,14 @@ def forward_several(host: MixingHost, inputs: dict[str, Any], names: Sequence[st
     """
     size = next(v.shape[:2].numel() for k in ("input_ids", "inputs_embeds") if (v := inputs.get(k)) is not None)
     alone = needing_one(inputs, FORWARD_ALONE)
-    with _open(host, names, strategy, size, bool(alone)) as mixing:
+    with _try_mixed(host, names, strategy, size, bool(alone)) as mixing:
         if mixing:
             return host.model(**inputs)
     require_one_expert(alone, len(set(names)))
     parts: list[tuple[list[int], Tensor]] = []
-    for name, rows in _parts(names, strategy):
+    for name, rows in _group_rows(names, strategy):
         with host.expert(name):
-            out = host.model(**{**take(inputs, rows, len(names)), "use_cache": False})
+            out = host.model(**{**select_rows(inputs, rows, len(names)), "use_cache": False})
         parts.append((rows, out.logits))
     logits = torch.cat([part for _, part in parts])
     order = torch.tensor([row for rows, _ in parts for row in rows], device=logits.device)
@@ -107,13 +107,13 @@ def generate_several(host: MixingHost, inputs: dict[str, Any], names: Sequence[s
     asked = {**vars(inputs.get("generation_config") or host.model.generation_config), **inputs}
     alone = needing_one(asked, GENERATE_ALONE)
     # Almost all passes of a generation have one row per sequence.
-    with _open(host, names, strategy, batch_size(inputs), bool(alone)) as mixing:
+    with _try_mixed(host, names, strategy, batch_size(inputs), bool(alone)) as mixing:
         if mixing:
             return host.model.generate(**inputs)
     require_one_expert(alone, len(set(names)))
     pad, ends = special_tokens(host.model, inputs)
     outs: list[tuple[list[int], Tensor]] = []
-    for name, rows in _parts(names, strategy):
+    for name, rows in _group_rows(names, strategy):
         with host.expert(name):
-            outs.append((rows, host.model.generate(**take(inputs, rows, len(names)))))
-    return joined(outs, pad if pad is not None else next(iter(ends), None))
+            outs.append((rows, host.model.generate(**select_rows(inputs, rows, len(names)))))
+    return merge_generated(outs, pad if pad is not None else next(iter(ends), None))

@@ -10,12 +10,12 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from freemoe.core.threads import turn_of
+from freemoe.core.threads import model_lock_of
 from freemoe.evals.engine.answering import BASE
 
 
-class Host:
-    """What `Standing` asks of a host.
+class StackHost:
+    """What `ExpertStack` asks of a host.
 
     Attributes:
         set_to: The expert that is set until told otherwise.
@@ -27,7 +27,7 @@ class Host:
         """Put an expert into the weights, where now the base or another expert of this host is."""
         raise NotImplementedError
 
-    def way_back(self) -> Callable[[], None]:
+    def base_restorer(self) -> Callable[[], None]:
         """What puts the base back, also half way; it does not hold the host, and a second call does nothing."""
         raise NotImplementedError
 
@@ -37,7 +37,7 @@ class Host:
 
 
 @dataclass(eq=False)
-class Block:
+class ExpertBlock:
     """An open ``with`` block.
 
     Attributes:
@@ -45,11 +45,11 @@ class Block:
         name: The expert that the block uses.
     """
 
-    host: Host
+    host: StackHost
     name: str
 
 
-class Standing:
+class ExpertStack:
     """The blocks that are open on one base, innermost last, and the host whose expert is set outside of them.
 
     The weights are those of the innermost block. A block may end out of order, and on another thread (a generator that is
@@ -58,42 +58,42 @@ class Standing:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._blocks: list[Block] = []
-        self._set_by: weakref.ref[Host] | None = None
+        self._blocks: list[ExpertBlock] = []
+        self._set_by: weakref.ref[StackHost] | None = None
         # Whose expert is in the weights, which, and the way back.
-        self._now: tuple[weakref.ref[Host], str, Callable[[], None]] | None = None
+        self._now: tuple[weakref.ref[StackHost], str, Callable[[], None]] | None = None
         self._guard = ExitStack()
         self._settling = False
 
-    def name_of(self, host: Host) -> str:
+    def name_of(self, host: StackHost) -> str:
         """The expert that a host uses: of its innermost block, else what it is set to."""
         with self._lock:
             return next((block.name for block in reversed(self._blocks) if block.host is host), host.set_to)
 
-    def open(self, host: Host, name: str) -> Block:
+    def push_block(self, host: StackHost, name: str) -> ExpertBlock:
         """Begin a block; on an error it has not begun."""
-        block = Block(host, name)
+        block = ExpertBlock(host, name)
         with self._lock:
             self._blocks.append(block)
             try:
-                self._settle()
+                self._apply_top()
             except BaseException:
-                self.close(block)
+                self.remove_block(block)
                 raise
         return block
 
-    def close(self, block: Block) -> None:
+    def remove_block(self, block: ExpertBlock) -> None:
         """End a block."""
         with self._lock:
             if block in self._blocks:
                 self._blocks.remove(block)
-            self._settle()
+            self._apply_top()
 
-    def rules(self, block: Block) -> bool:
+    def is_top(self, block: ExpertBlock) -> bool:
         """Whether a block is the innermost, and has the base in the weights."""
         return bool(self._blocks) and self._blocks[-1] is block and block.name == BASE
 
-    def set(self, host: Host, name: str) -> None:
+    def set_expert(self, host: StackHost, name: str) -> None:
         """Use an expert until told otherwise, or until the host's innermost block ends; on an error all is as before."""
         with self._lock:
             block = next((b for b in reversed(self._blocks) if b.host is host), None)
@@ -103,21 +103,21 @@ class Standing:
             else:
                 host.set_to, self._set_by = name, weakref.ref(host, self._host_died)
             try:
-                self._settle()
+                self._apply_top()
             except BaseException:
                 host.set_to, self._set_by = before[:2]
                 if block is not None:
                     block.name = str(before[2])
-                self._settle()
+                self._apply_top()
                 raise
 
-    def _wanted(self) -> tuple[Host | None, str]:
+    def _top_expert(self) -> tuple[StackHost | None, str]:
         if self._blocks:
             return self._blocks[-1].host, self._blocks[-1].name
         host = None if self._set_by is None else self._set_by()
         return host, BASE if host is None else host.set_to
 
-    def _settle(self) -> None:
+    def _apply_top(self) -> None:
         """Bring what is wanted into the weights."""
         # A block may end in the middle of a switching, when garbage is collected: then whoever is switching looks again.
         if self._settling:
@@ -125,24 +125,24 @@ class Standing:
         self._settling = True
         try:
             while True:
-                host, name = self._wanted()
+                host, name = self._top_expert()
                 if self._now is not None and (name == BASE or self._now[0]() is not host):
-                    self._restore()
+                    self._restore_base()
                 elif name != BASE and host is not None and (self._now is None or self._now[1] != name):
                     is_guarded = self._now is not None
-                    self._now = weakref.ref(host), name, host.way_back()
+                    self._now = weakref.ref(host), name, host.base_restorer()
                     host.switch_in(name)
                     if not is_guarded:
                         self._guard.enter_context(host.guard_base())
                 else:
                     return
         except BaseException:
-            self._restore()
+            self._restore_base()
             raise
         finally:
             self._settling = False
 
-    def _restore(self) -> None:
+    def _restore_base(self) -> None:
         """Make the weights the base's again."""
         if self._now is not None:
             self._now[2]()
@@ -153,9 +153,9 @@ class Standing:
         """The host whose expert is set is gone, and nobody else could put the base back."""
         if not sys.is_finalizing():
             with self._lock:
-                self._settle()
+                self._apply_top()
 
-    def let_go(self, host: Host, gone: Callable[[str], bool]) -> None:
+    def drop_experts(self, host: StackHost, gone: Callable[[str], bool]) -> None:
         """Use the base wherever a host uses an expert that is ``gone``."""
         with self._lock:
             for block in self._blocks:
@@ -163,22 +163,22 @@ class Standing:
                     block.name = BASE
             if gone(host.set_to):
                 host.set_to = BASE
-            self._settle()
+            self._apply_top()
 
 
-def standing_of(model: Any) -> Standing:
+def expert_stack_of(model: Any) -> ExpertStack:
     """The one of a base, whichever host asks; it goes with the base."""
     # A dictionary's setdefault is one step, also for two threads.
-    return turn_of(model).kept.setdefault("standing", Standing())
+    return model_lock_of(model).kept.setdefault("standing", ExpertStack())
 
 
 @contextmanager
-def untouched(model: Any) -> Iterator[None]:
+def use_base(model: Any) -> Iterator[None]:
     """Inside a ``with`` block a model is the base, bit by bit, whichever host has an expert in it; takes its turn."""
-    with turn_of(model).held():
-        standing = standing_of(model)
-        block = standing.open(Host(), BASE)
+    with model_lock_of(model).hold_lock():
+        standing = expert_stack_of(model)
+        block = standing.push_block(StackHost(), BASE)
         try:
             yield
         finally:
-            standing.close(block)
+            standing.remove_block(block)

@@ -11,7 +11,7 @@ import torch
 from transformers import StoppingCriteria, StoppingCriteriaList, TextStreamer
 
 from freemoe.core.errors import BusyError
-from freemoe.core.threads import turn_of
+from freemoe.core.threads import model_lock_of
 
 Pieces = queue.SimpleQueue[tuple[str, Any]]
 """``("piece", text)`` as often as there are some, then ``("end", expert)`` or ``("error", exception)``."""
@@ -30,7 +30,7 @@ class TextStream:
         self._stop, self._over = threading.Event(), False
         self._expert: str | None = None
         # The writer does not know this object, which ends when its last reader does.
-        self._writer = threading.Thread(target=_write, args=(write, self._pieces, self._stop), name="freemoe text")
+        self._writer = threading.Thread(target=_run_writer, args=(write, self._pieces, self._stop), name="freemoe text")
         self._writer.start()
 
     @property
@@ -72,7 +72,7 @@ class TextStream:
             stop.set()
 
 
-class _Pieces(TextStreamer):
+class _QueueStreamer(TextStreamer):
     """Puts words into a queue as soon as they are whole."""
 
     def __init__(self, tokenizer: Any, pieces: Pieces) -> None:
@@ -84,7 +84,7 @@ class _Pieces(TextStreamer):
             self.pieces.put(("piece", text))
 
 
-class _Stopped(StoppingCriteria):
+class _StopOnEvent(StoppingCriteria):
     def __init__(self, stop: threading.Event) -> None:
         self.stop = stop
 
@@ -92,14 +92,14 @@ class _Stopped(StoppingCriteria):
         return torch.full((len(input_ids),), self.stop.is_set(), dtype=torch.bool, device=input_ids.device)
 
 
-def _write(write: Callable[..., str], pieces: Pieces, stop: threading.Event) -> None:
+def _run_writer(write: Callable[..., str], pieces: Pieces, stop: threading.Event) -> None:
     try:
         pieces.put(("end", write(pieces, stop)))
     except BaseException as error:
         pieces.put(("error", error))
 
 
-def stream(moe: Any, prompt: str, options: dict[str, Any]) -> TextStream:
+def start_stream(moe: Any, prompt: str, options: dict[str, Any]) -> TextStream:
     """A `FreeMoE`'s text, piece by piece.
 
     Args:
@@ -110,20 +110,20 @@ def stream(moe: Any, prompt: str, options: dict[str, Any]) -> TextStream:
     Raises:
         BusyError: This thread has the base itself.
     """
-    turn = turn_of(moe.model)
-    if turn.mine():
+    turn = model_lock_of(moe.model)
+    if turn.is_owned():
         raise BusyError(
             "stream_text writes on a thread of its own, which would wait for this block to end: call it outside of `with "
             "moe.expert(...)` and `moe.turn()`, and pass expert=NAME."
         )
     criteria = options.get("stopping_criteria") or []
 
-    def write(pieces: Pieces, stop: threading.Event) -> str:
-        with turn.held(moe.threads, stop):
+    def generate_pieces(pieces: Pieces, stop: threading.Event) -> str:
+        with turn.hold_lock(moe.threads, stop):
             told = {
-                "streamer": _Pieces(moe.tokenizer, pieces),
-                "stopping_criteria": StoppingCriteriaList([*criteria, _Stopped(stop)]),
+                "streamer": _QueueStreamer(moe.tokenizer, pieces),
+                "stopping_criteria": StoppingCriteriaList([*criteria, _StopOnEvent(stop)]),
             }
             return moe.generate_text(prompt, **(options | told))[1]
 
-    return TextStream(write)
+    return TextStream(generate_pieces)

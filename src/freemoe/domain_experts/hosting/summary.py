@@ -5,22 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from freemoe.domain_experts.expert import Expert
+from freemoe.domain_experts.expert import DomainExpert
 from freemoe.domain_experts.prove.card import gain_text
 from freemoe.models.mask import Mask
-from freemoe.models.weights import Weight
+from freemoe.models.weights import WeightMatrix
 from freemoe.recipes.expert_names import BASE
 from freemoe.results import BuildResult, read_result
 
 
-def expert_row(expert: Expert, mask: Mask, weights: list[Weight], told: dict[str, Any] | None) -> dict[str, Any]:
+def expert_row(
+    expert: DomainExpert, mask: Mask, weights: list[WeightMatrix], told: dict[str, Any] | None
+) -> dict[str, Any]:
     """One expert.
 
     Args:
         expert: The expert.
         mask: What it switches off.
         weights: All that could be off.
-        told: What `measured` knows of it.
+        told: What `read_measurements` knows of it.
 
     Returns:
         ``name``, ``kind``, ``off`` (single weights), ``share`` of all weights, ``bytes`` of its tensors on disk, ``accepted`` (by the
@@ -32,7 +34,7 @@ def expert_row(expert: Expert, mask: Mask, weights: list[Weight], told: dict[str
         "name": expert.name,
         "kind": expert.kind,
         "off": mask.count,
-        "share": mask.share(weights),
+        "share": mask.off_share(weights),
         "bytes": sum(t.numel() * t.element_size() for t in expert.to_tensors().values()),
         "accepted": False if expert.kind == BASE else told.get("accepted"),
         "verdict": told.get("verdict"),
@@ -40,7 +42,7 @@ def expert_row(expert: Expert, mask: Mask, weights: list[Weight], told: dict[str
     }
 
 
-def measured(artefact: Path) -> dict[str, dict[str, Any]]:
+def read_measurements(artefact: Path) -> dict[str, dict[str, Any]]:
     """What the result of a build says of its experts, by name: ``accepted``, ``verdict``, ``gain``; empty without a result."""
     if not (artefact / "result.json").is_file():
         return {}

@@ -6,24 +6,24 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from freemoe.core import neutral
-from freemoe.core.numbers import decimals
+from freemoe.core.numbers import format_decimals
 from freemoe.core.version import __version__
 from freemoe.domain_experts.structured.wording import unit_lines
 from freemoe.evals.guessing import guessing_text
 from freemoe.evals.held_out import record_text
 from freemoe.evals.verdict import groups_text
-from freemoe.hub.cards import Measured, base_shown, card_notes, head, loading
-from freemoe.results.build import BuildResult, DomainResult, Other, Row
-from freemoe.results.common import Interval
+from freemoe.hub.cards import CardMetric, base_shown, card_header, card_notes, loading_example
+from freemoe.results.build import BuildResult, DomainResult, ScoreRow, SecondaryScore
+from freemoe.results.common import IntervalResult
 
 ROWS = ("base", "expert", "routed", "control", "oracle")
 
 
-def gain_text(row: Row | Other, unit: str) -> str:
+def gain_text(row: ScoreRow | SecondaryScore, unit: str) -> str:
     """A row's paired difference to the base with its interval, where it has one, in words."""
     if unit == "perplexity":
-        seen = row.ratio if isinstance(row, Row) else None
-        return f"x {_with_ends(seen, lambda end: decimals(end, 3))}"
+        seen = row.ratio if isinstance(row, ScoreRow) else None
+        return f"x {_with_ends(seen, lambda end: format_decimals(end, 3))}"
     return _with_ends(row.gain, "{:+.1f}".format)
 
 
@@ -56,7 +56,7 @@ def average_gain(result: BuildResult) -> str:
         return ""
     return (
         f"average gain over {len(domains)} domains (0 where the base stayed; text left out): "
-        f"{_with_ends(Interval(**mean), '{:+.2f}'.format)} points"
+        f"{_with_ends(IntervalResult(**mean), '{:+.2f}'.format)} points"
     )
 
 
@@ -91,7 +91,7 @@ def model_card(result: BuildResult) -> str:
     base, recipe = result.base.name, result.recipe
     sources = [str(source) for domain in recipe["domains"].values() for source in domain]
     lines = [
-        *_head(base, result.base.fingerprint, result.base.origin, _measured(result), sources),
+        *_card_head(base, result.base.fingerprint, result.base.origin, _measured_metrics(result), sources),
         "Chosen on reference documents, reported on held-out ones. Score, then the paired difference to the base with its "
         "95 % interval. *control*: random weights off, per matrix as many and as large; its interval counts the draws. *oracle*: the "
         "best candidate selected on the reported documents themselves, as the papers' tables do; it is not a result, and has no "
@@ -99,16 +99,16 @@ def model_card(result: BuildResult) -> str:
         "",
         f"| {' | '.join(('domain', 'metric', *ROWS))} |",
         "|---|---|" + "---|" * len(ROWS),
-        *map(_line, result.domains),
+        *map(_table_row, result.domains),
     ]
     for domain in result.domains:
         if said := guessing_text(domain.name, domain.guessing):
-            lines += ["", neutral.markdown(said)]
+            lines += ["", neutral.escape_markdown(said)]
     lines += ["", "What was accepted, and what was not:", ""]
-    lines += [f"- {neutral.markdown(line)}" for line in headlines(result) if line.startswith("  ")]
+    lines += [f"- {neutral.escape_markdown(line)}" for line in headlines(result) if line.startswith("  ")]
     lines += [
         "",
-        *loading(base, "moe", 'text, expert = moe.generate_text("...", expert="auto")'),
+        *loading_example(base, "moe", 'text, expert = moe.generate_text("...", expert="auto")'),
         *card_notes(base, result),
         f"Made with freemoe {result.freemoe} from `recipe.yaml` (seed {recipe['seed']}); every per-document score "
         "stands in `result.json`.",
@@ -119,9 +119,9 @@ def model_card(result: BuildResult) -> str:
     return "\n".join(lines)
 
 
-def _line(domain: DomainResult) -> str:
+def _table_row(domain: DomainResult) -> str:
     """A domain's line in the table of the card."""
-    cells = [neutral.markdown(domain.name), neutral.markdown(domain.metric)]
+    cells = [neutral.escape_markdown(domain.name), neutral.escape_markdown(domain.metric)]
     for name in ROWS:
         row = domain.rows.get(name)
         gain = "" if row is None or name == "base" else f" ({gain_text(row, domain.unit)})"
@@ -139,13 +139,13 @@ def unmeasured_card(base: str, fingerprint: str, experts: Sequence[str]) -> str:
     """
     return "\n".join(
         [
-            *_head(base, fingerprint),
+            *_card_head(base, fingerprint),
             "These experts were put together by `save_pretrained`, not by a build: what they gain was not measured, and which documents "
             "they were made from is not recorded. Score them on documents that they have not seen: `freemoe eval`.",
             "",
-            *(f"- {neutral.code(name)}" for name in experts),
+            *(f"- {neutral.code_span(name)}" for name in experts),
             "",
-            *loading(base, "moe", f'text, expert = moe.generate_text("...", expert={experts[0]!r})'),
+            *loading_example(base, "moe", f'text, expert = moe.generate_text("...", expert={experts[0]!r})'),
             *card_notes(base),
             f"Made with freemoe {__version__}.",
             "",
@@ -153,24 +153,28 @@ def unmeasured_card(base: str, fingerprint: str, experts: Sequence[str]) -> str:
     )
 
 
-def _head(
+def _card_head(
     base: str,
     fingerprint: str,
     origin: str | None = None,
-    measured: Sequence[Measured] = (),
+    measured: Sequence[CardMetric] = (),
     sources: Sequence[str] = (),
 ) -> list[str]:
     """Front matter, title, and what an artefact of domain experts is."""
-    made = f", {neutral.markdown(origin)}: a little worse than the model that the file was made of" if origin else ""
+    made = (
+        f", {neutral.escape_markdown(origin)}: a little worse than the model that the file was made of"
+        if origin
+        else ""
+    )
     about = (
         "Each expert switches off some weights of the frozen base; no weight was changed. The artefact fits that base only "
         f"(fingerprint `{fingerprint[:16]}`){made}."
     )
     tags = ["domain-experts", "frozen-base"]
-    return head(base, f"Domain experts for {base_shown(base)}", "adapter", tags, about, measured, sources)
+    return card_header(base, f"Domain experts for {base_shown(base)}", "adapter", tags, about, measured, sources)
 
 
-def _measured(result: BuildResult) -> list[Measured]:
+def _measured_metrics(result: BuildResult) -> list[CardMetric]:
     """What experts and router reached on reported documents."""
     found = []
     for domain in result.domains:
@@ -178,5 +182,5 @@ def _measured(result: BuildResult) -> list[Measured]:
         metric = "accuracy" if metric == "acc" else metric
         for name in ("expert", "routed"):
             if row := domain.rows.get(name):
-                found.append(Measured(domain.name, metric, row.score, f"{domain.metric}, {name}"))
+                found.append(CardMetric(domain.name, metric, row.score, f"{domain.metric}, {name}"))
     return found

@@ -8,13 +8,13 @@ import torch
 
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.evals.engine.answering import AUTO, BASE
-from freemoe.evals.engine.evaluator import Evaluator, Score
-from freemoe.evals.evaluation import Row, Subject, under
+from freemoe.evals.engine.evaluator import DocumentScore, Evaluator
+from freemoe.evals.evaluation import EvalTarget, Row, make_variant
 from freemoe.evals.tasks.documents import Document
 from freemoe.recipes import EvalRecipe
 
 
-def experts_of(recipe: EvalRecipe) -> Subject:
+def experts_of(recipe: EvalRecipe) -> EvalTarget:
     """The base and the experts that a recipe names.
 
     Raises:
@@ -25,21 +25,25 @@ def experts_of(recipe: EvalRecipe) -> Subject:
     for expert in dict.fromkeys([BASE, *recipe.experts]):
         if expert not in (BASE, AUTO):
             moe.require(expert)
-        rows[expert] = _routed(moe) if expert == AUTO else under(lambda expert=expert: moe.expert(expert))
-    return Subject(moe.model, moe.tokenizer, rows)
+        rows[expert] = (
+            _routed_variant(moe) if expert == AUTO else make_variant(lambda expert=expert: moe.expert(expert))
+        )
+    return EvalTarget(moe.model, moe.tokenizer, rows)
 
 
-def _routed(moe: FreeMoE) -> Row:
+def _routed_variant(moe: FreeMoE) -> Row:
     """Every document under the expert that the router picks; switches once per expert."""
 
-    def row(evaluator: Evaluator, documents: tuple[Document, ...]) -> tuple[Sequence[Score], Sequence[str]]:
+    def score_routed(
+        evaluator: Evaluator, documents: tuple[Document, ...]
+    ) -> tuple[Sequence[DocumentScore], Sequence[str]]:
         ids = [torch.tensor([evaluator.scorer.prompt_ids(d)]) for d in documents]
         names = [moe.route(i)[0][0] for i in ids]
-        found: dict[int, Score] = {}
+        found: dict[int, DocumentScore] = {}
         for name in dict.fromkeys(names):
             mine = [i for i, n in enumerate(names) if n == name]
             with moe.expert(name):
                 found.update(zip(mine, evaluator.score([documents[i] for i in mine]), strict=True))
         return [found[i] for i in range(len(documents))], names
 
-    return row
+    return score_routed

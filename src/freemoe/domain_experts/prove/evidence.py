@@ -21,20 +21,22 @@ from typing import Any
 import numpy as np
 
 from freemoe.domain_experts.context import MakeMask
-from freemoe.evals.engine.evaluator import Score
+from freemoe.evals.engine.evaluator import DocumentScore
 from freemoe.evals.statistics import Interval, mean_of_means
-from freemoe.evals.summary import figure, mean_scores, paired_gain, summary
+from freemoe.evals.summary import mean_scores, paired_gain, reported_metric, summarise_scores
 from freemoe.evals.tasks.documents import Document
 from freemoe.models.mask import Mask
-from freemoe.models.weights import Weight
+from freemoe.models.weights import WeightMatrix
 
 # (unit name, what makes the mask, documents) -> scores
-ScoreUnder = Callable[[str, MakeMask, Sequence[Document]], Sequence[Score]]
+ScoreUnder = Callable[[str, MakeMask, Sequence[Document]], Sequence[DocumentScore]]
 
 _ROUTE = ("routed_to", "router_saw", "confidence")
 
 
-def scatter(parts: Sequence[tuple[Sequence[int], Sequence[Score]]], default: Sequence[Score]) -> list[Score]:
+def scatter_scores(
+    parts: Sequence[tuple[Sequence[int], Sequence[DocumentScore]]], default: Sequence[DocumentScore]
+) -> list[DocumentScore]:
     """Lay scores of parts of the documents over a default row."""
     row = list(default)
     for indices, scores in parts:
@@ -43,7 +45,7 @@ def scatter(parts: Sequence[tuple[Sequence[int], Sequence[Score]]], default: Seq
     return row
 
 
-def where_off(mask: Mask, weights: Sequence[Weight]) -> list[dict[str, Any]]:
+def where_off(mask: Mask, weights: Sequence[WeightMatrix]) -> list[dict[str, Any]]:
     """Where in the network the switched-off weights lie: share per layer and sublayer."""
     cells: dict[tuple[int, str], list[int]] = {}
     for weight in weights:
@@ -85,18 +87,22 @@ def domain_evidence(
     seen = [names[k] for k in known]
     groups = {name: at for name in names if (at := [i for i, own in enumerate(seen) if own == name])}
 
-    def under(unit: str, off: MakeMask, indices: Sequence[int]) -> Sequence[Score]:
+    def score_subset(unit: str, off: MakeMask, indices: Sequence[int]) -> Sequence[DocumentScore]:
         return score(unit, off, [documents[i] for i in indices])
 
-    own = {n: under(f"expert {n}", experts[n], g) for n, g in groups.items() if n in experts}
-    expert = scatter([(groups[n], s) for n, s in own.items()], base)
+    own = {n: score_subset(f"expert {n}", experts[n], g) for n, g in groups.items() if n in experts}
+    expert = scatter_scores([(groups[n], s) for n, s in own.items()], base)
     # Where no expert was accepted a control has nothing to match, and the row is left out.
     control_runs = [
-        scatter([(groups[n], under(f"control {r} {n}", partial(controls, n, r), groups[n])) for n in own], base)
+        scatter_scores(
+            [(groups[n], score_subset(f"control {r} {n}", partial(controls, n, r), groups[n])) for n in own], base
+        )
         for r in range(control_seeds if own else 0)
     ]
     asked = {name: candidates[name] for name in groups if candidates.get(name)}
-    swept = {n: {c: under(f"oracle {n} {c}", make, groups[n]) for c, make in m.items()} for n, m in asked.items()}
+    swept = {
+        n: {c: score_subset(f"oracle {n} {c}", make, groups[n]) for c, make in m.items()} for n, m in asked.items()
+    }
     # The candidate, or the base, that is best on these very documents.
     picks = {
         n: max({"base": [base[i] for i in groups[n]], **rows}.items(), key=lambda row: sum(s.value for s in row[1]))
@@ -108,22 +114,24 @@ def domain_evidence(
     table = {
         "base": base,
         "expert": expert,
-        "routed": scatter([(at, under(f"routed to {n}", experts[n], at)) for n, at in away.items() if at], routed),
+        "routed": scatter_scores(
+            [(at, score_subset(f"routed to {n}", experts[n], at)) for n, at in away.items() if at], routed
+        ),
         "control": mean_scores(control_runs) if control_runs else None,
-        "oracle": scatter([(groups[n], scores) for n, (_, scores) in picks.items()], base) if swept else None,
+        "oracle": scatter_scores([(groups[n], scores) for n, (_, scores) in picks.items()], base) if swept else None,
     }
     table = {name: row for name, row in table.items() if row is not None}
-    summaries = partial(_summaries, table, control_runs, documents)
+    summaries = partial(_row_summaries, table, control_runs, documents)
 
-    def subdomain(name: str, group: Sequence[int]) -> dict[str, Any]:
-        candidates = {c: figure(s, [documents[i] for i in group]) for c, s in swept.get(name, {}).items()}
+    def subdomain_evidence(name: str, group: Sequence[int]) -> dict[str, Any]:
+        candidates = {c: reported_metric(s, [documents[i] for i in group]) for c, s in swept.get(name, {}).items()}
         picked = picks[name][0] if name in picks else None
         return {"rows": summaries(group), "candidates": candidates, "oracle_candidate": picked}
 
     return {
         "rows": summaries(range(len(documents))),
         "router": _router_on(routes, seen),
-        "subdomains": {name: subdomain(name, group) for name, group in groups.items()},
+        "subdomains": {name: subdomain_evidence(name, group) for name, group in groups.items()},
         "documents": [
             {"id": f"{d.task}/{d.id}", "key": d.key, "subdomain": own, **dict(zip(_ROUTE, route, strict=True))}
             | {name: row[i].value for name, row in table.items()}
@@ -132,9 +140,9 @@ def domain_evidence(
     }
 
 
-def _summaries(
-    table: dict[str, list[Score]],
-    controls: Sequence[Sequence[Score]],
+def _row_summaries(
+    table: dict[str, list[DocumentScore]],
+    controls: Sequence[Sequence[DocumentScore]],
     documents: Sequence[Document],
     group: Sequence[int],
 ) -> dict[str, dict[str, Any]]:
@@ -142,7 +150,7 @@ def _summaries(
     part = [documents[i] for i in group]
     rows = {name: [row[i] for i in group] for name, row in table.items()}
     draws = [[run[i] for i in group] for run in controls]
-    found = {n: summary(row, rows["base"], part, draws if n == "control" else ()) for n, row in rows.items()}
+    found = {n: summarise_scores(row, rows["base"], part, draws if n == "control" else ()) for n, row in rows.items()}
     if draws:
         under, _ = paired_gain(rows["control"], rows["expert"], part, draws)
         found["expert"]["over_control"] = under.scaled(-1).as_json()
@@ -181,7 +189,7 @@ def mean_gain(domains: Sequence[dict[str, Any]], row: str) -> Interval:
     return Interval(found.mean, -math.inf, math.inf) if row == "oracle" else found
 
 
-def overall(domains: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def overall_gains(domains: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Average over the task domains of the gain in points, each domain counting the same, with its 95 % interval.
 
     A row that a domain lacks (no expert, so no control) counts as its base there.

@@ -7,21 +7,21 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from freemoe.core.files import digest
-from freemoe.core.numbers import percent
-from freemoe.domain_experts.ahead import Ahead
-from freemoe.domain_experts.candidates import SALIENCY, Subdomain
+from freemoe.core.files import json_digest
+from freemoe.core.numbers import format_percent
+from freemoe.domain_experts.ahead import ParallelBuildStages
+from freemoe.domain_experts.candidates import SALIENCY, SubdomainState
 from freemoe.domain_experts.context import BuildContext, MakeMask
-from freemoe.domain_experts.expert import Expert
+from freemoe.domain_experts.expert import DomainExpert
 from freemoe.domain_experts.prove.evidence import domain_evidence, where_off
 from freemoe.domain_experts.rank.random_mask import random_mask
-from freemoe.domain_experts.route.contents import contents
-from freemoe.domain_experts.route.router import Router, calibration_errors
-from freemoe.domain_experts.route.subdomains import Subdomains, features
+from freemoe.domain_experts.route.contents import describe_subdomains
+from freemoe.domain_experts.route.router import DomainRouter, calibration_errors
+from freemoe.domain_experts.route.subdomains import DomainDivision, prompt_features
 from freemoe.domain_experts.select.choice import MOST_MUCH_WORSE
 from freemoe.domain_experts.structured.evidence import cut_evidence, largest_harmless, unit_evidence
 from freemoe.domain_experts.structured.fitting import UNITS, FoundUnits
-from freemoe.evals.engine.evaluator import Score
+from freemoe.evals.engine.evaluator import DocumentScore
 from freemoe.evals.guessing import against_guessing, vocabulary_of
 from freemoe.evals.statistics import HEAVY_LOSS
 from freemoe.evals.summary import is_text
@@ -32,19 +32,19 @@ from freemoe.recipes import BuildRecipe
 
 def reported_evidence(
     context: BuildContext,
-    divided: dict[str, Subdomains],
-    subdomains: list[Subdomain],
-    experts: list[Expert],
-    router: Router,
+    divided: dict[str, DomainDivision],
+    subdomains: list[SubdomainState],
+    experts: list[DomainExpert],
+    router: DomainRouter,
     choice: FrozenChoice,
-    ahead: Ahead | None = None,
+    ahead: ParallelBuildStages | None = None,
 ) -> list[dict[str, Any]]:
     """Score the reported split in every row, domain by domain; those ahead do that, if there are any."""
     recipe = context.recipe
     # Regenerated from what is written to disk, so that the report is about the artefact.
     stored = {k: v for e in experts for k, v in e.to_tensors().items()}
     accepted: dict[str, MakeMask] = {
-        e.name: partial(Expert.from_parts(e.describe(), stored).mask, context.weights)
+        e.name: partial(DomainExpert.from_parts(e.manifest_entry(), stored).mask, context.weights)
         for e in experts
         if e.kind != "base"
     }
@@ -52,16 +52,18 @@ def reported_evidence(
 
     found = []
     with context.progress.stage("report", len(divided)) as advance:
-        done = ahead.fill("report", list(divided), lambda name: advance(1)) if ahead else set()
+        done = ahead.run_stage("report", list(divided), lambda name: advance(1)) if ahead else set()
         for domain, part in divided.items():
             documents = context.domains[domain].reported.open(choice)
-            feature = features(
+            feature = prompt_features(
                 context.model, [context.scorer.prompt_ids(d) for d in documents], recipe.subdomains.feature
             )
             seen = router.route(feature)
             routes = [("base" if router.abstains(r) else r.subdomain, r.subdomain, r.confidence) for r in seen]
-            known = part.assign(documents, feature)
-            candidates = {n: {c: partial(by_name[n].mask, c) for c in _candidates(by_name[n])} for n in part.names}
+            known = part.assign_documents(documents, feature)
+            candidates = {
+                n: {c: partial(by_name[n].candidate_mask, c) for c in _candidate_names(by_name[n])} for n in part.names
+            }
             evidence = domain_evidence(
                 documents,
                 known,
@@ -69,7 +71,7 @@ def reported_evidence(
                 routes,
                 accepted,
                 candidates if recipe.evidence.oracle else {},
-                partial(_control, context, by_name, accepted),
+                partial(_control_mask, context, by_name, accepted),
                 recipe.evidence.controls,
                 lambda unit, off, docs, domain=domain: context.reported_scores(domain, unit, off, docs),
             )
@@ -82,48 +84,50 @@ def reported_evidence(
                     own = [d for d, number in zip(documents, known, strict=True) if number == k]
                     entry["units"] = _units_of(context, by_name[name], units, own)
             for name in part.names:
-                by_name[name].rankings.forget()
+                by_name[name].rankings.clear_cache()
             advance(0 if domain in done else 1)
     return found
 
 
-def _control(
-    context: BuildContext, by_name: dict[str, Subdomain], accepted: dict[str, MakeMask], name: str, number: int
+def _control_mask(
+    context: BuildContext, by_name: dict[str, SubdomainState], accepted: dict[str, MakeMask], name: str, number: int
 ) -> Mask:
     """One random draw as large as what the expert of a subdomain has off."""
-    values = {w.name: w.values for w in context.weights}
+    values = {w.name: w.read_values for w in context.weights}
     sub, seed = by_name[name], _seed_of_draw(context, name, number)
     matched = partial(random_mask, seed=seed, values=lambda weight: values[weight]())
     if sub.units is not None and sub.choice is not None and sub.choice.candidate == UNITS:
         # Random units, and where single weights are off too, as many random ones beside them.
-        return sub.units.units.mask(sub.units.random(sub.units.best, seed)).union(matched(sub.units.singles))
+        return sub.units.units.mask(sub.units.random_units(sub.units.best_index, seed)).union(
+            matched(sub.units.singles)
+        )
     return matched(accepted[name]())
 
 
 def _seed_of_draw(context: BuildContext, subdomain: str, number: int) -> int:
     """Seed of a control's draw; subdomains share none, so that their draws are independent."""
-    return int(digest([context.recipe.seed, subdomain, number]), 16)
+    return int(json_digest([context.recipe.seed, subdomain, number]), 16)
 
 
 def _units_of(
-    context: BuildContext, sub: Subdomain, units: FoundUnits, documents: Sequence[Document]
+    context: BuildContext, sub: SubdomainState, units: FoundUnits, documents: Sequence[Document]
 ) -> dict[str, Any]:
     """The curve of a subdomain's units on its reported documents, and what cutting them saves."""
-    recipe, guard = context.recipe, [sub.split.documents[i] for i in sub.guard]
+    recipe, guard = context.recipe, [sub.split.documents[i] for i in sub.guard_indices]
 
-    def score(unit: str, off: MakeMask, docs: Sequence[Document]) -> Sequence[Score]:
+    def score_reported(unit: str, off: MakeMask, docs: Sequence[Document]) -> Sequence[DocumentScore]:
         return context.reported_scores(sub.domain, f"curve {sub.name} {unit}", off, docs)
 
-    def guarded(unit: str, off: MakeMask, docs: Sequence[Document]) -> Sequence[Score]:
-        return context.scores(sub.domain, f"{sub.name}|curve {unit}", off, docs)
+    def score_guard(unit: str, off: MakeMask, docs: Sequence[Document]) -> Sequence[DocumentScore]:
+        return context.score_documents(sub.domain, f"{sub.name}|curve {unit}", off, docs)
 
     seeds = [_seed_of_draw(context, sub.name, number) for number in range(recipe.evidence.controls)]
-    found = unit_evidence(units, documents, score, seeds)
-    found |= largest_harmless(units, guard, guarded, recipe.units.margin)
+    found = unit_evidence(units, documents, score_reported, seeds)
+    found |= largest_harmless(units, guard, score_guard, recipe.units.margin)
     return {**found, "layout": recipe.units.layout, "cut": cut_evidence(context.model, units)}
 
 
-def _candidates(sub: Subdomain) -> list[str]:
+def _candidate_names(sub: SubdomainState) -> list[str]:
     fitted = ((SALIENCY, sub.fitted), (UNITS, sub.units))
     return [*(name for name, found in fitted if found is not None), *sub.bands]
 
@@ -131,18 +135,18 @@ def _candidates(sub: Subdomain) -> list[str]:
 def _domain_result(
     context: BuildContext,
     domain: str,
-    part: Subdomains,
-    by_name: dict[str, Subdomain],
+    part: DomainDivision,
+    by_name: dict[str, SubdomainState],
     accepted: dict[str, MakeMask],
     evidence: dict[str, Any],
 ) -> dict[str, Any]:
     data = context.domains[domain]
     subdomains = []
-    for name, held in zip(part.names, contents(data.reference.documents, part), strict=True):
+    for name, held in zip(part.names, describe_subdomains(data.reference.documents, part), strict=True):
         sub = by_name[name]
         off = accepted.get(name, Mask)()
         best = max(sub.verdicts, key=lambda v: v.gain)
-        shown = off or sub.mask(best.candidate)
+        shown = off or sub.candidate_mask(best.candidate)
         subdomains.append(
             {
                 "name": name,
@@ -152,7 +156,7 @@ def _domain_result(
                 "verdict": _verdict_in_words(sub, context.recipe),
                 "verdicts": [vars(v) for v in sub.verdicts],
                 "off": off.count,
-                "off_share": off.share(context.weights),
+                "off_share": off.off_share(context.weights),
                 "where_off": where_off(shown, context.weights),
                 "where_off_is": "chosen" if off else f"best candidate, turned down: {best.candidate}",
                 "purification_curve": sub.curve,
@@ -179,13 +183,13 @@ def _domain_result(
     }
 
 
-def _verdict_in_words(sub: Subdomain, recipe: BuildRecipe) -> str:
+def _verdict_in_words(sub: SubdomainState, recipe: BuildRecipe) -> str:
     best = sub.choice or min(sub.verdicts, key=lambda v: (v.holm if v.holm is not None else 1.0, -v.gain))
     unit = "nats per token" if is_text(sub.split.documents) else "points"
     gain = best.gain if unit != "points" else 100 * best.gain
     shown = f"{best.candidate}: {gain:+.2f} {unit} on {best.tested} documents of the selection split, Holm p = {best.holm:.2g}"
     if best.much_worse > MOST_MUCH_WORSE:
-        shown += f"; {percent(best.much_worse)} of them lost more than {HEAVY_LOSS:g} nat per token"
+        shown += f"; {format_percent(best.much_worse)} of them lost more than {HEAVY_LOSS:g} nat per token"
     if sub.choice is not None:
         return (
             f"{sub.choice.candidate} accepted ({shown})" if recipe.search.select == "guarded" else f"argmax ({shown})"

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from freemoe.compat.transformers import attention_of
 from freemoe.core.memory import free_now
 from freemoe.domain_experts.purify.batches import AnswerBatch
-from freemoe.evals.engine.output_head import ending_at
+from freemoe.evals.engine.output_head import forward_to_head
 from freemoe.models.checkpoints.placement import free_bytes
 
 LEAST = 3 << 28
@@ -45,16 +45,16 @@ def bytes_per_token(model: Any, length: int = _SAMPLE) -> float:
     known = _KNOWN.setdefault(model, {})
     found = known.get(model.dtype)
     if found is None:
-        found = _bound(model)
+        found = _upper_bound_bytes(model)
         if found > _SMALL:
             longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or _SAMPLE
             size = max(2, min(_SAMPLE, longest))
-            found = (_kept(model, size) - _kept(model, size // 2)) / (size - size // 2)
+            found = (_saved_bytes(model, size) - _saved_bytes(model, size // 2)) / (size - size // 2)
             # What two short rows leave behind is torn to pieces, and would lie below all that follows.
             free_now()
         if found > 0:
             known[model.dtype] = found
-    return found + _eager(model) * max(0, length - _SAMPLE)
+    return found + _eager_score_bytes(model) * max(0, length - _SAMPLE)
 
 
 def is_measured(model: Any) -> bool:
@@ -62,12 +62,12 @@ def is_measured(model: Any) -> bool:
     return model.dtype in _KNOWN.get(model, {})
 
 
-def _bound(model: nn.Module) -> float:
+def _upper_bound_bytes(model: nn.Module) -> float:
     """Bytes per token that are hardly ever reached: inputs and outputs of every matrix, several times."""
     return sum(_SAFETY * p.element_size() * sum(p.shape[-2:]) for p in model.parameters() if p.ndim > 1)
 
 
-def _eager(model: Any) -> float:
+def _eager_score_bytes(model: Any) -> float:
     """Bytes that a token adds to every other token of its row, where attention keeps its scores."""
     config = model.config.get_text_config()
     if attention_of(config) != "eager":
@@ -76,12 +76,12 @@ def _eager(model: Any) -> float:
     return float(_SCORES * heads * next(model.parameters()).element_size())
 
 
-def _kept(model: Any, length: int) -> int:
+def _saved_bytes(model: Any, length: int) -> int:
     """Bytes of tensors that a forward pass over one row of ``length`` tokens keeps, weights left out."""
     mine = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, int] = {}
 
-    def pack(tensor: Tensor) -> Tensor:
+    def pack_tensor(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in mine:
             kept[storage.data_ptr()] = storage.nbytes()
@@ -91,31 +91,31 @@ def _kept(model: Any, length: int) -> int:
     ids = torch.zeros(1, length, dtype=torch.long, device=model.device)
     with (
         torch.enable_grad(),
-        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+        torch.autograd.graph.saved_tensors_hooks(pack_tensor, lambda tensor: tensor),
     ):
         # What was kept must live until all is counted: memory that was freed comes again under the same address.
-        ending = ending_at(model, torch.arange(length, device=ids.device), input_ids=ids, use_cache=False)
+        ending = forward_to_head(model, torch.arange(length, device=ids.device), input_ids=ids, use_cache=False)
     total = sum(kept.values())
     del ending
     return total
 
 
-def most_held(model: nn.Module) -> int:
+def max_activation_bytes(model: nn.Module) -> int:
     """Bytes of activations that a pass may hold: those of the model's own parameters, at least `LEAST`."""
     return max(LEAST, sum(p.numel() * p.element_size() for p in model.parameters()))
 
 
-def parts(model: Any, batch: AnswerBatch, most: int | None = None) -> Iterator[AnswerBatch]:
+def split_by_memory(model: Any, batch: AnswerBatch, most: int | None = None) -> Iterator[AnswerBatch]:
     """Cut a batch by rows so that the activations of each part stay below ``most`` bytes; a row is never cut.
 
     Args:
         model: A causal LM, some of whose weights ask for gradients.
         batch: The batch; where it is small enough it comes back as it is.
-        most: Bytes; by default `most_held`.
+        most: Bytes; by default `max_activation_bytes`.
     """
     rows, length = batch.ids.shape
     if most is None:
-        most = most_held(model)
+        most = max_activation_bytes(model)
     fitting = max(1, int(most / max(1.0, bytes_per_token(model, length) * length)))
     if fitting >= rows:
         yield batch
@@ -130,6 +130,6 @@ def parts(model: Any, batch: AnswerBatch, most: int | None = None) -> Iterator[A
             yield part
 
 
-def fits(model: Any, rows: int, length: int) -> bool:
+def fits_in_memory(model: Any, rows: int, length: int) -> bool:
     """Whether the activations of a pass take at most half of the memory that is free where the model stands."""
     return rows * length * bytes_per_token(model, length) <= 0.5 * free_bytes(model.device)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from freemoe.core.errors import NumericError
 from freemoe.core.run.unit_state import NOT_KEPT, UnitState
-from freemoe.evals.engine.output_head import ending_at, summed_loss
+from freemoe.evals.engine.output_head import forward_to_head, summed_loss
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import Document
 from freemoe.kernels.waits import numbers_of
@@ -52,7 +52,7 @@ Row = tuple[tuple[int, ...], tuple[int, ...]]
 def gold_rows(scorer: Scorer, documents: Sequence[Document]) -> list[Row]:
     """Prompt and gold answer of every document, as `answer_batches` takes them."""
     pairs = [scorer.gold_pair(d) for d in documents]
-    return [(scorer.fit(p, d.task)[0], p.continuation) for p, d in zip(pairs, documents, strict=True)]
+    return [(scorer.fit_to_context(p, d.task)[0], p.continuation) for p, d in zip(pairs, documents, strict=True)]
 
 
 def answer_batches(rows: Sequence[Row], labels: Sequence[int], batch_tokens: int, device: Any) -> list[AnswerBatch]:
@@ -93,7 +93,7 @@ def rows_of(batches: Sequence[AnswerBatch]) -> list[tuple[tuple[int, ...], tuple
 
 
 def answer_loss(model: Any, batch: AnswerBatch) -> Tensor:
-    """Sum of the answers' cross-entropies in nats, fp32 (a scalar that can be differentiated); see `checked`.
+    """Sum of the answers' cross-entropies in nats, fp32 (a scalar that can be differentiated); see `finite_values`.
 
     Only the answers' positions go through the output head, some at a time, so that their logits are never there at once.
 
@@ -105,10 +105,10 @@ def answer_loss(model: Any, batch: AnswerBatch) -> Tensor:
     at = (targets != -100).nonzero().flatten()
     wanted, at = (t.to(device, non_blocking=True) for t in (targets[at], at))
     # Right padding under causal attention needs no mask: no real token looks at it.
-    return summed_loss(ending_at(model, at, input_ids=batch.ids, use_cache=False), wanted)
+    return summed_loss(forward_to_head(model, at, input_ids=batch.ids, use_cache=False), wanted)
 
 
-def checked(losses: Sequence[Tensor]) -> list[float]:
+def finite_values(losses: Sequence[Tensor]) -> list[float]:
     """The values of losses: here the host waits for them, once.
 
     Raises:
@@ -128,12 +128,12 @@ def mean_loss(model: Any, batches: Sequence[AnswerBatch], kept: UnitState = NOT_
     """Mean cross-entropy per answer token over all batches, in nats; ``kept``: where the pass keeps its sum between two."""
     sums: list[Tensor] = []
 
-    def load(state: dict[str, Tensor]) -> None:
+    def load_state(state: dict[str, Tensor]) -> None:
         sums.append(state["total"])
 
-    def state() -> dict[str, Tensor]:
-        return {"total": torch.tensor(sum(checked(sums)), dtype=torch.float64)}
+    def to_state() -> dict[str, Tensor]:
+        return {"total": torch.tensor(sum(finite_values(sums)), dtype=torch.float64)}
 
-    for batch in kept.over(batches, state, load):
+    for batch in kept.resume_iter(batches, to_state, load_state):
         sums.append(answer_loss(model, batch).double())
-    return float(state()["total"]) / max(1, sum(b.answer_tokens for b in batches))
+    return float(to_state()["total"]) / max(1, sum(b.answer_tokens for b in batches))

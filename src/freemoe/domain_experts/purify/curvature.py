@@ -21,11 +21,11 @@ from torch import Tensor
 from freemoe.core.run.unit_state import NOT_KEPT, UnitState
 from freemoe.domain_experts.purify.batches import AnswerBatch, mean_loss
 from freemoe.domain_experts.purify.gradients import Checkpointing, backward, gradients_to
-from freemoe.domain_experts.rank.calibrate import Norms, calibrate
+from freemoe.domain_experts.rank.calibrate import InputNorms, calibrate
 from freemoe.kernels.waits import numbers_of
 from freemoe.models.mask import Mask
 from freemoe.models.switching import switched_off
-from freemoe.models.weights import Weight
+from freemoe.models.weights import WeightMatrix
 from freemoe.training.states import State
 
 # Weights of all matrices together that a quantile is taken from, evenly spaced.
@@ -48,38 +48,38 @@ class Curvature:
     inputs: dict[str, Tensor]
     outputs: dict[str, Tensor]
 
-    def of(self, weight: Weight) -> Tensor:
+    def weight_curvature(self, weight: WeightMatrix) -> Tensor:
         """H of every single weight: ``(E, R, C)`` fp32, in nats per unit of weight squared."""
         return self.outputs[weight.name][:, :, None] * self.inputs[weight.name][:, None, :]
 
-    def disturbance(self, weight: Weight) -> Tensor:
+    def second_order_cost(self, weight: WeightMatrix) -> Tensor:
         """w^2 h / 2: what switching each weight off costs beyond first order, in nats; ``(E, R, C)`` fp32."""
-        return weight.view().float().square().mul_(self.of(weight)).div_(2)
+        return weight.canonical_view().float().square().mul_(self.weight_curvature(weight)).div_(2)
 
-    def cost(self, weight: Weight) -> Tensor:
+    def fisher_scale(self, weight: WeightMatrix) -> Tensor:
         """|w| sqrt(h): how far each weight is from zero, in units of its own effect; ``(E, R, C)`` fp32."""
         scale = self.outputs[weight.name].sqrt()[:, :, None] * self.inputs[weight.name].sqrt()[:, None, :]
-        return weight.view().float().abs().mul_(scale)
+        return weight.canonical_view().float().abs().mul_(scale)
 
-    def small_cost(self, weights: Sequence[Weight]) -> float:
+    def small_cost(self, weights: Sequence[WeightMatrix]) -> float:
         """The cost below which a tenth of the weights that cost anything lies: the unit in which switches move; 0 where none does."""
-        return quantile(self, weights, _SMALL)
+        return fisher_quantile(self, weights, _SMALL)
 
 
-def quantile(curvature: Curvature, weights: Sequence[Weight], share: float) -> float:
+def fisher_quantile(curvature: Curvature, weights: Sequence[WeightMatrix], share: float) -> float:
     """The cost below which a share of the weights lies, from evenly spaced ones; 0 where none costs anything.
 
     Weights that cost nothing say nothing about the others: those of neurons that are off already, of experts that no token met.
     """
     stride = max(1, sum(w.size for w in weights) // _SAMPLE)
-    drawn = torch.cat([curvature.cost(w).flatten()[::stride].clone().cpu() for w in weights])
+    drawn = torch.cat([curvature.fisher_scale(w).flatten()[::stride].clone().cpu() for w in weights])
     drawn = drawn[drawn > 0]
     return float(drawn.kthvalue(max(1, round(share * len(drawn)))).values) if len(drawn) else 0.0
 
 
 def measure_curvature(
     model: Any,
-    weights: Sequence[Weight],
+    weights: Sequence[WeightMatrix],
     batches: Sequence[AnswerBatch],
     *,
     checkpointing: Checkpointing = False,
@@ -102,44 +102,44 @@ def measure_curvature(
     Raises:
         NumericError: When an input or a gradient is NaN or infinite.
     """
-    inputs = _mean_squares(model, weights, batches, kept.part("inputs"))
-    outputs = {w.name: torch.zeros(w.experts, w.rows, device=w.device) for w in weights}
+    inputs = _mean_squares(model, weights, batches, kept.part_state("inputs"))
+    outputs = {w.name: torch.zeros(w.num_experts, w.num_rows, device=w.device) for w in weights}
     answers = 0
 
-    def take(weight: Weight, gradient: Tensor) -> None:
+    def add_gradient(weight: WeightMatrix, gradient: Tensor) -> None:
         seen = inputs[weight.name] > 0
         over = torch.where(seen, 1 / inputs[weight.name].clamp(min=torch.finfo(torch.float32).tiny), 0.0)
         squares = gradient.float().square()
         mean = (squares * over[:, None, :]).sum(-1) / seen.sum(-1, keepdim=True).clamp(min=1)
         outputs[weight.name] += mean * answers**2
 
-    def load(state: State) -> None:
+    def load_state(state: State) -> None:
         for name, found in state.items():
             outputs[name].copy_(found)
 
-    for batch in kept.part("outputs").over(batches, lambda: outputs, load):
+    for batch in kept.part_state("outputs").resume_iter(batches, lambda: outputs, load_state):
         answers = batch.answer_tokens
         # Left for every batch, so that no sum with NaN in it is kept.
-        with gradients_to(model, weights, take, checkpointing=checkpointing):
+        with gradients_to(model, weights, add_gradient, checkpointing=checkpointing):
             backward(model, [batch])
     total = max(1, sum(b.answer_tokens for b in batches))
     return Curvature(inputs, {name: found / total for name, found in outputs.items()})
 
 
 def _mean_squares(
-    model: Any, weights: Sequence[Weight], batches: Sequence[AnswerBatch], kept: UnitState
+    model: Any, weights: Sequence[WeightMatrix], batches: Sequence[AnswerBatch], kept: UnitState
 ) -> dict[str, Tensor]:
     """Mean squares of every weight's inputs over all tokens, also those that an expert was not given: ``(E, C)`` fp32."""
-    norms: Norms | None = None
+    norms: InputNorms | None = None
 
-    def load(state: State) -> None:
+    def load_state(state: State) -> None:
         nonlocal norms
-        norms = Norms.from_tensors(state)
+        norms = InputNorms.from_tensors(state)
 
-    def state() -> State:
+    def to_state() -> State:
         return norms.to_tensors() if norms else {}
 
-    for batch in kept.over(batches, state, load):
+    for batch in kept.resume_iter(batches, to_state, load_state):
         norms = calibrate(model, weights, [(batch.ids, batch.mask, batch.labels * 0)], 1, before=norms)
     assert norms is not None
     tokens = sum(int(b.mask.sum()) for b in batches)
@@ -148,7 +148,7 @@ def _mean_squares(
 
 
 @dataclass(frozen=True)
-class Forecast:
+class LossForecast:
     """What the base's own gradient and curvature say of switching some weights off, and what it really does.
 
     All in nats per answer token, on the same documents, which gave no gradient to the choice.
@@ -164,15 +164,15 @@ class Forecast:
     measured: float
 
 
-def forecast(
+def forecast_loss(
     model: Any,
-    weights: Sequence[Weight],
+    weights: Sequence[WeightMatrix],
     mask: Mask,
     curvature: Curvature,
     batches: Sequence[AnswerBatch],
     *,
     checkpointing: Checkpointing = False,
-) -> Forecast | None:
+) -> LossForecast | None:
     """Hold a linear and a quadratic picture of the loss against the loss itself; the model is bit-equal afterwards.
 
     Args:
@@ -194,19 +194,19 @@ def forecast(
             used.append(batch)
     first: list[Tensor] = []
 
-    def take(weight: Weight, gradient: Tensor) -> None:
+    def sum_products(weight: WeightMatrix, gradient: Tensor) -> None:
         off = mask[weight.name]
-        own = off.pick(weight.view()).float()
-        first.append((own * off.pick(gradient).float()).sum(dtype=torch.float64))
+        own = off.gather_values(weight.canonical_view()).float()
+        first.append((own * off.gather_values(gradient).float()).sum(dtype=torch.float64))
 
     chosen = [w for w in weights if w.name in mask]
-    with gradients_to(model, chosen, take, checkpointing=checkpointing):
+    with gradients_to(model, chosen, sum_products, checkpointing=checkpointing):
         backward(model, used)
-    lost = numbers_of([mask[w.name].pick(curvature.disturbance(w)).sum() for w in chosen])
+    lost = numbers_of([mask[w.name].gather_values(curvature.second_order_cost(w)).sum() for w in chosen])
     before = mean_loss(model, used)
     with switched_off(weights, mask):
         after = mean_loss(model, used)
-    return Forecast(sum(numbers_of(first)), sum(lost), before - after)
+    return LossForecast(sum(numbers_of(first)), sum(lost), before - after)
 
 
 @dataclass(frozen=True)
@@ -232,19 +232,19 @@ class SuperWeight:
     times: float
 
 
-def super_weights(curvature: Curvature, weights: Sequence[Weight], count: int = 10) -> list[SuperWeight]:
+def super_weights(curvature: Curvature, weights: Sequence[WeightMatrix], count: int = 10) -> list[SuperWeight]:
     """The weights with the largest disturbances (super weights, Yu et al. 2024, arXiv:2411.07191), largest first."""
-    median = max(quantile(curvature, weights, 0.5), torch.finfo(torch.float32).tiny)
+    median = max(fisher_quantile(curvature, weights, 0.5), torch.finfo(torch.float32).tiny)
     found: list[tuple[float, int, int]] = []
     for number, weight in enumerate(weights):
-        flat = curvature.disturbance(weight).flatten()
+        flat = curvature.second_order_cost(weight).flatten()
         top = torch.topk(flat, min(count, len(flat)))
         found += [(float(v), number, int(i)) for v, i in zip(top.values, top.indices, strict=True)]
     shown = []
     for value, number, place in sorted(found, key=lambda f: (-f[0], f[1:]))[:count]:
         weight = weights[number]
-        expert, inside = divmod(place, weight.rows * weight.columns)
-        row, column = divmod(inside, weight.columns)
-        own = float(weight.view()[expert, row, column])
+        expert, inside = divmod(place, weight.num_rows * weight.num_columns)
+        row, column = divmod(inside, weight.num_columns)
+        own = float(weight.canonical_view()[expert, row, column])
         shown.append(SuperWeight(weight.name, expert, row, column, own, value, (2 * value) ** 0.5 / median))
     return shown

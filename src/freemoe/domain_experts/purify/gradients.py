@@ -16,20 +16,20 @@ import torch
 from torch import Tensor, nn
 
 from freemoe.core.errors import NumericError
-from freemoe.domain_experts.purify.activations import bytes_per_token, fits, is_measured, parts
-from freemoe.domain_experts.purify.batches import AnswerBatch, answer_loss, checked
-from freemoe.domain_experts.purify.strongest import strongest
+from freemoe.domain_experts.purify.activations import bytes_per_token, fits_in_memory, is_measured, split_by_memory
+from freemoe.domain_experts.purify.batches import AnswerBatch, answer_loss, finite_values
+from freemoe.domain_experts.purify.strongest import global_topk
 from freemoe.domain_experts.rank.importance import METRICS
 from freemoe.kernels.waits import numbers_of
-from freemoe.models.hooks import accumulated, hooked, instead
+from freemoe.models.hooks import combined_hooks, post_accumulate_grad_hook, replace_method
 from freemoe.models.mask import Mask, TensorMask
 from freemoe.models.spec import family_of, find_layers
-from freemoe.models.weights import Weight, find_weights
+from freemoe.models.weights import WeightMatrix, find_weights
 
 # Leaders that even a small matrix remembers: it may hold all of a small cut.
 _FEWEST = 1024
 
-Take = Callable[[Weight, Tensor], None]
+Take = Callable[[WeightMatrix, Tensor], None]
 """Reader of a gradient: the weight, and its gradient (experts, rows, columns)."""
 
 Checkpointing = bool | Literal["auto"]
@@ -39,7 +39,7 @@ Checkpointing = bool | Literal["auto"]
 @contextlib.contextmanager
 def gradients_to(
     model: nn.Module,
-    weights: Sequence[Weight],
+    weights: Sequence[WeightMatrix],
     take: Take,
     *,
     checkpointing: Checkpointing,
@@ -58,20 +58,20 @@ def gradients_to(
         NumericError: A gradient was NaN or infinite; names the first such weight.
     """
     if not is_measured(model):
-        measure(model)
+        measure_activations(model)
     before = [(p, p.requires_grad, p.grad) for p in model.parameters()]
 
     finite: list[Tensor] = []
     names: list[str] = []
 
-    def hook(parameter: Tensor, weight: Weight) -> None:
+    def gradient_hook(parameter: Tensor, weight: WeightMatrix) -> None:
         gradient = parameter.grad
         parameter.grad = None
         if gradient is not None:
             # Looked at when all is done: a host that waited for each would leave its device idle.
             finite.append(torch.isfinite(gradient).all())
             names.append(weight.name)
-            take(weight, weight.arrange(gradient))
+            take(weight, weight.to_canonical(gradient))
 
     with contextlib.ExitStack() as stack:
         try:
@@ -80,7 +80,7 @@ def gradients_to(
                 p.grad = None
             for weight in weights:
                 weight.parameter.requires_grad_(True)
-                stack.enter_context(accumulated(weight.parameter, partial(hook, weight=weight)))
+                stack.enter_context(post_accumulate_grad_hook(weight.parameter, partial(gradient_hook, weight=weight)))
             if checkpointing:
                 stack.enter_context(_checkpointed_layers(model, checkpointing is True))
             yield
@@ -95,7 +95,7 @@ def gradients_to(
                 p.grad = grad
 
 
-def measure(model: nn.Module) -> None:
+def measure_activations(model: nn.Module) -> None:
     """Let it be known what a token's activations take: with gradients for all weights, and before layers forget what they keep."""
     asked = [(p, p.requires_grad) for p in model.parameters()]
     try:
@@ -120,25 +120,27 @@ def _checkpointed_layers(model: nn.Module, always: bool) -> Iterator[None]:
     _, layers = find_layers(model, family_of(model))
     forget = always
 
-    def run(forward: Callable[..., Any], first: bool, *args: Any, **kwargs: Any) -> Any:
+    def run_layer(forward: Callable[..., Any], first: bool, *args: Any, **kwargs: Any) -> Any:
         nonlocal forget
         # Asked once per pass, by its first layer; a layer that runs again in the backward pass runs below this.
         if first and not always:
             hidden = args[0] if args else kwargs["hidden_states"]
-            forget = not fits(model, hidden.shape[0], hidden.shape[1])
+            forget = not fits_in_memory(model, hidden.shape[0], hidden.shape[1])
         if not forget:
             return forward(*args, **kwargs)
         # Nothing random runs in evaluation mode, so no generator's state need be kept for the second run.
         return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
-    with hooked(*(instead(layer, partial(run, layer.forward, not i)) for i, layer in enumerate(layers))):
+    with combined_hooks(
+        *(replace_method(layer, partial(run_layer, layer.forward, not i)) for i, layer in enumerate(layers))
+    ):
         yield
 
 
 def backward(model: Any, batches: Sequence[AnswerBatch]) -> float:
     """Take the gradient of the mean answer cross-entropy over all batches together; return it, in nats per token.
 
-    A batch whose activations would take much memory goes in several passes; see `activations.parts`.
+    A batch whose activations would take much memory goes in several passes; see `activations.split_by_memory`.
 
     Args:
         model: A causal LM, inside `gradients_to`.
@@ -150,14 +152,14 @@ def backward(model: Any, batches: Sequence[AnswerBatch]) -> float:
     tokens = sum(b.answer_tokens for b in batches)
     losses = []
     for batch in batches:
-        for part in parts(model, batch):
+        for part in split_by_memory(model, batch):
             loss = answer_loss(model, part) / tokens
             loss.backward()
             losses.append(loss.detach())
-    return sum(checked(losses))
+    return sum(finite_values(losses))
 
 
-class Leaders:
+class SaliencyTopK:
     """The weights with the largest positive w * dL/dw less a toll, from gradients that come tensor by tensor, batch by batch.
 
     To first order, switching w off changes the loss L by minus that product; the toll is what it costs beyond. Products are
@@ -172,7 +174,11 @@ class Leaders:
     """
 
     def __init__(
-        self, weights: Sequence[Weight], count: int, spread: float, toll: Callable[[Weight], Tensor] | None = None
+        self,
+        weights: Sequence[WeightMatrix],
+        count: int,
+        spread: float,
+        toll: Callable[[WeightMatrix], Tensor] | None = None,
     ) -> None:
         self._count = count
         self._share = spread * count / sum(w.size for w in weights)
@@ -180,54 +186,54 @@ class Leaders:
         self._names = [w.name for w in weights]
         self._leaders: dict[str, tuple[TensorMask, Tensor]] = {}
 
-    def take(self, weight: Weight, gradient: Tensor) -> None:
+    def add_gradient(self, weight: WeightMatrix, gradient: Tensor) -> None:
         """Add one batch's gradient ``(experts, rows, columns)`` of one weight; it is not kept."""
-        gains = METRICS.get("saliency").scores(weight.view(), None, gradient, None).flatten()
+        gains = METRICS.get("saliency").scores(weight.canonical_view(), None, gradient, None).flatten()
         scores = gains if self._toll is None else gains - self._toll(weight).flatten()
         if weight.name in self._leaders:
             # Their sums have paid the toll.
             where, sums = self._leaders[weight.name]
-            where.put(scores, where.pick(gains) + sums)
+            where.scatter_values(scores, where.gather_values(gains) + sums)
         keep = min(weight.size, max(math.ceil(self._share * weight.size), _FEWEST))
         # Where torch looks for the largest it takes sixteen bytes for each of all scores.
-        (where,) = strongest([lambda: scores], keep, above=-math.inf).masks
-        self._leaders[weight.name] = where, where.pick(scores)
+        (where,) = global_topk([lambda: scores], keep, above=-math.inf).masks
+        self._leaders[weight.name] = where, where.gather_values(scores)
 
-    def _sums(self, name: str) -> Callable[[], Tensor]:
+    def _score_sums(self, name: str) -> Callable[[], Tensor]:
         return lambda: self._leaders[name][1]
 
-    def choose(self) -> tuple[Mask, float]:
+    def select_weights(self) -> tuple[Mask, float]:
         """The weights, and the sum of their scores.
 
         Returns:
             Their mask, and what switching them off should gain in nats per token.
         """
         reached = [name for name in self._names if name in self._leaders]
-        picked = strongest([self._sums(name) for name in reached], self._count).masks
+        picked = global_topk([self._score_sums(name) for name in reached], self._count).masks
         found, gains = {}, []
         for name, at in zip(reached, picked, strict=True):
             where, sums = self._leaders[name]
-            found[name] = at.within(where)
-            gains.append(at.pick(sums).sum(dtype=torch.float64))
+            found[name] = at.expand_into(where)
+            gains.append(at.gather_values(sums).sum(dtype=torch.float64))
         return Mask(found), sum(numbers_of(gains))
 
 
 def noise_weights(
     model: Any,
-    weights: Sequence[Weight],
+    weights: Sequence[WeightMatrix],
     batches: Sequence[AnswerBatch],
     count: int,
     *,
     spread: float,
-    toll: Callable[[Weight], Tensor] | None = None,
+    toll: Callable[[WeightMatrix], Tensor] | None = None,
     checkpointing: Checkpointing = False,
 ) -> tuple[Mask, float]:
-    """The ``count`` weights that stand against documents most, in one pass, and what that should gain; see `Leaders.choose`.
+    """The ``count`` weights that stand against documents most, in one pass, and what that should gain; see `SaliencyTopK.select_weights`.
 
     Raises:
         NumericError: When the loss or a gradient is NaN or infinite.
     """
-    leaders = Leaders(weights, count, spread, toll)
-    with gradients_to(model, weights, leaders.take, checkpointing=checkpointing):
+    leaders = SaliencyTopK(weights, count, spread, toll)
+    with gradients_to(model, weights, leaders.add_gradient, checkpointing=checkpointing):
         backward(model, batches)
-    return leaders.choose()
+    return leaders.select_weights()

@@ -19,12 +19,12 @@ from torch import Tensor
 from freemoe.core.errors import DataError, NumericError, RecipeError
 from freemoe.core.run.unit_state import NOT_KEPT, UnitState
 from freemoe.domain_experts.purify.batches import AnswerBatch, mean_loss
-from freemoe.domain_experts.purify.curvature import Curvature, Forecast, forecast, measure_curvature
+from freemoe.domain_experts.purify.curvature import Curvature, LossForecast, forecast_loss, measure_curvature
 from freemoe.domain_experts.purify.gradients import Checkpointing, noise_weights
 from freemoe.models.mask import Mask
-from freemoe.models.switching import Undo, switch_off
-from freemoe.models.weights import Weight
-from freemoe.training.states import State, packed, unpacked
+from freemoe.models.switching import RestoreHandle, switch_off
+from freemoe.models.weights import WeightMatrix
+from freemoe.training.states import State, pack_state, unpack_state
 
 # A cut is a tiny share of the weights, so that a tensor can remember many times its fair part of it.
 _SPREAD = 256
@@ -34,7 +34,7 @@ OnRound = Callable[[int, float, float], None]
 
 
 @dataclass(frozen=True)
-class Purified:
+class PurifyResult:
     """What a purification found.
 
     Attributes:
@@ -47,10 +47,10 @@ class Purified:
     mask: Mask
     losses: tuple[float, ...]
     best: int
-    forecast: Forecast | None = None
+    forecast: LossForecast | None = None
 
 
-def to_state(found: Purified) -> State:
+def to_state(found: PurifyResult) -> State:
     """What a purification found as tensors by name, for the run folder."""
     forecast = astuple(found.forecast) if found.forecast else ()
     return {
@@ -61,13 +61,13 @@ def to_state(found: Purified) -> State:
     }
 
 
-def from_state(state: State, weights: Sequence[Weight]) -> Purified:
+def from_state(state: State, weights: Sequence[WeightMatrix]) -> PurifyResult:
     """Inverse of `to_state`."""
     codes = {name: code for name, code in state.items() if not name.startswith("|")}
     forecast = state["|forecast"].tolist()
     mask = Mask.decode(codes, weights)
     losses = tuple(state["|curve"].tolist())
-    return Purified(mask, losses, int(state["|best"]), Forecast(*forecast) if forecast else None)
+    return PurifyResult(mask, losses, int(state["|best"]), LossForecast(*forecast) if forecast else None)
 
 
 def check_input(gradient: Sequence[AnswerBatch], stop: Sequence[AnswerBatch], budget: float) -> None:
@@ -92,7 +92,7 @@ def split_batches(batches: Sequence[AnswerBatch], tokens: int) -> list[list[Answ
     return [list(batches[i::count]) for i in range(count)]
 
 
-def toll_of(curvature: Curvature, tokens: int) -> Callable[[Weight], Tensor]:
+def removal_penalty(curvature: Curvature, tokens: int) -> Callable[[WeightMatrix], Tensor]:
     """What must be taken off w * dL/dw, by weight: w^2 h / 2 beyond first order, and |w| sqrt(h / n) of uncertainty.
 
     Args:
@@ -100,15 +100,15 @@ def toll_of(curvature: Curvature, tokens: int) -> Callable[[Weight], Tensor]:
         tokens: Answer tokens n that the gradient is a mean over.
     """
 
-    def toll(weight: Weight) -> Tensor:
-        return curvature.disturbance(weight).add_(curvature.cost(weight), alpha=tokens**-0.5)
+    def weight_penalty(weight: WeightMatrix) -> Tensor:
+        return curvature.second_order_cost(weight).add_(curvature.fisher_scale(weight), alpha=tokens**-0.5)
 
-    return toll
+    return weight_penalty
 
 
-def purify(
+def greedy_purify(
     model: Any,
-    weights: Sequence[Weight],
+    weights: Sequence[WeightMatrix],
     gradient: Sequence[AnswerBatch],
     stop: Sequence[AnswerBatch],
     *,
@@ -119,7 +119,7 @@ def purify(
     checkpointing: Checkpointing = False,
     on_round: OnRound | None = None,
     kept: UnitState = NOT_KEPT,
-) -> Purified:
+) -> PurifyResult:
     """Find the weights to switch off for one subdomain; the model is bit-equal afterwards.
 
     Args:
@@ -145,55 +145,55 @@ def purify(
     check_input(gradient, stop, budget)
     total = sum(w.size for w in weights)
     parts = split_batches(gradient, part_tokens)
-    search = _Search(weights, per_part=max(1, round(step * total / len(parts))))
+    search = _GreedySearch(weights, per_part=max(1, round(step * total / len(parts))))
     try:
-        curvature = _begin(model, weights, parts[0], stop, search, checkpointing, kept)
-        search.go_on(kept.load())
+        curvature = _measure_base(model, weights, parts[0], stop, search, checkpointing, kept)
+        search.load_state(kept.read_state())
         while search.off < int(budget * total):
             search.open_round()
             for number, part in enumerate(parts):
                 if number < search.parts:
                     continue
                 room = min(search.per_part, int(budget * total) - search.off - search.rounds[-1].off)
-                toll = toll_of(curvature, sum(b.answer_tokens for b in part))
+                toll = removal_penalty(curvature, sum(b.answer_tokens for b in part))
                 found = noise_weights(
                     model, weights, part, room, spread=_SPREAD, toll=toll, checkpointing=checkpointing
                 )
-                search.cut(*found)
-                kept.save(search.state)
+                search.apply_cut(*found)
+                kept.write_state(search.to_state)
             if not search.rounds[-1].off:
                 break
-            loss = mean_loss(model, stop, kept.part(f"look {search.number}"))
+            loss = mean_loss(model, stop, kept.part_state(f"look {search.number}"))
             if on_round:
                 on_round(search.number, loss, (search.off + search.rounds[-1].off) / total)
             if search.close_round(loss, patience):
                 break
-            kept.save(search.state)
+            kept.write_state(search.to_state)
     except NumericError as error:
         raise NumericError(f"Greedy purification, round {search.number}, {search.off} weights off: {error}") from None
     finally:
-        search.restore()
-    expected = forecast(model, weights, search.best_mask, curvature, stop, checkpointing=checkpointing)
-    return Purified(search.best_mask, tuple(search.losses), search.best, expected)
+        search.undo_cuts()
+    expected = forecast_loss(model, weights, search.best_mask, curvature, stop, checkpointing=checkpointing)
+    return PurifyResult(search.best_mask, tuple(search.losses), search.best, expected)
 
 
-def _begin(
+def _measure_base(
     model: Any,
-    weights: Sequence[Weight],
+    weights: Sequence[WeightMatrix],
     measured: Sequence[AnswerBatch],
     stop: Sequence[AnswerBatch],
-    search: _Search,
+    search: _GreedySearch,
     checkpointing: Checkpointing,
     kept: UnitState,
 ) -> Curvature:
     """Take the base's stopping loss and the curvature."""
-    search.losses = [mean_loss(model, stop, kept.part("look 0"))]
+    search.losses = [mean_loss(model, stop, kept.part_state("look 0"))]
     search.before = search.losses[0]
-    return measure_curvature(model, weights, measured, checkpointing=checkpointing, kept=kept.part("curvature"))
+    return measure_curvature(model, weights, measured, checkpointing=checkpointing, kept=kept.part_state("curvature"))
 
 
 @dataclass(eq=False)
-class Round:
+class GreedyRound:
     """What one round switched off, and what it promised.
 
     Attributes:
@@ -204,36 +204,36 @@ class Round:
     """
 
     cuts: list[Mask] = field(default_factory=list)
-    undos: list[Undo] = field(default_factory=list)
+    undos: list[RestoreHandle] = field(default_factory=list)
     promise: float = 0.0
     off: int = 0
 
-    def cut(self, weights: Sequence[Weight], mask: Mask, promise: float) -> None:
+    def apply_cut(self, weights: Sequence[WeightMatrix], mask: Mask, promise: float) -> None:
         """Switch weights off."""
         self.undos.append(switch_off(weights, mask))
         self.cuts.append(mask)
         self.promise += promise
         self.off += mask.count
 
-    def restore(self) -> None:
+    def undo_cuts(self) -> None:
         """Switch them on again."""
         for undo in reversed(self.undos):
             undo.restore()
 
 
-def joined(rounds: Sequence[Round]) -> Mask:
+def union_mask(rounds: Sequence[GreedyRound]) -> Mask:
     """What several rounds have off together."""
     return Mask().union(*(cut for r in rounds for cut in r.cuts))
 
 
-def decoded(codes: State, weights: Sequence[Weight]) -> Mask:
+def decode_mask(codes: State, weights: Sequence[WeightMatrix]) -> Mask:
     """A mask from a state, each weight's where the weight is."""
     devices = {w.name: w.device for w in weights}
     return Mask({name: own.to(devices[name]) for name, own in Mask.decode(codes, weights).items()})
 
 
 @dataclass(eq=False)
-class _Search:
+class _GreedySearch:
     """A greedy search on its way: what is off, and how it came to it.
 
     Attributes:
@@ -249,9 +249,9 @@ class _Search:
         parts: Of the open round that have been cut; 0 where none is open.
     """
 
-    weights: Sequence[Weight]
+    weights: Sequence[WeightMatrix]
     per_part: int
-    rounds: list[Round] = field(default_factory=list)
+    rounds: list[GreedyRound] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     before: float = 0.0
     best: int = 0
@@ -264,11 +264,11 @@ class _Search:
         """Begin a round, unless one that an earlier process began is open."""
         if not self.parts:
             self.number += 1
-            self.rounds.append(Round())
+            self.rounds.append(GreedyRound())
 
-    def cut(self, mask: Mask, promise: float) -> None:
+    def apply_cut(self, mask: Mask, promise: float) -> None:
         """Switch off what a part of the documents says."""
-        self.rounds[-1].cut(self.weights, mask, promise)
+        self.rounds[-1].apply_cut(self.weights, mask, promise)
         self.parts += 1
 
     def close_round(self, loss: float, patience: int) -> bool:
@@ -276,45 +276,45 @@ class _Search:
         self.parts = 0
         self.losses.append(loss)
         if loss < self.losses[self.best]:
-            self.best, self.best_mask = self.number, joined(self.rounds)
+            self.best, self.best_mask = self.number, union_mask(self.rounds)
         if self.number - self.best >= patience:
             return True
         if loss - self.before > self.rounds[-1].promise:
-            self.rounds.pop().restore()
+            self.rounds.pop().undo_cuts()
             self.per_part = max(1, self.per_part // 2)
         else:
             self.before = loss
         self.off = sum(r.off for r in self.rounds)
         return False
 
-    def restore(self) -> None:
+    def undo_cuts(self) -> None:
         """Switch on again whatever is off."""
         for done in reversed(self.rounds):
-            done.restore()
+            done.undo_cuts()
 
-    def state(self) -> State:
+    def to_state(self) -> State:
         """Everything that the next part depends on: the rounds that stay are one, as none of them is taken back any more."""
         closed = self.rounds[:-1] if self.parts else self.rounds
         promise = self.rounds[-1].promise if self.parts else 0.0
         numbers = [self.per_part, self.best, self.number, self.parts]
         return {
-            **packed("closed", joined(closed).encode()),
-            **packed("open", joined(self.rounds[len(closed) :]).encode()),
-            **packed("best", self.best_mask.encode()),
+            **pack_state("closed", union_mask(closed).encode()),
+            **pack_state("open", union_mask(self.rounds[len(closed) :]).encode()),
+            **pack_state("best", self.best_mask.encode()),
             "numbers": torch.tensor(numbers),
             "losses": torch.tensor([self.before, promise, *self.losses], dtype=torch.float64),
         }
 
-    def go_on(self, state: State | None) -> None:
+    def load_state(self, state: State | None) -> None:
         """Go on from a state; None: begin."""
         if state is None:
             return
         closed, opened, self.best_mask = (
-            decoded(unpacked(part, state), self.weights) for part in ("closed", "open", "best")
+            decode_mask(unpack_state(part, state), self.weights) for part in ("closed", "open", "best")
         )
         self.per_part, self.best, self.number, self.parts = state["numbers"].tolist()
         self.before, promise, *self.losses = state["losses"].tolist()
         for mask, own in ((closed, 0.0), *([(opened, promise)] if self.parts else [])):
-            self.rounds.append(Round())
-            self.rounds[-1].cut(self.weights, mask, own)
+            self.rounds.append(GreedyRound())
+            self.rounds[-1].apply_cut(self.weights, mask, own)
         self.off = closed.count

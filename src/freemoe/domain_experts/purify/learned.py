@@ -30,18 +30,18 @@ from torch import Tensor
 from freemoe.core.errors import NumericError
 from freemoe.core.run.unit_state import NOT_KEPT, UnitState
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches, mean_loss, rows_of
-from freemoe.domain_experts.purify.curvature import Curvature, forecast, measure_curvature
+from freemoe.domain_experts.purify.curvature import Curvature, forecast_loss, measure_curvature
 from freemoe.domain_experts.purify.gradients import Checkpointing, backward, gradients_to
-from freemoe.domain_experts.purify.greedy import OnRound, Purified, check_input, decoded
+from freemoe.domain_experts.purify.greedy import OnRound, PurifyResult, check_input, decode_mask
 from freemoe.domain_experts.purify.running_sums import find_strongest
-from freemoe.domain_experts.purify.strongest import strongest
-from freemoe.domain_experts.purify.switches import MOMENTUM, Pace, Switches, switch_all
+from freemoe.domain_experts.purify.strongest import global_topk
+from freemoe.domain_experts.purify.switches import MOMENTUM, TrustRegion, WeightSwitches, switch_all
 from freemoe.kernels.waits import numbers_of
 from freemoe.models.mask import Mask, TensorMask
 from freemoe.models.switching import switched_off
-from freemoe.models.weights import Weight
-from freemoe.training.descent import cosine
-from freemoe.training.states import State, packed, unpacked
+from freemoe.models.weights import WeightMatrix
+from freemoe.training.descent import cosine_decay
+from freemoe.training.states import State, pack_state, unpack_state
 
 # A look that lost more than this part of what was gained by the best one is no chance: training goes back to that one.
 _LOST = 0.05
@@ -57,7 +57,7 @@ ROUNDS = 12
 _NEAR = 0.8
 
 
-def draw(batches: Sequence[AnswerBatch], tokens: int, seed: int) -> Iterator[list[AnswerBatch]]:
+def draw_steps(batches: Sequence[AnswerBatch], tokens: int, seed: int) -> Iterator[list[AnswerBatch]]:
     """Endless steps of documents in a seeded random order, anew for every pass over all of them.
 
     Args:
@@ -78,7 +78,7 @@ def draw(batches: Sequence[AnswerBatch], tokens: int, seed: int) -> Iterator[lis
             yield answer_batches(chosen, [0] * len(chosen), limit, device)
 
 
-def schedule(tokens: int, step_tokens: int, steps: int | None) -> tuple[int, int]:
+def training_schedule(tokens: int, step_tokens: int, steps: int | None) -> tuple[int, int]:
     """Length of a training: its steps, and the answer tokens of each.
 
     Args:
@@ -90,9 +90,9 @@ def schedule(tokens: int, step_tokens: int, steps: int | None) -> tuple[int, int
     return steps or min(MOST_STEPS, max(FEWEST_STEPS, round(PASSES * tokens / each))), each
 
 
-def learn(
+def learn_switches(
     model: Any,
-    weights: Sequence[Weight],
+    weights: Sequence[WeightMatrix],
     gradient: Sequence[AnswerBatch],
     stop: Sequence[AnswerBatch],
     *,
@@ -105,7 +105,7 @@ def learn(
     checkpointing: Checkpointing = False,
     on_round: OnRound | None = None,
     kept: UnitState = NOT_KEPT,
-) -> Purified:
+) -> PurifyResult:
     """Train which weights are off for one subdomain; the model is bit-equal afterwards.
 
     Args:
@@ -114,7 +114,7 @@ def learn(
         gradient: Documents that train the switches.
         stop: Other documents, which say when to stop and what to keep.
         budget: Largest share of ``weights`` that is ever off.
-        steps: Steps of training; the pace falls to zero over them. None: see `schedule`.
+        steps: Steps of training; the pace falls to zero over them. None: see `training_schedule`.
         step_tokens: Answer tokens of a step, about.
         every: Steps between two looks at the stopping loss: a round. None: a twelfth of the steps.
         patience: Rounds without a better stopping loss before the training ends.
@@ -130,17 +130,19 @@ def learn(
     """
     check_input(gradient, stop, budget)
     tokens = sum(b.answer_tokens for b in gradient)
-    steps, step_tokens = schedule(tokens, step_tokens, steps)
-    length = _Length(steps, step_tokens, every or max(1, math.ceil(steps / ROUNDS)), patience, tokens)
+    steps, step_tokens = training_schedule(tokens, step_tokens, steps)
+    length = _TrainingLength(steps, step_tokens, every or max(1, math.ceil(steps / ROUNDS)), patience, tokens)
     most = int(budget * sum(w.size for w in weights))
-    training = _Training(model, weights, stop, most, length, seed, checkpointing, on_round or (lambda *_: None), kept)
-    curvature = training.run(gradient)
+    training = _SwitchTraining(
+        model, weights, stop, most, length, seed, checkpointing, on_round or (lambda *_: None), kept
+    )
+    curvature = training.run_training(gradient)
     found = training.found
-    expected = forecast(model, weights, found, curvature, stop, checkpointing=checkpointing)
-    return Purified(found.to("cpu"), tuple(training.losses), training.best, expected)
+    expected = forecast_loss(model, weights, found, curvature, stop, checkpointing=checkpointing)
+    return PurifyResult(found.to("cpu"), tuple(training.losses), training.best, expected)
 
 
-class _Length(NamedTuple):
+class _TrainingLength(NamedTuple):
     """How long a training is: steps, answer tokens of each, steps of a round, rounds that may fail, tokens of all documents."""
 
     steps: int
@@ -151,8 +153,8 @@ class _Length(NamedTuple):
 
 
 @dataclass(eq=False)
-class _Training:
-    """The steps: as `learn` is given them, and how far they are.
+class _SwitchTraining:
+    """The steps: as `learn_switches` is given them, and how far they are.
 
     Attributes:
         most: Weights that may be off.
@@ -166,10 +168,10 @@ class _Training:
     """
 
     model: Any
-    weights: Sequence[Weight]
+    weights: Sequence[WeightMatrix]
     stop: Sequence[AnswerBatch]
     most: int
-    length: _Length
+    length: _TrainingLength
     seed: int
     checkpointing: Checkpointing
     on_round: OnRound
@@ -181,29 +183,33 @@ class _Training:
     standing: float = 0.0
     line: float = math.inf
     step: int = 0
-    pace: Pace = field(default_factory=Pace)
-    switches: dict[str, Switches] = field(default_factory=dict)
+    pace: TrustRegion = field(default_factory=TrustRegion)
+    switches: dict[str, WeightSwitches] = field(default_factory=dict)
 
-    def run(self, gradient: Sequence[AnswerBatch]) -> Curvature:
+    def run_training(self, gradient: Sequence[AnswerBatch]) -> Curvature:
         """Train to the end; returns the curvature of the base."""
         length = self.length
-        self.losses = [self._look()]
+        self.losses = [self._eval_stopping_loss()]
         self.standing = self.losses[0]
         try:
-            drawn = draw(gradient, length.step_tokens, self.seed)
+            drawn = draw_steps(gradient, length.step_tokens, self.seed)
             measured = [batch for _ in range(MEASURED_STEPS) for batch in next(drawn)]
             curvature = measure_curvature(
-                self.model, self.weights, measured, checkpointing=self.checkpointing, kept=self.kept.part("curvature")
+                self.model,
+                self.weights,
+                measured,
+                checkpointing=self.checkpointing,
+                kept=self.kept.part_state("curvature"),
             )
             unit = curvature.small_cost(self.weights)
-            self.switches = {w.name: Switches.fresh(w, self.seed) for w in self.weights}
-            self._go_on(self.kept.load())
+            self.switches = {w.name: WeightSwitches.all_on(w, self.seed) for w in self.weights}
+            self._load_state(self.kept.read_state())
             for _ in range(self.step):
                 next(drawn)
             while self.step < (length.steps if unit and self.most else 0) and not self._is_enough():
                 self.step += 1
-                self._one(next(drawn), unit, curvature)
-                self.kept.save(self._state)
+                self._train_step(next(drawn), unit, curvature)
+                self.kept.write_state(self._to_state)
         except NumericError as error:
             raise NumericError(f"Learned switches, step {self.step}, {self.mask.count} weights off: {error}") from None
         return curvature
@@ -212,98 +218,100 @@ class _Training:
         """Whether so many rounds were no better; asked between steps, it is true from the end of such a round on."""
         return len(self.losses) - 1 - self.best >= self.length.patience
 
-    def _one(self, batch: list[AnswerBatch], unit: float, curvature: Curvature) -> None:
+    def _train_step(self, batch: list[AnswerBatch], unit: float, curvature: Curvature) -> None:
         """A step, and at the end of a round the look at the stopping documents."""
         step, length = self.step, self.length
         # Gradients of n tokens are noise of size sqrt(h / n): so paced, evidence is compared with costs in units.
-        rate = self.pace.value * cosine(step, length.steps)
+        rate = self.pace.value * cosine_decay(step, length.steps)
         rate *= unit * math.sqrt(sum(b.answer_tokens for b in batch)) / (1 - MOMENTUM**step)
         with switched_off(self.weights, self.mask):
-            _gather(self.model, self.switches, batch, self.checkpointing)
+            _accumulate_gradients(self.model, self.switches, batch, self.checkpointing)
         if self.mask:
-            self.pace.heard(sum(numbers_of([s.slope for s in self.switches.values()])))
+            self.pace.update_slope(sum(numbers_of([s.slope for s in self.switches.values()])))
         if step * length.step_tokens >= length.tokens:
-            self.pace.settle()
+            self.pace.freeze_growth()
         for switch in self.switches.values():
-            switch.advance(rate)
-        self.mask, self.line = _switch(self.switches, curvature, self.most, self.line)
+            switch.update_evidence(rate)
+        self.mask, self.line = _switch_topk(self.switches, curvature, self.most, self.line)
         if step % length.every == 0 or step == length.steps:
-            self._judge(curvature)
+            self._close_round(curvature)
 
-    def _look(self) -> float:
+    def _eval_stopping_loss(self) -> float:
         with switched_off(self.weights, self.mask):
-            return mean_loss(self.model, self.stop, self.kept.part(f"look {len(self.losses)}"))
+            return mean_loss(self.model, self.stop, self.kept.part_state(f"look {len(self.losses)}"))
 
-    def _judge(self, curvature: Curvature) -> None:
+    def _close_round(self, curvature: Curvature) -> None:
         losses = self.losses
-        losses.append(self._look())
-        self.on_round(len(losses) - 1, losses[-1], self.mask.share(self.weights))
+        losses.append(self._eval_stopping_loss())
+        self.on_round(len(losses) - 1, losses[-1], self.mask.off_share(self.weights))
         if losses[-1] > self.standing:
-            self.pace.rose()
+            self.pace.shrink_step()
         self.standing = losses[-1]
         if losses[-1] < losses[self.best]:
             self.best, self.found = len(losses) - 1, self.mask
-            _all(self.switches, Switches.keep)
+            _apply_to_all(self.switches, WeightSwitches.save_best)
         elif losses[-1] - losses[self.best] > _LOST * (losses[0] - losses[self.best]):
-            _all(self.switches, Switches.go_back)
+            _apply_to_all(self.switches, WeightSwitches.restore_best)
             (self.mask, self.line), self.standing = (
-                _switch(self.switches, curvature, self.most, self.line),
+                _switch_topk(self.switches, curvature, self.most, self.line),
                 losses[self.best],
             )
 
-    def _state(self) -> State:
+    def _to_state(self) -> State:
         """Everything that the next step depends on; the steps' documents follow from seed and number."""
         trend = math.nan if self.pace.trend is None else self.pace.trend
         numbers = [self.standing, self.line, self.pace.value, trend]
         return {
-            **packed("found", self.found.encode()),
-            **packed("mask", self.mask.encode()),
-            **{key: t for s in self.switches.values() for key, t in s.state().items()},
+            **pack_state("found", self.found.encode()),
+            **pack_state("mask", self.mask.encode()),
+            **{key: t for s in self.switches.values() for key, t in s.to_state().items()},
             "counts": torch.tensor([self.best, self.step, int(self.pace.growing)]),
             "numbers": torch.tensor([*numbers, *self.losses], dtype=torch.float64),
         }
 
-    def _go_on(self, state: State | None) -> None:
+    def _load_state(self, state: State | None) -> None:
         """Go on from a state; None: begin."""
         if state is None:
             return
-        self.found, self.mask = (decoded(unpacked(part, state), self.weights) for part in ("found", "mask"))
+        self.found, self.mask = (decode_mask(unpack_state(part, state), self.weights) for part in ("found", "mask"))
         for switch in self.switches.values():
             own = self.mask.get(switch.weight.name)
-            switch.load(state, own or TensorMask.nothing(switch.weight.size, switch.weight.device))
+            switch.load_state(state, own or TensorMask.empty_mask(switch.weight.size, switch.weight.device))
         self.best, self.step, growing = state["counts"].tolist()
         self.standing, self.line, pace, trend, *self.losses = state["numbers"].tolist()
-        self.pace = Pace(pace, bool(growing), None if math.isnan(trend) else trend)
+        self.pace = TrustRegion(pace, bool(growing), None if math.isnan(trend) else trend)
 
 
-def _gather(
+def _accumulate_gradients(
     model: Any,
-    switches: dict[str, Switches],
+    switches: dict[str, WeightSwitches],
     batches: Sequence[AnswerBatch],
     checkpointing: Checkpointing,
 ) -> None:
     """One backward pass at the model as it is; every weight's switches take its gradient as it comes."""
 
-    def take(weight: Weight, gradient: Tensor) -> None:
-        switches[weight.name].take(gradient)
+    def add_gradient(weight: WeightMatrix, gradient: Tensor) -> None:
+        switches[weight.name].add_gradient(gradient)
 
-    _all(switches, Switches.forget)
-    with gradients_to(model, [s.weight for s in switches.values()], take, checkpointing=checkpointing):
+    _apply_to_all(switches, WeightSwitches.decay_gradients)
+    with gradients_to(model, [s.weight for s in switches.values()], add_gradient, checkpointing=checkpointing):
         backward(model, batches)
 
 
-def _all(switches: dict[str, Switches], do: Callable[[Switches], None]) -> None:
+def _apply_to_all(switches: dict[str, WeightSwitches], do: Callable[[WeightSwitches], None]) -> None:
     for switch in switches.values():
         do(switch)
 
 
-def _switch(switches: dict[str, Switches], curvature: Curvature, most: int, line: float) -> tuple[Mask, float]:
+def _switch_topk(
+    switches: dict[str, WeightSwitches], curvature: Curvature, most: int, line: float
+) -> tuple[Mask, float]:
     """Switch to the ``most`` highest scores above 0 being off.
 
     Returns:
         Their mask, and the least of them; ``line`` is that of the last time, which spares a look.
     """
     find_strongest(s.evidence for s in switches.values())
-    picked = strongest([partial(s.scores, curvature) for s in switches.values()], most, hint=_NEAR * line)
+    picked = global_topk([partial(s.switch_scores, curvature) for s in switches.values()], most, hint=_NEAR * line)
     switch_all(list(switches.values()), picked.masks)
     return Mask(dict(zip(switches, picked.masks, strict=True))), picked.line

@@ -10,10 +10,10 @@ from typing import Any
 from freemoe.core.registry import Registry
 from freemoe.core.run.unit_state import NOT_KEPT, UnitState
 from freemoe.domain_experts.purify.batches import AnswerBatch
-from freemoe.domain_experts.purify.greedy import OnRound, Purified, from_state, purify, to_state
-from freemoe.domain_experts.purify.learned import MEASURED_STEPS, MOST_STEPS, ROUNDS, learn, schedule
+from freemoe.domain_experts.purify.greedy import OnRound, PurifyResult, from_state, greedy_purify, to_state
+from freemoe.domain_experts.purify.learned import MEASURED_STEPS, MOST_STEPS, ROUNDS, learn_switches, training_schedule
 from freemoe.models.precision import compute_dtype, held_in
-from freemoe.models.weights import Weight
+from freemoe.models.weights import WeightMatrix
 from freemoe.recipes import SaliencySection
 from freemoe.recipes.build import PURIFICATIONS
 
@@ -26,7 +26,7 @@ _BACKWARD = 3
 
 
 @dataclass(frozen=True)
-class Task:
+class PurifyTask:
     """One subdomain to purify for.
 
     Attributes:
@@ -41,7 +41,7 @@ class Task:
     """
 
     model: Any
-    weights: Sequence[Weight]
+    weights: Sequence[WeightMatrix]
     gradient: Sequence[AnswerBatch]
     stop: Sequence[AnswerBatch]
     text: bool
@@ -51,7 +51,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Method:
+class PurifyMethod:
     """A way of purifying.
 
     Attributes:
@@ -61,12 +61,12 @@ class Method:
             subdomain has and how many answer tokens these have.
     """
 
-    run: Callable[[Task, SaliencySection], Purified]
+    run: Callable[[PurifyTask, SaliencySection], PurifyResult]
     rounds: Callable[[SaliencySection, bool], int]
     cost: Callable[[SaliencySection, bool, int, int], float]
 
 
-def method_of(section: SaliencySection, text: bool, weights: Sequence[Weight]) -> Method:
+def method_of(section: SaliencySection, text: bool, weights: Sequence[WeightMatrix]) -> PurifyMethod:
     """The way that a recipe asks for; ``auto`` leaves it to the kind of documents and the size of the base.
 
     A hundred questions make few steps of training, and greedy rounds find more; over a large base they take too long.
@@ -77,12 +77,12 @@ def method_of(section: SaliencySection, text: bool, weights: Sequence[Weight]) -
     return METHODS.get(name)
 
 
-def _step(section: SaliencySection, text: bool) -> float:
+def _step_share(section: SaliencySection, text: bool) -> float:
     return section.text_step if text else section.step
 
 
 def _greedy_rounds(section: SaliencySection, text: bool) -> int:
-    return max(1, int(section.budget / _step(section, text)))
+    return max(1, int(section.budget / _step_share(section, text)))
 
 
 def _greedy_cost(section: SaliencySection, text: bool, documents: int, tokens: int) -> float:
@@ -90,14 +90,14 @@ def _greedy_cost(section: SaliencySection, text: bool, documents: int, tokens: i
     return rounds * documents * (_BACKWARD * section.gradient_share + section.stop_share)
 
 
-def _greedy(task: Task, section: SaliencySection) -> Purified:
+def _run_greedy(task: PurifyTask, section: SaliencySection) -> PurifyResult:
     with held_in(task.model, compute_dtype(section.compute, task.model)):
-        return purify(
+        return greedy_purify(
             task.model,
             task.weights,
             task.gradient,
             task.stop,
-            step=_step(section, task.text),
+            step=_step_share(section, task.text),
             budget=section.budget,
             patience=section.patience,
             part_tokens=section.part_tokens,
@@ -113,14 +113,14 @@ def _learned_rounds(section: SaliencySection, text: bool) -> int:
 
 
 def _learned_cost(section: SaliencySection, text: bool, documents: int, tokens: int) -> float:
-    steps, each = schedule(max(1, round(section.gradient_share * tokens)), section.step_tokens, section.steps)
+    steps, each = training_schedule(max(1, round(section.gradient_share * tokens)), section.step_tokens, section.steps)
     looks = (ROUNDS if section.every is None else math.ceil(steps / section.every)) * section.stop_share * documents
     return _BACKWARD * (steps + MEASURED_STEPS) * each * documents / max(1, tokens) + looks
 
 
-def _learned(task: Task, section: SaliencySection) -> Purified:
+def _run_learned(task: PurifyTask, section: SaliencySection) -> PurifyResult:
     with held_in(task.model, compute_dtype(section.compute, task.model)):
-        return learn(
+        return learn_switches(
             task.model,
             task.weights,
             task.gradient,
@@ -137,22 +137,22 @@ def _learned(task: Task, section: SaliencySection) -> Purified:
         )
 
 
-def _both(task: Task, section: SaliencySection) -> Purified:
+def _run_both(task: PurifyTask, section: SaliencySection) -> PurifyResult:
     rounds = _greedy_rounds(section, task.text)
 
-    ended = task.kept.part("greedy, its end")
-    known = ended.load()
+    ended = task.kept.part_state("greedy, its end")
+    known = ended.read_state()
     if known is None:
-        greedy = _greedy(replace(task, kept=task.kept.part("greedy")), section)
-        ended.save(lambda: to_state(greedy), now=True)
+        greedy = _run_greedy(replace(task, kept=task.kept.part_state("greedy")), section)
+        ended.write_state(lambda: to_state(greedy), now=True)
     else:
         greedy = from_state(known, task.weights)
     second = replace(
         task,
         on_round=lambda number, *found: task.on_round(rounds + number, *found),
-        kept=task.kept.part("learned"),
+        kept=task.kept.part_state("learned"),
     )
-    learned = _learned(second, section)
+    learned = _run_learned(second, section)
     return learned if learned.losses[learned.best] < greedy.losses[greedy.best] else greedy
 
 
@@ -164,19 +164,19 @@ def _both_cost(section: SaliencySection, text: bool, documents: int, tokens: int
     return sum(cost(section, text, documents, tokens) for cost in (_greedy_cost, _learned_cost))
 
 
-METHODS: Registry[Method] = Registry("way of signed purification", PURIFICATIONS)
+METHODS: Registry[PurifyMethod] = Registry("way of signed purification", PURIFICATIONS)
 METHODS.add(
     "greedy",
-    Method(_greedy, _greedy_rounds, _greedy_cost),
+    PurifyMethod(_run_greedy, _greedy_rounds, _greedy_cost),
     "cut the strongest few weights, rank anew, until the stopping documents no longer gain",
 )
 METHODS.add(
     "learned",
-    Method(_learned, _learned_rounds, _learned_cost),
+    PurifyMethod(_run_learned, _learned_rounds, _learned_cost),
     "train which weights are off, within the budget; no value changes",
 )
 METHODS.add(
     "both",
-    Method(_both, _both_rounds, _both_cost),
+    PurifyMethod(_run_both, _both_rounds, _both_cost),
     "greedy, then learned from the start; what is lower on the stopping documents is kept",
 )

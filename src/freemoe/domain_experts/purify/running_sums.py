@@ -29,11 +29,11 @@ _NOTHING = 1e-46
 class RunningSum(Protocol):
     """A sum of matrices of one shape ``(E, R, C)``."""
 
-    def add(self, matrix: Tensor, factor: float) -> None:
+    def add_matrix(self, matrix: Tensor, factor: float) -> None:
         """Add ``factor`` times a matrix ``(E, R, C)``; the matrix is not kept."""
         ...
 
-    def fade(self, factor: float) -> None:
+    def scale_by(self, factor: float) -> None:
         """Let what was added so far count ``factor`` times."""
         ...
 
@@ -41,7 +41,7 @@ class RunningSum(Protocol):
         """Add ``factor`` times another sum of matrices of the same shape."""
         ...
 
-    def total(self) -> Tensor:
+    def to_dense(self) -> Tensor:
         """What the sum comes to, that of a large matrix in its strongest directions: ``(E, R, C)`` fp32, not to be changed."""
         ...
 
@@ -49,11 +49,11 @@ class RunningSum(Protocol):
         """The sum as it is now; adding to the one leaves the other alone."""
         ...
 
-    def state(self) -> dict[str, Tensor]:
+    def to_state(self) -> dict[str, Tensor]:
         """The sum as tensors by name."""
         ...
 
-    def load(self, state: dict[str, Tensor]) -> None:
+    def load_state(self, state: dict[str, Tensor]) -> None:
         """Go on from a `state`."""
         ...
 
@@ -64,19 +64,19 @@ class WholeSum:
     def __init__(self, shape: tuple[int, int, int], device: torch.device) -> None:
         self._sum = torch.zeros(shape, device=device)
 
-    def add(self, matrix: Tensor, factor: float) -> None:
+    def add_matrix(self, matrix: Tensor, factor: float) -> None:
         """Add ``factor`` times a matrix ``(E, R, C)``."""
         self._sum.add_(matrix, alpha=factor)
 
-    def fade(self, factor: float) -> None:
+    def scale_by(self, factor: float) -> None:
         """Multiply the sum by a factor."""
         self._sum.mul_(factor)
 
     def add_sum(self, other: WholeSum, factor: float) -> None:
         """Add ``factor`` times another sum."""
-        self.add(other._sum, factor)
+        self.add_matrix(other._sum, factor)
 
-    def total(self) -> Tensor:
+    def to_dense(self) -> Tensor:
         """The sum itself, ``(E, R, C)`` fp32: not to be changed."""
         return self._sum
 
@@ -86,11 +86,11 @@ class WholeSum:
         twin._sum = self._sum.clone()
         return twin
 
-    def state(self) -> dict[str, Tensor]:
+    def to_state(self) -> dict[str, Tensor]:
         """The sum."""
         return {"sum": self._sum}
 
-    def load(self, state: dict[str, Tensor]) -> None:
+    def load_state(self, state: dict[str, Tensor]) -> None:
         """Go on from it."""
         self._sum.copy_(state["sum"])
 
@@ -114,31 +114,33 @@ class LowRankSum:
         self._left = torch.zeros(experts, rows, KEPT, device=device)
         self._counted: tuple[Tensor, Tensor] | None = None
 
-    def add(self, matrix: Tensor, factor: float) -> None:
+    def add_matrix(self, matrix: Tensor, factor: float) -> None:
         """Add ``factor`` times a matrix ``(E, R, C)``, as far as it lies in directions that stay."""
         matrix = matrix.float()
-        self._turn(lambda x: matrix @ x, lambda x: matrix.mT @ x, factor)
+        self._subspace_step(lambda x: matrix @ x, lambda x: matrix.mT @ x, factor)
 
     def add_sum(self, other: LowRankSum, factor: float) -> None:
         """Add ``factor`` times another sum of matrices of the same shape."""
         left, right = other._left, other._right
-        self._turn(lambda x: left @ (right.mT @ x), lambda x: right @ (left.mT @ x), factor)
+        self._subspace_step(lambda x: left @ (right.mT @ x), lambda x: right @ (left.mT @ x), factor)
 
-    def _turn(self, times: Callable[[Tensor], Tensor], across: Callable[[Tensor], Tensor], factor: float) -> None:
+    def _subspace_step(
+        self, times: Callable[[Tensor], Tensor], across: Callable[[Tensor], Tensor], factor: float
+    ) -> None:
         """Add a matrix that is told by its products with ``(E, C, KEPT)`` and, the other way, with ``(E, R, KEPT)``."""
         left, right = self._left, self._right
-        rows = _orthonormal(torch.add(left, times(right), alpha=factor))
+        rows = _orthonormal_basis(torch.add(left, times(right), alpha=factor))
         # What the sum and the matrix are in these rows. Where that is nothing the search goes on from the directions before.
         columns = torch.add(right @ (left.mT @ rows), across(rows), alpha=factor)
-        self._right = _orthonormal(columns, right)
+        self._right = _orthonormal_basis(columns, right)
         self._left = rows @ (columns.mT @ self._right)
         self._counted = None
 
-    def fade(self, factor: float) -> None:
+    def scale_by(self, factor: float) -> None:
         """Multiply the sum by a factor."""
         self._left, self._counted = self._left * factor, None
 
-    def total(self) -> Tensor:
+    def to_dense(self) -> Tensor:
         """The sum in its strongest directions, ``(E, R, C)`` fp32."""
         find_strongest([self])
         assert self._counted is not None
@@ -151,16 +153,16 @@ class LowRankSum:
         twin._left, twin._right, twin._counted = self._left, self._right, self._counted
         return twin
 
-    def state(self) -> dict[str, Tensor]:
+    def to_state(self) -> dict[str, Tensor]:
         """Both sides."""
         return {"left": self._left, "right": self._right}
 
-    def load(self, state: dict[str, Tensor]) -> None:
+    def load_state(self, state: dict[str, Tensor]) -> None:
         """Go on from them."""
         self._left, self._right, self._counted = state["left"], state["right"], None
 
 
-def _orthonormal(basis: Tensor, spare: Tensor | None = None) -> Tensor:
+def _orthonormal_basis(basis: Tensor, spare: Tensor | None = None) -> Tensor:
     """An orthonormal basis of what ``(E, n, KEPT)`` spans, by shifted Cholesky QR (Fukaya et al. 2020, arXiv:1809.11085).
 
     Args:
@@ -180,7 +182,7 @@ def _orthonormal(basis: Tensor, spare: Tensor | None = None) -> Tensor:
 
 
 def find_strongest(sums: Iterable[RunningSum]) -> None:
-    """Find the directions of some sums that `RunningSum.total` counts, together: a host waits for their device once."""
+    """Find the directions of some sums that `RunningSum.to_dense` counts, together: a host waits for their device once."""
     waiting = [own for own in sums if isinstance(own, LowRankSum) and own._counted is None]
     if not waiting:
         return

@@ -22,7 +22,7 @@ _PART = 1 << 20
 _MOST = 8
 
 
-class Picked(NamedTuple):
+class TopKMasks(NamedTuple):
     """What was picked.
 
     Attributes:
@@ -34,14 +34,16 @@ class Picked(NamedTuple):
     line: float
 
 
-class _Found(NamedTuple):
+class _TensorScores(NamedTuple):
     """Some of one tensor's scores, and where they stand."""
 
     at: TensorMask
     values: Tensor
 
 
-def strongest(scores: Sequence[Callable[[], Tensor]], count: int, above: float = 0.0, hint: float = math.inf) -> Picked:
+def global_topk(
+    scores: Sequence[Callable[[], Tensor]], count: int, above: float = 0.0, hint: float = math.inf
+) -> TopKMasks:
     """The ``count`` largest scores above a line over all tensors together.
 
     A first look counts how many scores lie in each of 65,536 intervals, a second one takes those that may get in. One look is
@@ -57,14 +59,16 @@ def strongest(scores: Sequence[Callable[[], Tensor]], count: int, above: float =
         The places; equal scores go to the earlier tensor and place.
     """
     if count < 1 or not scores:
-        return Picked([TensorMask.nothing(flat.numel(), flat.device) for flat in (make() for make in scores)], math.inf)
-    found = _larger(scores, hint, _MOST * count) if above < hint < math.inf else None
+        return TopKMasks(
+            [TensorMask.empty_mask(flat.numel(), flat.device) for flat in (make() for make in scores)], math.inf
+        )
+    found = _scores_above(scores, hint, _MOST * count) if above < hint < math.inf else None
     if found is None or sum(f.at.count for f in found) < count:
-        found = _larger(scores, _floor(scores, count, above), None) or []
-    return _first(found, count)
+        found = _scores_above(scores, _topk_threshold(scores, count, above), None) or []
+    return _select_topk(found, count)
 
 
-def _larger(scores: Sequence[Callable[[], Tensor]], line: float, most: int | None) -> list[_Found] | None:
+def _scores_above(scores: Sequence[Callable[[], Tensor]], line: float, most: int | None) -> list[_TensorScores] | None:
     """All scores above a line; None where that are more than ``most``."""
     found, number = [], 0
     for group in in_groups(make() for make in scores):
@@ -72,11 +76,11 @@ def _larger(scores: Sequence[Callable[[], Tensor]], line: float, most: int | Non
         number += sum(at.count for at in masks)
         if most is not None and number > most:
             return None
-        found += [_Found(at, at.pick(flat)) for at, flat in zip(masks, group, strict=True)]
+        found += [_TensorScores(at, at.gather_values(flat)) for at, flat in zip(masks, group, strict=True)]
     return found
 
 
-def _floor(scores: Sequence[Callable[[], Tensor]], count: int, above: float) -> float:
+def _topk_threshold(scores: Sequence[Callable[[], Tensor]], count: int, above: float) -> float:
     """A line, ``above`` or higher, that at least ``count`` scores are larger than, or all that are larger than ``above``."""
     if len(scores) == 1 and (flat := scores[0]()).numel() <= _SMALL:
         if count >= flat.numel():
@@ -88,10 +92,10 @@ def _floor(scores: Sequence[Callable[[], Tensor]], count: int, above: float) -> 
         flat = make()
         here, one = flat.new_zeros(_INTERVALS, dtype=torch.long), flat.new_ones((), dtype=torch.long)
         for part in flat.split(_PART):
-            here.index_add_(0, _interval(part), one.expand(len(part)))
+            here.index_add_(0, _interval_index(part), one.expand(len(part)))
         counts = here + counts.to(here.device)
     # How many scores lie in each interval or above it; above the one of `above` all are larger than that.
-    reached, lowest = counts.flip(0).cumsum(0).flip(0).cpu(), int(_interval(torch.tensor([above]))) + 1
+    reached, lowest = counts.flip(0).cumsum(0).flip(0).cpu(), int(_interval_index(torch.tensor([above]))) + 1
     enough = (reached[lowest:] >= count).nonzero()
     if not len(enough):
         return above
@@ -99,20 +103,20 @@ def _floor(scores: Sequence[Callable[[], Tensor]], count: int, above: float) -> 
     return max(above, _upper_end(lowest + int(enough[-1]) - 1))
 
 
-def _first(found: Sequence[_Found], count: int) -> Picked:
+def _select_topk(found: Sequence[_TensorScores], count: int) -> TopKMasks:
     """The ``count`` largest of what was found."""
     together = torch.cat([f.values.to(found[0].values.device) for f in found])
     if len(together) <= count:
-        return Picked([f.at for f in found], float(together.min()) if len(together) else math.inf)
+        return TopKMasks([f.at for f in found], float(together.min()) if len(together) else math.inf)
     line = together.kthvalue(len(together) - count + 1).values
     chosen, equal = together > line, together == line
     # Of several scores equal to the last one that gets in, the first places do.
     chosen |= equal & (equal.cumsum(0, dtype=torch.int32) <= count - chosen.sum())
     own = TensorMask.of_several(chosen.split([f.at.count for f in found]))
-    return Picked([kept.to(f.at.device).within(f.at) for f, kept in zip(found, own, strict=True)], float(line))
+    return TopKMasks([kept.to(f.at.device).expand_into(f.at) for f, kept in zip(found, own, strict=True)], float(line))
 
 
-def _interval(values: Tensor) -> Tensor:
+def _interval_index(values: Tensor) -> Tensor:
     """Number of the interval of fp32 values, by their upper 16 bits: a larger value is never in a lower one; int64."""
     bits = values.float().contiguous().view(torch.int32)
     # Bits of negative numbers count the other way round.

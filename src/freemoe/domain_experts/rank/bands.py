@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from freemoe.core.threads import on_threads
-from freemoe.domain_experts.rank.importance import METRICS, check_finite, patch_scores, seeded, spread_patches
+from freemoe.domain_experts.rank.importance import METRICS, check_finite, patch_scores, seeded_generator, spread_patches
 from freemoe.kernels.sparse.bands import BandTile
 from freemoe.models.mask import Mask, TensorMask
-from freemoe.models.weights import Weight
+from freemoe.models.weights import WeightMatrix
 from freemoe.recipes import BandSection
 
 
@@ -50,29 +50,29 @@ class Band:
         norm = f" p={self.p}" if self.metric == "wanda" else ""
         return f"{self.metric}{norm} {self.start * 100:g}-{self.end * 100:g} %"
 
-    def covers(self, weight: Weight) -> bool:
+    def covers_weight(self, weight: WeightMatrix) -> bool:
         """Whether the rule touches this weight at all."""
         inside = self.layers is None or self.layers[0] <= weight.layer < self.layers[1]
         return inside and self.sublayers in ("both", weight.sublayer)
 
 
-def grid(section: BandSection, metric: str, seed: int) -> list[Band]:
+def band_grid(section: BandSection, metric: str, seed: int) -> list[Band]:
     """Every band of a recipe's grid for one metric, in ascending order."""
     return [
         Band(metric, a, b, section.p, section.scope, section.sublayers, section.layers, section.patch, seed)
-        for a, b in section.edges()
+        for a, b in section.band_edges()
     ]
 
 
 Norm = Callable[[str], Tensor]  # tap -> (E, C) fp32
 
 
-def band_scores(band: Band, weight: Weight, norm: Norm | None) -> Tensor:
+def band_scores(band: Band, weight: WeightMatrix, norm: Norm | None) -> Tensor:
     """Importance of every unit that is ranked, shaped for ranking: ``(E, G, N)`` fp32."""
     metric = METRICS.get(band.metric)
     needed = norm(weight.tap).to(weight.device) if metric.needs == "norms" and norm is not None else None
-    generator = seeded(band.seed, weight.name) if metric.needs == "seed" else None
-    scores = metric.scores(weight.values(), needed, None, generator)
+    generator = seeded_generator(band.seed, weight.name) if metric.needs == "seed" else None
+    scores = metric.scores(weight.read_values(), needed, None, generator)
     scores = patch_scores(check_finite(scores, weight.name), band.patch)
     return scores.flatten(1)[:, None, :] if band.scope == "layer" else scores
 
@@ -106,12 +106,12 @@ def columns_at(scores: Tensor, ranks: Sequence[int]) -> Tensor:
         bits, into, at = flat.view(torch.int32).numpy(), found.numpy(), wanted.numpy()
         columns = np.arange(size)
 
-        def work(rows: slice) -> None:
+        def sort_rows(rows: slice) -> None:
             keys = (bits[rows].astype(np.int64) << 32) | columns
             keys.sort(-1)
             into[rows] = keys[:, at] & (2**32 - 1)
 
-        on_threads(work, _row_parts(len(flat), size, 1 << 20))
+        on_threads(sort_rows, _row_parts(len(flat), size, 1 << 20))
     return found.t().reshape(len(ranks), *groups)
 
 
@@ -121,7 +121,7 @@ def _row_parts(rows: int, size: int, part: int) -> list[slice]:
     return [slice(first, first + step) for first in range(0, rows, step)]
 
 
-def inside(scores: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
+def mask_between_ends(scores: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
     """Mask of the weights between two ends; needs no sorting.
 
     Args:
@@ -139,22 +139,22 @@ def inside(scores: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor
     at = [None if end is None else end.reshape(-1, 1).to(torch.int64) for end in (lower, upper)]
     ends = [None if end is None else (flat.gather(1, end), end) for end in at]
     if scores.device.type != "cpu":
-        return _between(flat, torch.arange(size, device=scores.device), *ends).view(scores.shape)
+        return _compare_with_ends(flat, torch.arange(size, device=scores.device), *ends).view(scores.shape)
     # Parts that stay in the cache, compared by numpy: several times faster than torch.
     mask = torch.empty(flat.shape, dtype=torch.bool)
     numbers, into, columns = flat.numpy(), mask.numpy(), np.arange(size)
     arrays = [None if end is None else (end[0].numpy(), end[1].numpy()) for end in ends]
 
-    def work(rows: slice) -> None:
+    def compare_rows(rows: slice) -> None:
         here = [None if end is None else (end[0][rows], end[1][rows]) for end in arrays]
-        into[rows] = _between(numbers[rows], columns, *here)
+        into[rows] = _compare_with_ends(numbers[rows], columns, *here)
 
-    on_threads(work, _row_parts(len(flat), size, 1 << 16))
+    on_threads(compare_rows, _row_parts(len(flat), size, 1 << 16))
     return mask.view(scores.shape)
 
 
-def _between(scores: Any, columns: Any, lower: tuple[Any, Any] | None, upper: tuple[Any, Any] | None) -> Any:
-    """`inside` for arrays of torch or numpy: scores (rows, N), columns (N,), ends (score, column), each (rows, 1)."""
+def _compare_with_ends(scores: Any, columns: Any, lower: tuple[Any, Any] | None, upper: tuple[Any, Any] | None) -> Any:
+    """`mask_between_ends` for arrays of torch or numpy: scores (rows, N), columns (N,), ends (score, column), each (rows, 1)."""
     if upper is None:
         return _not_below(scores, columns, *lower)  # type: ignore[misc]
     below = ~_not_below(scores, columns, *upper)
@@ -165,25 +165,25 @@ def _not_below(scores: Any, columns: Any, threshold: Any, at: Any) -> Any:
     reached = scores >= threshold
     equal = scores == threshold
     # Almost always the weight at the end is the only one of its score.
-    if _count(equal) > len(scores):
+    if _count_true(equal) > len(scores):
         reached &= ~(equal & (columns < at))
     return reached
 
 
-def _count(mask: Any) -> int:
+def _count_true(mask: Any) -> int:
     return int(torch.count_nonzero(mask) if isinstance(mask, Tensor) else np.count_nonzero(mask))
 
 
-def spread(ranked: Tensor, band: Band, weight: Weight) -> TensorMask:
+def expand_ranked_mask(ranked: Tensor, band: Band, weight: WeightMatrix) -> TensorMask:
     """The mask of a weight from booleans over ranked units ``(E, G, N)``."""
     side = band.patch
     if band.scope == "layer":
-        ranked = ranked.view(weight.experts, -(-weight.rows // side), -(-weight.columns // side))
-    return TensorMask.of_bools(spread_patches(ranked, side, weight.rows, weight.columns))
+        ranked = ranked.view(weight.num_experts, -(-weight.num_rows // side), -(-weight.num_columns // side))
+    return TensorMask.of_bools(spread_patches(ranked, side, weight.num_rows, weight.num_columns))
 
 
 def mask_between(
-    band: Band, weight: Weight, norm: Norm | None, lower: Tensor | None, upper: Tensor | None
+    band: Band, weight: WeightMatrix, norm: Norm | None, lower: Tensor | None, upper: Tensor | None
 ) -> TensorMask:
     """What a band switches off of one weight, from the columns at its ends: no sorting.
 
@@ -191,46 +191,46 @@ def mask_between(
         band: The rule.
         weight: With the base's values.
         norm: Norms of its input, where the rule needs them.
-        lower: ``(E, G)``, as for `inside`.
-        upper: ``(E, G)``, as for `inside`.
+        lower: ``(E, G)``, as for `mask_between_ends`.
+        upper: ``(E, G)``, as for `mask_between_ends`.
     """
-    return spread(inside(band_scores(band, weight, norm), lower, upper), band, weight)
+    return expand_ranked_mask(mask_between_ends(band_scores(band, weight, norm), lower, upper), band, weight)
 
 
 def band_tile(
-    band: Band, weight: Weight, norm: Norm | None, lower: Tensor | None, upper: Tensor | None
+    band: Band, weight: WeightMatrix, norm: Norm | None, lower: Tensor | None, upper: Tensor | None
 ) -> BandTile | None:
     """The same as a rule for kernels that make the mask while they read the weight; None where they do not know such a band.
 
     Args: as for `mask_between`.
     """
-    if band.metric not in ("wanda", "magnitude") or band.scope != "row" or band.patch != 1 or weight.fused:
+    if band.metric not in ("wanda", "magnitude") or band.scope != "row" or band.patch != 1 or weight.is_fused:
         return None
     device = weight.device
     if band.metric == "wanda":
         assert norm is not None
         scale = norm(weight.tap)[0].float().to(device)
     else:
-        scale = torch.ones(weight.columns, device=device)
+        scale = torch.ones(weight.num_columns, device=device)
 
-    def end(column: Tensor | None) -> Tensor:
+    def end_columns(column: Tensor | None) -> Tensor:
         if column is None:
-            return torch.full((weight.rows,), -1, dtype=torch.int32, device=device)
+            return torch.full((weight.num_rows,), -1, dtype=torch.int32, device=device)
         return column.reshape(-1).to(device, torch.int32)
 
-    return BandTile(scale, end(lower), end(upper))
+    return BandTile(scale, end_columns(lower), end_columns(upper))
 
 
-def band_mask(band: Band, weights: Sequence[Weight], norm: Norm | None) -> Mask:
-    """What a band switches off. Ranks anew; see `Rankings` for many bands."""
-    return Rankings(weights, norm, [band]).mask(band)
+def band_mask(band: Band, weights: Sequence[WeightMatrix], norm: Norm | None) -> Mask:
+    """What a band switches off. Ranks anew; see `BandRankings` for many bands."""
+    return BandRankings(weights, norm, [band]).mask_of_band(band)
 
 
 Ends = tuple[Tensor | None, Tensor | None]
 """``(E, G)`` column of the first weight inside a band, and of the first above it; None at the ranking's own end."""
 
 
-class Rankings:
+class BandRankings:
     """The rankings of one subdomain: each weight is sorted once for all bands that share a ranking.
 
     What is kept of a ranking is the columns at the ends of the bands, a few integers per row; a band's mask comes
@@ -242,56 +242,56 @@ class Rankings:
         bands: Those that will be asked for; others cost a sort of their own.
     """
 
-    def __init__(self, weights: Sequence[Weight], norm: Norm | None, bands: Iterable[Band] = ()) -> None:
+    def __init__(self, weights: Sequence[WeightMatrix], norm: Norm | None, bands: Iterable[Band] = ()) -> None:
         self.weights = weights
         self.norm = norm
         self._bands = list(bands)
         self._columns: dict[tuple, dict[int, Tensor]] = {}
 
-    def forget(self) -> None:
+    def clear_cache(self) -> None:
         """Drop what is kept of the rankings."""
         self._columns.clear()
 
-    def mask(self, band: Band) -> Mask:
+    def mask_of_band(self, band: Band) -> Mask:
         """Weights that the band switches off."""
         known = {w.name: w for w in self.weights}
         return Mask(
             {
                 name: mask_between(band, known[name], self.norm, lower, upper)
-                for name, (lower, upper) in self.ends(band).items()
+                for name, (lower, upper) in self.band_ends(band).items()
             }
         )
 
-    def ends(self, band: Band) -> dict[str, Ends]:
+    def band_ends(self, band: Band) -> dict[str, Ends]:
         """What a band expert stores of every weight that it touches."""
         found = {}
         for weight in self.weights:
-            size = _ranked(band, weight)
+            size = _ranking_size(band, weight)
             low, high = rank_range(band.start, band.end, size)
-            if band.covers(weight) and low < high:
+            if band.covers_weight(weight) and low < high:
                 columns = self._columns_at(band, weight, [r for r in (low, high) if 0 < r < size])
                 found[weight.name] = (columns.get(low), columns.get(high))
         return found
 
-    def _columns_at(self, band: Band, weight: Weight, ranks: list[int]) -> dict[int, Tensor]:
+    def _columns_at(self, band: Band, weight: WeightMatrix, ranks: list[int]) -> dict[int, Tensor]:
         """Columns at ranks of a weight's ranking; sorts it for all bands at once."""
-        ranking = _ranking(band)
+        ranking = _ranking_key(band)
         known = self._columns.setdefault((weight.name, ranking), {})
         if not all(r in known for r in ranks):
-            size = _ranked(band, weight)
-            both = [rank_range(b.start, b.end, size) for b in self._bands if _ranking(b) == ranking]
+            size = _ranking_size(band, weight)
+            both = [rank_range(b.start, b.end, size) for b in self._bands if _ranking_key(b) == ranking]
             wanted = sorted({r for pair in both for r in pair if 0 < r < size} | set(ranks))
             columns = columns_at(band_scores(band, weight, self.norm), wanted)
             known.update(zip(wanted, columns, strict=True))
         return known
 
 
-def _ranking(band: Band) -> tuple:
+def _ranking_key(band: Band) -> tuple:
     """What two bands must share to be shares of one ranking."""
     return band.metric, band.p, band.scope, band.patch, band.seed
 
 
-def _ranked(band: Band, weight: Weight) -> int:
+def _ranking_size(band: Band, weight: WeightMatrix) -> int:
     """How many units one ranking of a weight has."""
-    rows, columns = -(-weight.rows // band.patch), -(-weight.columns // band.patch)
+    rows, columns = -(-weight.num_rows // band.patch), -(-weight.num_columns // band.patch)
     return rows * columns if band.scope == "layer" else columns

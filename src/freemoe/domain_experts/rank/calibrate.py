@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from freemoe.core.errors import DataError, FamilyError, NumericError
-from freemoe.models.taps import tapped
-from freemoe.models.weights import Weight
+from freemoe.models.taps import tap_inputs
+from freemoe.models.weights import WeightMatrix
 
 POWERS = (1.0, 2.0, 4.0, math.inf)
 """The orders p that are accumulated; infinity by the maximum."""
@@ -69,7 +69,7 @@ def rows_of_groups(labels: Tensor) -> list[tuple[int, Tensor]]:
     return [(group, rows) for group, rows in zip(present.tolist(), blocks, strict=True) if group >= 0]
 
 
-def root(sums: Tensor, p: float) -> Tensor:
+def sums_to_norm(sums: Tensor, p: float) -> Tensor:
     """Turn sums of |x|^p into norms ||X_j||_p (MoDE Eq. 5).
 
     Args:
@@ -79,21 +79,21 @@ def root(sums: Tensor, p: float) -> Tensor:
     Returns:
         (...) fp32.
     """
-    chosen = sums[_power(p)]
+    chosen = sums[_power_index(p)]
     # Square roots are rounded correctly everywhere; pow(x, 1/4) is not.
     for _ in range({2.0: 1, 4.0: 2}.get(float(p), 0)):
         chosen = chosen.sqrt()
     return chosen.to(torch.float32)
 
 
-def _power(p: float) -> int:
+def _power_index(p: float) -> int:
     if float(p) not in POWERS:
         raise NumericError(f"Norm order p = {p!r} was not accumulated. Allowed: 1, 2, 4, inf.")
     return POWERS.index(float(p))
 
 
 @dataclass(frozen=True, eq=False)
-class Norms:
+class InputNorms:
     """What one calibration pass saw.
 
     Attributes:
@@ -105,33 +105,35 @@ class Norms:
     counts: dict[str, Tensor]
 
     @property
-    def groups(self) -> int:
+    def num_groups(self) -> int:
         """Number of subdomains."""
         return next(iter(self.sums.values())).shape[0]
 
-    def norm(self, tap: str, group: int, p: float) -> Tensor:
+    def input_norm(self, tap: str, group: int, p: float) -> Tensor:
         """||X_j||_p of one subdomain (MoDE Eq. 5): (experts, columns) fp32.
 
         An expert that no token was routed to has norm 0.
         """
-        return self.pooled(tap, [group], p)
+        return self.pooled_norm(tap, [group], p)
 
-    def pooled(self, tap: str, groups: Iterable[int], p: float) -> Tensor:
+    def pooled_norm(self, tap: str, groups: Iterable[int], p: float) -> Tensor:
         """||X_j||_p over the documents of several subdomains together: (experts, columns) fp32."""
         chosen = list(groups)
-        if not chosen or min(chosen) < 0 or max(chosen) >= self.groups:
-            raise DataError(f"Subdomains {chosen} of a calibration with {self.groups}: 0 to {self.groups - 1} allowed.")
+        if not chosen or min(chosen) < 0 or max(chosen) >= self.num_groups:
+            raise DataError(
+                f"Subdomains {chosen} of a calibration with {self.num_groups}: 0 to {self.num_groups - 1} allowed."
+            )
         picked = self.sums[tap][chosen]
         total = picked.amax(0) if math.isinf(p) else picked.sum(0)
-        return root(total, p)
+        return sums_to_norm(total, p)
 
-    def tokens(self, tap: str, group: int) -> Tensor:
+    def token_counts(self, tap: str, group: int) -> Tensor:
         """How many tokens of a subdomain reached each expert behind this tap: (experts,) int64."""
         return self.counts[tap][group]
 
-    def copy(self) -> Norms:
+    def copy(self) -> InputNorms:
         """The same numbers in memory of their own."""
-        return Norms({t: s.clone() for t, s in self.sums.items()}, {t: c.clone() for t, c in self.counts.items()})
+        return InputNorms({t: s.clone() for t, s in self.sums.items()}, {t: c.clone() for t, c in self.counts.items()})
 
     def to_tensors(self) -> dict[str, Tensor]:
         """Flatten into tensors by name, ready for safetensors."""
@@ -139,7 +141,7 @@ class Norms:
         return out | {f"{tap}|tokens": counts for tap, counts in self.counts.items()}
 
     @classmethod
-    def from_tensors(cls, tensors: dict[str, Tensor]) -> Norms:
+    def from_tensors(cls, tensors: dict[str, Tensor]) -> InputNorms:
         """Rebuild, bit by bit, from ``to_tensors``."""
         split = {kind: {} for kind in ("sums", "tokens")}
         for key, tensor in tensors.items():
@@ -174,12 +176,12 @@ def parts_of(lengths: Sequence[int], tokens: int) -> list[list[int]]:
 
 def calibrate(
     model: nn.Module,
-    weights: Sequence[Weight],
+    weights: Sequence[WeightMatrix],
     batches: Iterable[Batch],
     groups: int,
     on_batch: Callable[[int], None] | None = None,
-    before: Norms | None = None,
-) -> Norms:
+    before: InputNorms | None = None,
+) -> InputNorms:
     """Run the reference documents once and keep ||X_j||_p (MoDE Eq. 5) of every subdomain.
 
     Padding never counts, on either side. Sums are fp32 on the device within a batch and fp64 across batches, in
@@ -199,15 +201,15 @@ def calibrate(
         NumericError: NaN or infinity in an input; names the tap and the subdomain.
         FamilyError: The model computes a linear without calling its module, so nothing could be measured.
     """
-    norms = _empty(weights, groups) if before is None else before.copy()
-    fused = {w.tap for w in weights if w.fused}
+    norms = _empty_norms(weights, groups) if before is None else before.copy()
+    fused = {w.tap for w in weights if w.is_fused}
     documents = 0
-    with torch.no_grad(), _evaluating(model):
+    with torch.no_grad(), _eval_mode(model):
         for ids, mask, labels in batches:
             # The host says which tokens count; where it has to ask a device it does so before the pass.
             mask, labels = mask.cpu(), labels.cpu()
             _check_batch(ids, mask, labels, groups)
-            _add(norms, _forward(model, weights, fused, (ids, mask, labels)))
+            _add_sums(norms, _collect_sums(model, weights, fused, (ids, mask, labels)))
             documents += len(ids)
             if on_batch is not None:
                 on_batch(len(ids))
@@ -222,7 +224,7 @@ def calibrate(
     return norms
 
 
-class Seen(NamedTuple):
+class TapSums(NamedTuple):
     """What one input of a batch was: tap, expert, n groups with their number of tokens, sums (n, 4, columns)."""
 
     tap: str
@@ -232,13 +234,13 @@ class Seen(NamedTuple):
     sums: Tensor
 
 
-def _forward(model: nn.Module, weights: Sequence[Weight], fused: set[str], batch: Batch) -> list[Seen]:
+def _collect_sums(model: nn.Module, weights: Sequence[WeightMatrix], fused: set[str], batch: Batch) -> list[TapSums]:
     ids, mask, labels = batch
     token_labels = torch.where(mask.bool(), labels[:, None], -1).reshape(-1).to(torch.int64)
     # Every dense tap sees the same tokens, so they are split once per batch, and copied once per device.
     dense = rows_of_groups(token_labels)
     dense_on: dict[torch.device, list[tuple[int, Tensor]]] = {}
-    seen: list[Seen] = []
+    seen: list[TapSums] = []
 
     def on_input(tap: str, expert: int, x: Tensor, token: Tensor) -> None:
         if tap in fused:
@@ -251,14 +253,14 @@ def _forward(model: nn.Module, weights: Sequence[Weight], fused: set[str], batch
             raise FamilyError(f"{tap} saw {len(x)} tokens of a batch of {len(token_labels)}: the order is unknown.")
         if parts:
             sums = torch.stack([power_sums(x, rows) for _, rows in parts])
-            seen.append(Seen(tap, expert, [group for group, _ in parts], [len(rows) for _, rows in parts], sums))
+            seen.append(TapSums(tap, expert, [group for group, _ in parts], [len(rows) for _, rows in parts], sums))
 
-    with tapped(model, weights, on_input):
-        _call(model, ids, mask)
+    with tap_inputs(model, weights, on_input):
+        _run_body(model, ids, mask)
     return seen
 
 
-def _call(model: nn.Module, ids: Tensor, mask: Tensor) -> None:
+def _run_body(model: nn.Module, ids: Tensor, mask: Tensor) -> None:
     # The head is not needed: it would cost (B, L, vocabulary) numbers.
     body = getattr(model, "base_model", model)
     device = next(model.parameters()).device
@@ -270,7 +272,7 @@ def _call(model: nn.Module, ids: Tensor, mask: Tensor) -> None:
     body(input_ids=ids, attention_mask=mask, use_cache=False, **extra)
 
 
-def _add(norms: Norms, batch: list[Seen]) -> None:
+def _add_sums(norms: InputNorms, batch: list[TapSums]) -> None:
     """Add one batch to the totals; the sums of all inputs cross to the CPU together."""
     there = batch[0].sums.device if batch else None
     flat = torch.cat([seen.sums.reshape(-1).to(there) for seen in batch]).to("cpu", torch.float64) if batch else None
@@ -293,11 +295,14 @@ def _add(norms: Norms, batch: list[Seen]) -> None:
         norms.counts[seen.tap][seen.groups, seen.expert] += torch.tensor(seen.tokens)
 
 
-def _empty(weights: Sequence[Weight], groups: int) -> Norms:
+def _empty_norms(weights: Sequence[WeightMatrix], groups: int) -> InputNorms:
     taps = {w.tap: w for w in weights}
-    return Norms(
-        {t: torch.zeros(groups, len(POWERS), w.experts, w.columns, dtype=torch.float64) for t, w in taps.items()},
-        {t: torch.zeros(groups, w.experts, dtype=torch.int64) for t, w in taps.items()},
+    return InputNorms(
+        {
+            t: torch.zeros(groups, len(POWERS), w.num_experts, w.num_columns, dtype=torch.float64)
+            for t, w in taps.items()
+        },
+        {t: torch.zeros(groups, w.num_experts, dtype=torch.int64) for t, w in taps.items()},
     )
 
 
@@ -314,7 +319,7 @@ def _check_batch(ids: Tensor, mask: Tensor, labels: Tensor, groups: int) -> None
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def _eval_mode(model: nn.Module) -> Iterator[None]:
     flags = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -35,7 +35,7 @@ class Metric:
 METRICS: Registry[Metric] = Registry("metric", NAMES)
 
 
-def wanda(weight: Tensor, norm: Tensor | None, gradient: Tensor | None, generator: object = None) -> Tensor:
+def wanda_importance(weight: Tensor, norm: Tensor | None, gradient: Tensor | None, generator: object = None) -> Tensor:
     """|W_ij| * ||X_j||_p (MoDE Eq. 5 with patches of one weight).
 
     One IEEE multiplication per weight in fp32: the same bits on every device.
@@ -44,12 +44,14 @@ def wanda(weight: Tensor, norm: Tensor | None, gradient: Tensor | None, generato
     return weight.float().abs().mul_(norm.float()[:, None, :])
 
 
-def magnitude(weight: Tensor, norm: Tensor | None, gradient: Tensor | None, generator: object = None) -> Tensor:
+def magnitude_importance(
+    weight: Tensor, norm: Tensor | None, gradient: Tensor | None, generator: object = None
+) -> Tensor:
     """|W_ij|: no data at all."""
     return weight.float().abs()
 
 
-def random(
+def random_importance(
     weight: Tensor, norm: Tensor | None, gradient: Tensor | None, generator: torch.Generator | None = None
 ) -> Tensor:
     """Uniform noise: the control. Drawn on the CPU, so that a seed means the same ranking everywhere."""
@@ -57,7 +59,9 @@ def random(
     return torch.rand(weight.shape, generator=generator, dtype=torch.float32).to(weight.device)
 
 
-def saliency(weight: Tensor, norm: Tensor | None, gradient: Tensor | None, generator: object = None) -> Tensor:
+def saliency_importance(
+    weight: Tensor, norm: Tensor | None, gradient: Tensor | None, generator: object = None
+) -> Tensor:
     """W_ij * dL/dW_ij: switching w_ij off changes the loss by minus this, to first order.
 
     Signed: the largest positive values are the weights that hurt.
@@ -66,13 +70,13 @@ def saliency(weight: Tensor, norm: Tensor | None, gradient: Tensor | None, gener
     return weight.float() * gradient.float()
 
 
-METRICS.add("wanda", Metric(wanda, "norms"), "|W| * ||X||_p, the papers' metric (MoDE Eq. 5)")
-METRICS.add("magnitude", Metric(magnitude, "nothing"), "|W|, needs no data")
-METRICS.add("random", Metric(random, "seed"), "uniform noise, the control")
-METRICS.add("saliency", Metric(saliency, "gradients"), "signed W * dL/dW: signed purification (ours)")
+METRICS.add("wanda", Metric(wanda_importance, "norms"), "|W| * ||X||_p, the papers' metric (MoDE Eq. 5)")
+METRICS.add("magnitude", Metric(magnitude_importance, "nothing"), "|W|, needs no data")
+METRICS.add("random", Metric(random_importance, "seed"), "uniform noise, the control")
+METRICS.add("saliency", Metric(saliency_importance, "gradients"), "signed W * dL/dW: signed purification (ours)")
 
 
-def seeded(seed: int, name: str) -> torch.Generator:
+def seeded_generator(seed: int, name: str) -> torch.Generator:
     """A generator of its own for a tensor, from the run's seed and the tensor's name."""
     mixed = int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:7], "big")
     return torch.Generator().manual_seed(mixed)

@@ -31,35 +31,35 @@ def random_mask(mask: Mask, seed: int, values: Callable[[str], Tensor] | None = 
     """
     drawn = {}
     for i, (name, off) in enumerate(mask.items()):
-        uniform = _uniform([seed, i], off.size)
+        uniform = _uniform_numbers([seed, i], off.size)
         if values is None:
             bins, count = torch.zeros(off.size, dtype=torch.int32, device=uniform.device), 1
         else:
             bins, count = _bins_of_magnitude(off, values(name).reshape(-1)), _BINS
         drawn[name] = TensorMask.of_indices(
-            _draw_per_bin(off.pick(bins), bins, count, uniform.to(bins.device)), off.size
+            _draw_per_bin(off.gather_values(bins), bins, count, uniform.to(bins.device)), off.size
         )
     return Mask(drawn)
 
 
-def _uniform(seed: list[int], size: int) -> Tensor:
+def _uniform_numbers(seed: list[int], size: int) -> Tensor:
     """Numbers from 0 to 1, ``(size,)`` fp32: those of numpy's generator, each thread at its own place in them."""
     drawn = np.empty(size, dtype=np.float32)
 
-    def work(first: int) -> None:
+    def fill_part(first: int) -> None:
         rng = np.random.default_rng(seed)
         # A step of the generator makes two of these numbers.
         rng.bit_generator.advance(first // 2)  # pyright: ignore[reportAttributeAccessIssue]
         rng.random(out=drawn[first : first + _PART], dtype=np.float32)
 
-    on_threads(work, range(0, size, _PART))
+    on_threads(fill_part, range(0, size, _PART))
     return torch.from_numpy(drawn)
 
 
 def _bins_of_magnitude(off: TensorMask, flat: Tensor) -> Tensor:
     """Number of every magnitude's bin between quantiles of those that are off; `_BINS` for what is smaller or larger than all."""
     size = flat.abs()
-    edges = off.pick(size).sort().values
+    edges = off.gather_values(size).sort().values
     edges = edges[torch.linspace(0, len(edges) - 1, _BINS + 1, dtype=torch.float64).round().long()]
     bins = torch.bucketize(size, edges[1:-1].contiguous(), right=True, out_int32=True)
     return bins.masked_fill_((size < edges[0]) | (size > edges[-1]), _BINS)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from freemoe.domain_experts.route.subdomains import Subdomains
+from freemoe.domain_experts.route.subdomains import DomainDivision
 from freemoe.evals.tasks.documents import Document
 
 LONGEST = 100
@@ -17,7 +17,7 @@ PROMPTS, WORDS = 3, 6
 _FEWEST = 3  # documents that a word has to stand in: what one document says is nobody else's business
 
 
-def contents(documents: Sequence[Document], part: Subdomains) -> list[dict[str, Any]]:
+def describe_subdomains(documents: Sequence[Document], part: DomainDivision) -> list[dict[str, Any]]:
     """What each subdomain of a domain holds.
 
     Args:
@@ -29,7 +29,7 @@ def contents(documents: Sequence[Document], part: Subdomains) -> list[dict[str, 
         its documents than of the domain's others.
     """
     texts = [d.prompt or d.reference for d in documents]
-    shared = _shared(texts)
+    shared = _shared_prefix_length(texts)
     found = [frozenset(re.findall(r"[^\W\d_]{3,}", text[shared:].lower())) for text in texts]
     whole = Counter(word for words in found for word in words)
     held = []
@@ -38,16 +38,20 @@ def contents(documents: Sequence[Document], part: Subdomains) -> list[dict[str, 
         inside = Counter(word for words in own for word in words)
         others = len(found) - len(own)
 
-        def more(word: str, inside: Counter[str] = inside, own: int = len(own), others: int = others) -> float:
+        def excess_share(word: str, inside: Counter[str] = inside, own: int = len(own), others: int = others) -> float:
             return inside[word] / own - ((whole[word] - inside[word]) / others if others else 0.0)
 
-        known = [w for w, count in inside.items() if count >= _FEWEST and more(w) > 0 and (others or len(w) > 3)]
-        words = sorted(known, key=lambda word: (-more(word), word))[:WORDS]
-        held.append({"prompts": list(dict.fromkeys(short(texts[i][shared:]) for i in near))[:PROMPTS], "words": words})
+        known = [
+            w for w, count in inside.items() if count >= _FEWEST and excess_share(w) > 0 and (others or len(w) > 3)
+        ]
+        words = sorted(known, key=lambda word: (-excess_share(word), word))[:WORDS]
+        held.append(
+            {"prompts": list(dict.fromkeys(shorten_text(texts[i][shared:]) for i in near))[:PROMPTS], "words": words}
+        )
     return held
 
 
-def _shared(texts: Sequence[str]) -> int:
+def _shared_prefix_length(texts: Sequence[str]) -> int:
     """Length of what all documents begin with, such as the examples of a few-shot prompt; 0 where that is short."""
     first, last = min(texts), max(texts)  # what these two share, all of them do
     length = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
@@ -56,7 +60,7 @@ def _shared(texts: Sequence[str]) -> int:
     return max(first.rfind("\n", 0, length), first.rfind(" ", 0, length)) + 1
 
 
-def short(text: str) -> str:
+def shorten_text(text: str) -> str:
     """One line of at most `LONGEST` characters."""
     line = " ".join(text.split())
     return line if len(line) <= LONGEST else line[: LONGEST - 1].rstrip() + "…"

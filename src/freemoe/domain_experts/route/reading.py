@@ -10,14 +10,16 @@ import torch
 
 from freemoe.core.artifacts import read_tensors
 from freemoe.core.errors import ArtifactError
-from freemoe.domain_experts.expert import Expert
-from freemoe.domain_experts.route.router import Level, Router
+from freemoe.domain_experts.expert import DomainExpert
+from freemoe.domain_experts.route.router import DomainRouter, Level
 
 ROUTER = "router.safetensors"
 """The file of an artefact that holds it."""
 
 
-def read_router(folder: str | Path, manifest: Mapping[str, Any], experts: Sequence[Expert]) -> Router | None:
+def read_router(
+    folder: str | Path, manifest: Mapping[str, Any], experts: Sequence[DomainExpert]
+) -> DomainRouter | None:
     """The router of an artefact; None where it has none.
 
     Args:
@@ -32,8 +34,8 @@ def read_router(folder: str | Path, manifest: Mapping[str, Any], experts: Sequen
         return None
     tensors = read_tensors(folder, ROUTER, manifest)
     try:
-        router = Router.from_parts(manifest["router"], tensors)
-        faults = _faults(router, {expert.name for expert in experts})
+        router = DomainRouter.from_parts(manifest["router"], tensors)
+        faults = _router_faults(router, {expert.name for expert in experts})
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         faults = [f"{type(error).__name__}: {error}"]
         router = None
@@ -44,7 +46,7 @@ def read_router(folder: str | Path, manifest: Mapping[str, Any], experts: Sequen
     return router
 
 
-def require_features(router: Router | None, model: Any) -> None:
+def require_features(router: DomainRouter | None, model: Any) -> None:
     """Raise unless a router reads features as wide as a base's embedding.
 
     Raises:
@@ -57,7 +59,7 @@ def require_features(router: Router | None, model: Any) -> None:
         )
 
 
-def _faults(router: Router, experts: set[str]) -> list[str]:
+def _router_faults(router: DomainRouter, experts: set[str]) -> list[str]:
     """Why it cannot route, in words."""
     width = len(router.mean)
     found = []
@@ -68,14 +70,14 @@ def _faults(router: Router, experts: set[str]) -> list[str]:
             f"mean and scale have the shapes {tuple(router.mean.shape)} and {tuple(router.scale.shape)}, or no width"
         )
     for name, level in {"its domains": router.domain, **router.subdomain}.items():
-        found += _faults_of(name, level, width)
+        found += _level_faults(name, level, width)
     ways = [name for level in router.subdomain.values() for name in level.classes]
     if strangers := sorted(set(ways) - experts):
         found.append(f"it leads to {strangers[0]!r}, which is no expert here")
     return found
 
 
-def _faults_of(name: str, level: Level, width: int) -> list[str]:
+def _level_faults(name: str, level: Level, width: int) -> list[str]:
     count = len(level.classes)
     found = []
     if tuple(level.weight.shape) != (count, width) or tuple(level.bias.shape) not in ((count,), (0,)):

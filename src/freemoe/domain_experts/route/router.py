@@ -27,8 +27,8 @@ from freemoe.domain_experts.route.confidence import (
     fit_temperature,
     most_likely,
 )
-from freemoe.domain_experts.route.subdomains import Subdomains
-from freemoe.domain_experts.select.choice import folds
+from freemoe.domain_experts.route.subdomains import DomainDivision
+from freemoe.domain_experts.select.choice import split_folds
 from freemoe.recipes import ROUTERS, RouterSection
 
 
@@ -76,7 +76,7 @@ class Level:
         """Class probabilities of standardised features: ``(N, H) -> (N, K)``."""
         return torch.softmax(self.logits(x) / self.temperature, dim=1)
 
-    def decide(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def predict_class(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Probability of the most likely class, and its number: ``(N, H) -> (N,), (N,)``."""
         return most_likely(self.logits(x), self.temperature)
 
@@ -102,12 +102,12 @@ def fit_level(x: np.ndarray, labels: Sequence[str], classes: Sequence[str], kind
     return LEVELS.get(kind)(x, y, present, seed)
 
 
-def _nearest(x: np.ndarray, y: np.ndarray, classes: tuple[str, ...], seed: int) -> Level:
+def _fit_centroids(x: np.ndarray, y: np.ndarray, classes: tuple[str, ...], seed: int) -> Level:
     centres = np.stack([x[y == k].mean(0) for k in range(len(classes))])
     return Level(classes, torch.from_numpy(centres).float(), torch.empty(0))
 
 
-def _logistic(x: np.ndarray, y: np.ndarray, classes: tuple[str, ...], seed: int) -> Level:
+def _fit_logistic(x: np.ndarray, y: np.ndarray, classes: tuple[str, ...], seed: int) -> Level:
     if len(classes) == 1:
         return Level(classes, torch.zeros(1, x.shape[1]), torch.zeros(1))
     from sklearn.exceptions import ConvergenceWarning
@@ -125,12 +125,12 @@ def _logistic(x: np.ndarray, y: np.ndarray, classes: tuple[str, ...], seed: int)
     return Level(classes, torch.from_numpy(weight).float().contiguous(), torch.from_numpy(bias).float())
 
 
-LEVELS.add("linear", _logistic, "multinomial logistic regression (MoDE Eq. 8-9)")
-LEVELS.add("centroid", _nearest, "the nearest mean feature (MoDE Eq. 4)")
+LEVELS.add("linear", _fit_logistic, "multinomial logistic regression (MoDE Eq. 8-9)")
+LEVELS.add("centroid", _fit_centroids, "the nearest mean feature (MoDE Eq. 4)")
 
 
 @dataclass(frozen=True, eq=False)
-class Router:
+class DomainRouter:
     """A trained router.
 
     Attributes:
@@ -149,7 +149,7 @@ class Router:
     threshold: float
     feature: str = "embedding"
 
-    def standardise(self, feature: Tensor) -> Tensor:
+    def standardise_features(self, feature: Tensor) -> Tensor:
         """Features as the levels read them: ``(N, H) -> (N, H)`` fp32 on the CPU.
 
         Raises:
@@ -165,15 +165,15 @@ class Router:
 
     def route(self, feature: Tensor) -> list[Route]:
         """Route features ``(N, H)``; ask `abstains` whether to follow. One matrix product per level and domain seen."""
-        x = self.standardise(feature)
-        first, domain = (t.tolist() for t in self.domain.decide(x))
+        x = self.standardise_features(feature)
+        first, domain = (t.tolist() for t in self.domain.predict_class(x))
         routes: dict[int, Route] = {}
         for k in dict.fromkeys(domain):
             rows = [i for i, seen in enumerate(domain) if seen == k]
             name = self.domain.classes[k]
             level = self.subdomain[name]
             # A lone prompt is not gathered: waking other threads for it would cost more than the whole route.
-            second, subdomain = (t.tolist() for t in level.decide(x if len(rows) == len(x) else x[rows]))
+            second, subdomain = (t.tolist() for t in level.predict_class(x if len(rows) == len(x) else x[rows]))
             for i, p, c in zip(rows, second, subdomain, strict=True):
                 routes[i] = Route(name, level.classes[c], first[i] * p, first[i])
         return [routes[i] for i in range(len(domain))]
@@ -207,21 +207,23 @@ class Router:
         return {k: v.contiguous() for k, v in out.items()}
 
     @classmethod
-    def from_parts(cls, described: dict[str, Any], tensors: dict[str, Tensor]) -> Router:
+    def from_parts(cls, described: dict[str, Any], tensors: dict[str, Tensor]) -> DomainRouter:
         """Rebuild a router from its manifest entry and tensors."""
 
-        def level(key: str, classes: Sequence[str], temperature: float) -> Level:
+        def make_level(key: str, classes: Sequence[str], temperature: float) -> Level:
             return Level(tuple(classes), tensors[f"{key}|weight"], tensors[f"{key}|bias"], temperature)
 
         levels = {
-            name: level(f"subdomain|{name}", classes, described["subdomain_temperatures"][name])
+            name: make_level(f"subdomain|{name}", classes, described["subdomain_temperatures"][name])
             for name, classes in described["subdomains"].items()
         }
-        first = level("domain", described["domains"], described["temperature"])
+        first = make_level("domain", described["domains"], described["temperature"])
         return cls(tensors["mean"], tensors["scale"], first, levels, described["threshold"], described["feature"])
 
 
-def _fit(feature: Tensor, domains: Sequence[str], subdomains: Sequence[str], kind: str, seed: int) -> Router:
+def _fit_router(
+    feature: Tensor, domains: Sequence[str], subdomains: Sequence[str], kind: str, seed: int
+) -> DomainRouter:
     x = feature.double().numpy()
     mean, scale = x.mean(0), x.std(0)
     scale[scale < 1e-12] = 1.0
@@ -232,7 +234,7 @@ def _fit(feature: Tensor, domains: Sequence[str], subdomains: Sequence[str], kin
         mine = [i for i, d in enumerate(domains) if d == name]
         labels = [subdomains[i] for i in mine]
         levels[name] = fit_level(x[mine], labels, sorted(dict.fromkeys(labels)), kind, seed)
-    return Router(
+    return DomainRouter(
         torch.from_numpy(mean).float(),
         torch.from_numpy(scale).float(),
         fit_level(x, domains, names, "linear", seed),
@@ -242,17 +244,17 @@ def _fit(feature: Tensor, domains: Sequence[str], subdomains: Sequence[str], kin
 
 
 @dataclass(frozen=True, eq=False)
-class _Fold:
+class _RouterFold:
     """A router, and the documents that it did not see: their numbers, features ``(N, H)``, domains, subdomains."""
 
-    router: Router
+    router: DomainRouter
     members: list[int]
     feature: Tensor
     domains: list[str]
     subdomains: list[str]
 
 
-def _temperature(unseen: Sequence[_Fold], domain: str | None) -> float:
+def _fit_level_temperature(unseen: Sequence[_RouterFold], domain: str | None) -> float:
     """Temperature of level 1, or of level 2 in a domain, from documents that the folds' routers did not see."""
     logits, right = [], []
     for fold in unseen:
@@ -260,7 +262,7 @@ def _temperature(unseen: Sequence[_Fold], domain: str | None) -> float:
         level = fold.router.domain if domain is None else fold.router.subdomain.get(domain)
         if level is None or not mine:
             continue
-        found = level.logits(fold.router.standardise(fold.feature[mine]))
+        found = level.logits(fold.router.standardise_features(fold.feature[mine]))
         logits.append(found)
         labels = fold.domains if domain is None else fold.subdomains
         right += [level.classes[k] == labels[i] for k, i in zip(found.argmax(1).tolist(), mine, strict=True)]
@@ -272,10 +274,10 @@ def _temperature(unseen: Sequence[_Fold], domain: str | None) -> float:
     return fit_temperature(torch.cat(padded), right)
 
 
-def _calibrated(router: Router, unseen: Sequence[_Fold]) -> Router:
+def _calibrate_router(router: DomainRouter, unseen: Sequence[_RouterFold]) -> DomainRouter:
     """The router with the temperatures that fit the documents that the folds' routers did not see."""
-    levels = {d: replace(level, temperature=_temperature(unseen, d)) for d, level in router.subdomain.items()}
-    first = replace(router.domain, temperature=_temperature(unseen, None))
+    levels = {d: replace(level, temperature=_fit_level_temperature(unseen, d)) for d, level in router.subdomain.items()}
+    first = replace(router.domain, temperature=_fit_level_temperature(unseen, None))
     return replace(router, domain=first, subdomain=levels)
 
 
@@ -289,7 +291,7 @@ def train_router(
     precision: float = 0.9,
     kind: str = "embedding",
     seed: int = 0,
-) -> tuple[Router, dict[str, Any]]:
+) -> tuple[DomainRouter, dict[str, Any]]:
     """Train both levels on reference documents, calibrate them, and choose the confidence below which to abstain.
 
     Threshold, accuracies and calibration errors come from routes of documents that neither the routing model nor its
@@ -309,17 +311,21 @@ def train_router(
         The router, and its figures: accuracy and calibration error per level, the latter without the temperatures too,
         the threshold, latency in milliseconds.
     """
-    parts = folds(keys, 5, seed)
+    parts = split_folds(keys, 5, seed)
     unseen = []
     for part in parts if len(parts) > 1 else []:
         out = frozenset(part)
         inside = [i for i in range(len(domains)) if i not in out]
-        model = _fit(feature[inside], [domains[i] for i in inside], [subdomains[i] for i in inside], level2, seed)
-        unseen.append(_Fold(model, part, feature[part], [domains[i] for i in part], [subdomains[i] for i in part]))
+        model = _fit_router(
+            feature[inside], [domains[i] for i in inside], [subdomains[i] for i in inside], level2, seed
+        )
+        unseen.append(
+            _RouterFold(model, part, feature[part], [domains[i] for i in part], [subdomains[i] for i in part])
+        )
     plain = [Route("", "", 0.0, 0.0)] * len(domains)
     routes = list(plain)
     for fold in unseen:
-        calibrated = _calibrated(fold.router, [other for other in unseen if other is not fold])
+        calibrated = _calibrate_router(fold.router, [other for other in unseen if other is not fold])
         for i, before, after in zip(
             fold.members, fold.router.route(fold.feature), calibrated.route(fold.feature), strict=True
         ):
@@ -327,7 +333,7 @@ def train_router(
     right = [r.subdomain == s and r.domain == d for r, s, d in zip(routes, subdomains, domains, strict=True)]
     confidence = [r.confidence for r in routes]
     threshold = abstention_threshold(confidence, right, precision)
-    fitted = _calibrated(_fit(feature, domains, subdomains, level2, seed), unseen)
+    fitted = _calibrate_router(_fit_router(feature, domains, subdomains, level2, seed), unseen)
     router = replace(fitted, threshold=threshold, feature=kind)
     figures = {
         "documents": len(domains),
@@ -340,20 +346,20 @@ def train_router(
         "threshold": threshold,
         "abstained": float(np.mean([c < threshold for c in confidence])),
         "measured": "5-fold, on reference documents that the routing model did not see",
-        **latency(router, feature),
+        **routing_latency(router, feature),
     }
     return router, figures
 
 
 def train_on_subdomains(
-    divided: Mapping[str, Subdomains],
+    divided: Mapping[str, DomainDivision],
     feature: Mapping[str, Tensor],
     keys: Mapping[str, Sequence[str]],
     section: RouterSection,
     *,
     kind: str,
     seed: int,
-) -> tuple[Router, dict[str, Any]]:
+) -> tuple[DomainRouter, dict[str, Any]]:
     """`train_router` on the reference documents of several domains, each divided into its subdomains.
 
     Args:
@@ -386,7 +392,7 @@ def calibration_errors(routes: Sequence[Route], domains: Sequence[str], subdomai
     }
 
 
-def latency(router: Router, feature: Tensor, repeats: int = 200) -> dict[str, float]:
+def routing_latency(router: DomainRouter, feature: Tensor, repeats: int = 200) -> dict[str, float]:
     """p50 and p95 milliseconds to route one feature vector, the embedding itself left out."""
     times = []
     for i in range(repeats):

@@ -46,7 +46,7 @@ def prompt_feature(model: Any, ids: Sequence[int] | Tensor, kind: str = "embeddi
     return model.get_input_embeddings()(tokens).float().mean(0)
 
 
-def features(model: Any, prompts: Sequence[Sequence[int]], kind: str = "embedding") -> Tensor:
+def prompt_features(model: Any, prompts: Sequence[Sequence[int]], kind: str = "embedding") -> Tensor:
     """Features of many prompts, ``(D, H)`` fp32 on the CPU; equal prompts are computed once."""
     known: dict[tuple[int, ...], Tensor] = {}
     rows = []
@@ -65,7 +65,7 @@ def features(model: Any, prompts: Sequence[Sequence[int]], kind: str = "embeddin
 
 
 @dataclass(frozen=True, eq=False)
-class Subdomains:
+class DomainDivision:
     """The subdomains of one domain.
 
     Attributes:
@@ -87,7 +87,7 @@ class Subdomains:
     notes: tuple[str, ...] = ()
     typical: tuple[tuple[int, ...], ...] = ()
 
-    def assign(self, documents: Sequence[Document], feature: Tensor) -> list[int]:
+    def assign_documents(self, documents: Sequence[Document], feature: Tensor) -> list[int]:
         """Known subdomain of other documents: their own group, or the nearest centroid (MoDE Eq. 4).
 
         Args:
@@ -95,10 +95,10 @@ class Subdomains:
             feature: ``(D, H)``.
         """
         nearest: list[int] = torch.cdist(feature.double(), self.centroids.double()).argmin(1).tolist()
-        return [self.groups.get(_group(d, self.by), near) for d, near in zip(documents, nearest, strict=True)]
+        return [self.groups.get(_group_key(d, self.by), near) for d, near in zip(documents, nearest, strict=True)]
 
 
-def _group(document: Document, by: str) -> str:
+def _group_key(document: Document, by: str) -> str:
     return document.task if by == "task" else (document.field or document.task) if by == "field" else ""
 
 
@@ -106,7 +106,9 @@ def _plain_text(documents: Sequence[Document]) -> bool:
     return documents[0].kind == "text" and not documents[0].prompt
 
 
-def divide(domain: str, split: ReferenceSplit, feature: Tensor, section: SubdomainSection, seed: int) -> Subdomains:
+def divide_domain(
+    domain: str, split: ReferenceSplit, feature: Tensor, section: SubdomainSection, seed: int
+) -> DomainDivision:
     """Divide a domain's reference documents into subdomains.
 
     Args:
@@ -122,7 +124,7 @@ def divide(domain: str, split: ReferenceSplit, feature: Tensor, section: Subdoma
     documents = require_reference(split, "Dividing a domain").documents
     count = section.count.get(domain) if isinstance(section.count, dict) else section.count
     if section.by in ("task", "field"):
-        keys = [_group(d, section.by) for d in documents]
+        keys = [_group_key(d, section.by) for d in documents]
         groups = {key: i for i, key in enumerate(dict.fromkeys(keys))}
         labels = np.array([groups[key] for key in keys])
         names = list(groups)
@@ -136,14 +138,14 @@ def divide(domain: str, split: ReferenceSplit, feature: Tensor, section: Subdoma
                 f"Domain {domain!r} has {len(documents)} reference documents, fewer than the {wanted} clusters asked for. "
                 f"Ask for at most {max(1, len(documents) // section.min_size)} (--subdomains), or raise --limit."
             )
-        labels = _kmeans(feature.numpy(), wanted, section.initialisations, seed)
+        labels = _kmeans_labels(feature.numpy(), wanted, section.initialisations, seed)
         names, groups = [str(i) for i in range(int(labels.max()) + 1)], {}
     labels, kept, notes = merge_small(feature.numpy(), labels, names, section.min_size)
     centroids = torch.stack([feature[torch.from_numpy(labels == k)].mean(0) for k in range(len(kept))])
     merged = {
-        key: int(labels[next(i for i, d in enumerate(documents) if _group(d, section.by) == key)]) for key in groups
+        key: int(labels[next(i for i, d in enumerate(documents) if _group_key(d, section.by) == key)]) for key in groups
     }
-    return Subdomains(
+    return DomainDivision(
         domain,
         tuple(f"{domain}/{name}" for name in make_names(kept)),
         tuple(int(x) for x in labels),
@@ -151,17 +153,17 @@ def divide(domain: str, split: ReferenceSplit, feature: Tensor, section: Subdoma
         section.by,
         merged,
         tuple(f"{domain}: {note}" for note in notes),
-        tuple(_nearest(feature, np.flatnonzero(labels == k), centre) for k, centre in enumerate(centroids)),
+        tuple(_nearest_documents(feature, np.flatnonzero(labels == k), centre) for k, centre in enumerate(centroids)),
     )
 
 
-def _nearest(feature: Tensor, own: np.ndarray, centre: Tensor) -> tuple[int, ...]:
+def _nearest_documents(feature: Tensor, own: np.ndarray, centre: Tensor) -> tuple[int, ...]:
     """Of some documents those nearest to a centroid."""
     apart = (feature[torch.from_numpy(own)].double() - centre.double()).norm(dim=1).numpy()
     return tuple(int(own[i]) for i in np.argsort(apart, kind="stable")[:_TYPICAL])
 
 
-def _kmeans(feature: np.ndarray, count: int, initialisations: int, seed: int) -> np.ndarray:
+def _kmeans_labels(feature: np.ndarray, count: int, initialisations: int, seed: int) -> np.ndarray:
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
 

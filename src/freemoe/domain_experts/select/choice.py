@@ -18,7 +18,7 @@ MOST_MUCH_WORSE = 0.05
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CandidateVerdict:
     """What one metric's winner showed on the selection split.
 
     Attributes:
@@ -29,7 +29,7 @@ class Verdict:
         p: One-sided p-value that the gain is above zero, whichever candidate the search had picked.
         tested: Number of those documents.
         much_worse: Share of them that lost more than `HEAVY_LOSS`.
-        holm: The p-value adjusted over all verdicts of the build; None until `adjust`.
+        holm: The p-value adjusted over all verdicts of the build; None until `adjust_verdicts`.
     """
 
     metric: str
@@ -41,7 +41,7 @@ class Verdict:
     holm: float | None = None
 
 
-def _shuffled(keys: Sequence[str], seed: int) -> list[list[int]]:
+def _shuffle_clusters(keys: Sequence[str], seed: int) -> list[list[int]]:
     """Document numbers of every content key, keys in random order."""
     clusters: dict[str, list[int]] = {}
     for i, key in enumerate(keys):
@@ -51,20 +51,20 @@ def _shuffled(keys: Sequence[str], seed: int) -> list[list[int]]:
     return order
 
 
-def folds(keys: Sequence[str], count: int, seed: int) -> list[list[int]]:
+def split_folds(keys: Sequence[str], count: int, seed: int) -> list[list[int]]:
     """Split document numbers into folds of like size; documents with the same content key stay together."""
     parts: list[list[int]] = [[] for _ in range(count)]
-    for cluster in _shuffled(keys, seed):
+    for cluster in _shuffle_clusters(keys, seed):
         min(parts, key=len).extend(cluster)
     return [sorted(p) for p in parts if p]
 
 
-def shares(keys: Sequence[str], parts: Sequence[float], seed: int) -> list[list[int]]:
+def split_by_share(keys: Sequence[str], parts: Sequence[float], seed: int) -> list[list[int]]:
     """Split document numbers into parts of given shares; the last part takes the rest. Keys stay together.
 
     Where keys are few, every part that is to have documents gets one.
     """
-    order = _shuffled(keys, seed)
+    order = _shuffle_clusters(keys, seed)
     split: list[list[int]] = [[] for _ in range(len(parts) + 1)]
     bounds = [sum(parts[: i + 1]) * len(keys) for i in range(len(parts))]
     placed, part = 0, 0
@@ -80,7 +80,7 @@ def shares(keys: Sequence[str], parts: Sequence[float], seed: int) -> list[list[
 
 def judge_winner(
     table: ScoreTable, metric: str, candidates: Sequence[str], search: str, objective: str, seed: int
-) -> Verdict:
+) -> CandidateVerdict:
     """Search on all reference documents, and test the winner on them against all that it was picked from.
 
     Where every candidate was scored on every document, the null distribution is that of the best of them all. A search that
@@ -89,36 +89,38 @@ def judge_winner(
     """
     documents = range(len(table.split))
     winner = SEARCHES.get(search)(table, candidates, documents, objective, seed)
-    keys, weights = table.keys, table.weights(documents)
+    keys, weights = table.content_keys, table.token_weights(documents)
     if search == "exhaustive":
-        gains = np.array([table.gains(c, documents) for c in candidates]).T
+        gains = np.array([table.paired_gains(c, documents) for c in candidates]).T
         p = paired_test(gains, keys, weights, picked=list(candidates).index(winner), seed=seed)
     else:
-        p = min(1.0, len(candidates) * paired_test(table.gains(winner, documents), keys, weights, seed=seed))
-    return _verdict(table, metric, winner, documents, p)
+        p = min(1.0, len(candidates) * paired_test(table.paired_gains(winner, documents), keys, weights, seed=seed))
+    return _make_verdict(table, metric, winner, documents, p)
 
 
-def judge_fitted(table: ScoreTable, candidate: str, guard: Sequence[int], seed: int) -> Verdict:
+def judge_fitted(table: ScoreTable, candidate: str, guard: Sequence[int], seed: int) -> CandidateVerdict:
     """Compare a fitted candidate with the base on documents that neither fitted nor stopped it."""
-    keys = [table.keys[i] for i in guard]
-    p = paired_test(table.gains(candidate, guard), keys, table.weights(guard), seed=seed)
-    return _verdict(table, candidate, candidate, guard, p)
+    keys = [table.content_keys[i] for i in guard]
+    p = paired_test(table.paired_gains(candidate, guard), keys, table.token_weights(guard), seed=seed)
+    return _make_verdict(table, candidate, candidate, guard, p)
 
 
-def _verdict(table: ScoreTable, metric: str, candidate: str, documents: Sequence[int], p: float) -> Verdict:
-    gains = table.gains(candidate, documents)
+def _make_verdict(
+    table: ScoreTable, metric: str, candidate: str, documents: Sequence[int], p: float
+) -> CandidateVerdict:
+    gains = table.paired_gains(candidate, documents)
     much_worse = sum(gain < -HEAVY_LOSS for gain in gains) / len(gains)
-    return Verdict(metric, candidate, table.mean_gain(candidate, documents), p, len(documents), much_worse)
+    return CandidateVerdict(metric, candidate, table.mean_gain(candidate, documents), p, len(documents), much_worse)
 
 
-def adjust(verdicts: Sequence[Sequence[Verdict]]) -> list[list[Verdict]]:
+def adjust_verdicts(verdicts: Sequence[Sequence[CandidateVerdict]]) -> list[list[CandidateVerdict]]:
     """Adjust the p-values of all verdicts of all subdomains together (Holm)."""
     flat = [v for group in verdicts for v in group]
     adjusted = iter(holm([v.p for v in flat]))
     return [[replace(v, holm=next(adjusted)) for v in group] for group in verdicts]
 
 
-def accept(verdicts: Sequence[Verdict], alpha: float) -> Verdict | None:
+def accept_candidate(verdicts: Sequence[CandidateVerdict], alpha: float) -> CandidateVerdict | None:
     """The candidate that is proven best, or None: no reliable gain, the base stays.
 
     Gains of several metrics may be of different documents, so that the smallest adjusted p-value decides. A mean hides a few
@@ -130,6 +132,6 @@ def accept(verdicts: Sequence[Verdict], alpha: float) -> Verdict | None:
     return min(proven, key=lambda v: (v.holm, -v.gain)) if proven else None
 
 
-def enough(tests: int, alpha: float) -> int:
+def required_documents(tests: int, alpha: float) -> int:
     """Different documents with which one of ``tests`` tests can pass at ``alpha``, whatever the others show."""
     return max(1, math.ceil(math.log2(tests / alpha) - 1e-9))

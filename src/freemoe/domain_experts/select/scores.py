@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from freemoe.core.errors import DataError, SplitError
-from freemoe.evals.engine.evaluator import Score
+from freemoe.evals.engine.evaluator import DocumentScore
 from freemoe.evals.summary import is_text
 from freemoe.evals.tasks.documents import ReferenceSplit, require_reference
 
 
-class ReportedScores(tuple[Score, ...]):
+class ReportedScores(tuple[DocumentScore, ...]):
     """Scores of reported documents: they may be printed, never chosen by."""
 
 
@@ -30,19 +30,19 @@ class ScoreTable:
     """
 
     def __init__(
-        self, split: ReferenceSplit, compute: Callable[[str, list[int]], list[Score]], base: str = "base"
+        self, split: ReferenceSplit, compute: Callable[[str, list[int]], list[DocumentScore]], base: str = "base"
     ) -> None:
         self.split = require_reference(split, "A table of scores to choose by")
         self.base = base
         self._compute = compute
-        self._scores: dict[str, dict[int, Score]] = {}
+        self._scores: dict[str, dict[int, DocumentScore]] = {}
 
     @property
-    def keys(self) -> list[str]:
+    def content_keys(self) -> list[str]:
         """Content key of every document."""
         return [d.key for d in self.split.documents]
 
-    def scores(self, candidate: str, documents: Sequence[int]) -> list[Score]:
+    def document_scores(self, candidate: str, documents: Sequence[int]) -> list[DocumentScore]:
         """Scores of a candidate on some documents; only those not yet known are computed."""
         row = self._scores.setdefault(candidate, {})
         missing = [i for i in documents if i not in row]
@@ -53,9 +53,9 @@ class ScoreTable:
             row.update(zip(missing, found, strict=True))
         return [row[i] for i in documents]
 
-    def values(self, candidate: str, documents: Sequence[int], objective: str = "accuracy") -> list[float]:
+    def objective_values(self, candidate: str, documents: Sequence[int], objective: str = "accuracy") -> list[float]:
         """The objective on some documents, higher is better."""
-        scores = self.scores(candidate, documents)
+        scores = self.document_scores(candidate, documents)
         if objective == "accuracy":
             return [s.value for s in scores]
         if any(s.loglikelihood != s.loglikelihood for s in scores):
@@ -64,23 +64,27 @@ class ScoreTable:
             )
         return [s.loglikelihood / max(1, s.tokens) for s in scores]
 
-    def weights(self, documents: Sequence[int]) -> list[float] | None:
+    def token_weights(self, documents: Sequence[int]) -> list[float] | None:
         """Tokens of documents of text, by which their figure is weighed; None where every answer counts the same."""
         chosen = [self.split.documents[i] for i in documents]
         if not is_text(chosen):
             return None
-        return [float(max(1, s.tokens)) for s in self.scores(self.base, documents)]
+        return [float(max(1, s.tokens)) for s in self.document_scores(self.base, documents)]
 
-    def mean(self, candidate: str, documents: Sequence[int], objective: str = "accuracy") -> float:
+    def mean_objective(self, candidate: str, documents: Sequence[int], objective: str = "accuracy") -> float:
         """Weighted mean of the objective."""
-        return float(np.average(self.values(candidate, documents, objective), weights=self.weights(documents)))
+        return float(
+            np.average(self.objective_values(candidate, documents, objective), weights=self.token_weights(documents))
+        )
 
     def mean_gain(self, candidate: str, documents: Sequence[int], objective: str = "accuracy") -> float:
         """Weighted mean of the paired differences to the base."""
-        return float(np.average(self.gains(candidate, documents, objective), weights=self.weights(documents)))
+        return float(
+            np.average(self.paired_gains(candidate, documents, objective), weights=self.token_weights(documents))
+        )
 
-    def gains(self, candidate: str, documents: Sequence[int], objective: str = "accuracy") -> list[float]:
+    def paired_gains(self, candidate: str, documents: Sequence[int], objective: str = "accuracy") -> list[float]:
         """Paired differences to the base on some documents."""
-        mine = self.values(candidate, documents, objective)
-        base = self.values(self.base, documents, objective)
+        mine = self.objective_values(candidate, documents, objective)
+        base = self.objective_values(self.base, documents, objective)
         return [a - b for a, b in zip(mine, base, strict=True)]

@@ -9,12 +9,12 @@ from typing import Any
 from freemoe.core.errors import FreeMoEError
 from freemoe.domain_experts.prove.evidence import ScoreUnder
 from freemoe.domain_experts.structured.fitting import FoundUnits
-from freemoe.domain_experts.structured.measure import cost
+from freemoe.domain_experts.structured.measure import compare_cost
 from freemoe.domain_experts.structured.shrink import shrink
 from freemoe.domain_experts.structured.units import UnitsOff
-from freemoe.evals.engine.evaluator import Score
+from freemoe.evals.engine.evaluator import DocumentScore
 from freemoe.evals.statistics import MIN_CLUSTERS, mean_interval
-from freemoe.evals.summary import is_text, mean_scores, summary
+from freemoe.evals.summary import is_text, mean_scores, summarise_scores
 from freemoe.evals.tasks.documents import Document
 from freemoe.models.mask import Mask
 
@@ -22,7 +22,9 @@ MARGINS = {True: 0.01, False: 1.0}
 """Loss that counts as none unless a recipe says another: of text nats per token, else points."""
 
 
-def is_harmless(scores: Sequence[Score], base: Sequence[Score], documents: Sequence[Document], margin: float) -> bool:
+def is_harmless(
+    scores: Sequence[DocumentScore], base: Sequence[DocumentScore], documents: Sequence[Document], margin: float
+) -> bool:
     """Whether a loss of ``margin`` is ruled out: the lower end of the gain's 95 % interval lies above it.
 
     That a loss is not significant says nothing: with few documents none is. Too few to judge are not harmless either.
@@ -73,18 +75,18 @@ def unit_evidence(
     units, curve = found.units, found.curve
     base = score("base", Mask, documents)
 
-    def row(name: str, off: UnitsOff) -> dict[str, Any]:
-        return summary(score(name, partial(units.mask, off), documents), base, documents)
+    def summary_row(name: str, off: UnitsOff) -> dict[str, Any]:
+        return summarise_scores(score(name, partial(units.mask, off), documents), base, documents)
 
     points = []
     for i, point in enumerate(curve.points):
-        rivals = {n: row(f"{n} {point.asked}", off) for n, off in found.rivals[i].items()}
+        rivals = {n: summary_row(f"{n} {point.asked}", off) for n, off in found.rivals[i].items()}
         runs = [
-            score(f"random {r} {point.asked}", partial(units.mask, found.random(i, seed)), documents)
+            score(f"random {r} {point.asked}", partial(units.mask, found.random_units(i, seed)), documents)
             for r, seed in enumerate(seeds)
         ]
         if runs:
-            rivals["random"] = summary(mean_scores(runs), base, documents, runs)
+            rivals["random"] = summarise_scores(mean_scores(runs), base, documents, runs)
         points.append(
             {
                 "asked": point.asked,
@@ -92,14 +94,14 @@ def unit_evidence(
                 "units": units.number_off(point.off),
                 "per_layer": {str(n): len(numbers) for n, numbers in point.off.items()},
                 "stopping_loss": point.loss,
-                "candidate": i == found.best,
-                "row": row(f"units {point.asked}", point.off),
+                "candidate": i == found.best_index,
+                "row": summary_row(f"units {point.asked}", point.off),
                 "rivals": rivals,
             }
         )
     return {
         "kind": units.kind,
-        "of": units.total,
+        "of": units.num_units,
         "start": curve.start,
         "stopping_loss_of_base": curve.base,
         "looks": [list(look) for look in curve.looks],
@@ -111,7 +113,7 @@ def unit_evidence(
 def cut_evidence(model: Any, found: FoundUnits) -> dict[str, Any]:
     """Size and speed of the model with the candidate's units cut out; or why it cannot be cut."""
     try:
-        small = shrink(model, found.units, found.point.off)
+        small = shrink(model, found.units, found.best_point.off)
     except FreeMoEError as error:
         return {"cannot": str(error)}
-    return cost(model, small)
+    return compare_cost(model, small)

@@ -12,15 +12,15 @@ from torch import Tensor
 
 from freemoe.core.run.unit_state import NOT_KEPT, UnitState
 from freemoe.domain_experts.purify.batches import AnswerBatch
-from freemoe.domain_experts.purify.methods import Task, method_of
-from freemoe.domain_experts.structured.ranking import worth
+from freemoe.domain_experts.purify.methods import PurifyTask, method_of
+from freemoe.domain_experts.structured.ranking import measure_importance
 from freemoe.domain_experts.structured.rivals import random_scores, rival_scores
-from freemoe.domain_experts.structured.training import Curve, OnLook, Point, train_units
-from freemoe.domain_experts.structured.units import Units, UnitsOff, lowest
+from freemoe.domain_experts.structured.training import CurvePoint, OnLook, PruningCurve, train_units
+from freemoe.domain_experts.structured.units import ModelUnits, UnitsOff, lowest_units
 from freemoe.models.mask import Mask
 from freemoe.models.precision import compute_dtype, held_in
 from freemoe.models.switching import switched_off
-from freemoe.models.weights import Weight
+from freemoe.models.weights import WeightMatrix
 from freemoe.recipes import SaliencySection, UnitSection
 
 UNITS = "units"
@@ -48,38 +48,38 @@ class FoundUnits:
         rivals: Per point, units that each rival would switch off, as many.
     """
 
-    units: Units
-    curve: Curve
+    units: ModelUnits
+    curve: PruningCurve
     singles: Mask = field(default_factory=Mask)
     single_losses: tuple[float, ...] = ()
     rivals: tuple[Mapping[str, UnitsOff], ...] = ()
 
     @property
-    def best(self) -> int:
+    def best_index(self) -> int:
         """Number of the point with the lowest stopping loss: the candidate."""
         losses = [p.loss for p in self.curve.points]
         return losses.index(min(losses))
 
     @property
-    def point(self) -> Point:
+    def best_point(self) -> CurvePoint:
         """The candidate's units."""
-        return self.curve.points[self.best]
+        return self.curve.points[self.best_index]
 
     @property
-    def losses(self) -> tuple[float, ...]:
+    def stopping_losses(self) -> tuple[float, ...]:
         """The stopping loss from the base on, look by look."""
         return (self.curve.base, *(loss for _, _, loss in self.curve.looks), *self.single_losses)
 
     def mask(self) -> Mask:
         """All weights that the candidate switches off."""
-        return self.units.mask(self.point.off).union(self.singles)
+        return self.units.mask(self.best_point.off).union(self.singles)
 
-    def random(self, number: int, seed: int) -> UnitsOff:
+    def random_units(self, number: int, seed: int) -> UnitsOff:
         """The control: as many units per layer as a point has, drawn at random."""
         counts = [len(self.curve.points[number].off.get(layer.number, ())) for layer in self.units.layers]
         if self.units.kind == "layer":
-            return lowest(self.units, random_scores(self.units, seed), sum(counts))
-        return lowest(self.units, random_scores(self.units, seed), counts)
+            return lowest_units(self.units, random_scores(self.units, seed), sum(counts))
+        return lowest_units(self.units, random_scores(self.units, seed), counts)
 
     def to_tensors(self) -> dict[str, Tensor]:
         """Flatten, for the run folder."""
@@ -98,7 +98,7 @@ class FoundUnits:
         return found | {f"single|{name}": code for name, code in self.singles.encode().items()}
 
     @staticmethod
-    def from_tensors(units: Units, weights: Sequence[Weight], tensors: dict[str, Tensor]) -> FoundUnits:
+    def from_tensors(units: ModelUnits, weights: Sequence[WeightMatrix], tensors: dict[str, Tensor]) -> FoundUnits:
         """Inverse of `to_tensors`."""
         rows = tensors["points"].tolist()
         offs: list[dict[int, Tensor]] = [{} for _ in rows]
@@ -116,9 +116,9 @@ class FoundUnits:
                 rivals[int(i)].setdefault(name, {})[int(layer)] = value
             elif part == "single":
                 singles[rest] = value
-        points = tuple(Point(s, a, off, loss) for (s, a, loss), off in zip(rows, offs, strict=True))
+        points = tuple(CurvePoint(s, a, off, loss) for (s, a, loss), off in zip(rows, offs, strict=True))
         looks = tuple((int(step), share, loss) for step, share, loss in tensors["looks"].tolist())
-        curve = Curve(float(tensors["base"]), points, looks, start)
+        curve = PruningCurve(float(tensors["base"]), points, looks, start)
         return FoundUnits(
             units, curve, Mask.decode(singles, weights), tuple(tensors["single_losses"].tolist()), tuple(rivals)
         )
@@ -141,8 +141,8 @@ def documents_to_fit(section: UnitSection, stop_share: float, share: float, docu
 
 def fit_units(
     model: Any,
-    weights: Sequence[Weight],
-    units: Units,
+    weights: Sequence[WeightMatrix],
+    units: ModelUnits,
     gradient: Sequence[AnswerBatch],
     stop: Sequence[AnswerBatch],
     section: UnitSection,
@@ -172,20 +172,27 @@ def fit_units(
         on_round: Told after every round of the single switches.
         kept: Where all of this keeps how far it is.
     """
-    found = _units(model, units, gradient, stop, section, saliency, seed, on_look, kept)
+    found = _fit_curve(model, units, gradient, stop, section, saliency, seed, on_look, kept)
     if not singles:
         return found
-    with switched_off(weights, units.mask(found.point.off)):
-        task = Task(
-            model, weights, gradient, stop, text, seed, on_round or (lambda *_: None), kept.part("single switches")
+    with switched_off(weights, units.mask(found.best_point.off)):
+        task = PurifyTask(
+            model,
+            weights,
+            gradient,
+            stop,
+            text,
+            seed,
+            on_round or (lambda *_: None),
+            kept.part_state("single switches"),
         )
         inside = method_of(saliency, text, weights).run(task, saliency)
     return replace(found, singles=inside.mask, single_losses=tuple(inside.losses[1:]))
 
 
-def _units(
+def _fit_curve(
     model: Any,
-    units: Units,
+    units: ModelUnits,
     gradient: Sequence[AnswerBatch],
     stop: Sequence[AnswerBatch],
     section: UnitSection,
@@ -195,8 +202,8 @@ def _units(
     kept: UnitState,
 ) -> FoundUnits:
     """The curve, and what its rivals would switch off; once."""
-    ended = kept.part("units, their end")
-    known = ended.load()
+    ended = kept.part_state("units, their end")
+    known = ended.read_state()
     if known is not None:
         return FoundUnits.from_tensors(units, (), known)
     with held_in(model, compute_dtype(saliency.compute, model)):
@@ -215,20 +222,20 @@ def _units(
             seed=seed,
             checkpointing=saliency.checkpointing,
             on_look=on_look,
-            kept=kept.part("units"),
+            kept=kept.part_state("units"),
         )
-        scores = rival_scores(units, worth(model, units, gradient, kept.part("units, rivals")))
+        scores = rival_scores(units, measure_importance(model, units, gradient, kept.part_state("units, rivals")))
     rivals = tuple(
-        {name: lowest(units, s, _as_many(units, point, section.layout)) for name, s in scores.items()}
+        {name: lowest_units(units, s, _as_many(units, point, section.layout)) for name, s in scores.items()}
         for point in curve.points
     )
     found = FoundUnits(units, curve, rivals=rivals)
-    ended.save(found.to_tensors, now=True)
+    ended.write_state(found.to_tensors, now=True)
     return found
 
 
-def _as_many(units: Units, point: Point, layout: str) -> list[int] | int:
-    """A point's number of units, as `lowest` takes it: per layer for ``even``, else in all."""
+def _as_many(units: ModelUnits, point: CurvePoint, layout: str) -> list[int] | int:
+    """A point's number of units, as `lowest_units` takes it: per layer for ``even``, else in all."""
     if layout == "even" and units.kind != "layer":
         return [len(point.off.get(layer.number, ())) for layer in units.layers]
     return units.number_off(point.off)

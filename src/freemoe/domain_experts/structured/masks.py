@@ -13,29 +13,29 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from freemoe.domain_experts.structured.units import LayerUnits, Units, UnitsOff
-from freemoe.models.gates import narrowed
-from freemoe.models.hooks import after, before
+from freemoe.domain_experts.structured.units import LayerUnits, ModelUnits, UnitsOff
+from freemoe.models.gates import restrict_router
+from freemoe.models.hooks import forward_hook, forward_pre_hook
 
 Masks = Mapping[int, Tensor]
 """Number of a decoder layer to (count,) floats, one per unit."""
 
 
-def ones(units: Units, device: Any) -> dict[int, Tensor]:
+def all_on_masks(units: ModelUnits, device: Any) -> dict[int, Tensor]:
     """Masks that leave everything on."""
     return {layer.number: torch.ones(layer.count, device=device) for layer in units.layers}
 
 
-def masks_of(units: Units, off: UnitsOff, device: Any) -> dict[int, Tensor]:
+def masks_of(units: ModelUnits, off: UnitsOff, device: Any) -> dict[int, Tensor]:
     """Zeros at the units that are off, ones elsewhere."""
-    found = ones(units, device)
+    found = all_on_masks(units, device)
     for number, numbers in off.items():
         found[number][numbers.to(device)] = 0
     return found
 
 
 @contextmanager
-def masked(units: Units, masks: Masks) -> Iterator[None]:
+def apply_masks(units: ModelUnits, masks: Masks) -> Iterator[None]:
     """Inside, every unit's contribution is multiplied by its number in ``masks``; it nests.
 
     An expert whose number is 0 is also taken out of the router's choice, so that the next best one is asked instead, as
@@ -49,44 +49,44 @@ def masked(units: Units, masks: Masks) -> Iterator[None]:
 
 
 @contextmanager
-def units_off(units: Units, off: UnitsOff) -> Iterator[None]:
+def units_off(units: ModelUnits, off: UnitsOff) -> Iterator[None]:
     """Inside, these units are off; the weights are not touched."""
-    units.check(off)
+    units.require_valid(off)
     device = units.layers[0].parts[0].weight.device
     layers = {k: v for k, v in masks_of(units, off, device).items() if k in off}
     with torch.no_grad():
-        context = masked(units, layers)
+        context = apply_masks(units, layers)
     with context:
         yield
 
 
-def spread(mask: Tensor, width: int) -> Tensor:
+def expand_mask(mask: Tensor, width: int) -> Tensor:
     """(count,) -> (count * width,): a unit's number at each of its inputs."""
     return mask if width == 1 else mask.repeat_interleave(width)
 
 
-def _input(layer: LayerUnits, mask: Tensor) -> AbstractContextManager[None]:
-    def hook(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+def _mask_input(layer: LayerUnits, mask: Tensor) -> AbstractContextManager[None]:
+    def scale_input(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         x = inputs[0]
-        return (x * spread(mask, x.shape[-1] // layer.count).to(x.dtype), *inputs[1:])
+        return (x * expand_mask(mask, x.shape[-1] // layer.count).to(x.dtype), *inputs[1:])
 
-    return before(layer.module, hook)
+    return forward_pre_hook(layer.module, scale_input)
 
 
-def _residual(layer: LayerUnits, mask: Tensor) -> AbstractContextManager[None]:
+def _mask_residual(layer: LayerUnits, mask: Tensor) -> AbstractContextManager[None]:
     off = not mask.requires_grad and float(mask) == 0
 
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    def scale_residual(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         x = args[0] if args else kwargs["hidden_states"]
         y = output[0] if isinstance(output, tuple) else output
         mixed = x if off else x + mask.to(y.dtype) * (y - x)
         return (mixed, *output[1:]) if isinstance(output, tuple) else mixed
 
-    return after(layer.module, hook, kwargs=True)
+    return forward_hook(layer.module, scale_residual, kwargs=True)
 
 
-def _routed(layer: LayerUnits, mask: Tensor) -> AbstractContextManager[None]:
-    return narrowed(layer.module, mask)
+def _mask_experts(layer: LayerUnits, mask: Tensor) -> AbstractContextManager[None]:
+    return restrict_router(layer.module, mask)
 
 
-_HOOKS = {"neuron": _input, "kv_group": _input, "layer": _residual, "expert": _routed}
+_HOOKS = {"neuron": _mask_input, "kv_group": _mask_input, "layer": _mask_residual, "expert": _mask_experts}

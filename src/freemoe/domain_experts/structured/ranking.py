@@ -19,17 +19,17 @@ from torch import Tensor, nn
 
 from freemoe.core.errors import NumericError
 from freemoe.core.run.unit_state import NOT_KEPT, UnitState
-from freemoe.domain_experts.purify.activations import parts
-from freemoe.domain_experts.purify.batches import AnswerBatch, answer_loss, checked
+from freemoe.domain_experts.purify.activations import split_by_memory
+from freemoe.domain_experts.purify.batches import AnswerBatch, answer_loss, finite_values
 from freemoe.domain_experts.purify.gradients import Checkpointing, gradients_to
-from freemoe.domain_experts.structured.masks import masked, ones
-from freemoe.domain_experts.structured.units import LayerUnits, Units
-from freemoe.models.hooks import before, on_gradient
-from freemoe.training.states import State, packed, unpacked
+from freemoe.domain_experts.structured.masks import all_on_masks, apply_masks
+from freemoe.domain_experts.structured.units import LayerUnits, ModelUnits
+from freemoe.models.hooks import forward_pre_hook, on_gradient
+from freemoe.training.states import State, pack_state, unpack_state
 
 
 @dataclass(frozen=True, eq=False)
-class Worth:
+class UnitImportance:
     """The units of one layer, float32; gain and curvature (count,), in nats per answer token.
 
     Attributes:
@@ -43,7 +43,7 @@ class Worth:
     energy: Tensor
 
 
-def orders(worths: Sequence[Worth]) -> dict[str, list[Tensor]]:
+def unit_orders(worths: Sequence[UnitImportance]) -> dict[str, list[Tensor]]:
     """Ways to order units, the first to go off lowest: the stopping loss says which one a model wants.
 
     * ``change``: the predicted change of the loss, d / 2 - a. Right where the prediction is: small models.
@@ -62,13 +62,13 @@ def orders(worths: Sequence[Worth]) -> dict[str, list[Tensor]]:
     }
 
 
-def worth(
+def measure_importance(
     model: Any,
-    units: Units,
+    units: ModelUnits,
     batches: Sequence[AnswerBatch],
     kept: UnitState = NOT_KEPT,
     checkpointing: Checkpointing = False,
-) -> list[Worth]:
+) -> list[UnitImportance]:
     """Measure every unit on documents, in one pass; layers in the order of ``units``.
 
     For layers and experts, whose contribution is no input of one linear, the curvature is the mean over batches of the
@@ -79,39 +79,39 @@ def worth(
         NumericError: When a loss or gradient is NaN or infinite.
     """
     device = units.layers[0].parts[0].weight.device
-    masks = {n: m.requires_grad_() for n, m in ones(units, device).items()}
+    masks = {n: m.requires_grad_() for n, m in all_on_masks(units, device).items()}
     tokens = sum(b.answer_tokens for b in batches)
     moments: dict[int, list[Tensor]] = {}
     sums = {layer.number: torch.zeros(2, layer.count, device=device) for layer in units.layers}
     positions = 0
 
-    def state() -> State:
+    def to_state() -> State:
         return {
-            **packed("sums", {str(n): t for n, t in sums.items()}),
-            **packed("moments", {f"{n}|{i}": t for n, pair in moments.items() for i, t in enumerate(pair)}),
+            **pack_state("sums", {str(n): t for n, t in sums.items()}),
+            **pack_state("moments", {f"{n}|{i}": t for n, pair in moments.items() for i, t in enumerate(pair)}),
             "positions": torch.tensor(positions),
         }
 
-    def load(state: State) -> None:
+    def load_state(state: State) -> None:
         nonlocal positions
         positions = int(state["positions"])
-        for name, found in unpacked("sums", state).items():
+        for name, found in unpack_state("sums", state).items():
             sums[int(name)].copy_(found)
-        own = unpacked("moments", state)
+        own = unpack_state("moments", state)
         for number in {int(name.partition("|")[0]) for name in own}:
             moments[number] = [own[f"{number}|{i}"].to(device) for i in (0, 1)]
 
     with gradients_to(model, [], lambda *_: None, checkpointing=checkpointing), ExitStack() as stack:
-        stack.enter_context(masked(units, masks))
+        stack.enter_context(apply_masks(units, masks))
         if units.kind in ("neuron", "kv_group"):
             for layer in units.layers:
-                stack.enter_context(_moments(layer, moments))
-        cut = [part for whole in batches for part in parts(model, whole)]
-        for batch in kept.over(cut, state, load):
+                stack.enter_context(_collect_moments(layer, moments))
+        cut = [part for whole in batches for part in split_by_memory(model, whole)]
+        for batch in kept.resume_iter(cut, to_state, load_state):
             positions += int(batch.mask.sum())
             loss = answer_loss(model, batch)
             loss.backward()
-            checked([loss.detach()])
+            finite_values([loss.detach()])
             for number, mask in masks.items():
                 if mask.grad is None:
                     continue
@@ -123,7 +123,9 @@ def worth(
     ]
 
 
-def _of_layer(layer: LayerUnits, sums: Tensor, moments: list[Tensor] | None, positions: int, tokens: int) -> Worth:
+def _of_layer(
+    layer: LayerUnits, sums: Tensor, moments: list[Tensor] | None, positions: int, tokens: int
+) -> UnitImportance:
     """What was summed, per token: ``sums`` are gradients and their squares, ``(2, count)``."""
     if not bool(torch.isfinite(sums).all()):
         raise NumericError(
@@ -131,28 +133,28 @@ def _of_layer(layer: LayerUnits, sums: Tensor, moments: list[Tensor] | None, pos
         )
     slope, square = sums
     if moments is None:
-        return Worth(slope / tokens, square / tokens, sums.new_zeros(layer.count, 0))
+        return UnitImportance(slope / tokens, square / tokens, sums.new_zeros(layer.count, 0))
     inputs, gradients = (m.unflatten(0, (layer.count, -1)) for m in moments)
     energy = inputs / positions
-    return Worth(slope / tokens, (energy * gradients).sum(1) / tokens, energy)
+    return UnitImportance(slope / tokens, (energy * gradients).sum(1) / tokens, energy)
 
 
-def _moments(layer: LayerUnits, moments: dict[int, list[Tensor]]) -> AbstractContextManager[None]:
+def _collect_moments(layer: LayerUnits, moments: dict[int, list[Tensor]]) -> AbstractContextManager[None]:
     """Sum the squares of a linear's inputs, and of the loss's gradients by them: two of (count * width,)."""
 
-    def hook(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def input_hook(module: nn.Module, inputs: tuple[Any, ...]) -> None:
         # A hook that held the input itself would keep it alive, and with it all activations behind it.
-        squares = _squares(inputs[0].detach())
+        squares = _sum_squares(inputs[0].detach())
 
-        def both(gradient: Tensor) -> None:
-            found = [squares, _squares(gradient)]
+        def add_gradient(gradient: Tensor) -> None:
+            found = [squares, _sum_squares(gradient)]
             old = moments.get(layer.number)
             moments[layer.number] = found if old is None else [a + b for a, b in zip(old, found, strict=True)]
 
-        on_gradient(inputs[0], both)
+        on_gradient(inputs[0], add_gradient)
 
-    return before(layer.module, hook)
+    return forward_pre_hook(layer.module, input_hook)
 
 
-def _squares(rows: Tensor) -> Tensor:
+def _sum_squares(rows: Tensor) -> Tensor:
     return rows.float().square().flatten(0, -2).sum(0)

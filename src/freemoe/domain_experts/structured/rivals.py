@@ -1,6 +1,6 @@
 """Other rankings of units, at equal counts: what learning has to beat. Pure functions; low scores go off first.
 
-All are of one pass over the same documents (`ranking.worth`) and of the weights.
+All are of one pass over the same documents (`ranking.measure_importance`) and of the weights.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from freemoe.domain_experts.structured.ranking import Worth
-from freemoe.domain_experts.structured.units import LayerUnits, Units
+from freemoe.domain_experts.structured.ranking import UnitImportance
+from freemoe.domain_experts.structured.units import LayerUnits, ModelUnits
 
-Rival = Callable[[LayerUnits, Worth], Tensor]
+Rival = Callable[[LayerUnits, UnitImportance], Tensor]
 
 
 def wanda_scores(columns: Tensor, energy: Tensor) -> Tensor:
@@ -42,13 +42,13 @@ def activation_scores(energy: Tensor) -> Tensor:
     return energy.sum(1).sqrt()
 
 
-def _wanda(layer: LayerUnits, worth: Worth) -> Tensor:
-    weight = layer.parts[-1].weight.view()[0]
+def _wanda_of_layer(layer: LayerUnits, worth: UnitImportance) -> Tensor:
+    weight = layer.parts[-1].weight.canonical_view()[0]
     return wanda_scores(weight.unflatten(1, (layer.count, -1)), worth.energy)
 
 
 RIVALS: dict[str, Rival] = {
-    "wanda": _wanda,
+    "wanda": _wanda_of_layer,
     "taylor": lambda layer, worth: taylor_scores(worth.gain),
     "activation": lambda layer, worth: activation_scores(worth.energy),
 }
@@ -57,7 +57,7 @@ RIVALS: dict[str, Rival] = {
 _NEED_INPUTS = ("wanda", "activation")
 
 
-def rival_scores(units: Units, worths: Sequence[Worth]) -> dict[str, list[Tensor]]:
+def rival_scores(units: ModelUnits, worths: Sequence[UnitImportance]) -> dict[str, list[Tensor]]:
     """Scores of every rival that fits this kind of units, per layer.
 
     Layers and experts are not read by one linear, so that rivals of norms say nothing about them.
@@ -66,7 +66,7 @@ def rival_scores(units: Units, worths: Sequence[Worth]) -> dict[str, list[Tensor
     return {n: [RIVALS[n](layer, w) for layer, w in zip(units.layers, worths, strict=True)] for n in fit}
 
 
-def random_scores(units: Units, seed: int) -> list[Tensor]:
+def random_scores(units: ModelUnits, seed: int) -> list[Tensor]:
     """Scores drawn at random."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.rand(layer.count, generator=generator) for layer in units.layers]

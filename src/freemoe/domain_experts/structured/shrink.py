@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from freemoe.core.errors import FamilyError, RecipeError
-from freemoe.domain_experts.structured.units import Part, Units, UnitsOff
+from freemoe.domain_experts.structured.units import ModelUnits, UnitSlice, UnitsOff
 from freemoe.models.gates import EXPERT_COUNTS
 from freemoe.models.spec import family_of, find_layers
 
@@ -23,7 +23,7 @@ from freemoe.models.spec import family_of, find_layers
 _WIDTHS = ("n_inner", "ffn_dim", "intermediate_size")
 
 
-def shrink(model: Any, units: Units, off: UnitsOff, *, pad: bool = False) -> Any:
+def shrink(model: Any, units: ModelUnits, off: UnitsOff, *, pad: bool = False) -> Any:
     """Build the smaller model; the one given is not touched.
 
     Args:
@@ -37,7 +37,7 @@ def shrink(model: Any, units: Units, off: UnitsOff, *, pad: bool = False) -> Any
         RecipeError: Layers are left with different numbers of units, and ``pad`` cannot help or was not asked for.
         FamilyError: The family's plain configuration cannot say what would be left.
     """
-    units.check(off)
+    units.require_valid(off)
     state: dict[str, Tensor] = dict(model.state_dict())
     config = copy.deepcopy(model.config)
     if units.kind == "layer":
@@ -46,29 +46,29 @@ def shrink(model: Any, units: Units, off: UnitsOff, *, pad: bool = False) -> Any
         _say_layers(config.get_text_config(), len(units.layers), kept_layers)
     else:
         kept = {
-            layer.number: _others(layer.count, off.get(layer.number, torch.empty(0, dtype=torch.long)))
+            layer.number: _remaining_units(layer.count, off.get(layer.number, torch.empty(0, dtype=torch.long)))
             for layer in units.layers
         }
         width = max(map(len, kept.values()))
         if min(map(len, kept.values())) < width:
-            kept = _padded(units, kept, width, pad)
+            kept = _pad_layers(units, kept, width, pad)
             state = _with_zeros(state, units, off, kept)
         for layer in units.layers:
             for part in layer.parts:
-                _cut(state, part, part.numbers(kept[layer.number]))
+                _cut_weight(state, part, part.member_indices(kept[layer.number]))
         if units.kind == "expert":
             _cut_routers(model, state, units, kept)
         _say_width(model, config.get_text_config(), units, width)
-    return _filled(model, config, state)
+    return _build_model(model, config, state)
 
 
-def _others(count: int, off: Tensor) -> Tensor:
+def _remaining_units(count: int, off: Tensor) -> Tensor:
     on = torch.ones(count, dtype=torch.bool)
     on[off.cpu()] = False
     return on.nonzero().flatten()
 
 
-def _padded(units: Units, kept: dict[int, Tensor], width: int, pad: bool) -> dict[int, Tensor]:
+def _pad_layers(units: ModelUnits, kept: dict[int, Tensor], width: int, pad: bool) -> dict[int, Tensor]:
     numbers = sorted({len(k) for k in kept.values()})
     if not pad or units.kind == "expert":
         raise RecipeError(
@@ -82,12 +82,14 @@ def _padded(units: Units, kept: dict[int, Tensor], width: int, pad: bool) -> dic
         )
     counts = {layer.number: layer.count for layer in units.layers}
     return {
-        n: torch.cat([k, _others(counts[n], k)[: width - len(k)]]).sort().values if len(k) < width else k
+        n: torch.cat([k, _remaining_units(counts[n], k)[: width - len(k)]]).sort().values if len(k) < width else k
         for n, k in kept.items()
     }
 
 
-def _with_zeros(state: dict[str, Tensor], units: Units, off: UnitsOff, kept: dict[int, Tensor]) -> dict[str, Tensor]:
+def _with_zeros(
+    state: dict[str, Tensor], units: ModelUnits, off: UnitsOff, kept: dict[int, Tensor]
+) -> dict[str, Tensor]:
     """The state with the weights at zero of units that are off and yet stay, to fill a layer up."""
     state = dict(state)
     for layer in units.layers:
@@ -95,14 +97,14 @@ def _with_zeros(state: dict[str, Tensor], units: Units, off: UnitsOff, kept: dic
         if filling is None or not (filling := filling.cpu()[torch.isin(filling.cpu(), kept[layer.number])]).numel():
             continue
         for part in layer.parts:
-            axis = _axis(part)
+            axis = _index_dim(part)
             state[part.weight.name] = state[part.weight.name].index_fill(
-                axis, part.numbers(filling).to(state[part.weight.name].device), 0
+                axis, part.member_indices(filling).to(state[part.weight.name].device), 0
             )
     return state
 
 
-def _axis(part: Part) -> int:
+def _index_dim(part: UnitSlice) -> int:
     """The dimension, in memory, that a part's indices count."""
     if part.axis == "experts":
         return 0
@@ -112,16 +114,16 @@ def _axis(part: Part) -> int:
     return part.weight.parameter.ndim - (1 if last else 2)
 
 
-def _cut(state: dict[str, Tensor], part: Part, indices: Tensor) -> None:
+def _cut_weight(state: dict[str, Tensor], part: UnitSlice, indices: Tensor) -> None:
     """Keep these rows, columns or experts of a weight; rows take their bias with them."""
     name = part.weight.name
-    state[name] = state[name].index_select(_axis(part), indices.to(state[name].device))
+    state[name] = state[name].index_select(_index_dim(part), indices.to(state[name].device))
     bias = name.removesuffix("weight") + "bias" if name.endswith("weight") else f"{name}_bias"
     if part.axis != "columns" and bias in state:
         state[bias] = state[bias].index_select(0, indices.to(state[bias].device))
 
 
-def _cut_routers(model: Any, state: dict[str, Tensor], units: Units, kept: dict[int, Tensor]) -> None:
+def _cut_routers(model: Any, state: dict[str, Tensor], units: ModelUnits, kept: dict[int, Tensor]) -> None:
     family = family_of(model)
     path, _ = find_layers(model, family)
     assert family.gate is not None
@@ -137,7 +139,7 @@ def _cut_routers(model: Any, state: dict[str, Tensor], units: Units, kept: dict[
                 state[key] = state[key].index_select(0, kept[layer.number].to(state[key].device))
 
 
-def _say_width(model: Any, config: Any, units: Units, kept: int) -> None:
+def _say_width(model: Any, config: Any, units: ModelUnits, kept: int) -> None:
     """Write the number of units that are left into the configuration."""
     if units.kind == "expert":
         for name in EXPERT_COUNTS:
@@ -180,7 +182,7 @@ def _say_layers(config: Any, count: int, kept: Sequence[int]) -> None:
     config.num_hidden_layers = len(kept)
 
 
-def _filled(model: Any, config: Any, state: dict[str, Tensor]) -> Any:
+def _build_model(model: Any, config: Any, state: dict[str, Tensor]) -> Any:
     """A model of the same class with these weights.
 
     Raises:
@@ -190,18 +192,20 @@ def _filled(model: Any, config: Any, state: dict[str, Tensor]) -> Any:
         with torch.random.fork_rng(devices=[]):
             small = type(model)(config).to(dtype=model.dtype, device=model.device)
     except ValueError as error:
-        raise _cannot(model, str(error)) from error
+        raise _family_error(model, str(error)) from error
     wanted = {k: tuple(v.shape) for k, v in small.state_dict().items()}
     seen = {k: tuple(v.shape) for k, v in state.items()}
     wrong = [k for k in {**wanted, **seen} if wanted.get(k) != seen.get(k)]
     if wrong:
-        raise _cannot(model, f"{wrong[0]} would be {seen.get(wrong[0])}, and the class makes it {wanted.get(wrong[0])}")
+        raise _family_error(
+            model, f"{wrong[0]} would be {seen.get(wrong[0])}, and the class makes it {wanted.get(wrong[0])}"
+        )
     small.load_state_dict(state)
     small.generation_config = copy.deepcopy(model.generation_config)
     return small.eval()
 
 
-def _cannot(model: Any, why: str) -> FamilyError:
+def _family_error(model: Any, why: str) -> FamilyError:
     return FamilyError(
         f"The configuration of {type(model).__name__} ({model.config.model_type}) cannot say what is left: {why}. The "
         "units can be switched off in this family, but not cut out; use another --unit."

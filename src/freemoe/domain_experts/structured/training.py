@@ -23,12 +23,12 @@ from freemoe.core.errors import DataError, NumericError, RecipeError
 from freemoe.core.run.unit_state import NOT_KEPT, UnitState
 from freemoe.domain_experts.purify.batches import AnswerBatch, mean_loss
 from freemoe.domain_experts.purify.gradients import Checkpointing, backward, gradients_to
-from freemoe.domain_experts.purify.learned import draw
-from freemoe.domain_experts.structured.masks import masked, masks_of, units_off
-from freemoe.domain_experts.structured.ranking import Worth, orders, worth
-from freemoe.domain_experts.structured.units import Units, lowest, numbers_off
-from freemoe.training.descent import cosine
-from freemoe.training.states import State, unpacked
+from freemoe.domain_experts.purify.learned import draw_steps
+from freemoe.domain_experts.structured.masks import apply_masks, masks_of, units_off
+from freemoe.domain_experts.structured.ranking import UnitImportance, measure_importance, unit_orders
+from freemoe.domain_experts.structured.units import ModelUnits, lowest_units, numbers_off
+from freemoe.training.descent import cosine_decay
+from freemoe.training.states import State, unpack_state
 
 OnLook = Callable[[int, float, float], None]
 """Called after every look at the stopping documents: steps done, loss, share of the units off."""
@@ -41,7 +41,7 @@ _SPREAD, _HELD, _FAR = 3.0, 0.01, 1e3
 
 
 @dataclass(frozen=True, eq=False)
-class Point:
+class CurvePoint:
     """One budget's end.
 
     Attributes:
@@ -58,24 +58,24 @@ class Point:
 
 
 @dataclass(frozen=True, eq=False)
-class Curve:
+class PruningCurve:
     """What one training found.
 
     Attributes:
         base: Stopping loss with every unit on.
         points: One per budget, ascending.
         looks: (step, share off, stopping loss) of every look.
-        start: The order that training began with: a name of `ranking.orders`.
+        start: The order that training began with: a name of `ranking.unit_orders`.
     """
 
     base: float
-    points: tuple[Point, ...]
+    points: tuple[CurvePoint, ...]
     looks: tuple[tuple[int, float, float], ...] = ()
     start: str = ""
 
 
 @dataclass(eq=False)
-class Scores:
+class UnitScores:
     """Scores of all units and Adam's two means of their gradients, (count,) per layer, fp32."""
 
     values: list[Tensor]
@@ -84,7 +84,7 @@ class Scores:
     steps: int = 0
 
     @staticmethod
-    def start(order: Sequence[Tensor], worths: Sequence[Worth]) -> Scores:
+    def from_order(order: Sequence[Tensor], worths: Sequence[UnitImportance]) -> UnitScores:
         """Begin with the ranks of an order, evenly spread, and hold the units that disturb most far above the others."""
         sizes = [len(v) for v in order]
         flat = torch.cat(list(order))
@@ -93,27 +93,27 @@ class Scores:
         curvature = torch.cat([w.curvature for w in worths])
         ranks[torch.topk(curvature, int(_HELD * len(flat))).indices] += _FAR
         values = list(ranks.split(sizes))
-        return Scores(values, [torch.zeros_like(v) for v in values], [torch.zeros_like(v) for v in values])
+        return UnitScores(values, [torch.zeros_like(v) for v in values], [torch.zeros_like(v) for v in values])
 
-    def copy(self) -> Scores:
+    def with_fresh_moments(self) -> UnitScores:
         """The same scores, with means that begin anew."""
         values = [v.clone() for v in self.values]
-        return Scores(values, [torch.zeros_like(v) for v in values], [torch.zeros_like(v) for v in values])
+        return UnitScores(values, [torch.zeros_like(v) for v in values], [torch.zeros_like(v) for v in values])
 
-    def state(self, part: str) -> State:
+    def to_state(self, part: str) -> State:
         """As a part of a state."""
         lists = {"values": self.values, "mean": self.mean, "square": self.square}
         found = {f"{part}|{name}|{n}": t for name, own in lists.items() for n, t in enumerate(own)}
         return {**found, f"{part}|steps": torch.tensor(self.steps)}
 
     @staticmethod
-    def of_state(state: State, device: torch.device) -> Scores:
-        """Inverse of `state`, of what `unpacked` gives."""
+    def from_state(state: State, device: torch.device) -> UnitScores:
+        """Inverse of `state`, of what `unpack_state` gives."""
         number = sum(name.startswith("values|") for name in state)
         lists = ([state[f"{name}|{n}"].to(device) for n in range(number)] for name in ("values", "mean", "square"))
-        return Scores(*lists, steps=int(state["steps"]))
+        return UnitScores(*lists, steps=int(state["steps"]))
 
-    def step(self, gradients: Sequence[Tensor], pace: float) -> None:
+    def adam_step(self, gradients: Sequence[Tensor], pace: float) -> None:
         """One step of Adam down ``gradients``, with one floor for all units: large gradients move further."""
         first, second = _BETAS
         self.steps += 1
@@ -131,7 +131,7 @@ class Scores:
 
 def train_units(
     model: Any,
-    units: Units,
+    units: ModelUnits,
     gradient: Sequence[AnswerBatch],
     stop: Sequence[AnswerBatch],
     *,
@@ -147,7 +147,7 @@ def train_units(
     checkpointing: Checkpointing = "auto",
     on_look: OnLook | None = None,
     kept: UnitState = NOT_KEPT,
-) -> Curve:
+) -> PruningCurve:
     """Find the units to switch off for one subdomain; the model is bit-equal afterwards.
 
     Args:
@@ -178,10 +178,10 @@ def train_units(
     if not budgets or list(budgets) != sorted(set(budgets)):
         raise RecipeError(f"units.off is {list(budgets)}: shares must ascend, each once, e.g. 0.1,0.2,0.3.")
     targets = [numbers_off(units, b, layout, multiple) for b in budgets]
-    training = _Training(
+    training = _UnitTraining(
         model,
         units,
-        draw(gradient, step_tokens, seed),
+        draw_steps(gradient, step_tokens, seed),
         stop,
         steps,
         every,
@@ -191,35 +191,38 @@ def train_units(
         on_look,
         kept,
     )
-    known = kept.load()
+    known = kept.read_state()
     if known is None:
-        base, start, scores = _begin(
-            training, worth(model, units, gradient, kept.part("worth"), checkpointing), targets[0]
+        base, start, scores = _choose_start(
+            training, measure_importance(model, units, gradient, kept.part_state("worth"), checkpointing), targets[0]
         )
-        training.now = _Budget(0, scores, scores.copy(), pace)
+        training.now = _BudgetState(0, scores, scores.with_fresh_moments(), pace)
         training.base, training.start = base, start
     else:
-        training.go_on(known)
+        training.load_state(known)
     nothing: Sequence[int] | int = 0 if isinstance(targets[0], int) else [0] * len(units.layers)
     for number in range(training.now.number, len(targets)):
-        training.open(nothing if number == 0 else targets[number - 1], targets[number])
+        training.train_budget(nothing if number == 0 else targets[number - 1], targets[number])
     points = [
-        Point(units.share_off(off), asked, off, loss) for asked, (loss, off) in zip(budgets, training.ends, strict=True)
+        CurvePoint(units.share_off(off), asked, off, loss)
+        for asked, (loss, off) in zip(budgets, training.ends, strict=True)
     ]
-    return Curve(training.base, tuple(points), tuple(training.looks), training.start)
+    return PruningCurve(training.base, tuple(points), tuple(training.looks), training.start)
 
 
-def _begin(training: _Training, worths: Sequence[Worth], target: Sequence[int] | int) -> tuple[float, str, Scores]:
+def _choose_start(
+    training: _UnitTraining, worths: Sequence[UnitImportance], target: Sequence[int] | int
+) -> tuple[float, str, UnitScores]:
     """The base's stopping loss, and the order of units that the stopping loss wants at the first budget: name and scores."""
     base = mean_loss(training.model, training.stop)
-    starts = {name: Scores.start(order, worths) for name, order in orders(worths).items()}
-    first = {name: training.look(scores, target)[0] for name, scores in starts.items()}
+    starts = {name: UnitScores.from_order(order, worths) for name, order in unit_orders(worths).items()}
+    first = {name: training.eval_stopping_loss(scores, target)[0] for name, scores in starts.items()}
     start = min(first, key=lambda name: first[name])
     return base, start, starts[start]
 
 
 @dataclass(eq=False)
-class _Budget:
+class _BudgetState:
     """How far one budget is.
 
     Attributes:
@@ -233,8 +236,8 @@ class _Budget:
     """
 
     number: int
-    scores: Scores
-    trusted: Scores
+    scores: UnitScores
+    trusted: UnitScores
     speed: float
     step: int = 0
     waited: int = 0
@@ -242,7 +245,7 @@ class _Budget:
 
 
 @dataclass(eq=False)
-class _Training:
+class _UnitTraining:
     """What the budgets of one training share, as `train_units` is given it.
 
     Attributes:
@@ -256,7 +259,7 @@ class _Training:
     """
 
     model: Any
-    units: Units
+    units: ModelUnits
     drawn: Iterator[list[AnswerBatch]]
     stop: Sequence[AnswerBatch]
     steps: int
@@ -271,65 +274,72 @@ class _Training:
     base: float = 0.0
     start: str = ""
     ends: list[tuple[float, dict[int, Tensor]]] = field(default_factory=list)
-    now: _Budget = field(default_factory=lambda: _Budget(0, Scores([], [], []), Scores([], [], []), 0.0))
+    now: _BudgetState = field(
+        default_factory=lambda: _BudgetState(0, UnitScores([], [], []), UnitScores([], [], []), 0.0)
+    )
 
-    def look(self, scores: Scores, number: Sequence[int] | int) -> tuple[float, dict[int, Tensor]]:
+    def eval_stopping_loss(self, scores: UnitScores, number: Sequence[int] | int) -> tuple[float, dict[int, Tensor]]:
         """Stopping loss with so many of the lowest units off, and which these are."""
-        off = lowest(self.units, scores.values, number)
+        off = lowest_units(self.units, scores.values, number)
         with units_off(self.units, off):
             return mean_loss(self.model, self.stop), off
 
-    def open(self, before: Sequence[int] | int, target: Sequence[int] | int) -> None:
+    def train_budget(self, before: Sequence[int] | int, target: Sequence[int] | int) -> None:
         """Train one budget, from the last one's on: `ends` has its best stopping loss and the units off there."""
         now = self.now
         if now.best is None:
-            now.best = self.look(now.trusted, target)
+            now.best = self.eval_stopping_loss(now.trusted, target)
         while now.step < self.steps and now.waited < self.patience:
             now.step += 1
-            self._one(before, target)
-            self.kept.save(self.state)
+            self._train_step(before, target)
+            self.kept.write_state(self.to_state)
         self.ends.append(now.best)
-        self.now = _Budget(now.number + 1, now.trusted.copy(), now.trusted.copy().copy(), self.pace)
+        self.now = _BudgetState(
+            now.number + 1,
+            now.trusted.with_fresh_moments(),
+            now.trusted.with_fresh_moments().with_fresh_moments(),
+            self.pace,
+        )
 
-    def _one(self, before: Sequence[int] | int, target: Sequence[int] | int) -> None:
+    def _train_step(self, before: Sequence[int] | int, target: Sequence[int] | int) -> None:
         """A step, and the look behind some."""
         now = self.now
         opened = 1 - max(0.0, 1 - now.step / max(1, round(self.steps * _OPEN))) ** 3
-        number = _between(before, target, opened)
-        off = lowest(self.units, now.scores.values, number)
-        slopes = _slopes(self.model, self.units, off, next(self.drawn), self.checkpointing)
-        now.scores.step(slopes, now.speed * cosine(now.step, self.steps))
+        number = _interpolate_counts(before, target, opened)
+        off = lowest_units(self.units, now.scores.values, number)
+        slopes = _mask_gradients(self.model, self.units, off, next(self.drawn), self.checkpointing)
+        now.scores.adam_step(slopes, now.speed * cosine_decay(now.step, self.steps))
         self.done += 1
         if now.step % self.every and now.step < self.steps:
             return
         assert now.best is not None
-        loss, off = self.look(now.scores, number)
-        held, held_off = now.best if opened == 1 else self.look(now.trusted, number)
+        loss, off = self.eval_stopping_loss(now.scores, number)
+        held, held_off = now.best if opened == 1 else self.eval_stopping_loss(now.trusted, number)
         if loss < held:
-            now.trusted = now.scores.copy()
+            now.trusted = now.scores.with_fresh_moments()
         else:
-            now.scores, now.speed = now.trusted.copy(), now.speed / 2
+            now.scores, now.speed = now.trusted.with_fresh_moments(), now.speed / 2
             loss, off = held, held_off
-        self._tell(loss, off)
+        self._report_evaluation(loss, off)
         if opened < 1:
-            now.best = self.look(now.trusted, target)
+            now.best = self.eval_stopping_loss(now.trusted, target)
             return
         now.waited = 0 if loss < now.best[0] else now.waited + 1
         now.best = loss, off
 
-    def _tell(self, loss: float, off: dict[int, Tensor]) -> None:
+    def _report_evaluation(self, loss: float, off: dict[int, Tensor]) -> None:
         share = self.units.share_off(off)
         self.looks.append((self.done, share, loss))
         if self.on_look:
             self.on_look(self.done, loss, share)
 
-    def state(self) -> State:
+    def to_state(self) -> State:
         """Everything that the next step depends on; its documents follow from the number of steps."""
         now = self.now
         ends = [*self.ends, *([now.best] if now.best else [])]
         return {
-            **now.scores.state("scores"),
-            **now.trusted.state("trusted"),
+            **now.scores.to_state("scores"),
+            **now.trusted.to_state("trusted"),
             **{f"end|{i}|{layer}": at for i, (_, off) in enumerate(ends) for layer, at in off.items()},
             "end losses": torch.tensor([loss for loss, _ in ends], dtype=torch.float64),
             "looks": torch.tensor(self.looks, dtype=torch.float64).reshape(-1, 3),
@@ -338,26 +348,26 @@ class _Training:
             f"start|{self.start}": torch.zeros(1),
         }
 
-    def go_on(self, state: State) -> None:
+    def load_state(self, state: State) -> None:
         """Go on from a `state`."""
         device = self.units.layers[0].parts[0].weight.device
         number, step, waited, self.done, looked = state["counts"].tolist()
         self.base, speed = state["numbers"].tolist()
         self.looks = [(int(done), share, loss) for done, share, loss in state["looks"].tolist()]
-        (self.start,) = unpacked("start", state)
+        (self.start,) = unpack_state("start", state)
         ends: list[tuple[float, dict[int, Tensor]]] = [(loss, {}) for loss in state["end losses"].tolist()]
-        for key, at in unpacked("end", state).items():
+        for key, at in unpack_state("end", state).items():
             i, layer = map(int, key.split("|"))
             ends[i][1][layer] = at
         best = ends.pop() if looked else None
         self.ends = ends
-        scores, trusted = (Scores.of_state(unpacked(part, state), device) for part in ("scores", "trusted"))
-        self.now = _Budget(number, scores, trusted, speed, step, waited, best)
+        scores, trusted = (UnitScores.from_state(unpack_state(part, state), device) for part in ("scores", "trusted"))
+        self.now = _BudgetState(number, scores, trusted, speed, step, waited, best)
         for _ in range(self.done):
             next(self.drawn)
 
 
-def _between(before: Sequence[int] | int, target: Sequence[int] | int, opened: float) -> Sequence[int] | int:
+def _interpolate_counts(before: Sequence[int] | int, target: Sequence[int] | int, opened: float) -> Sequence[int] | int:
     if isinstance(target, int):
         assert isinstance(before, int)
         return before + math.ceil(opened * (target - before))
@@ -365,9 +375,9 @@ def _between(before: Sequence[int] | int, target: Sequence[int] | int, opened: f
     return [b + math.ceil(opened * (t - b)) for b, t in zip(before, target, strict=True)]
 
 
-def _slopes(
+def _mask_gradients(
     model: Any,
-    units: Units,
+    units: ModelUnits,
     off: dict[int, Tensor],
     batches: Sequence[AnswerBatch],
     checkpointing: Checkpointing,
@@ -376,7 +386,7 @@ def _slopes(
     device = units.layers[0].parts[0].weight.device
     masks = {n: m.requires_grad_() for n, m in masks_of(units, off, device).items()}
     opened = gradients_to(model, [], lambda *_: None, checkpointing=checkpointing)
-    with opened, masked(units, masks):
+    with opened, apply_masks(units, masks):
         backward(model, batches)
     found = []
     for number, mask in masks.items():

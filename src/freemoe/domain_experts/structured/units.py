@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from freemoe.core.errors import FamilyError, RecipeError
 from freemoe.models.mask import Mask, TensorMask
-from freemoe.models.spec import Family, family_of, find_layers
-from freemoe.models.weights import Weight, find_weights
+from freemoe.models.spec import ModelFamily, family_of, find_layers
+from freemoe.models.weights import WeightMatrix, find_weights
 
 Kind = Literal["neuron", "kv_group", "layer", "expert"]
 KINDS: tuple[Kind, ...] = ("neuron", "kv_group", "layer", "expert")
@@ -27,7 +27,7 @@ UnitsOff = Mapping[int, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class UnitSlice:
     """What of one weight belongs to the units of a layer.
 
     Attributes:
@@ -36,17 +36,17 @@ class Part:
         members: (count, n) int64: unit u owns these whole rows, columns or experts.
     """
 
-    weight: Weight
+    weight: WeightMatrix
     axis: Literal["rows", "columns", "experts"]
     members: Tensor
 
-    def numbers(self, units: Tensor) -> Tensor:
+    def member_indices(self, units: Tensor) -> Tensor:
         """Sorted rows, columns or experts of some units."""
         return self.members[units].flatten().sort().values
 
-    def mask(self, units: Tensor) -> TensorMask:
+    def tensor_mask(self, units: Tensor) -> TensorMask:
         """The single weights of some units."""
-        return TensorMask.of_lines(self.weight.shape, self.axis, self.numbers(units))
+        return TensorMask.of_lines(self.weight.shape, self.axis, self.member_indices(units))
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,17 +66,21 @@ class LayerUnits:
     count: int
     least: int
     module: nn.Module
-    parts: tuple[Part, ...]
+    parts: tuple[UnitSlice, ...]
 
     @property
     def weights_of_one(self) -> int:
         """Single weights that one unit has."""
-        sizes = {"rows": lambda w: w.columns, "columns": lambda w: w.rows, "experts": lambda w: w.rows * w.columns}
+        sizes = {
+            "rows": lambda w: w.num_columns,
+            "columns": lambda w: w.num_rows,
+            "experts": lambda w: w.num_rows * w.num_columns,
+        }
         return sum(p.members.shape[1] * sizes[p.axis](p.weight) for p in self.parts)
 
 
 @dataclass(frozen=True, eq=False)
-class Units:
+class ModelUnits:
     """All units of one kind that a model has.
 
     Attributes:
@@ -88,32 +92,32 @@ class Units:
     layers: tuple[LayerUnits, ...]
 
     @property
-    def total(self) -> int:
+    def num_units(self) -> int:
         """How many units there are."""
         return sum(layer.count for layer in self.layers)
 
     @property
-    def counts(self) -> list[int]:
+    def units_per_layer(self) -> list[int]:
         """Units of every layer."""
         return [layer.count for layer in self.layers]
 
     def mask(self, off: UnitsOff) -> Mask:
         """The single weights of units that are off."""
-        self.check(off)
+        self.require_valid(off)
         return Mask(
             {
-                part.weight.name: part.mask(off[layer.number].cpu())
+                part.weight.name: part.tensor_mask(off[layer.number].cpu())
                 for layer in self.layers
                 if layer.number in off and len(off[layer.number])
                 for part in layer.parts
             }
         )
 
-    def lines(self, off: UnitsOff) -> dict[str, tuple[str, Tensor]]:
+    def line_indices(self, off: UnitsOff) -> dict[str, tuple[str, Tensor]]:
         """The same as whole rows, columns or experts: name -> axis and sorted numbers."""
-        self.check(off)
+        self.require_valid(off)
         return {
-            part.weight.name: (part.axis, part.numbers(off[layer.number].cpu()))
+            part.weight.name: (part.axis, part.member_indices(off[layer.number].cpu()))
             for layer in self.layers
             if layer.number in off and len(off[layer.number])
             for part in layer.parts
@@ -137,9 +141,9 @@ class Units:
 
     def share_off(self, off: UnitsOff) -> float:
         """Units that are off, as a share of all."""
-        return self.number_off(off) / self.total
+        return self.number_off(off) / self.num_units
 
-    def check(self, off: UnitsOff) -> None:
+    def require_valid(self, off: UnitsOff) -> None:
         """Check that units can be off together.
 
         Raises:
@@ -164,18 +168,18 @@ class Units:
                     f"Layer {number} would keep {layer.count - len(numbers)} of {layer.count} units of kind "
                     f"{self.kind!r}; at least {layer.least} must stay. Switch fewer off (--off)."
                 )
-        if self.kind == "layer" and self.number_off(off) >= self.total:
-            raise RecipeError(f"All {self.total} decoder layers would be off; at least 1 must stay. Lower --off.")
+        if self.kind == "layer" and self.number_off(off) >= self.num_units:
+            raise RecipeError(f"All {self.num_units} decoder layers would be off; at least 1 must stay. Lower --off.")
 
 
-def find_units(model: nn.Module, kind: str) -> Units:
+def find_units(model: nn.Module, kind: str) -> ModelUnits:
     """List the units of a model.
 
     Raises:
         RecipeError: An unknown kind.
         FamilyError: A model that has no such units, or whose layers are not described for them.
     """
-    finders = {"neuron": _neurons, "kv_group": _kv_groups, "layer": _layers, "expert": _experts}
+    finders = {"neuron": _neuron_units, "kv_group": _kv_group_units, "layer": _layer_units, "expert": _expert_units}
     if kind not in finders:
         raise RecipeError(f"Unknown unit {kind!r}. Allowed: {', '.join(KINDS)}.")
     family = family_of(model)
@@ -196,37 +200,43 @@ def find_units(model: nn.Module, kind: str) -> Units:
                 else "its feed-forward layers are mixtures of experts. Use --unit expert."
             )
         )
-    return Units(kind, tuple(found))  # pyright: ignore[reportArgumentType]
+    return ModelUnits(kind, tuple(found))  # pyright: ignore[reportArgumentType]
 
 
-def _whole(weight: Weight) -> Part:
+def _whole_weight(weight: WeightMatrix) -> UnitSlice:
     """A weight that belongs to the layer's only unit as a whole."""
-    size, axis = (weight.experts, "experts") if weight.fused else (weight.rows, "rows")
-    return Part(weight, axis, torch.arange(size)[None])  # pyright: ignore[reportArgumentType]
+    size, axis = (weight.num_experts, "experts") if weight.is_fused else (weight.num_rows, "rows")
+    return UnitSlice(weight, axis, torch.arange(size)[None])  # pyright: ignore[reportArgumentType]
 
 
-def _runs(starts: Tensor, length: int) -> Tensor:
+def _index_ranges(starts: Tensor, length: int) -> Tensor:
     """(count, ...) starts -> (count, n): the ``length`` numbers from every start on."""
     return (starts[..., None] + torch.arange(length)).flatten(1)
 
 
-def _neurons(model: Any, family: Family, layer: nn.Module, number: int, own: dict[str, Weight]) -> LayerUnits | None:
+def _neuron_units(
+    model: Any, family: ModelFamily, layer: nn.Module, number: int, own: dict[str, WeightMatrix]
+) -> LayerUnits | None:
     if family.experts is not None:
         return None
     first, (last,) = family.mlp
     down = own[f"{last}.weight"]
-    each = torch.arange(down.columns)
+    each = torch.arange(down.num_columns)
     # Gate and up may be one matrix, one above the other.
     parts = [
-        Part(weight, "rows", _runs(torch.stack([each + down.columns * k for k in range(copies)], 1), 1))
+        UnitSlice(
+            weight, "rows", _index_ranges(torch.stack([each + down.num_columns * k for k in range(copies)], 1), 1)
+        )
         for weight in (own[f"{path}.weight"] for path in first)
-        for copies in (weight.rows // down.columns,)
+        for copies in (weight.num_rows // down.num_columns,)
     ]
-    parts.append(Part(down, "columns", each[:, None]))
-    return LayerUnits(number, down.columns, 1, layer.get_submodule(last), tuple(parts))
+    parts.append(UnitSlice(down, "columns", each[:, None]))
+    return LayerUnits(number, down.num_columns, 1, layer.get_submodule(last), tuple(parts))
 
 
-def _kv_groups(model: Any, family: Family, layer: nn.Module, number: int, own: dict[str, Weight]) -> LayerUnits:
+def _kv_group_units(
+    model: Any, family: ModelFamily, layer: nn.Module, number: int, own: dict[str, WeightMatrix]
+) -> LayerUnits:
     if family.heads == "latent":
         raise FamilyError(
             f"Family {family.name!r} shares low-rank keys and values among all heads, so that no head can be cut alone. "
@@ -237,24 +247,27 @@ def _kv_groups(model: Any, family: Family, layer: nn.Module, number: int, own: d
     out = own[f"{last}.weight"]
     heads = config.num_attention_heads
     groups = getattr(config, "num_key_value_heads", None) or heads
-    dim, per = out.columns // heads, heads // groups
+    dim, per = out.num_columns // heads, heads // groups
     each = torch.arange(groups)
-    queries, single = _runs(each[:, None] * per * dim, per * dim), _runs(each[:, None] * dim, dim)
+    queries, single = _index_ranges(each[:, None] * per * dim, per * dim), _index_ranges(each[:, None] * dim, dim)
     if family.heads == "separate":
         parts = [
-            Part(own[f"{path}.weight"], "rows", m) for path, m in zip(first, (queries, single, single), strict=True)
+            UnitSlice(own[f"{path}.weight"], "rows", m)
+            for path, m in zip(first, (queries, single, single), strict=True)
         ]
     elif family.heads == "stacked":
         keys = single + heads * dim
         members = torch.cat([queries, keys, keys + groups * dim], 1)
-        parts = [Part(own[f"{first[0]}.weight"], "rows", members)]
+        parts = [UnitSlice(own[f"{first[0]}.weight"], "rows", members)]
     else:
-        parts = [Part(own[f"{first[0]}.weight"], "rows", _runs(each[:, None] * 3 * dim, 3 * dim))]
-    parts.append(Part(out, "columns", queries))
+        parts = [UnitSlice(own[f"{first[0]}.weight"], "rows", _index_ranges(each[:, None] * 3 * dim, 3 * dim))]
+    parts.append(UnitSlice(out, "columns", queries))
     return LayerUnits(number, groups, 1, layer.get_submodule(last), tuple(parts))
 
 
-def _layers(model: Any, family: Family, layer: nn.Module, number: int, own: dict[str, Weight]) -> LayerUnits:
+def _layer_units(
+    model: Any, family: ModelFamily, layer: nn.Module, number: int, own: dict[str, WeightMatrix]
+) -> LayerUnits:
     biased = [
         path
         for path in (*family.attention[-1], *(family.mlp[-1] if family.mlp else ()))
@@ -265,16 +278,18 @@ def _layers(model: Any, family: Family, layer: nn.Module, number: int, own: dict
             f"{', '.join(biased)} of layer {number} has a bias, which is no weight that can be off: with all its weights "
             "off the layer would still add something. Use --unit neuron or kv_group."
         )
-    return LayerUnits(number, 1, 0, layer, tuple(_whole(w) for w in own.values()))
+    return LayerUnits(number, 1, 0, layer, tuple(_whole_weight(w) for w in own.values()))
 
 
-def _experts(model: Any, family: Family, layer: nn.Module, number: int, own: dict[str, Weight]) -> LayerUnits | None:
-    fused = [w for w in own.values() if w.fused]
+def _expert_units(
+    model: Any, family: ModelFamily, layer: nn.Module, number: int, own: dict[str, WeightMatrix]
+) -> LayerUnits | None:
+    fused = [w for w in own.values() if w.is_fused]
     if not fused or (router := fused[0].gate) is None:
         return None
-    each = torch.arange(fused[0].experts)[:, None]
-    parts = tuple(Part(w, "experts", each) for w in fused)
-    return LayerUnits(number, len(each), router.chosen, router.module, parts)
+    each = torch.arange(fused[0].num_experts)[:, None]
+    parts = tuple(UnitSlice(w, "experts", each) for w in fused)
+    return LayerUnits(number, len(each), router.experts_per_token, router.module, parts)
 
 
 def even_count(count: int, share: float, multiple: int, least: int = 1) -> int:
@@ -294,7 +309,7 @@ def even_count(count: int, share: float, multiple: int, least: int = 1) -> int:
     return count - kept
 
 
-def numbers_off(units: Units, share: float, layout: str, multiple: int) -> list[int] | int:
+def numbers_off(units: ModelUnits, share: float, layout: str, multiple: int) -> list[int] | int:
     """How many units are off: per layer for the layout ``even``, in all for ``free``.
 
     Raises:
@@ -303,23 +318,25 @@ def numbers_off(units: Units, share: float, layout: str, multiple: int) -> list[
     if not 0 < share < 1:
         raise RecipeError(f"units.off is {share}: a share of the units above 0 and below 1, e.g. 0.2.")
     if units.kind == "layer":
-        number = round(share * units.total)
-        if not 1 <= number < units.total:
-            raise RecipeError(f"{share:.0%} of {units.total} layers is {number}; 1 to {units.total - 1} can be off.")
+        number = round(share * units.num_units)
+        if not 1 <= number < units.num_units:
+            raise RecipeError(
+                f"{share:.0%} of {units.num_units} layers is {number}; 1 to {units.num_units - 1} can be off."
+            )
         return number
     if layout == "even":
         return [even_count(layer.count, share, multiple, layer.least) for layer in units.layers]
-    number = round(share * units.total)
+    number = round(share * units.num_units)
     most = sum(layer.count - layer.least for layer in units.layers)
     if not 1 <= number <= most:
         raise RecipeError(
-            f"{share:.0%} of {units.total} units is {number}; 1 to {most} can be off, as every layer keeps at least "
+            f"{share:.0%} of {units.num_units} units is {number}; 1 to {most} can be off, as every layer keeps at least "
             f"{units.layers[0].least}."
         )
     return number
 
 
-def lowest(units: Units, scores: Sequence[Tensor], number: Sequence[int] | int) -> dict[int, Tensor]:
+def lowest_units(units: ModelUnits, scores: Sequence[Tensor], number: Sequence[int] | int) -> dict[int, Tensor]:
     """The units with the lowest scores: so many in every layer, or so many in all with each layer's least left in.
 
     Args:
@@ -332,7 +349,7 @@ def lowest(units: Units, scores: Sequence[Tensor], number: Sequence[int] | int) 
     """
     if isinstance(number, int):
         flat = torch.cat([s.detach().double().cpu() for s in scores])
-        starts = torch.tensor([0, *units.counts]).cumsum(0).tolist()
+        starts = torch.tensor([0, *units.units_per_layer]).cumsum(0).tolist()
         for start, layer in zip(starts, units.layers, strict=False):
             if layer.least:
                 here = flat[start : start + layer.count]

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from freemoe.core.numbers import decimals, percent
+from freemoe.core.numbers import format_decimals, format_percent
 
 
 def unit_lines(name: str, units: dict[str, Any]) -> list[str]:
     """What stands in the summary of a build, in words."""
     lines = []
     for point in units["points"]:
-        rivals = ", ".join(f"{n} {_figure(row)}" for n, row in point["rivals"].items())
+        rivals = ", ".join(f"{n} {_format_figure(row)}" for n, row in point["rivals"].items())
         mark = " (the candidate)" if point["candidate"] and len(units["points"]) > 1 else ""
         lines.append(
-            f"  {name}: {point['units']} of {units['of']} {_words(units['kind'])} off ({percent(point['share'])}){mark}: held out "
-            f"{_figure(point['row'], interval=True)}" + (f"; at as many: {rivals}" if rivals else "")
+            f"  {name}: {point['units']} of {units['of']} {_kind_plural(units['kind'])} off ({format_percent(point['share'])}){mark}: held out "
+            f"{_format_figure(point['row'], interval=True)}" + (f"; at as many: {rivals}" if rivals else "")
         )
-    lines += [f"  {name}: {_harmless(units)}"] if "margin" in units else []
+    lines += [f"  {name}: {_harmless_line(units)}"] if "margin" in units else []
     cut = units.get("cut") or {}
     if "parameters" in cut:
         lines.append(
@@ -30,24 +30,24 @@ def unit_lines(name: str, units: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _harmless(units: dict[str, Any]) -> str:
+def _harmless_line(units: dict[str, Any]) -> str:
     row = units["points"][0]["row"]
     said = f"a loss below {units['margin']:g} {'nats per token' if 'ratio' in row else 'points'}"
     tested = f"{units['guard_documents']} selection documents (95 % interval)"
     if not units["largest_share"]:
         return f"no share tried is shown to have {said} on {tested}; more documents show more"
     held_out = next(p["row"] for p in units["points"] if p["share"] == units["largest_share"])
-    share = percent(units["largest_share"])
-    return f"largest share off shown to have {said} on {tested}: {share}; held out {_figure(held_out, interval=True)}"
+    share = format_percent(units["largest_share"])
+    return f"largest share off shown to have {said} on {tested}: {share}; held out {_format_figure(held_out, interval=True)}"
 
 
-def _words(kind: str) -> str:
+def _kind_plural(kind: str) -> str:
     return {"neuron": "neurons", "kv_group": "KV groups", "layer": "layers", "expert": "experts"}[kind]
 
 
-def _figure(row: dict[str, Any], interval: bool = False) -> str:
+def _format_figure(row: dict[str, Any], interval: bool = False) -> str:
     seen = row["ratio"] if "ratio" in row else row["gain"]
-    text = f"x {decimals(seen['mean'], 3)}" if "ratio" in row else f"{seen['mean']:+.1f}"
+    text = f"x {format_decimals(seen['mean'], 3)}" if "ratio" in row else f"{seen['mean']:+.1f}"
     if not interval:
         return text
     unit = "perplexity" if "ratio" in row else "points"

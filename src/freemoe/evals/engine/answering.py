@@ -14,13 +14,13 @@ from torch.nn.utils.rnn import pad_sequence
 
 from freemoe.core.errors import DataError
 from freemoe.core.registry import unknown_name
-from freemoe.core.threads import turn_of
+from freemoe.core.threads import model_lock_of
 from freemoe.evals.engine.scorer import context_length
-from freemoe.hub.shipped import Shipped
+from freemoe.hub.shipped import ArtefactHubMixin
 from freemoe.recipes.expert_names import AUTO, BASE
 
 
-class Opened(Protocol):
+class LoadedArtifact(Protocol):
     """What `freemoe.load` returns."""
 
     @property
@@ -100,7 +100,7 @@ def padded_ids(model: Any, tokenizer: Any, prompts: Sequence[str], max_new_token
 
 
 @dataclass(frozen=True, eq=False)
-class Answering(Shipped):
+class Answering(ArtefactHubMixin):
     """One model and the ways in which it can be run.
 
     Threads take turns at the model, from the prompt to the last token. ``model`` itself, used directly, is as safe as any of
@@ -148,7 +148,7 @@ class Answering(Shipped):
         texts = [prompt] if isinstance(prompt, str) else list(prompt)
         if not texts:
             return []
-        with turn_of(self.model).held():
+        with model_lock_of(self.model).hold_lock():
             ids, mask = padded_ids(self.model, self.tokenizer, texts, max_new_tokens)
             with self.ways[name]():
                 out = self.model.generate(ids, attention_mask=mask, max_new_tokens=max_new_tokens, **options)

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from freemoe.core.errors import NumericError
-from freemoe.evals.engine.sampling import GREEDY, Sampling
+from freemoe.evals.engine.sampling import GREEDY, SamplingConfig
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import Document
-from freemoe.evals.tasks.task import Grader
+from freemoe.evals.tasks.task import TaskGrader
 
 
-class Score(NamedTuple):
+class DocumentScore(NamedTuple):
     """One document's scores.
 
     Attributes:
@@ -40,20 +40,20 @@ class Evaluator:
     """
 
     def __init__(
-        self, scorer: Scorer, graders: dict[str, Grader], gold: bool = False, sampling: Sampling = GREEDY
+        self, scorer: Scorer, graders: dict[str, TaskGrader], gold: bool = False, sampling: SamplingConfig = GREEDY
     ) -> None:
         self.sampling = sampling
         self.scorer = scorer
         self.graders = graders
         self.gold = gold
 
-    def score(self, documents: Sequence[Document]) -> list[Score]:
+    def score(self, documents: Sequence[Document]) -> list[DocumentScore]:
         """Score documents, in their order.
 
         Raises:
             NumericError: Where a metric gives a document no number: a search would pass over it.
         """
-        results: list[Score | None] = [None] * len(documents)
+        results: list[DocumentScore | None] = [None] * len(documents)
         likely = [i for i, d in enumerate(documents) if d.kind in ("choice", "target", "text")]
         pairs, owners = [], []
         for i in likely:
@@ -64,8 +64,8 @@ class Evaluator:
         for i, answer in zip(owners, self.scorer.score(pairs, [documents[i].task for i in owners]), strict=True):
             answers[i].append(answer)
         for i in likely:
-            results[i] = self._likely(documents[i], answers[i])
-        self._generated(documents, [i for i in range(len(documents)) if i not in answers], results)
+            results[i] = self._score_likelihoods(documents[i], answers[i])
+        self._score_generations(documents, [i for i in range(len(documents)) if i not in answers], results)
         found = [r for r in results if r is not None]
         if broken := next((d for d, r in zip(documents, found, strict=True) if math.isnan(r.value)), None):
             raise NumericError(
@@ -73,16 +73,18 @@ class Evaluator:
             )
         return found
 
-    def _likely(self, document: Document, answers: list) -> Score:
+    def _score_likelihoods(self, document: Document, answers: list) -> DocumentScore:
         if document.kind == "text":
             total, tokens = answers[0].loglikelihood, answers[0].tokens
-            return Score(total / tokens, total, tokens)
+            return DocumentScore(total / tokens, total, tokens)
         grader = self.graders[document.task]
         graded = grader.grade(document, [(a.loglikelihood, a.is_greedy) for a in answers])
         gold = answers[document.gold or 0]
-        return Score(float(graded[grader.metric]), gold.loglikelihood, gold.tokens)
+        return DocumentScore(float(graded[grader.metric]), gold.loglikelihood, gold.tokens)
 
-    def _generated(self, documents: Sequence[Document], wanted: list[int], results: list[Score | None]) -> None:
+    def _score_generations(
+        self, documents: Sequence[Document], wanted: list[int], results: list[DocumentScore | None]
+    ) -> None:
         groups: dict[tuple, list[int]] = {}
         for i in wanted:
             sampled = self.graders[documents[i].task].metric.startswith("pass@")
@@ -99,4 +101,4 @@ class Evaluator:
                 graded = {name: float(value) for name, value in grader.grade(documents[i], answers).items()}
                 value = graded.pop(grader.metric)
                 likelihood, tokens = (gold[i].loglikelihood, gold[i].tokens) if gold else (float("nan"), 0)
-                results[i] = Score(value, likelihood, tokens, tuple(graded.items()))
+                results[i] = DocumentScore(value, likelihood, tokens, tuple(graded.items()))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from freemoe.evals.engine.likelihoods import fill_prefix
 from freemoe.evals.engine.row_plan import Ids, shared_prefixes
-from freemoe.evals.engine.sampling import GREEDY, Sampling, numbers, widest
+from freemoe.evals.engine.sampling import GREEDY, SamplingConfig, tokens_to_list, widest_float
 from freemoe.evals.engine.shared_cache import SharedCache
 
 # A decoding step holds one token per row, so many more rows fit than when whole prompts are scored.
@@ -29,7 +29,7 @@ def cut_at_stop(text: str, until: Sequence[str]) -> str:
     return text
 
 
-class Decoding:
+class BatchDecoder:
     """Decoding with one model, greedy or sampled.
 
     Args:
@@ -51,7 +51,7 @@ class Decoding:
         share: bool,
         window: int | None,
         forward_cost: int,
-        sampling: Sampling = GREEDY,
+        sampling: SamplingConfig = GREEDY,
     ) -> None:
         self.sampling = sampling
         self.model, self.tokenizer, self.batch_tokens = model, tokenizer, batch_tokens
@@ -60,11 +60,11 @@ class Decoding:
         self.eos = eos
         self.pad = pad if pad is not None else (eos or 0)
 
-    def texts(self, prompts: Sequence[Ids], until: Sequence[str], new: int) -> list[list[str]]:
+    def generate_texts(self, prompts: Sequence[Ids], until: Sequence[str], new: int) -> list[list[str]]:
         """Continuations of at most ``new`` tokens, cut at the first stop string: for each prompt its samples, in order."""
         count = self.sampling.samples
         found: dict[int, list[str]] = {}
-        for prefix, members in self._groups(prompts, new):
+        for prefix, members in self._prefix_groups(prompts, new):
             order = sorted(members, key=lambda i: -len(prompts[i]))
             room = len(prompts[order[0]]) + new
             cache = None
@@ -76,22 +76,22 @@ class Decoding:
                 size = max(1, _DECODE_ROWS * self.batch_tokens // (count * (len(prompts[order[0]]) + new)))
                 chunk, order = order[:size], order[size:]
                 if cache is not None:
-                    cache.rewind()
+                    cache.reset_to_prefix()
                 rows = [prompts[i][len(prefix) :] for i in chunk]
-                chances = self._chances([prompts[i] for i in chunk], new)
-                texts = self._batch(rows, len(prefix), cache, until, new, chances)
+                chances = self._random_numbers([prompts[i] for i in chunk], new)
+                texts = self._decode_batch(rows, len(prefix), cache, until, new, chances)
                 found |= {i: texts[k * count : (k + 1) * count] for k, i in enumerate(chunk)}
         return [found[i] for i in range(len(prompts))]
 
-    def _chances(self, prompts: Sequence[Ids], new: int) -> Tensor:
+    def _random_numbers(self, prompts: Sequence[Ids], new: int) -> Tensor:
         """The random numbers ``(B, new)`` of all samples, a prompt's one after the other; none where nothing is drawn."""
         count, device = self.sampling.samples, self.model.device
         if self.sampling.is_greedy:
             return torch.zeros(len(prompts) * count, new, device=device)
-        drawn = [self.sampling.chances(p, i, new) for p in prompts for i in range(count)]
-        return torch.from_numpy(np.stack(drawn)).to(widest(device)).to(device)
+        drawn = [self.sampling.random_numbers(p, i, new) for p in prompts for i in range(count)]
+        return torch.from_numpy(np.stack(drawn)).to(widest_float(device)).to(device)
 
-    def _groups(self, prompts: Sequence[Ids], new: int) -> list[tuple[Ids, list[int]]]:
+    def _prefix_groups(self, prompts: Sequence[Ids], new: int) -> list[tuple[Ids, list[int]]]:
         if not self.share:
             return [((), list(range(len(prompts))))] if prompts else []
         groups = shared_prefixes(prompts, self.forward_cost)
@@ -106,7 +106,7 @@ class Decoding:
         left = [i for i in range(len(prompts)) if i not in taken]
         return [*fit, ((), left)] if left else fit
 
-    def _batch(
+    def _decode_batch(
         self, rows: list[Ids], prefix: int, cache: SharedCache | None, until: Sequence[str], new: int, chances: Tensor
     ) -> list[str]:
         """Prompts padded on the left, behind the prefix; a row that stopped is fed padding until it is dropped.
@@ -116,7 +116,7 @@ class Decoding:
         device, count = self.model.device, self.sampling.samples
         copies = torch.arange(len(rows), device=device).repeat_interleave(count)
         together = cache is not None and count > 1
-        step, mask = self._padded(rows if together else [rows[i] for i in copies.tolist()], prefix)
+        step, mask = self._left_pad(rows if together else [rows[i] for i in copies.tolist()], prefix)
         # A new stop string ends in the newest tokens; a few more guard against tokens that are parts of a character.
         tail = max((len(stop) for stop in until), default=0) + 8
         produced: list[list[int]] = [[] for _ in copies]
@@ -133,16 +133,16 @@ class Decoding:
             past = out.past_key_values
             logits = out.logits[:, -1].float()
             if cache is not None and together and number == 0:
-                cache.keep(copies)
+                cache.select_rows(copies)
                 logits, mask = logits[copies], mask[copies]
-            picked = self.sampling.pick(logits, chances[:, number])
+            picked = self.sampling.sample_tokens(logits, chances[:, number])
             ended = sum(done)
-            for i, token in zip(running, numbers(picked), strict=True):
+            for i, token in zip(running, tokens_to_list(picked), strict=True):
                 if done[i] or token == self.eos:
                     done[i] = True
                     continue
                 produced[i].append(token)
-                recent = self._decode(produced[i][-tail:])
+                recent = self._decode_text(produced[i][-tail:])
                 done[i] = any(stop in recent for stop in until if stop)
             alive = [k for k, i in enumerate(running) if not done[i]]
             if not alive:
@@ -154,17 +154,17 @@ class Decoding:
             # Copying the cache pays when it halves it.
             if cache is not None and 2 * len(alive) <= len(running):
                 kept = torch.tensor(alive, device=device)
-                cache.keep(kept)
+                cache.select_rows(kept)
                 step, mask, chances, stopped = step[kept], mask[kept], chances[kept], stopped[kept]
                 running = [running[k] for k in alive]
-        return [cut_at_stop(self._decode(p), until) for p in produced]
+        return [cut_at_stop(self._decode_text(p), until) for p in produced]
 
-    def _padded(self, rows: list[Ids], prefix: int) -> tuple[Tensor, Tensor]:
+    def _left_pad(self, rows: list[Ids], prefix: int) -> tuple[Tensor, Tensor]:
         """Ids ``(B, L)`` padded on the left, and the mask ``(B, P + L)`` with a hole where the padding stands."""
         longest = max(1, max(map(len, rows)))
         ids = [[self.pad] * (longest - len(row)) + list(row) for row in rows]
         mask = [[1] * prefix + [0] * (longest - len(row)) + [1] * len(row) for row in rows]
         return torch.tensor(ids, device=self.model.device), torch.tensor(mask, device=self.model.device)
 
-    def _decode(self, ids: list[int]) -> str:
+    def _decode_text(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True)

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from freemoe.evals.engine.output_head import Ending, ending_at
-from freemoe.evals.engine.row_plan import Group, Strand
+from freemoe.evals.engine.output_head import DeferredLogits, forward_to_head
+from freemoe.evals.engine.row_plan import PrefixGroup, SharedContext
 from freemoe.evals.engine.shared_cache import SharedCache
 
 
-class Batch(NamedTuple):
+class LikelihoodBatch(NamedTuple):
     """Strands as tensors.
 
     Attributes:
@@ -41,26 +41,26 @@ class Batch(NamedTuple):
     owners: Tensor
 
 
-class Work(NamedTuple):
+class GroupTensors(NamedTuple):
     """A group as tensors: its prefix ``(1, P)`` or None, and its batches."""
 
     prefix: Tensor | None
-    batches: list[Batch]
+    batches: list[LikelihoodBatch]
 
 
-def tensors_of(groups: Sequence[Group], device: Any) -> list[Work]:
+def tensors_of(groups: Sequence[PrefixGroup], device: Any) -> list[GroupTensors]:
     """Turn a plan into tensors on the model's device."""
     return [
-        Work(
+        GroupTensors(
             torch.tensor([group.prefix], device=device) if group.prefix else None,
-            [_batch(strands, len(group.prefix), device) for strands in group.batches],
+            [_make_batch(strands, len(group.prefix), device) for strands in group.batches],
         )
         for group in groups
     ]
 
 
-def _batch(strands: list[Strand], prefix: int, device: Any) -> Batch:
-    longest = max(s.length(prefix) for s in strands)
+def _make_batch(strands: list[SharedContext], prefix: int, device: Any) -> LikelihoodBatch:
+    longest = max(s.tokens_after_prefix(prefix) for s in strands)
     branching = any(len(s.branches) > 1 for s in strands)
     ids, depths, branches = [], [], []
     wanted: list[int] = []
@@ -90,16 +90,16 @@ def _batch(strands: list[Strand], prefix: int, device: Any) -> Batch:
         depths.append(depth + padding)
         branches.append(branch + padding)
 
-    def tensor(values: Any) -> Tensor:
+    def long_tensor(values: Any) -> Tensor:
         return torch.tensor(values, dtype=torch.long, device=device)
 
-    return Batch(
-        tensor(ids),
-        tensor(depths) if branching else None,
-        tensor(branches) if branching else None,
-        tensor(wanted),
-        tensor(at),
-        tensor(tokens),
+    return LikelihoodBatch(
+        long_tensor(ids),
+        long_tensor(depths) if branching else None,
+        long_tensor(branches) if branching else None,
+        long_tensor(wanted),
+        long_tensor(at),
+        long_tensor(tokens),
         torch.tensor(owners, dtype=torch.long),
     )
 
@@ -128,12 +128,12 @@ def fill_prefix(model: Any, ids: Tensor, room: int = 0) -> SharedCache:
     """Run a prefix ``(1, P)`` once, without the head; ``room`` as `SharedCache`'s."""
     cache = SharedCache(room)
     nowhere = torch.empty(0, dtype=torch.long, device=ids.device)
-    ending_at(model, nowhere, input_ids=ids, past_key_values=cache, use_cache=True)
+    forward_to_head(model, nowhere, input_ids=ids, past_key_values=cache, use_cache=True)
     cache.end_prefix()
     return cache
 
 
-def run(model: Any, work: Sequence[Work], count: int) -> tuple[list[float], list[bool]]:
+def score_requests(model: Any, work: Sequence[GroupTensors], count: int) -> tuple[list[float], list[bool]]:
     """Score what was planned, on the weights as they are.
 
     Returns:
@@ -145,30 +145,32 @@ def run(model: Any, work: Sequence[Work], count: int) -> tuple[list[float], list
     for group in work:
         cache = None if group.prefix is None else fill_prefix(model, group.prefix)
         for batch in group.batches:
-            likely, best = _look_up(_ending(model, batch, cache), batch.at, batch.tokens)
+            likely, best = _look_up(_run_to_head(model, batch, cache), batch.at, batch.tokens)
             sums.index_add_(0, batch.owners, likely.double().cpu())
             misses.index_add_(0, batch.owners, (~best).long().cpu())
     return sums.tolist(), (misses == 0).tolist()
 
 
-def _ending(model: Any, batch: Batch, cache: SharedCache | None) -> Ending:
+def _run_to_head(model: Any, batch: LikelihoodBatch, cache: SharedCache | None) -> DeferredLogits:
     extra: dict[str, Any] = {"use_cache": False}
     prefix = 0
     if cache is not None:
-        cache.rewind()
+        cache.reset_to_prefix()
         prefix = cache.prefix
         extra = {"use_cache": True, "past_key_values": cache}
     if batch.branches is not None:
         extra["attention_mask"] = branch_mask(batch.branches, prefix, model.dtype)
         extra["position_ids"] = batch.depths
-    return ending_at(model, batch.wanted, input_ids=batch.ids, **extra)
+    return forward_to_head(model, batch.wanted, input_ids=batch.ids, **extra)
 
 
-def _look_up(ending: Ending, at: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+def _look_up(ending: DeferredLogits, at: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Log-likelihood ``(T,)`` in fp32 of tokens at rows ``(N, H)`` of an ending, and whether each is the likeliest."""
     values = torch.empty(len(at), device=at.device)
     best = torch.empty(len(at), dtype=torch.bool, device=at.device)
-    for first, rows in zip(range(0, len(ending.hidden), ending.rows), ending.hidden.split(ending.rows), strict=True):
+    for first, rows in zip(
+        range(0, len(ending.hidden), ending.rows_per_chunk), ending.hidden.split(ending.rows_per_chunk), strict=True
+    ):
         logits = ending.logits(rows).float()  # (n, V)
         here = ((at >= first) & (at < first + len(rows))).nonzero().flatten()
         row, token = at[here] - first, tokens[here]

@@ -16,15 +16,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from freemoe.compat.peft import unwrapped
-from freemoe.models.hooks import after, before, has_hooks, has_hooks_after, hooked, instead, resting
+from freemoe.compat.peft import unwrap_peft
+from freemoe.models.hooks import (
+    combined_hooks,
+    forward_hook,
+    forward_pre_hook,
+    has_hooks,
+    has_hooks_after,
+    hooks_disabled,
+    replace_method,
+)
 
 CHUNK = 1 << 24
 """Logits alive at one time, about: 64 MiB in fp32."""
 
 
 @dataclass(frozen=True, eq=False)
-class Ending:
+class DeferredLogits:
     """The end of a model's forward pass, held back.
 
     Attributes:
@@ -43,13 +51,13 @@ class Ending:
     vocabulary: int
 
     @property
-    def rows(self) -> int:
+    def rows_per_chunk(self) -> int:
         """How many rows of logits make a chunk."""
         return max(1, CHUNK // self.vocabulary)
 
 
 @dataclass(eq=False)
-class _Seen:
+class _HeadCapture:
     """What a forward pass showed of its head."""
 
     hidden: Tensor | None = None
@@ -58,18 +66,18 @@ class _Seen:
     calls: int = 0
 
 
-def ending_at(model: Any, wanted: Tensor, **inputs: Any) -> Ending:
+def forward_to_head(model: Any, wanted: Tensor, **inputs: Any) -> DeferredLogits:
     """Run a model up to its output head, and keep the places ``wanted`` ``(N,)`` of the input's ``B L``.
 
     A model that has no head, or none that is called once as a module behind a decoder, makes all its logits at once:
     these are then the hidden state, and the end does nothing more.
     """
-    causal = unwrapped(model)
+    causal = unwrap_peft(model)
     head = causal.get_output_embeddings() if hasattr(causal, "get_output_embeddings") else None
-    decoders = _decoders(causal)
+    decoders = _decoder_candidates(causal)
     if head is None or not decoders:
         return _all_at_once(model, wanted, inputs)
-    seen = _Seen()
+    seen = _HeadCapture()
 
     def hold_back(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         seen.calls += 1
@@ -82,62 +90,66 @@ def ending_at(model: Any, wanted: Tensor, **inputs: Any) -> Ending:
     def see_decoder(module: nn.Module, args: Any, output: Any) -> None:
         seen.decoded[module] = output
 
-    untouched = _untouched(head)
-    with hooked(before(head, hold_back), after(head, see_output), *(after(m, see_decoder) for m in decoders)):
+    untouched = _is_plain_linear(head)
+    with combined_hooks(
+        forward_pre_hook(head, hold_back),
+        forward_hook(head, see_output),
+        *(forward_hook(m, see_decoder) for m in decoders),
+    ):
         result = model(**inputs).logits
     decoder = next((module for module in decoders if module in seen.decoded), None)
     if seen.calls != 1 or seen.hidden is None or decoder is None:
         return _all_at_once(model, wanted, inputs)
     decoded = seen.decoded[decoder]
-    plain = head if untouched and _same(result, seen.output) else None
+    plain = head if untouched and _is_head_output(result, seen.output) else None
     inside = {id(p) for p in decoder.parameters()} - {id(p) for p in head.parameters()}
-    return Ending(
+    return DeferredLogits(
         seen.hidden,
-        plain or (lambda rows: _logits(causal, decoder, decoded, head, rows, inputs)),
+        plain or (lambda rows: _head_logits(causal, decoder, decoded, head, rows, inputs)),
         plain,
         tuple(p for p in causal.parameters() if p.requires_grad and id(p) not in inside),
         result.shape[-1],
     )
 
 
-def _decoders(causal: Any) -> list[nn.Module]:
+def _decoder_candidates(causal: Any) -> list[nn.Module]:
     """What may stand before the head, the outermost first; some families call an inner one only."""
     inner = causal.get_decoder() if hasattr(causal, "get_decoder") else None
     found = [getattr(causal, "base_model", None), inner]
     return [m for m in found if isinstance(m, nn.Module) and m is not causal]
 
 
-def _untouched(head: nn.Module) -> bool:
+def _is_plain_linear(head: nn.Module) -> bool:
     """Whether a head is a plain linear layer whose forward nobody has changed."""
     return type(head) is nn.Linear and "forward" not in head.__dict__ and not has_hooks(head)
 
 
-def _same(result: Tensor, output: Tensor | None) -> bool:
+def _is_head_output(result: Tensor, output: Tensor | None) -> bool:
     """Whether a model's logits are its head's very output: one object, and nothing was done to it in place."""
     return result is output and not result.is_inference() and result._version == 0
 
 
-def _all_at_once(model: Any, wanted: Tensor, inputs: dict[str, Any]) -> Ending:
+def _all_at_once(model: Any, wanted: Tensor, inputs: dict[str, Any]) -> DeferredLogits:
     logits = model(**inputs).logits.flatten(0, 1)[wanted]
-    return Ending(logits, lambda rows: rows, None, (), logits.shape[-1])
+    return DeferredLogits(logits, lambda rows: rows, None, (), logits.shape[-1])
 
 
-def _logits(causal: Any, decoder: nn.Module, decoded: Any, head: nn.Module, rows: Tensor, inputs: Any) -> Tensor:
+def _head_logits(causal: Any, decoder: nn.Module, decoded: Any, head: nn.Module, rows: Tensor, inputs: Any) -> Tensor:
     """Logits ``(n, V)`` of the head's inputs ``rows``, by the model's own forward, its decoder left out."""
     # Hooks in front of the model were told of this run already; hooks behind it may change its logits.
     run = causal if has_hooks_after(causal) else causal.forward
-    with output_replayed(decoder, decoded), before(head, lambda module, args: (rows[None], *args[1:])):
+    with output_replayed(decoder, decoded), forward_pre_hook(head, lambda module, args: (rows[None], *args[1:])):
         return run(**inputs).logits[0]
 
 
 @contextlib.contextmanager
 def output_replayed(decoder: nn.Module, output: Any) -> Iterator[None]:
     """Inside, a module returns what it returned before; its hooks are not called again for a run that was one."""
-    with resting(decoder), instead(decoder, lambda *args, **kwargs: output):
+    with hooks_disabled(decoder), replace_method(decoder, lambda *args, **kwargs: output):
         yield
 
 
-def summed_loss(ending: Ending, targets: Tensor) -> Tensor:
+def summed_loss(ending: DeferredLogits, targets: Tensor) -> Tensor:
     """Sum of cross-entropies in nats, fp32, a scalar; its gradient is made along with it, chunk by chunk.
 
     So the backward pass computes no logits again, and none are kept for it.
@@ -152,22 +164,22 @@ def summed_loss(ending: Ending, targets: Tensor) -> Tensor:
         return loss
     total = torch.zeros((), device=ending.hidden.device)
     with torch.no_grad():
-        for rows, tokens in _chunks(ending, targets):
+        for rows, tokens in _split_chunks(ending, targets):
             logits = ending.logits(rows).float()
             total += nn.functional.cross_entropy(logits, tokens, reduction="sum")
     return total
 
 
-def _chunks(ending: Ending, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def _split_chunks(ending: DeferredLogits, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     hidden = ending.hidden.detach()
-    return zip(hidden.split(ending.rows), targets.split(ending.rows), strict=True)
+    return zip(hidden.split(ending.rows_per_chunk), targets.split(ending.rows_per_chunk), strict=True)
 
 
 class _SummedLoss(torch.autograd.Function):
     """The loss of `summed_loss` with its gradients by the hidden state and by the end's parameters."""
 
     @staticmethod
-    def forward(ctx: Any, ending: Ending, targets: Tensor, hidden: Tensor, *parameters: Tensor) -> Tensor:
+    def forward(ctx: Any, ending: DeferredLogits, targets: Tensor, hidden: Tensor, *parameters: Tensor) -> Tensor:
         if ending.plain is not None and not parameters:
             loss, gradients = _plain_gradients(ending, ending.plain, targets)
         else:
@@ -181,19 +193,21 @@ class _SummedLoss(torch.autograd.Function):
         return None, None, *(g * up for g in ctx.saved_tensors)
 
 
-def _plain_gradients(ending: Ending, head: nn.Linear, targets: Tensor) -> tuple[Tensor, list[Tensor]]:
+def _plain_gradients(ending: DeferredLogits, head: nn.Linear, targets: Tensor) -> tuple[Tensor, list[Tensor]]:
     """Loss and its gradient by the hidden state, by hand: softmax minus one-hot, times the head's weight.
 
     One chunk of logits is all that is ever held.
     """
     total = torch.zeros((), device=targets.device)
     gradient = torch.empty_like(ending.hidden)
-    kind = torch.get_autocast_dtype(head.weight.device.type) if _autocast(head) else head.weight.dtype
+    kind = torch.get_autocast_dtype(head.weight.device.type) if _uses_autocast(head) else head.weight.dtype
     # Autocast would make this copy anew for every chunk.
     weight = head.weight.detach().to(kind)
     bias = None if head.bias is None else head.bias.detach().to(kind)
     with torch.autocast(head.weight.device.type, enabled=False):
-        for (rows, tokens), into in zip(_chunks(ending, targets), gradient.split(ending.rows), strict=True):
+        for (rows, tokens), into in zip(
+            _split_chunks(ending, targets), gradient.split(ending.rows_per_chunk), strict=True
+        ):
             logits = nn.functional.linear(rows.to(kind), weight, bias).float()
             logits -= logits.amax(-1, keepdim=True)
             right = logits.gather(-1, tokens[:, None])
@@ -205,16 +219,18 @@ def _plain_gradients(ending: Ending, head: nn.Linear, targets: Tensor) -> tuple[
     return total, [gradient]
 
 
-def _autocast(head: nn.Linear) -> bool:
+def _uses_autocast(head: nn.Linear) -> bool:
     return torch.is_autocast_enabled(head.weight.device.type) and head.weight.dtype != torch.float64
 
 
-def _any_gradients(ending: Ending, targets: Tensor, parameters: tuple[Tensor, ...]) -> tuple[Tensor, list[Tensor]]:
+def _any_gradients(
+    ending: DeferredLogits, targets: Tensor, parameters: tuple[Tensor, ...]
+) -> tuple[Tensor, list[Tensor]]:
     """The same by autograd through the model's own end, whatever that does."""
     total = torch.zeros((), device=targets.device)
     sums = [torch.zeros_like(p) for p in parameters]
     gradient = torch.empty_like(ending.hidden)
-    for (rows, tokens), into in zip(_chunks(ending, targets), gradient.split(ending.rows), strict=True):
+    for (rows, tokens), into in zip(_split_chunks(ending, targets), gradient.split(ending.rows_per_chunk), strict=True):
         with torch.enable_grad():
             rows.requires_grad_(True)
             loss = nn.functional.cross_entropy(ending.logits(rows).float(), tokens, reduction="sum")

@@ -17,7 +17,7 @@ LEAST_SAVING = 0.25
 """Share of a strand's tokens that branches must save, because they need a dense attention mask and rows do not."""
 
 
-class Request(NamedTuple):
+class ScoringRequest(NamedTuple):
     """One continuation to be scored.
 
     Attributes:
@@ -31,7 +31,7 @@ class Request(NamedTuple):
     last: int
 
 
-class Strand(NamedTuple):
+class SharedContext(NamedTuple):
     """A context that is run once, with what follows it.
 
     Attributes:
@@ -42,55 +42,55 @@ class Strand(NamedTuple):
     trunk: Ids
     branches: dict[Ids, list[tuple[int, int]]]
 
-    def length(self, prefix: int) -> int:
+    def tokens_after_prefix(self, prefix: int) -> int:
         """Tokens to run behind a prefix of so many."""
         return len(self.trunk) - prefix + sum(map(len, self.branches))
 
-    def deepest(self) -> int:
+    def max_depth(self) -> int:
         """Tokens from the very first to the end of the longest branch."""
         return len(self.trunk) + max(map(len, self.branches))
 
-    def pays(self, prefix: int) -> bool:
+    def saves_enough(self, prefix: int) -> bool:
         """Whether branches save enough against a row per answer."""
         rows = len(self.branches) * (len(self.trunk) - prefix) + sum(map(len, self.branches))
-        return rows - self.length(prefix) >= LEAST_SAVING * rows
+        return rows - self.tokens_after_prefix(prefix) >= LEAST_SAVING * rows
 
-    def apart(self) -> list[Strand]:
+    def split_branches(self) -> list[SharedContext]:
         """The same requests as strands of one branch each."""
-        return [Strand(self.trunk, {ids: targets}) for ids, targets in self.branches.items()]
+        return [SharedContext(self.trunk, {ids: targets}) for ids, targets in self.branches.items()]
 
 
-class Group(NamedTuple):
+class PrefixGroup(NamedTuple):
     """A prefix, empty where nothing is shared, and its strands in batches."""
 
     prefix: Ids
-    batches: list[list[Strand]]
+    batches: list[list[SharedContext]]
 
     @property
-    def shares(self) -> bool:
+    def has_sharing(self) -> bool:
         """Whether any token of it stands for several rows."""
         return bool(self.prefix) or any(len(s.branches) > 1 for batch in self.batches for s in batch)
 
 
-def make_strands(requests: Sequence[Request]) -> list[Strand]:
+def group_by_context(requests: Sequence[ScoringRequest]) -> list[SharedContext]:
     """Put requests with one context together; those that differ in their last token only share every position."""
-    found: dict[Ids, Strand] = {}
+    found: dict[Ids, SharedContext] = {}
     for number, (ids, answer, last) in enumerate(requests):
         end = len(ids) - answer + 1
-        strand = found.setdefault(ids[:end], Strand(ids[:end], {}))
+        strand = found.setdefault(ids[:end], SharedContext(ids[:end], {}))
         strand.branches.setdefault(ids[end:], []).append((number, last))
     return list(found.values())
 
 
 def plan(
-    requests: Sequence[Request],
+    requests: Sequence[ScoringRequest],
     batch_tokens: int,
     *,
     forward_cost: int = 0,
     share: bool = True,
     branch: bool = True,
     window: int | None = None,
-) -> list[Group]:
+) -> list[PrefixGroup]:
     """Arrange requests in groups and batches so that few tokens are run.
 
     Args:
@@ -102,19 +102,21 @@ def plan(
         window: Tokens that a layer with sliding attention sees; deeper strands have no branches, because the mask that
             keeps branches apart knows no window.
     """
-    strands = make_strands(requests)
+    strands = group_by_context(requests)
     strands = [
-        part for s in strands for part in ([s] if branch and (window is None or s.deepest() <= window) else s.apart())
+        part
+        for s in strands
+        for part in ([s] if branch and (window is None or s.max_depth() <= window) else s.split_branches())
     ]
     whole = [(Ids(), list(range(len(strands))))]
     groups = shared_prefixes([s.trunk for s in strands], forward_cost) if share else whole
     found = []
     for prefix, members in groups:
-        inside: list[Strand] = []
+        inside: list[SharedContext] = []
         for i in members:
-            keep = strands[i].pays(len(prefix)) and strands[i].length(0) <= batch_tokens
-            inside += [strands[i]] if keep or len(strands[i].branches) == 1 else strands[i].apart()
-        found.append(Group(prefix, _batches(inside, len(prefix), batch_tokens)))
+            keep = strands[i].saves_enough(len(prefix)) and strands[i].tokens_after_prefix(0) <= batch_tokens
+            inside += [strands[i]] if keep or len(strands[i].branches) == 1 else strands[i].split_branches()
+        found.append(PrefixGroup(prefix, _make_batches(inside, len(prefix), batch_tokens)))
     return found
 
 
@@ -138,7 +140,7 @@ def shared_prefixes(rows: Sequence[Ids], forward_cost: int) -> list[tuple[Ids, l
     stack: list[tuple[int, int, int, list[tuple[int, int, int]]]] = []
     saved, groups = 0, []
     for i in range(len(order)):
-        shared = _common(rows[order[i]], rows[order[i + 1]]) if i + 1 < len(order) else -1
+        shared = _common_length(rows[order[i]], rows[order[i + 1]]) if i + 1 < len(order) else -1
         first, saved, groups = i, 0, []
         while stack and stack[-1][0] >= shared:
             length, first, more, earlier = stack.pop()
@@ -154,26 +156,29 @@ def shared_prefixes(rows: Sequence[Ids], forward_cost: int) -> list[tuple[Ids, l
     return [*found, ((), left)] if left else found
 
 
-def _common(a: Ids, b: Ids) -> int:
+def _common_length(a: Ids, b: Ids) -> int:
     """How many tokens two rows share at their beginning, at least one of each left over."""
     most = max(0, min(len(a), len(b)) - 1)
     return next((i for i in range(most) if a[i] != b[i]), most)
 
 
-def _batches(strands: list[Strand], prefix: int, batch_tokens: int) -> list[list[Strand]]:
+def _make_batches(strands: list[SharedContext], prefix: int, batch_tokens: int) -> list[list[SharedContext]]:
     """Strands of like length together, the longest first so that a lack of memory shows at once."""
-    found: list[list[Strand]] = []
+    found: list[list[SharedContext]] = []
     branching = [s for s in strands if len(s.branches) > 1]
     for kind in (branching, [s for s in strands if len(s.branches) == 1]):
-        order = sorted(kind, key=lambda s: -s.length(prefix))
-        filled: list[list[Strand]] = []
+        order = sorted(kind, key=lambda s: -s.tokens_after_prefix(prefix))
+        filled: list[list[SharedContext]] = []
         for strand in order:
-            if not filled or (prefix + filled[-1][0].length(prefix)) * (len(filled[-1]) + 1) > batch_tokens:
+            if (
+                not filled
+                or (prefix + filled[-1][0].tokens_after_prefix(prefix)) * (len(filled[-1]) + 1) > batch_tokens
+            ):
                 filled.append([])
             filled[-1].append(strand)
         # As many batches of even size, where they fit: no small one is left over, and the cache never has to grow.
         rows = -(-len(order) // max(1, len(filled)))
-        if order and (rows == 1 or rows * (prefix + order[0].length(prefix)) <= batch_tokens):
+        if order and (rows == 1 or rows * (prefix + order[0].tokens_after_prefix(prefix)) <= batch_tokens):
             filled = [order[i : i + rows] for i in range(0, len(order), rows)]
         found += filled
     return found

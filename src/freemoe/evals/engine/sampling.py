@@ -18,7 +18,7 @@ from freemoe.recipes import BuildRecipe, EvalRecipe
 
 
 @dataclass(frozen=True)
-class Sampling:
+class SamplingConfig:
     """How continuations are drawn.
 
     Attributes:
@@ -54,13 +54,13 @@ class Sampling:
         """Whether the likeliest token is taken."""
         return self.temperature == 0
 
-    def chances(self, prompt: Ids, sample: int, new: int) -> np.ndarray:
+    def random_numbers(self, prompt: Ids, sample: int, new: int) -> np.ndarray:
         """One number in [0, 1) for each of ``new`` steps, the same for the same prompt, sample and seed."""
         said = np.asarray([self.seed, sample, *prompt], dtype="<i8").tobytes()
         key = hashlib.blake2b(said, digest_size=16, person=b"freemoe sample").digest()
         return np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little"))).random(new)
 
-    def pick(self, logits: Tensor, chances: Tensor) -> Tensor:
+    def sample_tokens(self, logits: Tensor, chances: Tensor) -> Tensor:
         """One token of each row.
 
         Args:
@@ -68,14 +68,14 @@ class Sampling:
             chances: ``(B,)``, in [0, 1): at which point of a row's cumulative probability its token lies.
 
         Returns:
-            Token ids ``(B,)`` on the logits' device, which is not waited for; of a row with NaN -1, see `numbers`.
+            Token ids ``(B,)`` on the logits' device, which is not waited for; of a row with NaN -1, see `tokens_to_list`.
         """
-        tokens = logits.argmax(-1) if self.is_greedy else self._draw(logits, chances)
+        tokens = logits.argmax(-1) if self.is_greedy else self._draw_tokens(logits, chances)
         return tokens.masked_fill(logits.isnan().any(-1), -1)
 
-    def _draw(self, logits: Tensor, chances: Tensor) -> Tensor:
+    def _draw_tokens(self, logits: Tensor, chances: Tensor) -> Tensor:
         # In fp64: the sum over a large vocabulary must not move a boundary.
-        wide = logits.to(widest(logits.device))
+        wide = logits.to(widest_float(logits.device))
         shares, tokens = (wide / self.temperature).softmax(-1), None
         last = torch.full((len(wide), 1), wide.shape[-1] - 1, device=wide.device)
         if self.top_p < 1:
@@ -88,12 +88,12 @@ class Sampling:
         return (place if tokens is None else tokens.gather(-1, place))[:, 0]
 
 
-def widest(device: torch.device) -> torch.dtype:
+def widest_float(device: torch.device) -> torch.dtype:
     """The widest floats that a device has: Apple's has none of 64 bits."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def numbers(tokens: Tensor) -> list[int]:
+def tokens_to_list(tokens: Tensor) -> list[int]:
     """What was picked, for the host.
 
     Raises:
@@ -108,13 +108,13 @@ def numbers(tokens: Tensor) -> list[int]:
     return found
 
 
-GREEDY = Sampling()
+GREEDY = SamplingConfig()
 """The likeliest token, once."""
 
 
-def sampling_of(recipe: BuildRecipe | EvalRecipe) -> Sampling:
+def sampling_of(recipe: BuildRecipe | EvalRecipe) -> SamplingConfig:
     """How a recipe has programs written."""
     data = recipe.data
     count = data.samples or data.pass_at
     usual = 0.8 if count > 1 else 0.0
-    return Sampling(count, usual if data.temperature is None else data.temperature, data.top_p, recipe.seed or 0)
+    return SamplingConfig(count, usual if data.temperature is None else data.temperature, data.top_p, recipe.seed or 0)

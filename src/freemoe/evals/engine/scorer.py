@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 import torch
 
 from freemoe.core.errors import NumericError
-from freemoe.evals.engine.generation import Decoding, cut_at_stop
-from freemoe.evals.engine.likelihoods import Work, run, tensors_of
-from freemoe.evals.engine.row_plan import Ids, Request, plan
-from freemoe.evals.engine.sampling import GREEDY, Sampling
-from freemoe.evals.engine.sharing import FORWARD_COST, masks_are_dense, sliding_window, why_not
-from freemoe.evals.engine.tokens import Pair, Tokens, context_length
+from freemoe.evals.engine.generation import BatchDecoder, cut_at_stop
+from freemoe.evals.engine.likelihoods import GroupTensors, score_requests, tensors_of
+from freemoe.evals.engine.row_plan import Ids, ScoringRequest, plan
+from freemoe.evals.engine.sampling import GREEDY, SamplingConfig
+from freemoe.evals.engine.sharing import FORWARD_COST, masks_are_dense, sharing_problem, sliding_window
+from freemoe.evals.engine.tokens import PromptTokenizer, TokenPair, context_length
 
-__all__ = ["Likelihood", "Pair", "Scorer", "context_length", "cut_at_stop"]
+__all__ = ["ContinuationScore", "Scorer", "TokenPair", "context_length", "cut_at_stop"]
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 _KEPT_TOKENS = 1 << 22
 
 
-class Likelihood(NamedTuple):
+class ContinuationScore(NamedTuple):
     """Log-likelihood of a continuation in nats, whether greedy decoding gives it, and its length in tokens."""
 
     loglikelihood: float
@@ -38,7 +38,7 @@ class Likelihood(NamedTuple):
     tokens: int
 
 
-class Scorer(Tokens):
+class Scorer(PromptTokenizer):
     """Scores documents on one model; keeps tokenised requests and how to run them, never what the weights made of them.
 
     Args:
@@ -70,28 +70,28 @@ class Scorer(Tokens):
         self.share_prefixes = share_prefixes
         self.fallback: str | None = None
         self._checked = False
-        self._plans: OrderedDict[tuple, tuple[list[Pair], list[Work]]] = OrderedDict()
+        self._plans: OrderedDict[tuple, tuple[list[TokenPair], list[GroupTensors]]] = OrderedDict()
 
     def loglikelihoods(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
         """Log-likelihood of every (context, continuation), and whether greedy decoding would give it."""
-        scored = self.score([self.pair(context, continuation) for context, continuation in pairs])
+        scored = self.score([self.encode_pair(context, continuation) for context, continuation in pairs])
         return [(s.loglikelihood, s.is_greedy) for s in scored]
 
     @torch.no_grad()
-    def score(self, pairs: Sequence[Pair], tasks: Sequence[str] | None = None) -> list[Likelihood]:
+    def score(self, pairs: Sequence[TokenPair], tasks: Sequence[str] | None = None) -> list[ContinuationScore]:
         """Score token pairs; the result is in the order of ``pairs``.
 
         Raises:
             DataError: As `fit`.
             NumericError: When a log-likelihood is NaN: the weights or the model's dtype are broken.
         """
-        values, greedy = run(self.model, self._work(pairs, tasks), len(pairs))
+        values, greedy = score_requests(self.model, self._plan_pairs(pairs, tasks), len(pairs))
         if any(value != value for value in values):
             raise NumericError(
                 "A log-likelihood is NaN. The base model or its dtype is broken for this text; try --dtype float32, and "
                 "check the checkpoint."
             )
-        return [Likelihood(v, g, len(p.continuation)) for v, g, p in zip(values, greedy, pairs, strict=True)]
+        return [ContinuationScore(v, g, len(p.continuation)) for v, g, p in zip(values, greedy, pairs, strict=True)]
 
     @torch.no_grad()
     def generate(self, prompts: Sequence[str], until: Sequence[str], max_new_tokens: int) -> list[str]:
@@ -105,17 +105,19 @@ class Scorer(Tokens):
 
     @torch.no_grad()
     def samples(
-        self, prompts: Sequence[str], until: Sequence[str], max_new_tokens: int, sampling: Sampling
+        self, prompts: Sequence[str], until: Sequence[str], max_new_tokens: int, sampling: SamplingConfig
     ) -> list[list[str]]:
         """For each prompt its continuations; drawn ones are the same however prompts are batched.
 
         Errors as of `generate`.
         """
-        rows = [self.prompt(text, max_new_tokens) for text in prompts]
-        share = any(rows) and self.shares(max(rows, key=len))
+        rows = [self.encode_prompt(text, max_new_tokens) for text in prompts]
+        share = any(rows) and self.can_share(max(rows, key=len))
         window = sliding_window(self.model)
-        decoding = Decoding(self.model, self.tokenizer, self.batch_tokens, share, window, self._forward_cost, sampling)
-        return decoding.texts(rows, until, max_new_tokens)
+        decoding = BatchDecoder(
+            self.model, self.tokenizer, self.batch_tokens, share, window, self._forward_cost, sampling
+        )
+        return decoding.generate_texts(rows, until, max_new_tokens)
 
     # ------------------------------------------------------------------- plans
 
@@ -123,7 +125,7 @@ class Scorer(Tokens):
     def _forward_cost(self) -> int:
         return FORWARD_COST["cpu" if self.model.device.type == "cpu" else "accelerator"]
 
-    def _work(self, pairs: Sequence[Pair], tasks: Sequence[str] | None) -> list[Work]:
+    def _plan_pairs(self, pairs: Sequence[TokenPair], tasks: Sequence[str] | None) -> list[GroupTensors]:
         """What to run for these very pairs; it depends on tokens only and is kept while it fits."""
         # Pairs are kept beside their plan, so that no other object can get their identities.
         key = (str(self.model.device), *map(id, pairs))
@@ -132,8 +134,8 @@ class Scorer(Tokens):
             return self._plans[key][1]
         requests = []
         for i, pair in enumerate(pairs):
-            ids, answer = self.fit(pair, tasks[i] if tasks else "")
-            requests.append(Request(ids, answer, pair.continuation[-1]))
+            ids, answer = self.fit_to_context(pair, tasks[i] if tasks else "")
+            requests.append(ScoringRequest(ids, answer, pair.continuation[-1]))
         groups = plan(
             requests,
             self.batch_tokens,
@@ -142,7 +144,7 @@ class Scorer(Tokens):
             branch=self.share_prefixes and masks_are_dense(self.model),
             window=sliding_window(self.model),
         )
-        if any(group.shares for group in groups) and not self.shares(requests[0].ids):
+        if any(group.has_sharing for group in groups) and not self.can_share(requests[0].ids):
             groups = plan(requests, self.batch_tokens, share=False, branch=False)
         work = tensors_of(groups, self.model.device)
         self._plans[key] = list(pairs), work
@@ -152,12 +154,12 @@ class Scorer(Tokens):
             kept -= sum(batch.ids.numel() for w in oldest for batch in w.batches)
         return work
 
-    def shares(self, ids: Ids) -> bool:
+    def can_share(self, ids: Ids) -> bool:
         """Whether prefixes may be shared: asked for, and found to change nothing on this model, once per scorer."""
         if not self.share_prefixes:
             return False
         if not self._checked:
-            self.fallback = why_not(self.model, ids, self.max_length)
+            self.fallback = sharing_problem(self.model, ids, self.max_length)
             self._checked = True
             if self.fallback:
                 log.warning("Prefixes are not shared: %s", self.fallback)

@@ -30,11 +30,11 @@ class SharedLayer(DynamicLayer):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write ``(B, H, L, D)`` behind what was seen; returns keys and values ``(B, H, seen + L, D)``."""
         rows, end = key_states.shape[0], self.seen + key_states.shape[2]
-        keys, values = self._write(self.keys, key_states), self._write(self.values, value_states)
+        keys, values = self._write_states(self.keys, key_states), self._write_states(self.values, value_states)
         self.keys, self.values, self.seen, self.is_initialized = keys, values, end, True
         return keys[:rows, :, :end], values[:rows, :, :end]
 
-    def _write(self, buffer: Tensor | None, new: Tensor) -> Tensor:
+    def _write_states(self, buffer: Tensor | None, new: Tensor) -> Tensor:
         """Write into the buffer, or into a larger one where ``new`` does not fit."""
         rows, heads, length, size = new.shape
         end = self.seen + length
@@ -67,12 +67,12 @@ class SharedCache(Cache):
         """Keep what was seen so far through every `rewind`."""
         self.prefix = self.get_seq_length()
 
-    def rewind(self) -> None:
+    def reset_to_prefix(self) -> None:
         """Forget all but the prefix; the next batch may have any number of rows."""
         for layer in self.layers:
             layer.seen = self.prefix  # type: ignore[union-attr]
 
-    def keep(self, rows: Tensor) -> None:
+    def select_rows(self, rows: Tensor) -> None:
         """Drop all rows but these ``(rows,)``."""
         for layer in self.layers:
             layer.keys, layer.values = layer.keys[rows], layer.values[rows]  # type: ignore[union-attr,index]

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from freemoe.compat.transformers import attention_of
-from freemoe.evals.engine.likelihoods import run, tensors_of
-from freemoe.evals.engine.row_plan import Ids, Request, plan
+from freemoe.evals.engine.likelihoods import score_requests, tensors_of
+from freemoe.evals.engine.row_plan import Ids, ScoringRequest, plan
 
 FORWARD_COST = {"cpu": 64, "accelerator": 1024}
 """Tokens that one more forward pass is worth: launching its kernels costs an accelerator more than running them."""
@@ -32,7 +32,7 @@ def masks_are_dense(model: Any) -> bool:
     return attention_of(model.config) in ("sdpa", "eager")
 
 
-def why_not(model: Any, ids: Ids, max_length: int) -> str | None:
+def sharing_problem(model: Any, ids: Ids, max_length: int) -> str | None:
     """Score a few made-up requests in both ways and compare.
 
     Args:
@@ -45,18 +45,18 @@ def why_not(model: Any, ids: Ids, max_length: int) -> str | None:
     """
     if max_length < _TRIAL:
         return f"the context of {max_length} tokens is too short for it to be tried out"
-    requests, window = _trial(ids), sliding_window(model)
+    requests, window = _trial_requests(ids), sliding_window(model)
     whole = plan(requests, 4096, share=False, branch=False)
     # With branches the requests have one prefix; without them each context is the prefix of its answers.
     kinds = [False, True] if masks_are_dense(model) else [False]
     ways = [plan(requests, 4096, branch=branch, window=window) for branch in kinds]
-    expected, _ = run(model, tensors_of(whole, model.device), len(requests))
+    expected, _ = score_requests(model, tensors_of(whole, model.device), len(requests))
     if any(math.isnan(v) for v in expected):
         return None  # the caller finds the same NaN and says what it means
     allowed = _TOLERANCE.get(model.dtype, _ROUGH)
     for groups in ways:
         try:
-            found, _ = run(model, tensors_of(groups, model.device), len(requests))
+            found, _ = score_requests(model, tensors_of(groups, model.device), len(requests))
         except Exception as error:  # whatever a model's own code makes of a cache it was not written for
             return f"{type(model).__name__} cannot be run behind a shared prefix ({type(error).__name__}: {error})"
         # The median, because rounding may send single tokens to another expert of a mixture.
@@ -66,11 +66,11 @@ def why_not(model: Any, ids: Ids, max_length: int) -> str | None:
     return None
 
 
-def _trial(ids: Ids) -> list[Request]:
+def _trial_requests(ids: Ids) -> list[ScoringRequest]:
     """Two contexts with a prefix in common and three answers each."""
     text = (ids * _TRIAL)[:_TRIAL]
     found = []
     for context in (text[:20], text[:14] + text[20:26]):
         for answer in (text[26:29], text[27:30], text[29:31]):
-            found.append(Request(context + answer[:-1], len(answer), answer[-1]))
+            found.append(ScoringRequest(context + answer[:-1], len(answer), answer[-1]))
     return found

@@ -11,7 +11,7 @@ from freemoe.evals.tasks.documents import Document
 OVERFLOW = ("truncate", "error")
 
 
-class Pair(NamedTuple):
+class TokenPair(NamedTuple):
     """Token ids of a context and of the continuation to be scored after it."""
 
     context: tuple[int, ...]
@@ -28,7 +28,7 @@ def context_length(model: Any, tokenizer: Any = None) -> int:
     return int(longest) if isinstance(longest, int) and longest < 10**9 else 2048
 
 
-class Tokens:
+class PromptTokenizer:
     """Makes token ids of texts and keeps those it made.
 
     Args:
@@ -50,8 +50,8 @@ class Tokens:
         self.max_length = max_length
         self.overflow = overflow
         self.truncated: dict[str, int] = {}
-        self._pairs: dict[tuple[str, str], Pair] = {}
-        self._blocks: dict[tuple[tuple[int, ...], int], Pair] = {}
+        self._pairs: dict[tuple[str, str], TokenPair] = {}
+        self._blocks: dict[tuple[tuple[int, ...], int], TokenPair] = {}
         self._prompts: dict[str, tuple[int, ...]] = {}
         self._embedding_ids: dict[str, tuple[int, ...]] = {}
         # The choices of a question come one after the other and have one context.
@@ -70,7 +70,7 @@ class Tokens:
             return self.tokenizer.encode(text, add_special_tokens=False)
         return self.tokenizer.encode(text)
 
-    def pair(self, context: str, continuation: str) -> Pair:
+    def encode_pair(self, context: str, continuation: str) -> TokenPair:
         """Tokenise a context and its continuation together, then part them where the context's own tokens end.
 
         Spaces at the context's end go to the continuation, as in lm-eval, so that words keep their usual tokens.
@@ -85,7 +85,7 @@ class Tokens:
             if left != self._context[0]:
                 self._context = left, tuple(self.encode(left))
             head = self._context[1]
-            pair = Pair(head, tuple(self.encode(left + right)[len(head) :]))
+            pair = TokenPair(head, tuple(self.encode(left + right)[len(head) :]))
         else:
             pair = self.text_pair(self.tokenizer.encode(continuation, add_special_tokens=False))
         if not pair.continuation:
@@ -96,36 +96,36 @@ class Tokens:
         self._pairs[context, continuation] = pair
         return pair
 
-    def text_pair(self, ids: Sequence[int]) -> Pair:
+    def text_pair(self, ids: Sequence[int]) -> TokenPair:
         """A text with nothing before it: after the prefix token, or given its own first token where there is none."""
         if self.prefix_id is None or (ids and ids[0] == self.prefix_id):
-            return Pair(tuple(ids[:1]), tuple(ids[1:]))
-        return Pair((self.prefix_id,), tuple(ids))
+            return TokenPair(tuple(ids[:1]), tuple(ids[1:]))
+        return TokenPair((self.prefix_id,), tuple(ids))
 
-    def document_pairs(self, document: Document) -> list[Pair]:
+    def document_pairs(self, document: Document) -> list[TokenPair]:
         """The scored continuations of a document, in the order of its answers."""
         if document.kind == "text":
             ids = tuple(document.tokens or self.encode(document.answers[0]))
             if (ids, document.given) not in self._blocks:
                 given = document.given
-                self._blocks[ids, given] = Pair(ids[:given], ids[given:]) if given else self.text_pair(ids)
+                self._blocks[ids, given] = TokenPair(ids[:given], ids[given:]) if given else self.text_pair(ids)
             return [self._blocks[ids, document.given]]
         contexts = document.contexts or (document.prompt,) * len(document.answers)
-        return [self.pair(context, answer) for context, answer in zip(contexts, document.answers, strict=True)]
+        return [self.encode_pair(context, answer) for context, answer in zip(contexts, document.answers, strict=True)]
 
-    def gold_pair(self, document: Document) -> Pair:
+    def gold_pair(self, document: Document) -> TokenPair:
         """Prompt and gold answer: what calibration reads and what the loss of signed purification is taken on."""
         if document.kind == "text":
             return self.document_pairs(document)[0]
         if document.kind in ("choice", "target") and document.gold is not None:
             context = document.contexts[document.gold] if document.contexts else document.prompt
-            return self.pair(context, document.answers[document.gold])
+            return self.encode_pair(context, document.answers[document.gold])
         if not document.reference:
             raise DataError(
                 f"Task {document.task!r}, document {document.id!r} has no gold answer, which calibration and signed "
                 "purification need. Use a task with gold answers, or --metric random."
             )
-        return self.pair(document.prompt, document.reference)
+        return self.encode_pair(document.prompt, document.reference)
 
     def prompt_ids(self, document: Document) -> tuple[int, ...]:
         """Token ids of the prompt without special tokens, cut to the context: what features are made of."""
@@ -140,7 +140,7 @@ class Tokens:
             self._embedding_ids[document.prompt] = tuple(ids)
         return self._embedding_ids[document.prompt]
 
-    def fit(self, pair: Pair, task: str = "") -> tuple[tuple[int, ...], int]:
+    def fit_to_context(self, pair: TokenPair, task: str = "") -> tuple[tuple[int, ...], int]:
         """Input ids that fit the context, and how many of the last positions predict the continuation.
 
         Returns:
@@ -166,7 +166,7 @@ class Tokens:
             self.truncated[task] = self.truncated.get(task, 0) + 1
         return whole[-(self.max_length + 1) :][:-1], len(pair.continuation)
 
-    def prompt(self, text: str, new: int) -> tuple[int, ...]:
+    def encode_prompt(self, text: str, new: int) -> tuple[int, ...]:
         """Token ids of a prompt, cut from the left so that ``new`` tokens can follow.
 
         Raises:

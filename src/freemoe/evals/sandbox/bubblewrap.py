@@ -41,17 +41,17 @@ def find_bwrap() -> str:
     """
     bwrap = shutil.which("bwrap")
     if bwrap is None:
-        raise _unusable("there is no bwrap on the PATH")
+        raise _bwrap_error("there is no bwrap on the PATH")
     words = [*isolated_command(bwrap), sys.executable, "-I", "-c", "pass"]
     done = subprocess.run(
         words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
     )
     if done.returncode:
-        raise _unusable(f"{bwrap} ends with status {done.returncode}: {' '.join(done.stderr.split())[:500]}")
+        raise _bwrap_error(f"{bwrap} ends with status {done.returncode}: {' '.join(done.stderr.split())[:500]}")
     return bwrap
 
 
-def _unusable(why: str) -> SandboxError:
+def _bwrap_error(why: str) -> SandboxError:
     return SandboxError(
         f"Generated programs run inside bubblewrap only, which does not start here: {why}. Install it (Debian and Ubuntu: "
         "apt-get install bubblewrap; 0.8 or newer), and allow user namespaces. In a container with nothing to lose, say "
@@ -73,7 +73,7 @@ def isolated_command(bwrap: str, *options: str) -> list[str]:
     for name, value in ENVIRONMENT.items():
         words += ["--setenv", name, value]
     words += ["--dev", "/dev"]
-    for path in readable():
+    for path in readable_paths():
         words += ["--ro-bind", path, path]
     words += ["--ro-bind", inside.__file__, SCRIPT]
     words += ["--size", str(SHARED), "--tmpfs", "/dev/shm", "--size", str(DISK), "--tmpfs", FOLDER]
@@ -82,7 +82,7 @@ def isolated_command(bwrap: str, *options: str) -> list[str]:
 
 
 @cache
-def readable() -> tuple[str, ...]:
+def readable_paths() -> tuple[str, ...]:
     """Folders and files of the interpreter and its libraries, none inside another one.
 
     ``sys.path`` does not count: it may name the folder that the user works in.

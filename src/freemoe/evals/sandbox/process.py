@@ -25,7 +25,7 @@ from freemoe.evals.sandbox.bubblewrap import (
     isolated_command,
     refuse_uncounted_memory,
 )
-from freemoe.evals.sandbox.usage import descendants, memory_in_use, num_files, tasks
+from freemoe.evals.sandbox.usage import count_machine_tasks, descendant_processes, memory_in_use, num_files
 
 Isolation = Literal["bubblewrap", "none"]
 
@@ -44,7 +44,7 @@ _BEFORE = 'echo 1000 >/proc/self/oom_score_adj; [ -z "$0" ] || echo $$ >"$0/cgro
 
 
 @dataclass(frozen=True)
-class Ended:
+class ProcessOutcome:
     """How the process ended.
 
     Attributes:
@@ -60,7 +60,7 @@ class Ended:
 
 def run_inside(
     text: str, isolation: Isolation, *, cpu_seconds: float, wall_seconds: float, seconds: float, memory: int
-) -> Ended:
+) -> ProcessOutcome:
     """Run ``text`` inside to its end.
 
     Args:
@@ -74,7 +74,7 @@ def run_inside(
     Raises:
         SandboxError: It cannot be started.
     """
-    processes = PROCESSES + (tasks() if isolation == "none" else 0)
+    processes = PROCESSES + (count_machine_tasks() if isolation == "none" else 0)
     with contextlib.ExitStack() as stack:
         reading, writing = os.pipe()
         stack.callback(os.close, reading)
@@ -85,12 +85,14 @@ def run_inside(
             given.write(text.encode("utf-8", "surrogatepass"))
             given.seek(0)
             if isolation == "bubblewrap":
-                child = _start_isolated(arguments, given, writing, stack.enter_context(_group()))
+                child = _start_isolated(arguments, given, writing, stack.enter_context(_control_group()))
             else:
-                child = _start(["-B", inside.__file__, *arguments], given, (writing,), stack.enter_context(_folder()))
+                child = _start_process(
+                    ["-B", inside.__file__, *arguments], given, (writing,), stack.enter_context(_temporary_folder())
+                )
         finally:
             os.close(writing)
-        return _watch(child, isolation, reading, seconds, memory)
+        return _watch_process(child, isolation, reading, seconds, memory)
 
 
 def _start_isolated(arguments: list[str], given: IO[bytes], writing: int, group: str) -> subprocess.Popen:
@@ -103,12 +105,12 @@ def _start_isolated(arguments: list[str], given: IO[bytes], writing: int, group:
         if code:
             options, passed = ["--seccomp", str(reading)], [writing, reading]
         before = isolated_command(find_bwrap(), *options)
-        return _start(["-B", SCRIPT, *arguments], given, tuple(passed), "/", before, group)
+        return _start_process(["-B", SCRIPT, *arguments], given, tuple(passed), "/", before, group)
     finally:
         os.close(reading)
 
 
-def _start(
+def _start_process(
     arguments: list[str],
     given: IO[bytes],
     passed: tuple[int, ...],
@@ -133,7 +135,7 @@ def _start(
 
 
 @contextlib.contextmanager
-def _group() -> Iterator[str]:
+def _control_group() -> Iterator[str]:
     """Folder of a control group that bounds the number of processes, which no limit does for root; empty where there is none."""
     for parent in ("/sys/fs/cgroup/pids", "/sys/fs/cgroup"):
         group = f"{parent}/freemoe-{secrets.token_hex(8)}"
@@ -162,7 +164,7 @@ def _group() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _folder() -> Iterator[str]:
+def _temporary_folder() -> Iterator[str]:
     folder = tempfile.mkdtemp(prefix="freemoe-sandbox-")
     try:
         yield folder
@@ -171,10 +173,12 @@ def _folder() -> Iterator[str]:
         subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL, check=False)
 
 
-def _watch(child: subprocess.Popen, isolation: Isolation, reading: int, seconds: float, memory: int) -> Ended:
+def _watch_process(
+    child: subprocess.Popen, isolation: Isolation, reading: int, seconds: float, memory: int
+) -> ProcessOutcome:
     """Read what the child says until it ends or has to be ended."""
     deadline, said, why, open_ = time.monotonic() + seconds, b"", "", True
-    begun, look = tasks(), time.monotonic() + STEP
+    begun, look = count_machine_tasks(), time.monotonic() + STEP
     try:
         while child.poll() is None and not why:
             left = deadline - time.monotonic()
@@ -192,21 +196,21 @@ def _watch(child: subprocess.Popen, isolation: Isolation, reading: int, seconds:
                 if not open_:
                     time.sleep(min(TICK, left))
                 # Processes that make processes are thousands before the next look: their number is asked for at every tick.
-                if time.monotonic() >= look or tasks() > begun + PROCESSES:
+                if time.monotonic() >= look or count_machine_tasks() > begun + PROCESSES:
                     why = _too_much(child.pid, memory)
                     look = time.monotonic() + STEP
     finally:
-        _end(child, isolation)
+        _kill_process_tree(child, isolation)
     os.set_blocking(reading, False)
     # Nothing to read yet no end: a process that left the group still holds the other end.
     with contextlib.suppress(BlockingIOError):
         said += os.read(reading, MESSAGE - len(said))
-    return Ended(None if why else child.returncode, said.decode(errors="replace"), why)
+    return ProcessOutcome(None if why else child.returncode, said.decode(errors="replace"), why)
 
 
-def _end(child: subprocess.Popen, isolation: Isolation) -> None:
+def _kill_process_tree(child: subprocess.Popen, isolation: Isolation) -> None:
     # The kernel ends a namespace of processes with bubblewrap: nobody counts first those that a fork bomb makes meanwhile.
-    below = descendants(child.pid) if isolation == "none" and child.poll() is None else ()
+    below = descendant_processes(child.pid) if isolation == "none" and child.poll() is None else ()
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     for other in below:
@@ -217,7 +221,7 @@ def _end(child: subprocess.Popen, isolation: Isolation) -> None:
 
 def _too_much(child: int, memory: int) -> str:
     """What all its processes use too much of together; nothing where the machine does not say."""
-    below = descendants(child)
+    below = descendant_processes(child)
     # Bubblewrap's own processes are three at most.
     if sum(below.values()) > PROCESSES + 3:
         return f"more than {PROCESSES} processes and threads"

@@ -24,7 +24,7 @@ from typing import Literal
 
 from freemoe.core.errors import SandboxError
 from freemoe.evals.sandbox.bubblewrap import find_bwrap
-from freemoe.evals.sandbox.process import Ended, Isolation, run_inside
+from freemoe.evals.sandbox.process import Isolation, ProcessOutcome, run_inside
 
 MEMORY = 2 << 30
 WALL = 3.0
@@ -41,7 +41,7 @@ Status = Literal["passed", "failed", "timeout", "exited", "killed"]
 
 
 @dataclass(frozen=True)
-class Result:
+class SandboxResult:
     """How a program ended.
 
     Attributes:
@@ -81,7 +81,7 @@ def require_permission(allowed: Permission) -> Isolation:
 
 def run_tests(
     program: str, *, timeout: float = 3.0, memory: int = MEMORY, isolation: Isolation = "bubblewrap"
-) -> Result:
+) -> SandboxResult:
     """Run one program, tests included; it passes iff it runs to its end without an exception.
 
     Args:
@@ -102,11 +102,11 @@ def run_tests(
     ended = run_inside(
         f"{word}{program}", isolation, cpu_seconds=timeout, wall_seconds=wall, seconds=wall + GRACE, memory=memory
     )
-    status, detail = _judge(ended, word, timeout)
-    return Result(status == "passed", status, detail, isolation)
+    status, detail = _read_verdict(ended, word, timeout)
+    return SandboxResult(status == "passed", status, detail, isolation)
 
 
-def _judge(ended: Ended, word: str, timeout: float) -> tuple[Status, str]:
+def _read_verdict(ended: ProcessOutcome, word: str, timeout: float) -> tuple[Status, str]:
     """What the child's exit status and its words amount to."""
     begun = ended.words.startswith("go\n")
     if not begun and ended.why != "time":
@@ -117,10 +117,10 @@ def _judge(ended: Ended, word: str, timeout: float) -> tuple[Status, str]:
     lines = ended.words.split("\n")[1:]
     said = next((line for line in reversed(lines) if line == "timeout" or line.startswith("failed ")), "")
     printable = "".join(c if c.isprintable() else " " for c in said)
-    return _ending(ended, word.strip() in lines, printable, timeout)
+    return _classify_exit(ended, word.strip() in lines, printable, timeout)
 
 
-def _ending(ended: Ended, passed: bool, said: str, timeout: float) -> tuple[Status, str]:
+def _classify_exit(ended: ProcessOutcome, passed: bool, said: str, timeout: float) -> tuple[Status, str]:
     code = ended.code
     if ended.why == "time" or (said == "timeout" and not passed):
         return "timeout", f"ran longer than {timeout:g} s"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 
-def tasks() -> int:
+def count_machine_tasks() -> int:
     """Processes and threads on this machine now; 0 where it does not say."""
     try:
         with open("/proc/loadavg", encoding="ascii") as file:
@@ -14,7 +14,7 @@ def tasks() -> int:
         return 0
 
 
-def descendants(first: int) -> dict[int, int]:
+def descendant_processes(first: int) -> dict[int, int]:
     """All processes below one, and those of its session, whoever their parent is now -> threads; none without ``/proc``."""
     children: dict[int, list[int]] = {}
     threads: dict[int, int] = {}
@@ -59,11 +59,11 @@ def memory_in_use(processes: list[int]) -> int:
                         size, place = int(offset, 16) + end - start, (device, number)
                         shared[place] = max(size, shared.get(place, 0))
         except (OSError, ValueError):
-            total += _resident(process)
+            total += _resident_bytes(process)
     return total + sum(shared.values())
 
 
-def _resident(process: int) -> int:
+def _resident_bytes(process: int) -> int:
     try:
         with open(f"/proc/{process}/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -10,7 +10,7 @@ from freemoe.evals.tasks.documents import Kind
 
 
 @dataclass(frozen=True)
-class Sources:
+class SplitSources:
     """Which source split plays which part; the same one twice means that it is carved by content key.
 
     Attributes:
@@ -25,28 +25,28 @@ class Sources:
     shots: str = ""
 
     @property
-    def references(self) -> list[str]:
+    def reference_splits(self) -> list[str]:
         """The source splits that may be searched on."""
         return [s for s in self.reference.split("+") if s]
 
     @property
-    def carved(self) -> bool:
+    def is_carved(self) -> bool:
         """Whether one source split is cut in two by content key."""
-        return self.reported in self.references
+        return self.reported in self.reference_splits
 
-    def needed(self, shots: bool) -> list[str]:
+    def required_splits(self, shots: bool) -> list[str]:
         """The source splits to be read, each once."""
-        wanted = [*self.references, self.reported, self.shots if shots else ""]
+        wanted = [*self.reference_splits, self.reported, self.shots if shots else ""]
         return [s for s in dict.fromkeys(wanted) if s]
 
-    def plus(self, extra: Sequence[str]) -> Sources:
+    def with_references(self, extra: Sequence[str]) -> SplitSources:
         """The same with more source splits to search on."""
-        more = [s for s in extra if s not in self.references]
-        return replace(self, reference="+".join([*self.references, *more])) if self.reference else self
+        more = [s for s in extra if s not in self.reference_splits]
+        return replace(self, reference="+".join([*self.reference_splits, *more])) if self.reference else self
 
 
 @dataclass(frozen=True)
-class Benchmark:
+class BenchmarkSpec:
     """One row.
 
     Attributes:
@@ -80,8 +80,8 @@ class Benchmark:
     metric: str
     paths: dict[str, str]
     read: Reader
-    local: Sources
-    hub: Sources
+    local: SplitSources
+    hub: SplitSources
     key: Callable[[Row], tuple[str, ...]]
     gold: Callable[[Row], str] | None = None
     scored: str = ""
@@ -95,20 +95,20 @@ class Benchmark:
     extra: str = ""
     needs: tuple[str, ...] = ()
 
-    def file(self, split: str, subject: str) -> str:
+    def source_path(self, split: str, subject: str) -> str:
         """The file, or folder, of a source split below the data root."""
         return self.paths[split].format(subject=self.folders.get(subject, subject))
 
     @property
     def split_note(self) -> str:
         """Which split is reference and which is reported, for files."""
-        return describe(self.local, self.lender)
+        return describe_splits(self.local, self.lender)
 
 
-def describe(sources: Sources, lender: str = "") -> str:
+def describe_splits(sources: SplitSources, lender: str = "") -> str:
     """In words: which split is reference, which is reported, what is carved."""
     if lender:
         return f"reference borrowed from {lender} (no split of its own), reported {sources.reported}"
-    if sources.carved:
+    if sources.is_carved:
         return f"reference and reported carved from {sources.reported} by content key, one half each"
     return f"reference {sources.reference}, reported {sources.reported}"

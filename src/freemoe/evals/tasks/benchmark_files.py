@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from freemoe.core.errors import DataError
-from freemoe.core.numbers import byte_text
+from freemoe.core.numbers import format_bytes
 from freemoe.core.untrusted import MOST_JSON, parse_json, require_file
 from freemoe.text.files import read_json_lines, read_text_file
 
@@ -22,7 +22,7 @@ Reader = Callable[[Path], list[Row]]
 LETTERS = "ABCDE"
 
 
-def _rows(path: Path, values: list[tuple[int, Any]], columns: tuple[str, ...]) -> list[Row]:
+def _check_rows(path: Path, values: list[tuple[int, Any]], columns: tuple[str, ...]) -> list[Row]:
     """Check that every item is an object with ``columns``."""
     if not values:
         raise DataError(f"{path} holds no document.")
@@ -36,19 +36,19 @@ def _rows(path: Path, values: list[tuple[int, Any]], columns: tuple[str, ...]) -
     return [row for _, row in values]
 
 
-def jsonl(*columns: str) -> Reader:
+def jsonl_reader(*columns: str) -> Reader:
     """Reader of JSONL whose columns are already the ones wanted."""
 
-    def read(path: Path) -> list[Row]:
-        return _rows(path, read_json_lines(path), columns)
+    def read_jsonl(path: Path) -> list[Row]:
+        return _check_rows(path, read_json_lines(path), columns)
 
-    return read
+    return read_jsonl
 
 
-def jsonl_gz(*columns: str) -> Reader:
+def jsonl_gz_reader(*columns: str) -> Reader:
     """Reader of gzipped JSONL."""
 
-    def read(path: Path) -> list[Row]:
+    def read_jsonl_gz(path: Path) -> list[Row]:
         require_file(path)
         try:
             with gzip.open(path) as stream:
@@ -58,24 +58,24 @@ def jsonl_gz(*columns: str) -> Reader:
             raise DataError(f"{path} is no gzipped JSONL ({error}). Fetch the file again.") from None
         if len(raw) > MOST_JSON:
             raise DataError(
-                f"{path} unpacks to more than {byte_text(MOST_JSON)}: it is not the benchmark's original file."
+                f"{path} unpacks to more than {format_bytes(MOST_JSON)}: it is not the benchmark's original file."
             )
         values = [(n, parse_json(line, f"{path}:{n}")) for n, line in enumerate(lines, start=1) if line.strip()]
-        return _rows(path, values, columns)
+        return _check_rows(path, values, columns)
 
-    return read
+    return read_jsonl_gz
 
 
-def json_list(*columns: str) -> Reader:
+def json_list_reader(*columns: str) -> Reader:
     """Reader of one JSON list of objects."""
 
-    def read(path: Path) -> list[Row]:
+    def read_json_list(path: Path) -> list[Row]:
         values = parse_json(read_text_file(path), str(path))
         if not isinstance(values, list):
             raise DataError(f"{path} holds a JSON {type(values).__name__}; a list is needed.")
-        return _rows(path, list(enumerate(values, start=1)), columns)
+        return _check_rows(path, list(enumerate(values, start=1)), columns)
 
-    return read
+    return read_json_list
 
 
 def mmlu_csv(path: Path) -> list[Row]:
@@ -94,7 +94,7 @@ def mmlu_csv(path: Path) -> list[Row]:
 def arc_jsonl(path: Path) -> list[Row]:
     """ARC's JSONL: the stem and the labelled choices lie inside ``question``."""
     rows = []
-    for row in _rows(path, read_json_lines(path), ("id", "question", "answerKey")):
+    for row in _check_rows(path, read_json_lines(path), ("id", "question", "answerKey")):
         choices = row["question"]["choices"]
         rows.append(
             {
@@ -109,7 +109,7 @@ def arc_jsonl(path: Path) -> list[Row]:
 
 def hellaswag_jsonl(path: Path) -> list[Row]:
     """HellaSwag lines that are already cleaned: the query in one piece and its endings."""
-    rows = _rows(path, read_json_lines(path), ("ind", "query", "endings", "label"))
+    rows = _check_rows(path, read_json_lines(path), ("ind", "query", "endings", "label"))
     return [{"ind": r["ind"], "query": r["query"], "choices": r["endings"], "label": r["label"]} for r in rows]
 
 
@@ -124,7 +124,7 @@ def openbookqa_tsv(path: Path) -> list[Row]:
     rows = []
     for number, cells in enumerate(table[1:], start=2):
         name, stem, joined, answer = (cells[i] for i in at)
-        labels, texts = _lettered(joined)
+        labels, texts = _split_lettered_choices(joined)
         if labels != list(LETTERS[:4]) or answer not in labels:
             raise DataError(f"{path}:{number}: choices {labels}, answer {answer!r}; A to D and one of them are needed.")
         choices = {"text": texts, "label": labels}
@@ -132,7 +132,7 @@ def openbookqa_tsv(path: Path) -> list[Row]:
     return rows
 
 
-def _lettered(joined: str) -> tuple[list[str], list[str]]:
+def _split_lettered_choices(joined: str) -> tuple[list[str], list[str]]:
     """Letters and texts of choices in one cell; a letter that is not the next one is part of the text before it."""
     parts = re.split(r"(?:^|\s)\(([A-D])\)\s", joined)
     labels: list[str] = []
@@ -148,13 +148,13 @@ def _lettered(joined: str) -> tuple[list[str], list[str]]:
 
 def boolq_jsonl(path: Path) -> list[Row]:
     """SuperGLUE's BoolQ: the label is true or false there, and a number in the data set that lm-eval reads."""
-    rows = _rows(path, read_json_lines(path), ("question", "passage", "label"))
+    rows = _check_rows(path, read_json_lines(path), ("question", "passage", "label"))
     return [{"question": r["question"], "passage": r["passage"], "label": int(r["label"])} for r in rows]
 
 
 def piqa_jsonl(path: Path) -> list[Row]:
     """PIQA's goals with the labels that lie beside them, one a line, in ``NAME-labels.lst``."""
-    rows = _rows(path, read_json_lines(path), ("goal", "sol1", "sol2"))
+    rows = _check_rows(path, read_json_lines(path), ("goal", "sol1", "sol2"))
     beside = path.with_name(f"{path.stem}-labels.lst")
     if not beside.is_file():
         raise DataError(f"{path}: its labels are not beside it; {beside.name} holds one 0 or 1 a line.")
@@ -169,7 +169,7 @@ def truthfulqa_json(path: Path) -> list[Row]:
     """TruthfulQA's two sets of choices: there answer -> 1 or 0, here two lists, what is true before what is not."""
     names = ("mc1_targets", "mc2_targets")
     rows = []
-    for number, row in enumerate(json_list("question", *names)(path), start=1):
+    for number, row in enumerate(json_list_reader("question", *names)(path), start=1):
         made: Row = {"question": row["question"]}
         for name in names:
             pairs = sorted(row[name].items(), key=lambda pair: -pair[1])
@@ -186,7 +186,7 @@ def math_folder(path: Path) -> list[Row]:
     rows = []
     for file in found:
         rows.append((0, parse_json(read_text_file(file), str(file))))
-    kept = _rows(path, rows, ("problem", "solution"))
+    kept = _check_rows(path, rows, ("problem", "solution"))
     for file, row in zip(found, kept, strict=True):
         if "\\boxed" not in row["solution"] and "\\fbox" not in row["solution"]:
             raise DataError(f"{file}: its solution has no \\boxed answer, so nothing could be graded.")

@@ -13,7 +13,7 @@ from typing import Any
 from freemoe.core.errors import RecipeError
 from freemoe.core.registry import unknown_name
 from freemoe.evals.tasks import benchmark_files as files
-from freemoe.evals.tasks.benchmark import Benchmark, Sources
+from freemoe.evals.tasks.benchmark import BenchmarkSpec, SplitSources
 from freemoe.evals.tasks.benchmark_files import Row
 from freemoe.evals.tasks.choice_benchmarks import CHOICES
 
@@ -53,8 +53,8 @@ def _minerva_gold(row: Row) -> str:
     return f" {row['solution']}\nFinal Answer: The final answer is ${row['answer']}$. I hope it is correct."
 
 
-def _math(name: str, about: str, **more: Any) -> Benchmark:
-    return Benchmark(
+def _math_benchmark(name: str, about: str, **more: Any) -> BenchmarkSpec:
+    return BenchmarkSpec(
         name=name,
         about=about,
         yaml=f"{name}/{name}_{{subject}}.yaml",
@@ -62,8 +62,8 @@ def _math(name: str, about: str, **more: Any) -> Benchmark:
         metric="exact_match",
         paths={split: f"math/{split}/{{subject}}" for split in ("train", "test")},
         read=files.math_folder,
-        local=Sources("train", "test", "train"),
-        hub=Sources("train", "test", "train"),
+        local=SplitSources("train", "test", "train"),
+        hub=SplitSources("train", "test", "train"),
         key=lambda row: (row["problem"],),
         subjects=MATH_SUBJECTS,
         folders=_MATH_FOLDERS,
@@ -72,8 +72,8 @@ def _math(name: str, about: str, **more: Any) -> Benchmark:
     )
 
 
-TABLE: tuple[Benchmark, ...] = (
-    Benchmark(
+TABLE: tuple[BenchmarkSpec, ...] = (
+    BenchmarkSpec(
         name="mmlu",
         about="57 subjects, four choices, likelihood of the answer's letter (also mmlu_SUBJECT)",
         yaml="mmlu/default/mmlu_{subject}.yaml",
@@ -85,13 +85,13 @@ TABLE: tuple[Benchmark, ...] = (
             "test": "mmlu/test/{subject}_test.csv",
         },
         read=files.mmlu_csv,
-        local=Sources("validation", "test", "dev"),
-        hub=Sources("validation", "test", "dev"),
+        local=SplitSources("validation", "test", "dev"),
+        hub=SplitSources("validation", "test", "dev"),
         key=lambda row: (row["question"], row["choices"][row["answer"]]),
         num_fewshot=5,
         subjects=MMLU_SUBJECTS,
     ),
-    Benchmark(
+    BenchmarkSpec(
         name="gsm8k",
         about="Grade-school arithmetic in words, generated; the last number of the answer is compared",
         yaml="gsm8k/gsm8k.yaml",
@@ -100,38 +100,38 @@ TABLE: tuple[Benchmark, ...] = (
         # Zero-shot answers do not know the data set's "####", which the strict filter asks for.
         filter="flexible-extract",
         paths={"train": "gsm8k/train.jsonl", "test": "gsm8k/test.jsonl"},
-        read=files.jsonl("question", "answer"),
-        local=Sources("train", "test", "train"),
-        hub=Sources("train", "test", "train"),
+        read=files.jsonl_reader("question", "answer"),
+        local=SplitSources("train", "test", "train"),
+        hub=SplitSources("train", "test", "train"),
         key=lambda row: (row["question"],),
     ),
-    Benchmark(
+    BenchmarkSpec(
         name="mathqa",
         about="Arithmetic in words, five choices, likelihood of the answer's text",
         yaml="mathqa/mathqa.yaml",
         kind="choice",
         metric="acc",
         paths={"validation": "mathqa/dev.json", "test": "mathqa/test.json"},
-        read=files.json_list("Problem", "options", "correct"),
-        local=Sources("validation", "test", "validation"),
-        hub=Sources("validation", "test", "train"),
+        read=files.json_list_reader("Problem", "options", "correct"),
+        local=SplitSources("validation", "test", "validation"),
+        hub=SplitSources("validation", "test", "train"),
         key=lambda row: (row["Problem"],),
     ),
-    Benchmark(
+    BenchmarkSpec(
         name="humaneval",
         about="Python functions from their docstrings, generated and run against tests",
         yaml="humaneval/humaneval.yaml",
         kind="code",
         metric="pass@1",
         paths={"test": "humaneval/HumanEval.jsonl.gz"},
-        read=files.jsonl_gz("task_id", "prompt", "canonical_solution", "test", "entry_point"),
-        local=Sources("", "test"),
-        hub=Sources("", "test"),
+        read=files.jsonl_gz_reader("task_id", "prompt", "canonical_solution", "test", "entry_point"),
+        local=SplitSources("", "test"),
+        hub=SplitSources("", "test"),
         key=lambda row: (row["prompt"],),
         gold=lambda row: row["canonical_solution"],
         lender="mbpp",
     ),
-    Benchmark(
+    BenchmarkSpec(
         name="mbpp",
         about="Short Python programs from one sentence, generated and run against tests",
         yaml="mbpp/mbpp.yaml",
@@ -140,17 +140,17 @@ TABLE: tuple[Benchmark, ...] = (
         scored="pass_at_1",
         # One file holds all; ids 1-10 are few-shot, 11-510 test, 511-600 validation, 601-974 train.
         paths={"validation": "mbpp/mbpp.jsonl", "test": "mbpp/mbpp.jsonl", "train": "mbpp/mbpp.jsonl"},
-        read=files.jsonl("task_id", "text", "code", "test_list"),
-        local=Sources("validation", "test"),
-        hub=Sources("validation", "test"),
+        read=files.jsonl_reader("task_id", "text", "code", "test_list"),
+        local=SplitSources("validation", "test"),
+        hub=SplitSources("validation", "test"),
         key=lambda row: (row["text"],),
         gold=lambda row: row["code"].replace("\r\n", "\n") + "\n[DONE]",
     ),
-    _math(
+    _math_benchmark(
         "hendrycks_math",
         "Competition mathematics (MATH), generated; the text between dollar signs is compared (also hendrycks_math_SUBJECT)",
     ),
-    _math(
+    _math_benchmark(
         "minerva_math",
         "The same with four worked examples; the final answer is compared as an expression (also minerva_math_SUBJECT)",
         num_fewshot=4,
@@ -159,7 +159,7 @@ TABLE: tuple[Benchmark, ...] = (
         needs=("sympy", "antlr4", "math_verify"),
     ),
     *CHOICES,
-    Benchmark(
+    BenchmarkSpec(
         name="wikitext",
         about="WikiText-2, raw text in blocks of 256 tokens, nats per token (no rolling word perplexity)",
         yaml="",
@@ -167,16 +167,16 @@ TABLE: tuple[Benchmark, ...] = (
         metric="raw_block_nll",
         paths={"validation": "wikitext-2-raw/wiki.valid.raw", "test": "wikitext-2-raw/wiki.test.raw"},
         read=lambda path: [{"text": files.read_text_file(path)}],
-        local=Sources("validation", "test"),
-        hub=Sources("validation", "test"),
+        local=SplitSources("validation", "test"),
+        hub=SplitSources("validation", "test"),
         key=lambda row: (row["text"],),
     ),
 )
 
-BENCHMARKS: dict[str, Benchmark] = {row.name: row for row in TABLE}
+BENCHMARKS: dict[str, BenchmarkSpec] = {row.name: row for row in TABLE}
 
 
-def find_benchmark(spec: str) -> tuple[Benchmark, tuple[str, ...], int | None, tuple[str, ...]]:
+def find_benchmark(spec: str) -> tuple[BenchmarkSpec, tuple[str, ...], int | None, tuple[str, ...]]:
     """Read ``task``, ``task@N`` or ``task_SUBJECT``, each also as ``task+train`` to search on train too.
 
     Returns:

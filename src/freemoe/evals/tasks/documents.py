@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from freemoe.core.errors import DataError, SplitError
-from freemoe.text.groups import clusters, copy_names
+from freemoe.text.groups import cluster_labels, copy_names
 from freemoe.text.words import about_words, question_words
 
 Kind = Literal["choice", "target", "generate", "code", "text"]
@@ -69,7 +69,7 @@ class Document:
     given: int = 0
     contexts: tuple[str, ...] = ()
 
-    def question(self) -> tuple[list[str], list[str]]:
+    def question_answer_words(self) -> tuple[list[str], list[str]]:
         """Words of what it asks, and of the answer without which it would be another question; none for plain text."""
         if self.about:
             return about_words(self.about)
@@ -79,9 +79,9 @@ class Document:
         answer = question_words(self.reference) if self.kind in ("choice", "target") else []
         return question_words(self.prompt), answer
 
-    def content(self) -> str:
+    def content_text(self) -> str:
         """What it says, whatever examples and template it stands in."""
-        words, answer = self.question()
+        words, answer = self.question_answer_words()
         return " ".join([*words, *answer] or self.answers)
 
 
@@ -109,7 +109,7 @@ class ReferenceSplit:
     def __len__(self) -> int:
         return len(self.documents)
 
-    def take(self, indices: Sequence[int]) -> ReferenceSplit:
+    def select_indices(self, indices: Sequence[int]) -> ReferenceSplit:
         """Return the documents at ``indices``, still a reference split."""
         return ReferenceSplit(tuple(self.documents[i] for i in indices), self.name)
 
@@ -131,19 +131,19 @@ class ReportedSplit:
     def __len__(self) -> int:
         return len(self._documents)
 
-    def keys(self) -> set[str]:
+    def content_keys(self) -> set[str]:
         """Content keys, for checking that the two splits share nothing."""
         return {d.key for d in self._documents}
 
-    def kinds(self) -> list[str]:
+    def document_kinds(self) -> list[str]:
         """Kinds of documents, in order of first appearance."""
         return list(dict.fromkeys(d.kind for d in self._documents))
 
-    def digest(self) -> str:
+    def content_digest(self) -> str:
         """Hash of everything the documents say, for noticing that they changed; it shows none of them."""
         return digest_documents(self._documents)
 
-    def only(self, wanted: Callable[[Sequence[Document]], Sequence[bool]]) -> ReportedSplit:
+    def filter_documents(self, wanted: Callable[[Sequence[Document]], Sequence[bool]]) -> ReportedSplit:
         """The documents that a test of all of them wants, as closed as before; it learns nothing of how they score."""
         kept = zip(self._documents, wanted(self._documents), strict=True)
         return ReportedSplit(tuple(document for document, keep in kept if keep), self.name)
@@ -175,10 +175,10 @@ def require_reference(split: object, what: str) -> ReferenceSplit:
 
 def join_copies(documents: Sequence[Document]) -> list[Document]:
     """Give documents that are copies of each other (`copy_names`), or share a key, one key; others stay as they are."""
-    names = copy_names([document.question() for document in documents])
+    names = copy_names([document.question_answer_words() for document in documents])
     for own, document in zip(names, documents, strict=True):
         own |= {("key", key) for key in (document.key, document.row_key) if key}
-    label, key = clusters(names), dict[int, str]()
+    label, key = cluster_labels(names), dict[int, str]()
     for document, cluster in zip(documents, label, strict=True):
         key[cluster] = min(key.get(cluster, document.key), document.key)
     return [
@@ -201,7 +201,7 @@ def join_splits(
     joined = iter(join_copies([*(d for split in references for d in split.documents), *closed]))
     first = [tuple(next(joined) for _ in split.documents) for split in references]
     second = [ReportedSplit(tuple(next(joined) for _ in split._documents), split.name) for split in reported]
-    keys = {key for split in second for key in split.keys()}  # noqa: SIM118
+    keys = {key for split in second for key in split.content_keys()}
     kept = [tuple(d for d in documents if d.key not in keys) for documents in first]
     return [ReferenceSplit(documents, s.name) for documents, s in zip(kept, references, strict=True)], second
 

@@ -23,14 +23,14 @@ from freemoe.core.registry import unknown_name
 from freemoe.evals.sandbox.runner import Permission, require_permission
 from freemoe.evals.tasks.benchmarks import BENCHMARKS
 from freemoe.evals.tasks.documents import Document, ReferenceSplit, ReportedSplit, check_disjoint, join_splits
-from freemoe.evals.tasks.task import DomainData, Grader, Task
+from freemoe.evals.tasks.task import DomainData, EvalTask, TaskGrader
 from freemoe.evals.tasks.text_tasks import text_task
-from freemoe.evals.tasks.user_tasks import FOLDER_FILES, Reading, SampledTask, UserTask
+from freemoe.evals.tasks.user_tasks import FOLDER_FILES, ReadingOptions, SampledTask, UserTask
 from freemoe.recipes import BuildRecipe, EvalRecipe
 from freemoe.text.chat import as_prompt, uses_template
 from freemoe.text.documents import split_shape
 from freemoe.text.rows import HUB, SUFFIXES, is_rows, read_rows, source_name
-from freemoe.text.shapes import recognise
+from freemoe.text.shapes import detect_shape
 
 DEMO = "demo:"
 TEXT_SUFFIXES = (".txt", ".md")
@@ -78,7 +78,7 @@ def is_file_spec(spec: str) -> bool:
 
 
 @dataclass(frozen=True)
-class _Data:
+class _DataSpec:
     """The user's data that a spec names: the shape that is asked for, one source or two."""
 
     shape: str | None
@@ -86,13 +86,13 @@ class _Data:
     second: str | None
 
 
-def _data(spec: str) -> _Data:
+def _parse_data_spec(spec: str) -> _DataSpec:
     """What a spec names, files checked to be there and to be different."""
     if spec.startswith(DEMO):
         domain = spec.removeprefix(DEMO)
         if domain not in DOMAINS:
             raise unknown_name("domain of the bundled benchmark", domain, list(DOMAINS))
-        return _Data(None, *(str(benchmark_path(domain, part)) for part in ("reference", "test")))
+        return _DataSpec(None, *(str(benchmark_path(domain, part)) for part in ("reference", "test")))
     shape, rest = split_shape(spec)
     first, pair, second = rest.partition(PAIR)
     second = second.removeprefix(f"{shape}:")  # which may stand before both
@@ -112,7 +112,7 @@ def _data(spec: str) -> _Data:
             f"Task {spec!r}: reference and reported are the same {kind} {sources[0]}. What is searched "
             "on cannot be reported on; name one file alone and it is carved in two."
         )
-    return _Data(shape, sources[0], sources[1] if len(sources) > 1 else None)
+    return _DataSpec(shape, sources[0], sources[1] if len(sources) > 1 else None)
 
 
 def make_task(
@@ -130,7 +130,7 @@ def make_task(
     pass_at: int = 1,
     estimator: str = "unbiased",
     group_by: str | None = None,
-) -> Task:
+) -> EvalTask:
     """Build the task that a spec names; arguments as in `load_domain`."""
     if spec.startswith(LM_EVAL):
         from freemoe.evals.tasks.harness.any_task import any_task
@@ -151,24 +151,24 @@ def make_task(
             estimator=estimator,
         )
     sampled, spec = spec.startswith(SAMPLED), spec.removeprefix(SAMPLED)
-    data = _data(spec)
+    data = _parse_data_spec(spec)
     name = source_name(data.first)
     if spec.startswith(DEMO):
         name = spec.removeprefix(DEMO)
     elif Path(data.first).name == FOLDER_FILES[0] and Path(data.first).parent.name:
         name = Path(data.first).parent.name
-    if (data.shape or _recognised(data.first)) == "text":
+    if (data.shape or _source_shape(data.first)) == "text":
         return text_task(
             name, data.first, data.second, tokenizer=tokenizer, limit=limit, given=text_given, group_by=group_by
         )
-    how = Reading(data.shape, tokenizer, chat, group_by)
+    how = ReadingOptions(data.shape, tokenizer, chat, group_by)
     task = UserTask(name, data.first, data.second, limit=limit, seed=seed, how=how)
     return SampledTask(task, tokenizer, pass_at, estimator) if sampled else task
 
 
-def _recognised(source: str) -> str:
+def _source_shape(source: str) -> str:
     """Name of the shape that a source has."""
-    return recognise(read_rows(source, 1)[0]).name if is_rows(source) else "text"
+    return detect_shape(read_rows(source, 1)[0]).name if is_rows(source) else "text"
 
 
 def load_domain(
@@ -219,7 +219,7 @@ def load_domain(
         raise RecipeError(f"Domain {name!r} has no task; write {name}=TASK,TASK.")
     if data_root is not None and not Path(data_root).expanduser().is_dir():
         raise DataError(f"No folder at {Path(data_root).expanduser().absolute()} (--data-root). Check the path.")
-    tasks: dict[str, Task] = {}
+    tasks: dict[str, EvalTask] = {}
     for spec in specs:
         task = make_task(
             spec,
@@ -251,7 +251,7 @@ def _as_message(tokenizer: Any) -> Callable[[Document], Document]:
     What a conversation or a text is, is left alone: it has its template already, or none.
     """
 
-    def change(document: Document) -> Document:
+    def to_message(document: Document) -> Document:
         if document.kind == "text":
             return document
         where = f"{document.task} {document.id}"
@@ -263,7 +263,7 @@ def _as_message(tokenizer: Any) -> Callable[[Document], Document]:
         reference = document.reference.removeprefix(" ")
         return replace(document, prompt=prompt, contexts=tuple(contexts), answers=answers, reference=reference)
 
-    return change
+    return to_message
 
 
 def domain_of(recipe: BuildRecipe | EvalRecipe, name: str, tokenizer: Any) -> DomainData:
@@ -286,7 +286,9 @@ def domain_of(recipe: BuildRecipe | EvalRecipe, name: str, tokenizer: Any) -> Do
     )
 
 
-def join_tasks(name: str, tasks: dict[str, Task], change: Callable[[Document], Document] | None = None) -> DomainData:
+def join_tasks(
+    name: str, tasks: dict[str, EvalTask], change: Callable[[Document], Document] | None = None
+) -> DomainData:
     """Pool tasks into one domain, with the two splits kept apart across tasks too.
 
     Args:
@@ -296,7 +298,7 @@ def join_tasks(name: str, tasks: dict[str, Task], change: Callable[[Document], D
     """
     reference: dict[tuple[str, str], Document] = {}
     reported: dict[tuple[str, str], Document] = {}
-    graders: dict[str, Task] = dict(tasks)
+    graders: dict[str, EvalTask] = dict(tasks)
     for task in tasks.values():
         # A task without a reference split of its own borrows another's documents, which that one grades.
         lender = getattr(task, "lender", None)
@@ -318,7 +320,7 @@ def join_tasks(name: str, tasks: dict[str, Task], change: Callable[[Document], D
         kept,
         closed,
         tuple(notes),
-        {n: Grader(t.name, t.metric, t.grade) for n, t in graders.items()},
+        {n: TaskGrader(t.name, t.metric, t.grade) for n, t in graders.items()},
         bool(change) or any(getattr(task, "chat", False) for task in tasks.values()),
     )
 
@@ -333,7 +335,7 @@ def load_domains(recipe: BuildRecipe | EvalRecipe, tokenizer: Any) -> dict[str, 
     domains = {}
     for name in recipe.domains:
         data = domain_of(recipe, name, tokenizer)
-        kinds = list(dict.fromkeys([*(d.kind for d in data.reference.documents), *data.reported.kinds()]))
+        kinds = list(dict.fromkeys([*(d.kind for d in data.reference.documents), *data.reported.document_kinds()]))
         if "code" in kinds:
             require_permission(recipe.data.allow_code_execution)
         if "text" in kinds and len(kinds) > 1:
@@ -341,10 +343,10 @@ def load_domains(recipe: BuildRecipe | EvalRecipe, tokenizer: Any) -> dict[str, 
                 f"Domain {name!r} mixes plain text with tasks; their figures differ. Make them two domains."
             )
         domains[name] = data
-    return _apart(domains)
+    return _separate_domains(domains)
 
 
-def _apart(domains: dict[str, DomainData]) -> dict[str, DomainData]:
+def _separate_domains(domains: dict[str, DomainData]) -> dict[str, DomainData]:
     """Drop reference documents that another domain reports on: the router is trained on all domains together."""
     references, reported = join_splits([d.reference for d in domains.values()], [d.reported for d in domains.values()])
     found = {}

@@ -7,14 +7,14 @@ from typing import Any
 
 from freemoe.core.errors import DataError
 from freemoe.text.chat import as_turn
-from freemoe.text.shapes import Conversation, Turn
+from freemoe.text.shapes import ChatTurn, ConversationItem
 
 MOST_SCORED, MOST_TOKENS = 512, 2048
 """Tokens of a response that are scored, its first, and tokens of a document, cut from the prompt's left; less where the tokenizer
 says that the model holds less."""
 
 
-def response_parts(where: str, item: Conversation, tokenizer: Any, template: bool) -> Iterator[dict[str, Any]]:
+def response_parts(where: str, item: ConversationItem, tokenizer: Any, template: bool) -> Iterator[dict[str, Any]]:
     """The fields of a `Document` for every turn of a conversation in which the assistant answers.
 
     Args:
@@ -32,8 +32,8 @@ def response_parts(where: str, item: Conversation, tokenizer: Any, template: boo
             "load_domain(..., tokenizer=tokenizer)."
         )
     for turn in item.turns:
-        prompt, response = _texts(where, turn, tokenizer, template)
-        ids, given = _tokens(tokenizer, prompt, response, template)
+        prompt, response = _prompt_and_response(where, turn, tokenizer, template)
+        ids, given = _encode_response(tokenizer, prompt, response, template)
         if len(ids) == given:
             raise DataError(f"{where}: the response {response!r:.60} has no token of its own. Leave the row out.")
         yield {
@@ -45,13 +45,13 @@ def response_parts(where: str, item: Conversation, tokenizer: Any, template: boo
         }
 
 
-def _texts(where: str, turn: Turn, tokenizer: Any, template: bool) -> tuple[str, str]:
+def _prompt_and_response(where: str, turn: ChatTurn, tokenizer: Any, template: bool) -> tuple[str, str]:
     if template:
         return as_turn(tokenizer, turn.messages, turn.response, where)
     return turn.prompt, turn.gap + turn.response
 
 
-def _tokens(tokenizer: Any, prompt: str, response: str, template: bool) -> tuple[tuple[int, ...], int]:
+def _encode_response(tokenizer: Any, prompt: str, response: str, template: bool) -> tuple[tuple[int, ...], int]:
     """Token ids of prompt and response, and how many are the prompt's; both cut to what is scored."""
     longest = tokenizer.model_max_length if 0 < tokenizer.model_max_length < 10**9 else MOST_TOKENS
     # A template writes its own tokens at the start; elsewhere the tokenizer's stand there, as before every prompt.

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from itertools import chain, zip_longest
 
 
-def rank(seed: int, *names: str) -> str:
+def seeded_rank(seed: int, *names: str) -> str:
     """A seeded order that depends on the names alone."""
     return hashlib.sha256("\x1f".join((str(seed), *names)).encode()).hexdigest()
 
 
-def carve(keys: Sequence[str], share: float = 0.5, seed: int = 0) -> tuple[list[int], list[int]]:
+def carve_by_key(keys: Sequence[str], share: float = 0.5, seed: int = 0) -> tuple[list[int], list[int]]:
     """Part items into reference and reported by content key, so that no key stands on both sides.
 
     Args:
@@ -24,7 +24,7 @@ def carve(keys: Sequence[str], share: float = 0.5, seed: int = 0) -> tuple[list[
     Returns:
         Indices of the reference items and of the reported items, each in file order.
     """
-    order = sorted(set(keys), key=lambda key: rank(seed, "carve", key))
+    order = sorted(set(keys), key=lambda key: seeded_rank(seed, "carve", key))
     chosen = set(order[: round(len(order) * share)])
     reference = [i for i, key in enumerate(keys) if key in chosen]
     reported = [i for i, key in enumerate(keys) if key not in chosen]
@@ -39,7 +39,7 @@ def large_group_text(keys: Sequence[str]) -> str:
     return f"; one group is {count} of {len(keys)} documents, more than half: the parts are as uneven as it makes them"
 
 
-def draw(names: Sequence[str], fields: Sequence[str], limit: int | None, seed: int = 0) -> list[int]:
+def draw_balanced(names: Sequence[str], fields: Sequence[str], limit: int | None, seed: int = 0) -> list[int]:
     """Draw ``limit`` items, balanced over fields: one of each field in turn, until there are enough.
 
     Args:
@@ -54,9 +54,9 @@ def draw(names: Sequence[str], fields: Sequence[str], limit: int | None, seed: i
     if limit is None or limit >= len(names):
         return list(range(len(names)))
     groups: dict[str, list[int]] = {}
-    for i in sorted(range(len(names)), key=lambda i: rank(seed, "draw", names[i])):
+    for i in sorted(range(len(names)), key=lambda i: seeded_rank(seed, "draw", names[i])):
         groups.setdefault(fields[i], []).append(i)
-    ordered = [groups[f] for f in sorted(groups, key=lambda f: rank(seed, "field", f))]
+    ordered = [groups[f] for f in sorted(groups, key=lambda f: seeded_rank(seed, "field", f))]
     turns = chain.from_iterable(zip_longest(*ordered))
     taken = [i for i in turns if i is not None][:limit]
     return sorted(taken)

@@ -17,7 +17,7 @@ Response = Likelihood | str
 
 
 @dataclass(frozen=True)
-class Grader:
+class TaskGrader:
     """The part of a task that a search may hold: it grades, and has no way to the reported documents.
 
     Attributes:
@@ -32,7 +32,7 @@ class Grader:
 
 
 @runtime_checkable
-class Task(Protocol):
+class EvalTask(Protocol):
     """Documents and their grading.
 
     Attributes:
@@ -87,11 +87,11 @@ class DomainData:
     reference: ReferenceSplit
     reported: ReportedSplit
     notes: tuple[str, ...] = ()
-    graders: dict[str, Grader] = field(default_factory=dict, repr=False)
+    graders: dict[str, TaskGrader] = field(default_factory=dict, repr=False)
     chat: bool = False
 
 
-def likelihoods(document: Document, responses: Sequence[Response]) -> list[tuple[float, ...]]:
+def check_likelihoods(document: Document, responses: Sequence[Response]) -> list[tuple[float, ...]]:
     """Check that there is one likelihood per answer and return them."""
     found = [tuple(r) for r in responses if not isinstance(r, str)]
     if len(found) != len(document.answers) or len(found) != len(responses):
@@ -105,11 +105,11 @@ def likelihoods(document: Document, responses: Sequence[Response]) -> list[tuple
 
 def per_token(document: Document, responses: Sequence[Response]) -> float:
     """Nats per scored token of a text, or of a response."""
-    value, _, *rest = likelihoods(document, responses)[0]
+    value, _, *rest = check_likelihoods(document, responses)[0]
     return -value / (rest[0] if rest else len(document.tokens) - document.given)
 
 
-def completions(document: Document, responses: Sequence[Response]) -> list[str]:
+def check_completions(document: Document, responses: Sequence[Response]) -> list[str]:
     """Check that there is at least one completion and return them."""
     found = [r for r in responses if isinstance(r, str)]
     if not found or len(found) != len(responses):
@@ -128,7 +128,7 @@ def grade_choice(document: Document, responses: Sequence[Response], lengths: Seq
         responses: One likelihood per answer.
         lengths: Characters of each answer, without the white space before it.
     """
-    scores = [r[0] for r in likelihoods(document, responses)]
+    scores = [r[0] for r in check_likelihoods(document, responses)]
     # The first of equals wins, as numpy's argmax and so lm-eval have it.
     best = max(range(len(scores)), key=lambda i: scores[i])
     per_character = [score / length for score, length in zip(scores, lengths, strict=True)]

@@ -19,9 +19,18 @@ from freemoe.evals.tasks.documents import Document
 from freemoe.evals.tasks.splits import large_group_text
 from freemoe.evals.tasks.task import Response, per_token
 from freemoe.text.documents import read_documents
-from freemoe.text.files import encode_with_places, paragraphs, spread
-from freemoe.text.groups import FEW, LOOSE, STRETCHES, Passage, clusters, divide, ended, passage_clusters
-from freemoe.text.words import words
+from freemoe.text.files import encode_with_places, evenly_spaced, split_paragraphs
+from freemoe.text.groups import (
+    FEW,
+    LOOSE,
+    STRETCHES,
+    TextPassage,
+    cluster_labels,
+    divide_by_source,
+    end_with_blank_line,
+    passage_clusters,
+)
+from freemoe.text.words import split_words
 
 BLOCK = 256
 CAPS = {"reference": 600, "reported": 300}
@@ -31,24 +40,26 @@ CHARACTERS_PER_TOKEN = 16
 SHORTEST_LINE = 40
 
 
-def drop_shared_lines(reference: Sequence[Passage], reported: Sequence[str]) -> tuple[list[Passage], int]:
+def drop_shared_lines(reference: Sequence[TextPassage], reported: Sequence[str]) -> tuple[list[TextPassage], int]:
     """Drop from the reference every line of some length that the reported part has too.
 
     Returns:
         The paragraphs that remain, and how many lines were dropped.
     """
-    known = {" ".join(words(line)) for piece in reported for line in piece.splitlines() if len(line) >= SHORTEST_LINE}
+    known = {
+        " ".join(split_words(line)) for piece in reported for line in piece.splitlines() if len(line) >= SHORTEST_LINE
+    }
     kept, dropped = [], 0
     for piece in reference:
         lines = piece.splitlines(keepends=True)
-        left = [line for line in lines if len(line) < SHORTEST_LINE or " ".join(words(line)) not in known]
+        left = [line for line in lines if len(line) < SHORTEST_LINE or " ".join(split_words(line)) not in known]
         dropped += len(lines) - len(left)
         if "".join(left).strip():
-            kept.append(Passage("".join(left), piece.about, piece.group))
+            kept.append(TextPassage("".join(left), piece.about, piece.group))
     return kept, dropped
 
 
-def split_tail(articles: Sequence[Passage], share: float) -> tuple[list[Passage], list[Passage]]:
+def split_tail(articles: Sequence[TextPassage], share: float) -> tuple[list[TextPassage], list[TextPassage]]:
     """Cut groups, in the order in which they begin, into a head and a tail of about ``share`` of the characters.
 
     One group between them belongs to neither: the one with which the tail's size and what is lost come out best.
@@ -58,16 +69,16 @@ def split_tail(articles: Sequence[Passage], share: float) -> tuple[list[Passage]
         sizes[article.group] = sizes.get(article.group, 0) + len(article)
     names, total = list(sizes), sum(sizes.values())
 
-    def lost(gap: int) -> float:
+    def split_cost(gap: int) -> float:
         return abs(sum(sizes[name] for name in names[gap + 1 :]) - share * total) + sizes[names[gap]]
 
-    gap = min(range(1, len(names) - 1), key=lost, default=len(names))
+    gap = min(range(1, len(names) - 1), key=split_cost, default=len(names))
     place = {name: number for number, name in enumerate(names)}
     return [a for a in articles if place[a.group] < gap], [a for a in articles if place[a.group] > gap]
 
 
 @dataclass(frozen=True)
-class Block:
+class TextBlock:
     """One run of tokens.
 
     Attributes:
@@ -81,7 +92,7 @@ class Block:
     group: str
 
 
-def pack(tokenizer: Any, pieces: Sequence[Passage], length: int, carry: bool = False) -> list[Block]:
+def cut_into_blocks(tokenizer: Any, pieces: Sequence[TextPassage], length: int, carry: bool = False) -> list[TextBlock]:
     """Cut groups into consecutive blocks of ``length`` tokens; the rest at a group's end is left out.
 
     Neighbouring groups that are shorter than a block are one group, and so are all that share a name with them.
@@ -113,16 +124,16 @@ def pack(tokenizer: Any, pieces: Sequence[Passage], length: int, carry: bool = F
         bundles.append((names, len(ids) // length))
         rest = len(ids) - len(ids) % length if carry else len(ids)
         ids, texts, names = ids[rest:], texts[rest:], set()
-    label = clusters([names for names, _ in bundles])
+    label = cluster_labels([names for names, _ in bundles])
     name_of = {
         cluster: min(min(names) for (names, _), other in zip(bundles, label, strict=True) if other == cluster)
         for cluster in set(label)
     }
     groups = [name_of[cluster] for (_, count), cluster in zip(bundles, label, strict=True) for _ in range(count)]
-    return [Block(*block, group) for block, group in zip(blocks, groups, strict=True)]
+    return [TextBlock(*block, group) for block, group in zip(blocks, groups, strict=True)]
 
 
-def thin(pieces: Sequence[Passage], characters: int, runs: int = 100) -> list[Passage]:
+def subsample_paragraphs(pieces: Sequence[TextPassage], characters: int, runs: int = 100) -> list[TextPassage]:
     """Evenly spaced runs of paragraphs, ``characters`` in all, so that a huge file need not be tokenised."""
     total = sum(map(len, pieces))
     if total <= characters:
@@ -173,21 +184,21 @@ class TextTask:
                 f"Task {self.name!r} cuts text into blocks of tokens and was given no tokenizer; pass the "
                 "model's: load_domain(..., tokenizer=tokenizer)."
             )
-        first, unit = divide(self.documents)
+        first, unit = divide_by_source(self.documents)
         other = unit
         how = self.source
         if self.test_documents is None:
             reference, reported = split_tail(first, self.share)
             how += f": reported its tail ({self.share:.0%}), reference the rest, one group between"
         else:
-            reported, other = divide(self.test_documents)
+            reported, other = divide_by_source(self.test_documents)
             reference = first
-        reference, dropped = self._without(reference, reported)
+        reference, dropped = self._drop_reported(reference, reported)
         if dropped:
             how += f"; {dropped} dropped as also reported"
         (self._reference, whole), (self._reported, whole_reported) = (
-            self._blocks(reference, "reference", unit),
-            self._blocks(_paragraphs(reported), "reported", other),
+            self._make_documents(reference, "reference", unit),
+            self._make_documents(_article_paragraphs(reported), "reported", other),
         )
         sizes = [len({d.key for d in side}) for side in (self._reference, self._reported)]
         self.note = (
@@ -195,10 +206,12 @@ class TextTask:
             f"{whole}, reported {len(self._reported)} of {whole_reported}, evenly spaced"
             + (f", the first {self.given} given and not scored" if self.given else "")
             + f"; groups: reference {sizes[0]} ({unit}), reported {sizes[1]} ({other})"
-            + _caution((unit, other), self._reference, self._reported)
+            + _group_warning((unit, other), self._reference, self._reported)
         )
 
-    def _without(self, reference: list[Passage], reported: list[Passage]) -> tuple[list[Passage], str]:
+    def _drop_reported(
+        self, reference: list[TextPassage], reported: list[TextPassage]
+    ) -> tuple[list[TextPassage], str]:
         """Paragraphs of the reference without what is reported too, and what was dropped, in words.
 
         A group that loses more than half of itself to lines that are reported is a copy too, and goes as a whole.
@@ -206,8 +219,8 @@ class TextTask:
         label = passage_clusters([*reference, *reported])
         known = set(label[len(reference) :])
         left = [a for a, cluster in zip(reference, label, strict=False) if cluster not in known]
-        whole = _paragraphs(left)
-        pieces, lines = drop_shared_lines(whole, _paragraphs(reported))
+        whole = _article_paragraphs(left)
+        pieces, lines = drop_shared_lines(whole, _article_paragraphs(reported))
         sizes = [Counter[str](), Counter[str]()]
         for size, side in zip(sizes, (whole, pieces), strict=True):
             for piece in side:
@@ -222,10 +235,10 @@ class TextTask:
         counts = ((copies, "reference groups"), (lines, "reference lines"))
         return pieces, " and ".join(f"{count} {what}" for count, what in counts if count)
 
-    def _blocks(self, pieces: list[Passage], side: str, unit: str) -> tuple[list[Document], int]:
+    def _make_documents(self, pieces: list[TextPassage], side: str, unit: str) -> tuple[list[Document], int]:
         cap = min(self.caps[side], self.limit or self.caps[side])
-        pieces = thin(pieces, self.caps[side] * self.length * CHARACTERS_PER_TOKEN)
-        blocks = pack(self.tokenizer, pieces, self.length, carry=STRETCHES in unit)
+        pieces = subsample_paragraphs(pieces, self.caps[side] * self.length * CHARACTERS_PER_TOKEN)
+        blocks = cut_into_blocks(self.tokenizer, pieces, self.length, carry=STRETCHES in unit)
         if not blocks:
             raise DataError(
                 f"Task {self.name!r}: the {side} part of {self.source} ({sum(map(len, pieces))} "
@@ -246,7 +259,7 @@ class TextTask:
                 tokens=blocks[index].tokens,
                 given=self.given,
             )
-            for index in spread(len(blocks), cap)
+            for index in evenly_spaced(len(blocks), cap)
         ]
         return documents, len(blocks)
 
@@ -263,15 +276,15 @@ class TextTask:
         return {self.metric: per_token(document, responses)}
 
 
-def _paragraphs(articles: Sequence[Passage]) -> list[Passage]:
+def _article_paragraphs(articles: Sequence[TextPassage]) -> list[TextPassage]:
     return [
-        Passage(piece, article.about, article.group)
+        TextPassage(piece, article.about, article.group)
         for article in articles
-        for piece in paragraphs([article if article.endswith("\n") else ended(article)])
+        for piece in split_paragraphs([article if article.endswith("\n") else end_with_blank_line(article)])
     ]
 
 
-def _caution(units: Sequence[str], *parts: Sequence[Document]) -> str:
+def _group_warning(units: Sequence[str], *parts: Sequence[Document]) -> str:
     """What to say of figures from few groups, or from groups that share articles."""
     said = ""
     if any(unit.startswith(LOOSE) for unit in units):

@@ -15,12 +15,12 @@ from freemoe.core.errors import DataError
 from freemoe.evals.sandbox.runner import PASS_AT, passed_at
 from freemoe.evals.tasks.documents import Document, content_key, join_copies
 from freemoe.evals.tasks.responses import response_parts
-from freemoe.evals.tasks.splits import carve, draw, large_group_text
-from freemoe.evals.tasks.task import Response, completions, grade_choice, likelihoods, per_token
+from freemoe.evals.tasks.splits import carve_by_key, draw_balanced, large_group_text
+from freemoe.evals.tasks.task import Response, check_completions, check_likelihoods, grade_choice, per_token
 from freemoe.text.chat import uses_template
-from freemoe.text.documents import about, key_of, read_items, user_messages
-from freemoe.text.rows import HUB, Row, source_name
-from freemoe.text.shapes import Choice, Conversation, Item, Shape, Target
+from freemoe.text.documents import item_question, key_of, read_items, user_messages
+from freemoe.text.rows import HUB, DataRow, source_name
+from freemoe.text.shapes import ChoiceItem, ConversationItem, Item, RowShape, TargetItem
 
 OPTIONAL = ("id", "field")
 LONGEST_NAME = 400
@@ -30,7 +30,7 @@ FOLDER_FILES = ("reference.jsonl", "test.jsonl")
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadingOptions:
     """How rows become documents.
 
     Attributes:
@@ -46,7 +46,7 @@ class Reading:
     group_by: str | None = None
 
 
-def read_task_file(source: str | Path, task: str, how: Reading | None = None) -> tuple[Shape, list[Document]]:
+def read_task_file(source: str | Path, task: str, how: ReadingOptions | None = None) -> tuple[RowShape, list[Document]]:
     """Read the documents of a source; all its rows have one shape.
 
     Returns:
@@ -55,7 +55,7 @@ def read_task_file(source: str | Path, task: str, how: Reading | None = None) ->
     Raises:
         DataError: With file, line number, the value seen and the values allowed.
     """
-    how = how or Reading()
+    how = how or ReadingOptions()
     shape, items = read_items(str(source), how.shape)
     template = uses_template(how.tokenizer, how.chat, shape.name == "chat")
     documents: list[Document] = []
@@ -71,28 +71,28 @@ def read_task_file(source: str | Path, task: str, how: Reading | None = None) ->
                     f"{row.where}: {name!r} has {len(str(value)):,} characters; at most {LONGEST_NAME} are allowed."
                 )
         # Data sets of conversations repeat theirs.
-        named = own.get("id") is not None and not isinstance(item, Conversation)
+        named = own.get("id") is not None and not isinstance(item, ConversationItem)
         name = str(own["id"]) if named else str(row.number)
         if name in seen:
             raise DataError(f"{row.where}: the id {name!r:.80} was used on line {seen[name]} already; ids must differ.")
         seen[name] = row.number
         field = "" if own.get("field") is None else str(own["field"])
-        what = user_messages(item) if isinstance(item, Conversation) else about(item)
+        what = user_messages(item) if isinstance(item, ConversationItem) else item_question(item)
         source_key = key_of(row, how.group_by)
         key = content_key(*(what if source_key is None else [source_key]))
-        for number, parts in enumerate(_parts(row, item, how, template)):
-            turn = f".{number + 1}" if isinstance(item, Conversation) and len(item.turns) > 1 else ""
+        for number, parts in enumerate(_document_fields(row, item, how, template)):
+            turn = f".{number + 1}" if isinstance(item, ConversationItem) and len(item.turns) > 1 else ""
             identity = f"{source_name(str(source))}:{name}{turn}"
             documents.append(
-                Document(task, identity, key, field=field, index=len(documents), about=about(item), **parts)
+                Document(task, identity, key, field=field, index=len(documents), about=item_question(item), **parts)
             )
     return shape, join_copies(documents)
 
 
-def _parts(row: Row, item: Item, how: Reading, template: bool) -> Iterator[dict[str, Any]]:
+def _document_fields(row: DataRow, item: Item, how: ReadingOptions, template: bool) -> Iterator[dict[str, Any]]:
     """The fields of the documents of one row."""
     match item:
-        case Choice(question, choices, gold):
+        case ChoiceItem(question, choices, gold):
             answers = tuple(" " + c for c in choices)
             yield {
                 "kind": "choice",
@@ -101,7 +101,7 @@ def _parts(row: Row, item: Item, how: Reading, template: bool) -> Iterator[dict[
                 "gold": gold,
                 "reference": answers[gold],
             }
-        case Target(prompt, target):
+        case TargetItem(prompt, target):
             yield {
                 "kind": "target",
                 "prompt": prompt,
@@ -109,7 +109,7 @@ def _parts(row: Row, item: Item, how: Reading, template: bool) -> Iterator[dict[
                 "gold": 0,
                 "reference": target,
             }
-        case Conversation():
+        case ConversationItem():
             for parts in response_parts(row.where, item, how.tokenizer, template):
                 yield {"kind": "text", **parts}
         case _:
@@ -136,7 +136,7 @@ class UserTask:
     share: float = 0.5
     limit: int | None = None
     seed: int = 0
-    how: Reading = Reading()
+    how: ReadingOptions = ReadingOptions()
     runs_code: bool = False
 
     def __post_init__(self) -> None:
@@ -145,7 +145,7 @@ class UserTask:
         template = uses_template(self.how.tokenizer, self.how.chat, shape.name == "chat")
         self.chat = template and self.metric == "nll"
         if self.test_file is None:
-            reference, reported = carve([d.key for d in first], self.share, self.seed)
+            reference, reported = carve_by_key([d.key for d in first], self.share, self.seed)
             parts = [first[i] for i in reference], [first[i] for i in reported]
             how = f"carved from {self.file} by content key (share {self.share:g}, seed {self.seed})"
             if not all(parts):
@@ -156,13 +156,13 @@ class UserTask:
                 )
         else:
             parts, dropped = self._two_sources(first)
-            how = f"reference {_label(self.file)}{dropped}, reported {_label(self.test_file)}"
+            how = f"reference {_source_label(self.file)}{dropped}, reported {_source_label(self.test_file)}"
         # Two files may have one stem; the side keeps the names apart.
         marked = [
             [replace(d, id=f"{side}:{d.id}") for d in part]
             for side, part in zip(("reference", "reported"), parts, strict=True)
         ]
-        self._reference, self._reported = (self._limited(part) for part in marked)
+        self._reference, self._reported = (self._limit_documents(part) for part in marked)
         self.note = (
             f"{self.name}: read as {self._read_as(shape)}; {how}; reference {len(self._reference)} of {len(parts[0])}, "
             f"reported {len(self._reported)} of {len(parts[1])}{large_group_text([d.key for part in parts for d in part])}"
@@ -189,15 +189,15 @@ class UserTask:
         dropped = f", {len(first) - len(kept)} dropped as also reported" if len(kept) < len(first) else ""
         return (kept, second), dropped
 
-    def _read_as(self, shape: Shape) -> str:
+    def _read_as(self, shape: RowShape) -> str:
         """The shape in words, and how its prompts are put."""
         if self.metric != "nll":
-            return f"{shape.name} {shape.describe()}"
+            return f"{shape.name} {shape.columns_text()}"
         put = "by the model's chat template" if self.chat else "as plain text, without a chat template"
-        return f"{shape.name} {shape.describe()}, {put}"
+        return f"{shape.name} {shape.columns_text()}, {put}"
 
-    def _limited(self, documents: list[Document]) -> list[Document]:
-        taken = draw([d.id for d in documents], [d.field for d in documents], self.limit, self.seed)
+    def _limit_documents(self, documents: list[Document]) -> list[Document]:
+        taken = draw_balanced([d.id for d in documents], [d.field for d in documents], self.limit, self.seed)
         return [documents[i] for i in taken]
 
     def reference(self) -> list[Document]:
@@ -214,7 +214,7 @@ class UserTask:
             return {self.metric: per_token(document, responses)}
         if document.kind == "choice":
             return grade_choice(document, responses, [len(a.removeprefix(" ")) for a in document.answers])
-        return {"acc": float(likelihoods(document, responses)[0][1])}
+        return {"acc": float(check_likelihoods(document, responses)[0][1])}
 
 
 class SampledTask:
@@ -246,27 +246,28 @@ class SampledTask:
         length = len if tokenizer is None else lambda text: len(tokenizer.encode(text, add_special_tokens=False))
         self._most = max(length(d.reference) for d in documents) + 1
 
-    def _asked(self, documents: Sequence[Document]) -> list[Document]:
+    def _as_generation(self, documents: Sequence[Document]) -> list[Document]:
         how: dict[str, Any] = {"kind": "generate", "answers": (), "gold": None, "max_new_tokens": self._most}
         return [replace(d, until=self._until, **how) for d in documents]
 
     def reference(self) -> list[Document]:
         """Documents that may be searched on."""
-        return self._asked(self._task.reference())
+        return self._as_generation(self._task.reference())
 
     def reported(self) -> list[Document]:
         """Documents that are only reported on."""
-        return self._asked(self._task.reported())
+        return self._as_generation(self._task.reported())
 
     def grade(self, document: Document, responses: Sequence[Response]) -> dict[str, float]:
         """pass@k for every k of 1, 10 and 100 up to the number of samples."""
         target = document.reference.removesuffix("\n") if self._until else document.reference
         right = [
-            text == target if self._until else text.startswith(target) for text in completions(document, responses)
+            text == target if self._until else text.startswith(target)
+            for text in check_completions(document, responses)
         ]
         return {f"pass@{k}": passed_at(right, k, self._estimator) for k in PASS_AT if k <= len(right)}
 
 
-def _label(source: str | Path) -> str:
+def _source_label(source: str | Path) -> str:
     """How a source is called in a note."""
     return str(source) if str(source).startswith(HUB) else Path(source).name

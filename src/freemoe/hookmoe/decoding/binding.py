@@ -13,7 +13,15 @@ from torch import nn
 from freemoe.compat.transformers import are_plain_experts
 from freemoe.hookmoe.hooks.hook import Hook
 from freemoe.hookmoe.plans.layers import MoELayer
-from freemoe.kernels.one_token import Attention, Bottleneck, Layer, Linear, Mixture, Norm, one_token_available
+from freemoe.kernels.one_token import (
+    AttentionWeights,
+    BottleneckHook,
+    LayerWeights,
+    LinearWeights,
+    MixtureWeights,
+    RMSNormWeights,
+    one_token_available,
+)
 from freemoe.kernels.rows import ACTIVATIONS
 from freemoe.models.spec import family_of
 
@@ -24,7 +32,7 @@ _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 def layer_of(
     model: Any, layer: nn.Module, own: MoELayer, kept: int, renormalise: bool, hook: Hook | None, before: bool
-) -> Layer | None:
+) -> LayerWeights | None:
     """A layer's tensors, or None.
 
     Args:
@@ -39,15 +47,15 @@ def layer_of(
     children = dict(layer.named_children())
     if set(children) != _CHILDREN or children["mlp"] is not own.block:
         return None
-    found, mixture = _attention(children["self_attn"]), _mixture(model, own, kept, renormalise)
-    norms = [_norm(children[name]) for name in _NORMS]
+    found, mixture = _bind_attention(children["self_attn"]), _bind_mixture(model, own, kept, renormalise)
+    norms = [_bind_norm(children[name]) for name in _NORMS]
     if found is None or mixture is None or norms[0] is None or norms[1] is None:
         return None
-    made = Layer(norms[0], found, norms[1], mixture, None if hook is None else _bottleneck(hook, before))
+    made = LayerWeights(norms[0], found, norms[1], mixture, None if hook is None else _bind_hook(hook, before))
     return made if one_token_available(made) else None
 
 
-def _attention(attention: nn.Module) -> Attention | None:
+def _bind_attention(attention: nn.Module) -> AttentionWeights | None:
     children = dict(attention.named_children())
     if not children.keys() >= set(_PROJECTIONS) or children.keys() - set(_PROJECTIONS) - {"q_norm", "k_norm"}:
         return None
@@ -56,18 +64,18 @@ def _attention(attention: nn.Module) -> Attention | None:
         return None
     norms = []
     for name in ("q_norm", "k_norm"):
-        norms.append(_norm(children.get(name)))
+        norms.append(_bind_norm(children.get(name)))
         if name in children and norms[-1] is None:
             return None
     head_dim, scale = getattr(attention, "head_dim", None), getattr(attention, "scaling", None)
     if not isinstance(head_dim, int) or not isinstance(scale, float):
         return None
     clip = getattr(attention.config, "clip_qkv", None) or 0.0
-    query, key, value, output = (_linear(part) for part in projections)
-    return Attention(query, key, value, output, norms[0], norms[1], head_dim, scale, float(clip))
+    query, key, value, output = (_bind_linear(part) for part in projections)
+    return AttentionWeights(query, key, value, output, norms[0], norms[1], head_dim, scale, float(clip))
 
 
-def _mixture(model: Any, own: MoELayer, kept: int, renormalise: bool) -> Mixture | None:
+def _bind_mixture(model: Any, own: MoELayer, kept: int, renormalise: bool) -> MixtureWeights | None:
     family = family_of(model)
     experts: Any = own.experts
     gate: Any = own.gate
@@ -84,21 +92,21 @@ def _mixture(model: Any, own: MoELayer, kept: int, renormalise: bool) -> Mixture
         return None
     rule = family.gate.renormalised
     normalise = rule == "always" or (rule != "never" and bool(getattr(config, rule, False)))
-    return Mixture(
+    return MixtureWeights(
         gate.weight, experts.gate_up_proj, experts.down_proj, activation, own.k, min(kept, own.k), normalise, renormalise
     )  # fmt: skip
 
 
-def _norm(norm: nn.Module | None) -> Norm | None:
+def _bind_norm(norm: nn.Module | None) -> RMSNormWeights | None:
     eps = getattr(norm, "variance_epsilon", None)
     if norm is None or eps is None or set(dict(norm.named_parameters())) != {"weight"}:
         return None
-    return Norm(norm.weight, float(eps))  # pyright: ignore[reportArgumentType]
+    return RMSNormWeights(norm.weight, float(eps))  # pyright: ignore[reportArgumentType]
 
 
-def _linear(linear: Any) -> Linear:
-    return Linear(linear.weight, linear.bias)
+def _bind_linear(linear: Any) -> LinearWeights:
+    return LinearWeights(linear.weight, linear.bias)
 
 
-def _bottleneck(hook: Hook, before: bool) -> Bottleneck:
-    return Bottleneck(_linear(hook.up), _linear(hook.down), float(hook.r), before)
+def _bind_hook(hook: Hook, before: bool) -> BottleneckHook:
+    return BottleneckHook(_bind_linear(hook.up), _bind_linear(hook.down), float(hook.r), before)

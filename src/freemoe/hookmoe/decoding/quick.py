@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from freemoe.hookmoe.decoding.binding import layer_of
-from freemoe.hookmoe.hooks.hook import Hooks
+from freemoe.hookmoe.hooks.hook import HookSet
 from freemoe.hookmoe.plans.layers import decoder_layers, moe_layers
-from freemoe.hookmoe.plans.plan import Plan
-from freemoe.kernels.one_token import Compiled, Layer, Linear, times
+from freemoe.hookmoe.plans.plan import LayerPlan
+from freemoe.kernels.one_token import CompiledLayer, LayerWeights, LinearWeights, compiled_linear
 from freemoe.kernels.rows import rows_available
-from freemoe.models.hooks import hook_count, instead
+from freemoe.models.hooks import hook_count, replace_method
 
 NUM_PROBES = 5
 """Tokens that a layer computes in both ways before the loops take it over."""
@@ -41,7 +41,7 @@ _AGREES: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], bool]] = WeakKeyDict
 
 @contextmanager
 def quick_decoding(
-    model: Any, plan: Plan | None = None, hooks: Hooks | None = None, rescale: str = "none"
+    model: Any, plan: LayerPlan | None = None, hooks: HookSet | None = None, rescale: str = "none"
 ) -> Iterator[None]:
     """While open, single tokens on a CPU run in compiled loops where those compute the same; afterwards all is as before.
 
@@ -65,19 +65,19 @@ def quick_decoding(
         standing = {own.gate: int(kept < full), own.block: int(hook is not None)}
         if hook is not None and before and hooks is not None and hooks.scope != "block":
             standing = {own.gate: 1 + int(kept < full), own.experts: 1}
-        forwards[layer] = _Decoding(layer, make, standing)
+        forwards[layer] = _OneTokenForward(layer, make, standing)
     output_head = model.get_output_embeddings()
     if type(output_head) is nn.Linear:
-        forwards[output_head] = _Head(output_head)
+        forwards[output_head] = _OneTokenHead(output_head)
     with ExitStack() as stack:
         for module, forward in forwards.items():
             # A module whose forward somebody else has exchanged is left alone.
             if "forward" not in vars(module):
-                stack.enter_context(instead(module, forward))
+                stack.enter_context(replace_method(module, forward))
         yield
 
 
-class _Decoding:
+class _OneTokenForward:
     """The forward of a decoder layer.
 
     Args:
@@ -93,42 +93,42 @@ class _Decoding:
         self.modules = [(m, standing.get(m, 0)) for m in layer.modules() if m is not layer]
         self.weight: Tensor | None = None
         self.address = 0
-        self.step: Compiled | None = None
+        self.step: CompiledLayer | None = None
         self.tried = False
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         """As the layer's own."""
-        if not self._applies(hidden_states, args, kwargs):
+        if not self._is_applicable(hidden_states, args, kwargs):
             return self.own(hidden_states, *args, **kwargs)
         if not self.tried:
-            self.tried, self.step = True, self._proven(hidden_states, kwargs)
+            self.tried, self.step = True, self._verified_step(hidden_states, kwargs)
         cache = kwargs["past_key_values"]
         if self.step is None or (self.weight is not None and self.weight.data_ptr() != self.address):
             return self.own(hidden_states, *args, **kwargs)
-        return self._stepped(self.step, hidden_states, kwargs["position_embeddings"], cache, self.number)
+        return self._run_step(self.step, hidden_states, kwargs["position_embeddings"], cache, self.number)
 
-    def _applies(self, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def _is_applicable(self, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         if (self.tried and self.step is None) or x.shape[:-1] != (1, 1) or args or torch.is_grad_enabled():
             return False
         if kwargs.get("attention_mask") is not None or kwargs.get("past_key_values") is None or self.layer.training:
             return False
-        return x.device.type == "cpu" and not torch.compiler.is_compiling() and self._untouched()
+        return x.device.type == "cpu" and not torch.compiler.is_compiling() and self._has_no_foreign_hooks()
 
-    def _untouched(self) -> bool:
+    def _has_no_foreign_hooks(self) -> bool:
         """Whether nothing stands on the layer's modules but what we put there."""
         return all(hook_count(module) == count and "forward" not in vars(module) for module, count in self.modules)
 
     @staticmethod
-    def _stepped(step: Compiled, x: Tensor, places: Any, cache: Any, number: int) -> Tensor:
+    def _run_step(step: CompiledLayer, x: Tensor, places: Any, cache: Any, number: int) -> Tensor:
         cos, sin = places
-        return step.step(x[0, 0], cos[0, 0], sin[0, 0], lambda k, v: cache.update(k, v, number)).view(1, 1, -1)
+        return step.decode_token(x[0, 0], cos[0, 0], sin[0, 0], lambda k, v: cache.update(k, v, number)).view(1, 1, -1)
 
-    def _proven(self, x: Tensor, kwargs: dict[str, Any]) -> Compiled | None:
+    def _verified_step(self, x: Tensor, kwargs: dict[str, Any]) -> CompiledLayer | None:
         """The loops, if they know the layer and compute what it does."""
-        layer: Layer | None = self.make()
+        layer: LayerWeights | None = self.make()
         if layer is None:
             return None
-        step, mixture = Compiled(layer), layer.mixture
+        step, mixture = CompiledLayer(layer), layer.mixture
         key = (
             x.dtype,
             mixture.kept,
@@ -138,11 +138,11 @@ class _Decoding:
         )
         known = _AGREES.setdefault(self.layer, {})
         if key not in known:
-            known[key] = self._agrees(step, x, kwargs)
+            known[key] = self._outputs_match(step, x, kwargs)
         self.weight, self.address = mixture.up, mixture.up.data_ptr()
         return step if known[key] else None
 
-    def _agrees(self, step: Compiled, x: Tensor, kwargs: dict[str, Any]) -> bool:
+    def _outputs_match(self, step: CompiledLayer, x: Tensor, kwargs: dict[str, Any]) -> bool:
         """Whether both ways compute the same, on tokens and places that have nothing to do with what was asked.
 
         Args:
@@ -158,13 +158,13 @@ class _Decoding:
             places = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
             token = (_PROBE_STD * torch.randn(x.shape, generator=generator)).to(x.dtype)
             want = self.own(token, **kwargs | {"position_embeddings": places, "past_key_values": caches[0]})
-            got = self._stepped(step, token, places, caches[1], self.number)
+            got = self._run_step(step, token, places, caches[1], self.number)
             differences.append(float((got - want).abs().max() / (want - token).abs().max()))
         # NaN, as of a layer that adds nothing, says no.
         return float(torch.tensor(differences).median()) <= TOLERANCE[x.dtype]
 
 
-class _Head:
+class _OneTokenHead:
     """The forward of a linear layer: one token by the loops, all else by the layer itself."""
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -177,4 +177,4 @@ class _Head:
         fits = weight.dtype == x.dtype and weight.is_contiguous() and rows_available(x.dtype)
         if not one or torch.compiler.is_compiling() or not fits:
             return self.own(x)
-        return times(x.flatten(), Linear(weight, bias)).view(*x.shape[:-1], -1)
+        return compiled_linear(x.flatten(), LinearWeights(weight, bias)).view(*x.shape[:-1], -1)

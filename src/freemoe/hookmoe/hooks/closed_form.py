@@ -15,23 +15,23 @@ import torch
 from torch import Tensor, nn
 
 from freemoe.core.run.unit_state import NOT_KEPT, UnitState
-from freemoe.hookmoe.hooks.hook import Hooks
+from freemoe.hookmoe.hooks.hook import HookSet
 from freemoe.hookmoe.hooks.teacher import logits_of
-from freemoe.hookmoe.plans.apply import applied
+from freemoe.hookmoe.plans.apply import apply_plan
 from freemoe.hookmoe.plans.layers import MoELayer, moe_layers
-from freemoe.hookmoe.plans.plan import Plan
-from freemoe.models.hooks import after, resting
-from freemoe.text.blocks import Blocks
-from freemoe.training.states import State, unpacked
+from freemoe.hookmoe.plans.plan import LayerPlan
+from freemoe.models.hooks import forward_hook, hooks_disabled
+from freemoe.text.blocks import PackedBlocks
+from freemoe.training.states import State, unpack_state
 
 OnLayer = Callable[[int, Tensor, Tensor, Tensor], None]
 
 
 @torch.no_grad()
-def walk(
+def visit_reduced_layers(
     model: Any,
-    plan: Plan,
-    blocks: Blocks,
+    plan: LayerPlan,
+    blocks: PackedBlocks,
     on_layer: OnLayer,
     rescale: str = "none",
     sums: dict[int, list[Tensor]] | None = None,
@@ -45,8 +45,8 @@ def walk(
     full = {layer.number: layer.k for layer in moe_layers(model)}
     inside: list[int] = []
 
-    def listen(layer: MoELayer) -> Callable[..., None]:
-        def look(block: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def make_block_hook(layer: MoELayer) -> Callable[..., None]:
+        def record_outputs(block: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             if inside:
                 return
             # The block once more at full k; a rescaled gate already runs at full k and is cut behind, so its hooks rest.
@@ -54,35 +54,35 @@ def walk(
             inside.append(layer.number)
             layer.set_k(full[layer.number])
             try:
-                with resting(layer.gate, inputs=False):
-                    wanted = _plain(block(*args))
+                with hooks_disabled(layer.gate, inputs=False):
+                    wanted = _first_output(block(*args))
             finally:
                 layer.set_k(k)
                 inside.pop()
             x = args[0].reshape(-1, layer.hidden)
-            on_layer(layer.number, x, _plain(output).reshape(x.shape), wanted.reshape(x.shape))
+            on_layer(layer.number, x, _first_output(output).reshape(x.shape), wanted.reshape(x.shape))
 
-        return look
+        return record_outputs
 
-    with applied(model, plan, rescale), ExitStack() as stack:
+    with apply_plan(model, plan, rescale), ExitStack() as stack:
         for layer in moe_layers(model):
             if plan.ks[layer.number] != full[layer.number]:
-                stack.enter_context(after(layer.block, listen(layer)))
+                stack.enter_context(forward_hook(layer.block, make_block_hook(layer)))
 
-        def state() -> State:
+        def to_state() -> State:
             return {f"{number}|{i}": t for number, own in sums.items() for i, t in enumerate(own)}
 
-        def load(state: State) -> None:
+        def load_state(state: State) -> None:
             device = model.device
             for number in sorted({int(name.partition("|")[0]) for name in state}):
-                own = unpacked(str(number), state)
+                own = unpack_state(str(number), state)
                 sums[number] = [own[str(i)].to(device) for i in range(len(own))]
 
-        for batch in kept.over(blocks.batches(), state, load):
+        for batch in kept.resume_iter(blocks.iter_batches(), to_state, load_state):
             logits_of(model, batch)
 
 
-def _plain(output: Any) -> Tensor:
+def _first_output(output: Any) -> Tensor:
     return output[0] if isinstance(output, tuple) else output
 
 
@@ -104,26 +104,26 @@ class ScaleBias:
         with ExitStack() as stack:
             for layer in moe_layers(model):
                 if layer.number in self.scales:
-                    hook = _scaled(self.scales[layer.number], self.biases[layer.number])
-                    stack.enter_context(after(layer.block, hook))
+                    hook = _make_scale_hook(self.scales[layer.number], self.biases[layer.number])
+                    stack.enter_context(forward_hook(layer.block, hook))
             yield
 
 
-def _scaled(scale: float, bias: Tensor) -> Callable[..., Any]:
+def _make_scale_hook(scale: float, bias: Tensor) -> Callable[..., Any]:
     def scale_and_shift(block: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        changed = (_plain(output) * scale + bias).to(_plain(output).dtype)
+        changed = (_first_output(output) * scale + bias).to(_first_output(output).dtype)
         return (changed, *output[1:]) if isinstance(output, tuple) else changed
 
     return scale_and_shift
 
 
 def fit_scale_bias(
-    model: Any, plan: Plan, blocks: Blocks, rescale: str = "none", kept: UnitState = NOT_KEPT
+    model: Any, plan: LayerPlan, blocks: PackedBlocks, rescale: str = "none", kept: UnitState = NOT_KEPT
 ) -> ScaleBias:
     """Least squares of y_full on a y + b, per layer; the sums are kept between two batches."""
     sums: dict[int, list[Tensor]] = {}
 
-    def add(layer: int, x: Tensor, y: Tensor, wanted: Tensor) -> None:
+    def add_moments(layer: int, x: Tensor, y: Tensor, wanted: Tensor) -> None:
         y, wanted = y.double(), wanted.double()
         new = [
             torch.tensor(float(len(y)), dtype=torch.float64),
@@ -134,7 +134,7 @@ def fit_scale_bias(
         ]
         sums[layer] = [a + b for a, b in zip(sums[layer], new, strict=True)] if layer in sums else new
 
-    walk(model, plan, blocks, add, rescale, sums, kept)
+    visit_reduced_layers(model, plan, blocks, add_moments, rescale, sums, kept)
     scales, biases = {}, {}
     for layer, (n, y, wanted, yy, yw) in sums.items():
         scale = float((yw - y @ wanted / n) / (yy - y @ y / n))
@@ -165,7 +165,7 @@ def linear_map(xx: Tensor, xr: Tensor, rank: int, ridge: float = 1e-3) -> tuple[
 
 @torch.no_grad()
 def ridge_start(
-    model: Any, plan: Plan, hooks: Hooks, blocks: Blocks, rescale: str = "none", kept: UnitState = NOT_KEPT
+    model: Any, plan: LayerPlan, hooks: HookSet, blocks: PackedBlocks, rescale: str = "none", kept: UnitState = NOT_KEPT
 ) -> None:
     """Set parallel hooks to the best linear map of what their blocks lost; a ReLU pair carries one direction.
 
@@ -174,12 +174,12 @@ def ridge_start(
     """
     sums: dict[int, list[Tensor]] = {}
 
-    def add(layer: int, x: Tensor, y: Tensor, wanted: Tensor) -> None:
+    def add_products(layer: int, x: Tensor, y: Tensor, wanted: Tensor) -> None:
         x, residual = x.double(), wanted.double() - y.double()
         xx, xr = x.T @ x, x.T @ residual
         sums[layer] = [sums[layer][0] + xx, sums[layer][1] + xr] if layer in sums else [xx, xr]
 
-    walk(model, plan, blocks, add, rescale, sums, kept)
+    visit_reduced_layers(model, plan, blocks, add_products, rescale, sums, kept)
     for number, hook in hooks.items():
         # A hook wider than 2 h has the whole map in its first neurons; the others begin at W2 = 0.
         rank = min(hook.width // 2, hook.up.in_features)

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from freemoe.core.errors import RecipeError
 from freemoe.hookmoe.plans.layers import MoELayer, moe_layers
-from freemoe.models.hooks import after, before, hooked
+from freemoe.models.hooks import combined_hooks, forward_hook, forward_pre_hook
 
 SCOPES = ("block", "routed")
 POSITIONS = ("pre", "parallel")
@@ -38,7 +38,7 @@ class Hook(nn.Module):
 
     def __init__(self, hidden: int, width: int, bias: bool = False, generator: torch.Generator | None = None) -> None:
         super().__init__()
-        self.up, self.down = _empty(hidden, width, bias), _empty(width, hidden, bias)
+        self.up, self.down = _empty_linear(hidden, width, bias), _empty_linear(width, hidden, bias)
         self.r = nn.Parameter(torch.tensor(SCALE))
         bound = hidden**-0.5
         with torch.no_grad():
@@ -62,14 +62,14 @@ class Hook(nn.Module):
         return x + self.shift(x)
 
 
-def _empty(inputs: int, outputs: int, bias: bool) -> nn.Linear:
+def _empty_linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
     """A linear without numbers: torch's own start would draw from its global generator."""
     made = nn.utils.skip_init(nn.Linear, inputs, outputs, bias=bias, device=torch.get_default_device())
     assert isinstance(made, nn.Linear)
     return made
 
 
-class Hooks(nn.Module):
+class HookSet(nn.Module):
     """The hooks of a model, by decoder layer, and how they are put on.
 
     Args:
@@ -98,11 +98,11 @@ class Hooks(nn.Module):
         return min(n for n, _ in self.items())
 
     @property
-    def size(self) -> int:
+    def num_parameters(self) -> int:
         """Parameters of all hooks together."""
         return sum(p.numel() for p in self.parameters())
 
-    def beside(self, model: Any) -> Hooks:
+    def to_layer_devices(self, model: Any) -> HookSet:
         """Moved to where their layers are; layers whose weights lie on the disk run on the model's own device."""
         for layer in moe_layers(model):
             if str(layer.number) in self.by_layer:
@@ -130,70 +130,70 @@ class Hooks(nn.Module):
                 )
         with ExitStack() as stack:
             for number, hook in self.items():
-                stack.enter_context(_attached(layers[number], hook, self.scope, self.position))
+                stack.enter_context(_attach_hook(layers[number], hook, self.scope, self.position))
             yield
 
 
 def new_hooks(
     model: Any, widths: Mapping[int, int], scope: str, position: str, bias: bool = False, seed: int = 0
-) -> Hooks:
+) -> HookSet:
     """Fresh hooks in fp32, each on its layer's device; W1 is drawn layer by layer from one seeded generator.
 
     Args:
         model: A mixture model.
         widths: Layer number to d; layers with d = 0 get none.
-        scope: See `Hooks`.
-        position: See `Hooks`.
+        scope: See `HookSet`.
+        position: See `HookSet`.
         bias: See `Hook`.
         seed: Of W1.
     """
     generator = torch.Generator().manual_seed(seed)
     hidden = {layer.number: layer.hidden for layer in moe_layers(model)}
     made = {n: Hook(hidden[n], d, bias, generator) for n, d in sorted(widths.items()) if d > 0 and n in hidden}
-    return Hooks(made, scope, position).beside(model)
+    return HookSet(made, scope, position).to_layer_devices(model)
 
 
-def _attached(layer: MoELayer, hook: Hook, scope: str, position: str) -> AbstractContextManager[None]:
+def _attach_hook(layer: MoELayer, hook: Hook, scope: str, position: str) -> AbstractContextManager[None]:
     if position == "parallel":
         # Shared experts add to the same sum, so the scope makes no difference here.
-        return after(layer.block, _beside(hook))
+        return forward_hook(layer.block, _make_parallel_hook(hook))
     if scope == "block":
-        return before(layer.block, _before(hook))
+        return forward_pre_hook(layer.block, _make_pre_hook(hook))
     gate, experts = _before_both(hook)
-    return hooked(before(layer.gate, gate), before(layer.experts, experts))
+    return combined_hooks(forward_pre_hook(layer.gate, gate), forward_pre_hook(layer.experts, experts))
 
 
-def _before(hook: Hook) -> Callable[..., tuple[Any, ...]]:
+def _make_pre_hook(hook: Hook) -> Callable[..., tuple[Any, ...]]:
     return lambda module, args: (hook(args[0]), *args[1:])
 
 
-def _beside(hook: Hook) -> Callable[..., Any]:
-    def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+def _make_parallel_hook(hook: Hook) -> Callable[..., Any]:
+    def add_shift(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         # GPT-OSS gives its router's scores too.
         if isinstance(output, tuple):
             return output[0] + hook.shift(args[0]).view_as(output[0]), *output[1:]
         return output + hook.shift(args[0]).view_as(output)
 
-    return after
+    return add_shift
 
 
 def _before_both(hook: Hook) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Pre-hooks of gate and experts: the gate runs first and keeps what it made for the experts."""
     made: list[Tensor] = []
 
-    def gate(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def hook_gate_input(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         made[:] = [hook(args[0])]
         return made[0], *args[1:]
 
-    def experts(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def replace_expert_input(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         # DeepSeek's gate sees (batch, sequence, h), its experts (tokens, h).
         bent = made.pop().reshape(args[0].shape)
         return bent, *args[1:]
 
-    return gate, experts
+    return hook_gate_input, replace_expert_input
 
 
-def allocate(units: int, shares: Mapping[int, float]) -> dict[int, int]:
+def allocate_units(units: int, shares: Mapping[int, float]) -> dict[int, int]:
     """Divide a budget of hidden units among layers in proportion to what each has lost (largest remainders).
 
     Args:

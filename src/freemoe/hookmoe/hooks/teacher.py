@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from freemoe.core.run.progress import Progress, Quiet
+from freemoe.core.run.progress import Progress, QuietProgress
 from freemoe.core.run.unit_state import NOT_KEPT, UnitState
-from freemoe.evals.engine.output_head import Ending, ending_at
-from freemoe.text.blocks import Blocks
+from freemoe.evals.engine.output_head import DeferredLogits, forward_to_head
+from freemoe.text.blocks import PackedBlocks
 from freemoe.training.states import State
 
 _SAID = ("tokens", "logs", "rest")
 
 
 @dataclass(frozen=True)
-class Teacher:
+class TeacherLogits:
     """The full model's next-token distribution over some blocks.
 
     Attributes:
@@ -36,18 +36,18 @@ class Teacher:
     logs: Tensor
     rest: Tensor
 
-    def rows(self, which: Any) -> Teacher:
+    def select_rows(self, which: Any) -> TeacherLogits:
         """Some of the rows."""
         index = torch.as_tensor(which, dtype=torch.int64)
-        return Teacher(self.tokens[index], self.logs[index], self.rest[index])
+        return TeacherLogits(self.tokens[index], self.logs[index], self.rest[index])
 
-    def at(self, places: Tensor) -> Teacher:
+    def select_positions(self, places: Tensor) -> TeacherLogits:
         """What stands at the places where a (rows, length - 1) bool says so, in one row: (places, top)."""
-        return Teacher(self.tokens[places], self.logs[places], self.rest[places])
+        return TeacherLogits(self.tokens[places], self.logs[places], self.rest[places])
 
-    def part(self, some: slice, device: torch.device) -> Teacher:
+    def slice_to_device(self, some: slice, device: torch.device) -> TeacherLogits:
         """A run of rows, on a device."""
-        return Teacher(*(t[some].to(device, non_blocking=True) for t in (self.tokens, self.logs, self.rest)))
+        return TeacherLogits(*(t[some].to(device, non_blocking=True) for t in (self.tokens, self.logs, self.rest)))
 
 
 def top_of(logits: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -62,14 +62,14 @@ def top_of(logits: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @torch.no_grad()
-def teach(
+def compute_teacher_logits(
     model: Any,
-    blocks: Blocks,
+    blocks: PackedBlocks,
     top: int,
     progress: Progress | None = None,
     name: str = "teacher",
     kept: UnitState = NOT_KEPT,
-) -> Teacher:
+) -> TeacherLogits:
     """Run the model as it is over all blocks and keep what it says.
 
     Args:
@@ -80,20 +80,20 @@ def teach(
         name: Of the stage.
         kept: Where it keeps what it has.
     """
-    with (progress or Quiet()).stage(name, len(blocks)) as advance:
+    with (progress or QuietProgress()).stage(name, len(blocks)) as advance:
 
-        def work(batch: Blocks) -> State:
+        def compute_batch(batch: PackedBlocks) -> State:
             ending = ending_of(model, batch)
-            parts = [top_of(ending.logits(part), top) for part in ending.hidden.split(ending.rows)]
+            parts = [top_of(ending.logits(part), top) for part in ending.hidden.split(ending.rows_per_chunk)]
             said = (torch.cat(p).cpu().unflatten(0, (len(batch), -1)) for p in zip(*parts, strict=True))
             advance(len(batch))
             return dict(zip(_SAID, said, strict=True))
 
-        found = kept.listed(blocks.batches(), work)
-    return Teacher(*(torch.cat([said[name] for said in found]) for name in _SAID))
+        found = kept.map_items(blocks.iter_batches(), compute_batch)
+    return TeacherLogits(*(torch.cat([said[name] for said in found]) for name in _SAID))
 
 
-def ending_of(model: Any, batch: Blocks, places: Tensor | None = None, **inputs: Any) -> Ending:
+def ending_of(model: Any, batch: PackedBlocks, places: Tensor | None = None, **inputs: Any) -> DeferredLogits:
     """The end of the model at some places of a batch, or at all but its rows' last: hidden states (rows (length - 1), h).
 
     Logits are made of some places at a time: those of a large vocabulary would not fit.
@@ -103,16 +103,16 @@ def ending_of(model: Any, batch: Blocks, places: Tensor | None = None, **inputs:
     positions = batch.positions.to(device, non_blocking=True)
     if places is None:
         places = torch.arange(batch.ids.numel(), device=device).view_as(batch.ids)[:, :-1].flatten()
-    return ending_at(model, places, **given, position_ids=positions, use_cache=False)
+    return forward_to_head(model, places, **given, position_ids=positions, use_cache=False)
 
 
-def logits_of(model: Any, batch: Blocks, **inputs: Any) -> Tensor:
+def logits_of(model: Any, batch: PackedBlocks, **inputs: Any) -> Tensor:
     """(rows, length, vocabulary) of one batch, on the model's device."""
     given = inputs or {"input_ids": batch.ids.to(model.device)}
     return model(**given, position_ids=batch.positions.to(model.device), use_cache=False).logits
 
 
-def divergence(teacher: Teacher, logits: Tensor) -> Tensor:
+def kl_from_teacher(teacher: TeacherLogits, logits: Tensor) -> Tensor:
     """KL(teacher || student) in nats: logits (..., vocabulary) -> (...).
 
     Over the teacher's kept tokens and the rest as one outcome, so never above the KL over the whole vocabulary.

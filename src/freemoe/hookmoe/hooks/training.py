@@ -17,25 +17,33 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from freemoe.core.run.progress import Progress, Quiet
+from freemoe.core.run.progress import Progress, QuietProgress
 from freemoe.core.run.unit_state import NOT_KEPT, UnitState
-from freemoe.hookmoe.hooks.teacher import Teacher, divergence, ending_of
-from freemoe.hookmoe.hooks.upper_half import inputs_of, remade, upper
-from freemoe.hookmoe.measure import measure
-from freemoe.hookmoe.plans.apply import applied
-from freemoe.hookmoe.plans.plan import Plan
-from freemoe.text.blocks import Blocks
-from freemoe.training.descent import descend, warm_cosine
+from freemoe.hookmoe.hooks.teacher import TeacherLogits, ending_of, kl_from_teacher
+from freemoe.hookmoe.hooks.upper_half import checkpoint_layers, inputs_of, start_at_layer
+from freemoe.hookmoe.measure import measure_quality
+from freemoe.hookmoe.plans.apply import apply_plan
+from freemoe.hookmoe.plans.plan import LayerPlan
+from freemoe.text.blocks import PackedBlocks
+from freemoe.training.descent import optimizer_step, warm_cosine
 from freemoe.training.distillation import summed_in_chunks
-from freemoe.training.loop import Kept, Store
-from freemoe.training.loop import train as run
-from freemoe.training.states import Best, State, load_optimizer, optimizer_state, packed, put, unpacked
+from freemoe.training.loop import CheckpointStore, TrainingCheckpoints
+from freemoe.training.loop import run_training_loop as run
+from freemoe.training.states import (
+    BestCheckpoint,
+    State,
+    copy_into_parameters,
+    load_optimizer,
+    optimizer_state,
+    pack_state,
+    unpack_state,
+)
 
 LOSSES = ("kd", "lm", "state")
 _WARMUP = 0.05
 
 
-class Compensation(Protocol):
+class TrainableCompensation(Protocol):
     """What can be trained to make up for a plan: hooks, and their rivals."""
 
     @property
@@ -53,7 +61,7 @@ class Compensation(Protocol):
 
 
 @dataclass(frozen=True)
-class Schedule:
+class TrainingSchedule:
     """How training goes.
 
     Attributes:
@@ -74,7 +82,7 @@ class Schedule:
     seed: int = 0
     checkpointing: bool = False
 
-    def order(self, rows: int) -> Tensor:
+    def row_order(self, rows: int) -> Tensor:
         """(steps, rows of a step) int64: which rows each step sees, every row once per pass."""
         generator = torch.Generator().manual_seed(self.seed)
         passes = math.ceil(self.steps * self.rows / rows)
@@ -87,7 +95,7 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class Material:
+class TrainingData:
     """What training reads.
 
     Attributes:
@@ -97,14 +105,14 @@ class Material:
         held_out_teacher: What the full model says on those.
     """
 
-    train: Blocks
-    train_teacher: Teacher
-    held_out: Blocks
-    held_out_teacher: Teacher
+    train: PackedBlocks
+    train_teacher: TeacherLogits
+    held_out: PackedBlocks
+    held_out_teacher: TeacherLogits
 
 
 @contextmanager
-def frozen(model: nn.Module) -> Iterator[None]:
+def frozen_model(model: nn.Module) -> Iterator[None]:
     """While open, no parameter of the model takes a gradient, and it is in evaluation mode."""
     # In training mode some routers add noise to their input in place.
     training, asked = model.training, [(p, p.requires_grad) for p in model.parameters()]
@@ -119,15 +127,15 @@ def frozen(model: nn.Module) -> Iterator[None]:
         model.train(training)
 
 
-def train(
+def train_compensation(
     model: Any,
-    plan: Plan,
-    compensation: Compensation,
-    material: Material,
-    schedule: Schedule,
+    plan: LayerPlan,
+    compensation: TrainableCompensation,
+    material: TrainingData,
+    schedule: TrainingSchedule,
     *,
     rescale: str = "none",
-    store: Store | None = None,
+    store: CheckpointStore | None = None,
     progress: Progress | None = None,
     name: str = "hooks",
 ) -> list[float]:
@@ -139,7 +147,7 @@ def train(
         compensation: What is trained.
         material: Text and teacher.
         schedule: How.
-        rescale: See `applied`.
+        rescale: See `apply_plan`.
         store: Keeps the state before every look; None: nothing is kept.
         progress: Where to report.
         name: Of the stage and of the states.
@@ -152,49 +160,49 @@ def train(
     """
     parameters = dict(compensation.named_parameters())
     optimizer = torch.optim.Adam(parameters.values(), lr=schedule.rate, betas=(0.9, 0.95))
-    order = schedule.order(len(material.train))
-    best = Best(parameters)
+    order = schedule.row_order(len(material.train))
+    best = BestCheckpoint(parameters)
 
-    def state() -> State:
-        return {**packed("now", parameters), **optimizer_state(optimizer), **best.state()}
+    def to_state() -> State:
+        return {**pack_state("now", parameters), **optimizer_state(optimizer), **best.to_state()}
 
-    def load(state: State) -> None:
-        put(parameters, unpacked("now", state))
+    def load_state(state: State) -> None:
+        copy_into_parameters(parameters, unpack_state("now", state))
         load_optimizer(optimizer, state)
-        best.load(state)
+        best.load_state(state)
 
-    with frozen(model), (progress or Quiet()).stage(name, schedule.steps) as advance:
-        fixed = store.on_the_way(f"{name}, what is fixed") if store else NOT_KEPT
-        loss = _Loss(model, plan, compensation, material, schedule, rescale, fixed)
+    with frozen_model(model), (progress or QuietProgress()).stage(name, schedule.steps) as advance:
+        fixed = store.resume_state(f"{name}, what is fixed") if store else NOT_KEPT
+        loss = _CompensationLoss(model, plan, compensation, material, schedule, rescale, fixed)
 
-        def clip() -> None:
+        def clip_gradients() -> None:
             torch.nn.utils.clip_grad_norm_(parameters.values(), 1.0)
 
-        def step(number: int) -> None:
+        def train_step(number: int) -> None:
             # Closed at once whatever happens: each part holds the model as it trains.
-            with closing(loss.parts(order[number])) as parts:
-                descend(optimizer, parts, number, rates=[schedule.rate_at(number)], change=clip)
+            with closing(loss.iter_losses(order[number])) as parts:
+                optimizer_step(optimizer, parts, number, rates=[schedule.rate_at(number)], change=clip_gradients)
 
-        def look(done: int) -> bool:
-            best.look(loss.held_out())
+        def eval_held_out(done: int) -> bool:
+            best.record_loss(loss.held_out())
             return False
 
-        kept = Kept(store, name, state, load) if store else None
-        run(step, look, schedule.steps, schedule.every, kept=kept, advance=advance)
-    best.restore()
+        kept = TrainingCheckpoints(store, name, to_state, load_state) if store else None
+        run(train_step, eval_held_out, schedule.steps, schedule.every, kept=kept, advance=advance)
+    best.restore_best()
     return best.losses
 
 
-class _Loss:
+class _CompensationLoss:
     """The loss of some rows, with what does not change computed once."""
 
     def __init__(
         self,
         model: Any,
-        plan: Plan,
-        compensation: Compensation,
-        material: Material,
-        schedule: Schedule,
+        plan: LayerPlan,
+        compensation: TrainableCompensation,
+        material: TrainingData,
+        schedule: TrainingSchedule,
         rescale: str,
         kept: UnitState,
     ) -> None:
@@ -204,27 +212,29 @@ class _Loss:
         self.start = compensation.lowest
         with torch.no_grad():
             # At layer 0 the embeddings are as quick as the cache.
-            self.inputs = self._inputs(kept.part("inputs")) if self.start else None
-            self.states = self._states(kept.part("states")) if self.kind == "state" else None
+            self.inputs = self._compute_inputs(kept.part_state("inputs")) if self.start else None
+            self.states = self._teacher_states(kept.part_state("states")) if self.kind == "state" else None
 
-    def _inputs(self, kept: UnitState) -> Tensor:
-        with applied(self.model, self.plan, self.rescale):
+    def _compute_inputs(self, kept: UnitState) -> Tensor:
+        with apply_plan(self.model, self.plan, self.rescale):
             return inputs_of(self.model, self.material.train, self.start, kept=kept)
 
-    def _states(self, kept: UnitState) -> Tensor:
-        parts = kept.listed(self.material.train.batches(), lambda batch: {"last": _last_state(self.model, batch).cpu()})
+    def _teacher_states(self, kept: UnitState) -> Tensor:
+        parts = kept.map_items(
+            self.material.train.iter_batches(), lambda batch: {"last": _last_state(self.model, batch).cpu()}
+        )
         return torch.cat([own["last"] for own in parts])
 
-    def parts(self, which: Tensor) -> Generator[Tensor, None, None]:
+    def iter_losses(self, which: Tensor) -> Generator[Tensor, None, None]:
         """The mean loss of some rows as a sum, some rows at a time; the model stays as it trains until the next is asked for."""
         train = self.material.train
-        tokens = int(train.rows(which).predicted().sum())
+        tokens = int(train.select_rows(which).prediction_mask().sum())
         for some in which.split(train.rows_at_once):
             first = self.start if self.inputs is not None else 0
             with (
-                upper(self.model, first),
-                remade(self.model, first) if self.checkpointing else nullcontext(),
-                applied(self.model, self.plan, self.rescale),
+                start_at_layer(self.model, first),
+                checkpoint_layers(self.model, first) if self.checkpointing else nullcontext(),
+                apply_plan(self.model, self.plan, self.rescale),
                 self.compensation.attached(self.model),
             ):
                 yield (
@@ -233,7 +243,7 @@ class _Loss:
                     else (self._token_loss(some) / max(1, tokens))
                 )
 
-    def _given(self, which: Tensor) -> dict[str, Tensor]:
+    def _model_inputs(self, which: Tensor) -> dict[str, Tensor]:
         return (
             {}
             if self.inputs is None
@@ -242,37 +252,37 @@ class _Loss:
 
     def _state_loss(self, which: Tensor) -> Tensor:
         assert self.states is not None
-        mine = _last_state(self.model, self.material.train.rows(which), **self._given(which)).float()
+        mine = _last_state(self.model, self.material.train.select_rows(which), **self._model_inputs(which)).float()
         target = self.states[which].to(mine.device, non_blocking=True).float()
         return ((mine - target).square().sum(-1) / target.square().sum(-1)).mean()
 
     def _token_loss(self, which: Tensor) -> Tensor:
         """Sum over the predicted tokens."""
-        batch = self.material.train.rows(which)
+        batch = self.material.train.select_rows(which)
         places, wanted = batch.next_tokens(self.model.device)
-        ending = ending_of(self.model, batch, places, **self._given(which))
+        ending = ending_of(self.model, batch, places, **self._model_inputs(which))
         if self.kind == "lm":
             return summed_in_chunks(
                 ending.hidden,
                 lambda rows, at: F.cross_entropy(
                     ending.logits(rows).float(), wanted[at].to(rows.device), reduction="sum"
                 ),
-                ending.rows,
+                ending.rows_per_chunk,
             )
-        teacher = self.material.train_teacher.rows(which).at(batch.predicted())
+        teacher = self.material.train_teacher.select_rows(which).select_positions(batch.prediction_mask())
         return summed_in_chunks(
             ending.hidden,
-            lambda rows, at: divergence(teacher.part(at, rows.device), ending.logits(rows)).sum(),
-            ending.rows,
+            lambda rows, at: kl_from_teacher(teacher.slice_to_device(at, rows.device), ending.logits(rows)).sum(),
+            ending.rows_per_chunk,
         )
 
     def held_out(self) -> float:
-        with applied(self.model, self.plan, self.rescale), self.compensation.attached(self.model):
-            found = measure(self.model, self.material.held_out, self.material.held_out_teacher)
+        with apply_plan(self.model, self.plan, self.rescale), self.compensation.attached(self.model):
+            found = measure_quality(self.model, self.material.held_out, self.material.held_out_teacher)
         return found.mean_ce if self.kind == "lm" else found.mean_kl
 
 
-def _last_state(model: Any, batch: Blocks, **given: Tensor) -> Tensor:
+def _last_state(model: Any, batch: PackedBlocks, **given: Tensor) -> Tensor:
     """(rows, length, h): the state that the head reads."""
     ids, positions = (t.to(model.device, non_blocking=True) for t in (batch.ids, batch.positions))
     out = model.base_model(**(given or {"input_ids": ids}), position_ids=positions, use_cache=False)

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from freemoe.core.run.progress import Progress, Quiet
+from freemoe.core.run.progress import Progress, QuietProgress
 from freemoe.core.run.unit_state import NOT_KEPT, UnitState
 from freemoe.hookmoe.hooks.teacher import logits_of
 from freemoe.hookmoe.plans.layers import decoder_layers
-from freemoe.models.hooks import before, hooked, instead
-from freemoe.text.blocks import Blocks
+from freemoe.models.hooks import combined_hooks, forward_pre_hook, replace_method
+from freemoe.text.blocks import PackedBlocks
 from freemoe.training.states import State
 
 
@@ -30,7 +30,7 @@ class _ReachedError(Exception):
 
 @torch.no_grad()
 def inputs_of(
-    model: Any, blocks: Blocks, layer: int, progress: Progress | None = None, kept: UnitState = NOT_KEPT
+    model: Any, blocks: PackedBlocks, layer: int, progress: Progress | None = None, kept: UnitState = NOT_KEPT
 ) -> Tensor:
     """What enters a decoder layer, for the model as it stands: (rows, length, h) in its own type, on the CPU.
 
@@ -38,26 +38,26 @@ def inputs_of(
     """
     found: list[Tensor] = []
 
-    def take(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def capture_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         found.append((args[0] if args else kwargs["hidden_states"]).cpu())
         raise _ReachedError
 
-    entering = before(decoder_layers(model)[layer], take, kwargs=True)
-    with entering, (progress or Quiet()).stage(f"inputs of layer {layer}", len(blocks)) as advance:
+    entering = forward_pre_hook(decoder_layers(model)[layer], capture_input, kwargs=True)
+    with entering, (progress or QuietProgress()).stage(f"inputs of layer {layer}", len(blocks)) as advance:
 
-        def work(batch: Blocks) -> State:
+        def capture_batch(batch: PackedBlocks) -> State:
             with suppress(_ReachedError):
                 logits_of(model, batch)
             advance(len(batch))
             return {"inputs": found.pop()}
 
-        return torch.cat([own["inputs"] for own in kept.listed(blocks.batches(), work)])
+        return torch.cat([own["inputs"] for own in kept.map_items(blocks.iter_batches(), capture_batch)])
 
 
 @contextmanager
-def upper(model: Any, layer: int) -> Iterator[None]:
+def start_at_layer(model: Any, layer: int) -> Iterator[None]:
     """While open, ``inputs_embeds`` enter the model at ``layer``; the layers below pass them on."""
-    with hooked(*(instead(module, _pass_on) for module in decoder_layers(model)[:layer])):
+    with combined_hooks(*(replace_method(module, _pass_on) for module in decoder_layers(model)[:layer])):
         yield
 
 
@@ -66,12 +66,14 @@ def _pass_on(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 @contextmanager
-def remade(model: Any, first: int = 0) -> Iterator[None]:
+def checkpoint_layers(model: Any, first: int = 0) -> Iterator[None]:
     """While open, the layers from ``first`` on keep their inputs only, and make the rest again in the backward pass.
 
     It must still be open then, and whatever else changes the model too. The model's own way needs training mode, in which some
     routers add noise.
     """
     again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
-    with hooked(*(instead(module, partial(again, module.forward)) for module in decoder_layers(model)[first:])):
+    with combined_hooks(
+        *(replace_method(module, partial(again, module.forward)) for module in decoder_layers(model)[first:])
+    ):
         yield

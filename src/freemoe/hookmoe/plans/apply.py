@@ -15,18 +15,18 @@ from torch import Tensor
 
 from freemoe.core.errors import FamilyError, RecipeError
 from freemoe.hookmoe.plans.layers import MoELayer, decoder_layers, moe_layers
-from freemoe.hookmoe.plans.plan import Plan, check_plan
-from freemoe.models.hooks import after, before
+from freemoe.hookmoe.plans.plan import LayerPlan, check_plan
+from freemoe.models.hooks import forward_hook, forward_pre_hook
 
 RESCALES = ("none", "kept_mass", "renorm")
 
 
-def plan_of(model: Any) -> Plan:
+def plan_of(model: Any) -> LayerPlan:
     """The k that every layer has now."""
     ks: list[int | None] = [None] * len(decoder_layers(model))
     for layer in moe_layers(model):
         ks[layer.number] = layer.k
-    return Plan(tuple(ks))
+    return LayerPlan(tuple(ks))
 
 
 def expert_counts(model: Any) -> list[int | None]:
@@ -38,7 +38,7 @@ def expert_counts(model: Any) -> list[int | None]:
 
 
 @contextmanager
-def applied(model: Any, plan: Plan, rescale: str = "none") -> Iterator[None]:
+def apply_plan(model: Any, plan: LayerPlan, rescale: str = "none") -> Iterator[None]:
     """While open, every layer runs as many experts as the plan says; afterwards all is bit-equal. Nests.
 
     Args:
@@ -64,22 +64,22 @@ def applied(model: Any, plan: Plan, rescale: str = "none") -> Iterator[None]:
                 if rescale == "none" or k >= full:
                     layer.set_k(k)
                 else:
-                    stack.enter_context(after(layer.gate, _truncate(layer, k, rescale == "renorm")))
+                    stack.enter_context(forward_hook(layer.gate, _make_truncate_hook(layer, k, rescale == "renorm")))
             yield
         finally:
             for layer, full in zip(layers, old, strict=True):
                 layer.set_k(full)
 
 
-def _truncate(layer: MoELayer, k: int, renorm: bool) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    def hook(gate: Any, args: Any, output: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+def _make_truncate_hook(layer: MoELayer, k: int, renorm: bool) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    def truncate_output(gate: Any, args: Any, output: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         logits, weights, index = output
-        return logits, *truncated(weights, index, k, renorm, layer.order(logits, weights, index))
+        return logits, *truncate_slots(weights, index, k, renorm, layer.choice_order(logits, weights, index))
 
-    return hook
+    return truncate_output
 
 
-def truncated(
+def truncate_slots(
     weights: Tensor, index: Tensor, k: int, renorm: bool, order: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Keep the k slots that the gate chose first.
@@ -108,18 +108,20 @@ def routed_shapes(model: Any, layers: Sequence[MoELayer] | None = None, tokens: 
     with ExitStack() as stack:
         for layer in layers:
 
-            def look(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], number: int = layer.number) -> None:
+            def record_shape(
+                module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], number: int = layer.number
+            ) -> None:
                 index = args[1] if len(args) > 1 else next(v for k, v in kwargs.items() if "ind" in k)
                 seen[number] = int(index.shape[-1])
 
-            stack.enter_context(before(layer.experts, look, kwargs=True))
+            stack.enter_context(forward_pre_hook(layer.experts, record_shape, kwargs=True))
         ids = torch.arange(tokens, device=model.device)[None] % model.config.get_text_config().vocab_size
         with torch.no_grad():
             model(input_ids=ids, use_cache=False)
     return seen
 
 
-def probe(model: Any) -> None:
+def probe_router_k(model: Any) -> None:
     """Raise unless setting a gate's k changes how many experts run, in every layer.
 
     Raises:
@@ -128,8 +130,8 @@ def probe(model: Any) -> None:
     layers = moe_layers(model)
     counts = expert_counts(model)
     for k in (1, 2):
-        wanted = Plan(tuple(None if c is None else min(k, c) for c in counts))
-        with applied(model, wanted):
+        wanted = LayerPlan(tuple(None if c is None else min(k, c) for c in counts))
+        with apply_plan(model, wanted):
             seen = routed_shapes(model, layers)
         dead = [layer for layer in layers if seen.get(layer.number) != wanted.ks[layer.number]]
         if dead:

@@ -43,7 +43,7 @@ def compact_mm(self: Any, hidden: Tensor, index: Tensor, weights: Tensor, **_: A
     live = order[: sum(sizes)]
     token = torch.div(live, index.shape[1], rounding_mode="floor")
     rows = hidden.index_select(0, token)
-    outputs = [_expert(self, x, expert) for expert, x in enumerate(rows.split(sizes)) if len(x)]
+    outputs = [_run_expert(self, x, expert) for expert, x in enumerate(rows.split(sizes)) if len(x)]
     result = torch.zeros_like(hidden)
     if outputs:
         weighted = torch.cat(outputs) * weights.reshape(-1)[live, None].to(hidden.dtype)
@@ -56,22 +56,22 @@ def _one_token(self: Any, hidden: Tensor, index: list[int], weights: Tensor) -> 
     result = torch.zeros_like(hidden)
     for slot, expert in enumerate(index):
         if expert < self.num_experts:
-            result = result + (_expert(self, hidden, expert) * weights[slot]).to(hidden.dtype)
+            result = result + (_run_expert(self, hidden, expert) * weights[slot]).to(hidden.dtype)
     return result
 
 
-def _expert(experts: Any, x: Tensor, expert: int) -> Tensor:
+def _run_expert(experts: Any, x: Tensor, expert: int) -> Tensor:
     """One expert's output: (m, h) -> (m, h)."""
-    inner = gate_of(experts)(_linear(experts, x, "gate_up_proj", expert))
-    return _linear(experts, inner, "down_proj", expert)
+    inner = gate_of(experts)(_expert_linear(experts, x, "gate_up_proj", expert))
+    return _expert_linear(experts, inner, "down_proj", expert)
 
 
-def _linear(experts: Any, x: Tensor, name: str, expert: int) -> Tensor:
+def _expert_linear(experts: Any, x: Tensor, name: str, expert: int) -> Tensor:
     weight = getattr(experts, name)[expert]
     product = ((weight.t() if experts.is_transposed else weight) @ x.t()).t()
     return product + getattr(experts, f"{name}_bias")[expert] if experts.has_bias else product
 
 
-def skipping(model: Any) -> AbstractContextManager[None]:
+def use_compact_experts(model: Any) -> AbstractContextManager[None]:
     """While open, the model's experts are run by ``compact_mm``; afterwards by what ran them before."""
     return experts_run_by(model, NAME, compact_mm)

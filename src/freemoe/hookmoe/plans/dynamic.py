@@ -17,27 +17,27 @@ from torch import Tensor, nn
 
 from freemoe.core.errors import RecipeError
 from freemoe.hookmoe.hooks.teacher import logits_of
-from freemoe.hookmoe.plans.compact import skipping
+from freemoe.hookmoe.plans.compact import use_compact_experts
 from freemoe.hookmoe.plans.layers import MoELayer, moe_layers
-from freemoe.models.hooks import after, before
+from freemoe.models.hooks import forward_hook, forward_pre_hook
 from freemoe.models.spec import family_of
-from freemoe.text.blocks import Blocks
+from freemoe.text.blocks import PackedBlocks
 
 RULES = ("top_p", "rel_threshold", "naee")
 
 
-def normalised(weights: Tensor) -> Tensor:
+def normalise_weights(weights: Tensor) -> Tensor:
     """(n, k) router weights that sum to one per token."""
     return weights.float() / weights.float().sum(-1, keepdim=True)
 
 
 def shares_before(weights: Tensor) -> Tensor:
     """For every slot the sum of the weights above it: (n, k), 0 for the heaviest."""
-    ordered, slot = normalised(weights).sort(dim=-1, descending=True, stable=True)
+    ordered, slot = normalise_weights(weights).sort(dim=-1, descending=True, stable=True)
     return torch.zeros_like(ordered).scatter(-1, slot, ordered.cumsum(-1) - ordered)
 
 
-def ratios(weights: Tensor) -> Tensor:
+def weight_ratios(weights: Tensor) -> Tensor:
     """Every weight over its token's largest: (n, k)."""
     return weights.float() / weights.float().amax(-1, keepdim=True)
 
@@ -52,11 +52,11 @@ def kept_slots(rule: str, weights: Tensor, threshold: float) -> Tensor:
     if rule == "top_p":
         return (shares_before(weights) < threshold) | (shares_before(weights) == 0)
     if rule in ("rel_threshold", "naee"):
-        return ratios(weights) >= min(threshold, 1.0)
+        return weight_ratios(weights) >= min(threshold, 1.0)
     raise RecipeError(f"Unknown rule {rule!r}; known: {', '.join(RULES)}.")
 
 
-def ramp(
+def ramp_thresholds(
     rule: str, start: float, layers: Sequence[int], span: float = 0.0, total: int | None = None
 ) -> dict[int, float]:
     """Thresholds of all layers: p - span L / N, or tau + span L / N, so that upper layers run fewer experts.
@@ -87,7 +87,7 @@ def threshold_for(rule: str, weights: Tensor, act: float) -> float:
     k = weights.shape[-1]
     if not 1 <= act <= k:
         raise RecipeError(f"act is {act:g}; a rule over the {k} experts of a token can give 1 to {k}.")
-    statistic = shares_before(weights) if rule == "top_p" else ratios(weights)
+    statistic = shares_before(weights) if rule == "top_p" else weight_ratios(weights)
     # The heaviest slot of every token always runs; the others run in the order of the statistic.
     others = statistic.sort(dim=-1, descending=rule != "top_p").values[:, 1:].flatten().sort().values
     wanted = (act - 1) / max(1, k - 1)
@@ -99,33 +99,33 @@ def threshold_for(rule: str, weights: Tensor, act: float) -> float:
 
 
 @torch.no_grad()
-def router_weights(model: Any, blocks: Blocks) -> dict[int, Tensor]:
+def router_weights(model: Any, blocks: PackedBlocks) -> dict[int, Tensor]:
     """Layer -> (tokens, k) router weights over a text, on the CPU."""
     seen: dict[int, list[Tensor]] = {}
     with ExitStack() as stack:
         for layer in moe_layers(model):
 
-            def look(module: nn.Module, args: Any, output: Any, number: int = layer.number) -> None:
+            def record_weights(module: nn.Module, args: Any, output: Any, number: int = layer.number) -> None:
                 seen.setdefault(number, []).append(output[1].float().cpu())
 
-            stack.enter_context(after(layer.gate, look))
-        for batch in blocks.batches():
+            stack.enter_context(forward_hook(layer.gate, record_weights))
+        for batch in blocks.iter_batches():
             logits_of(model, batch)
     return {n: torch.cat(parts) for n, parts in seen.items()}
 
 
-def tuned(rule: str, weights: Mapping[int, Tensor], act: float) -> dict[int, float]:
+def tune_thresholds(rule: str, weights: Mapping[int, Tensor], act: float) -> dict[int, float]:
     """Thresholds per layer at which every layer runs ``act`` experts per token on calibration text."""
     return {n: threshold_for(rule, w, act) for n, w in weights.items()}
 
 
 def naee_thresholds(weights: Mapping[int, Tensor]) -> dict[int, float]:
     """Per layer the median of w2 / w1 over tokens (of all lighter slots over the heaviest, at larger k)."""
-    return {n: float(ratios(w).sort(dim=-1, descending=True).values[:, 1:].median()) for n, w in weights.items()}
+    return {n: float(weight_ratios(w).sort(dim=-1, descending=True).values[:, 1:].median()) for n, w in weights.items()}
 
 
 @dataclass(frozen=True)
-class Dynamic:
+class DynamicRule:
     """A rule with its thresholds.
 
     Attributes:
@@ -137,7 +137,7 @@ class Dynamic:
     thresholds: Mapping[int, float]
 
     @contextmanager
-    def applied(self, model: Any, skip: bool = True) -> Iterator[dict[int, list[int]]]:
+    def apply_rule(self, model: Any, skip: bool = True) -> Iterator[dict[int, list[int]]]:
         """While open, tokens run as many experts as the rule says; yields counts that fill as the model runs.
 
         What is kept is scaled to the sum of all where the model's own router renormalises, and left as it is elsewhere.
@@ -150,25 +150,25 @@ class Dynamic:
             Layer -> [executed pairs, tokens].
         """
         counts: dict[int, list[int]] = {}
-        renorm = renormalises(model)
+        renorm = router_renormalises(model)
         with ExitStack() as stack:
             if skip:
-                stack.enter_context(skipping(model))
+                stack.enter_context(use_compact_experts(model))
             for layer in moe_layers(model):
                 counts[layer.number] = [0, 0]
                 order: list[Tensor] = []
                 if layer.correction is not None:
-                    stack.enter_context(after(layer.gate, _listen(layer, order)))
-                hook = self._hook(layer, renorm, skip, counts[layer.number], order)
-                stack.enter_context(before(layer.experts, hook))
+                    stack.enter_context(forward_hook(layer.gate, _make_order_hook(layer, order)))
+                hook = self._make_hook(layer, renorm, skip, counts[layer.number], order)
+                stack.enter_context(forward_pre_hook(layer.experts, hook))
             yield counts
 
-    def _hook(
+    def _make_hook(
         self, layer: MoELayer, renorm: bool, skip: bool, count: list[int], order: list[Tensor]
     ) -> Callable[..., tuple[Any, ...]]:
         threshold = self.thresholds[layer.number]
 
-        def cut(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        def drop_slots(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
             hidden, index, weights, *more = args
             keep = kept_slots(self.rule, weights, threshold)
             if order:
@@ -182,7 +182,7 @@ class Dynamic:
             index = index.masked_fill(~keep, layer.count) if skip else index
             return hidden, index, kept.to(weights.dtype), *more
 
-        return cut
+        return drop_slots
 
 
 def first_chosen(order: Tensor, many: Tensor) -> Tensor:
@@ -198,19 +198,19 @@ def first_chosen(order: Tensor, many: Tensor) -> Tensor:
     return place < many[:, None]
 
 
-def _listen(layer: MoELayer, order: list[Tensor]) -> Callable[..., None]:
-    def look(gate: nn.Module, args: Any, output: tuple[Tensor, Tensor, Tensor]) -> None:
-        order[:] = [layer.order(*output)]
+def _make_order_hook(layer: MoELayer, order: list[Tensor]) -> Callable[..., None]:
+    def record_order(gate: nn.Module, args: Any, output: tuple[Tensor, Tensor, Tensor]) -> None:
+        order[:] = [layer.choice_order(*output)]
 
-    return look
+    return record_order
 
 
 def act_of(counts: Mapping[int, Sequence[int]]) -> float:
-    """Executed pairs per token and layer, from what `Dynamic.applied` counted."""
+    """Executed pairs per token and layer, from what `DynamicRule.apply_rule` counted."""
     return sum(c[0] / c[1] for c in counts.values()) / len(counts)
 
 
-def renormalises(model: Any) -> bool:
+def router_renormalises(model: Any) -> bool:
     """Whether the model's own router makes the weights of its k slots sum to one."""
     gate = family_of(model).gate
     if gate is None or gate.renormalised == "never":

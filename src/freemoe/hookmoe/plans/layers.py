@@ -40,7 +40,7 @@ class MoELayer:
     hidden: int
     correction: str | None = None
 
-    def order(self, logits: Tensor, weights: Tensor, index: Tensor) -> Tensor:
+    def choice_order(self, logits: Tensor, weights: Tensor, index: Tensor) -> Tensor:
         """What the gate chooses its experts by, of the slots that it chose: (tokens, slots), the first choice largest.
 
         The weights themselves, but where a correction decides which experts run without counting in their weights.
@@ -113,7 +113,7 @@ def moe_layers(model: Any) -> list[MoELayer]:
     path, layers = find_layers(model, family)
     found = []
     for number, layer in enumerate(layers):
-        gate, experts = _child(layer, family.gate.path), _child(layer, family.experts.path)
+        gate, experts = _get_child(layer, family.gate.path), _get_child(layer, family.experts.path)
         if gate is None or experts is None:
             continue
         up = getattr(experts, family.experts.up, None)
@@ -156,7 +156,7 @@ def decoder_layers(model: Any) -> list[nn.Module]:
     return find_layers(model, family_of(model))[1]
 
 
-def _child(layer: nn.Module, path: str) -> nn.Module | None:
+def _get_child(layer: nn.Module, path: str) -> nn.Module | None:
     found: object = layer
     for part in path.split("."):
         found = getattr(found, part, None)

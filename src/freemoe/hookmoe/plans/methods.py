@@ -11,32 +11,32 @@ from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.progress import Progress
 from freemoe.core.run.unit_state import NOT_KEPT
 from freemoe.evals.speed import prompt_lengths
-from freemoe.hookmoe.hooks.hook import allocate
-from freemoe.hookmoe.hooks.teacher import Teacher
-from freemoe.hookmoe.measure import measure
-from freemoe.hookmoe.plans.apply import RESCALES, applied, expert_counts, plan_of
-from freemoe.hookmoe.plans.dynamic import RULES, renormalises
+from freemoe.hookmoe.hooks.hook import allocate_units
+from freemoe.hookmoe.hooks.teacher import TeacherLogits
+from freemoe.hookmoe.measure import measure_quality
+from freemoe.hookmoe.plans.apply import RESCALES, apply_plan, expert_counts, plan_of
+from freemoe.hookmoe.plans.dynamic import RULES, router_renormalises
 from freemoe.hookmoe.plans.layers import moe_layers
 from freemoe.hookmoe.plans.perturbation import perturbation_profile
-from freemoe.hookmoe.plans.plan import Plan, parse_plan, uniform
+from freemoe.hookmoe.plans.plan import LayerPlan, parse_plan, uniform_plan
 from freemoe.hookmoe.plans.search import (
     Drop,
-    Point,
+    MeasuredPlan,
     Profile,
-    candidates,
-    choose,
-    even,
+    candidate_plans,
+    choose_plan,
+    even_plan,
     local_swaps,
-    pareto,
+    pareto_front,
     profile_units,
     two_stage,
 )
 from freemoe.recipes import HookSection, PlanSection, TrimRecipe
-from freemoe.text.blocks import Blocks
+from freemoe.text.blocks import PackedBlocks
 
 
 @dataclass(frozen=True)
-class Found:
+class PlanResult:
     """A plan, and how it was come by.
 
     Attributes:
@@ -46,37 +46,39 @@ class Found:
         record: For `result.json`: profile, Pareto list, what was asked.
     """
 
-    plan: Plan
+    plan: LayerPlan
     rescale: str
     star: int | None
     record: dict[str, Any]
 
 
-Measure = Callable[[Sequence[tuple[str, Plan]]], None]
+Measure = Callable[[Sequence[tuple[str, LayerPlan]]], None]
 """Lets others measure plans, each under a rule, and write them into the journal, before they are asked for here."""
 
 
-def drop_unit(rescale: str, plan: Plan) -> str:
+def drop_unit(rescale: str, plan: LayerPlan) -> str:
     """The journal's name for what a plan loses under a rule."""
-    return f"drop|{rescale}|{plan.text()}"
+    return f"drop|{rescale}|{plan.to_text()}"
 
 
-def kl_drop(model: Any, blocks: Blocks, teacher: Teacher, run: RunFolder | None = None, rescale: str = "none") -> Drop:
+def kl_drop(
+    model: Any, blocks: PackedBlocks, teacher: TeacherLogits, run: RunFolder | None = None, rescale: str = "none"
+) -> Drop:
     """Held-out KL of a plan from the full model, in nats per token; measured, and written down, once per plan."""
-    known: dict[Plan, float] = {}
+    known: dict[LayerPlan, float] = {}
 
-    def drop(plan: Plan) -> float:
+    def measure_drop(plan: LayerPlan) -> float:
         unit = drop_unit(rescale, plan)
 
-        def work() -> float:
-            with applied(model, plan, rescale):
-                return measure(model, blocks, teacher, run.state(unit) if run else NOT_KEPT).mean_kl
+        def compute_kl() -> float:
+            with apply_plan(model, plan, rescale):
+                return measure_quality(model, blocks, teacher, run.unit_state(unit) if run else NOT_KEPT).mean_kl
 
         if plan not in known:
-            known[plan] = run.unit(unit, work) if run else work()
+            known[plan] = run.run_unit(unit, compute_kl) if run else compute_kl()
         return known[plan]
 
-    return drop
+    return measure_drop
 
 
 Drops = Mapping[str, Drop]
@@ -90,22 +92,22 @@ def rules_asked(model: Any, rescale: str) -> tuple[str, ...]:
     """
     if rescale != "auto":
         return (rescale,)
-    return ("none", "kept_mass" if renormalises(model) else "renorm")
+    return ("none", "kept_mass" if router_renormalises(model) else "renorm")
 
 
-def best_rule(drops: Drops, plan: Plan) -> tuple[str, float]:
+def best_rule(drops: Drops, plan: LayerPlan) -> tuple[str, float]:
     """The rule under which a plan loses least, and that drop; the first of those that are equal but for rounding."""
     found = {rule: drop(plan) for rule, drop in drops.items()}
     rule = min(found, key=lambda name: round(found[name], 6))
     return rule, found[rule]
 
 
-def _rule_of(drops: Drops, plan: Plan) -> str:
+def _rule_of(drops: Drops, plan: LayerPlan) -> str:
     """The best rule; where only one is asked for, nothing is measured."""
     return next(iter(drops)) if len(drops) == 1 else best_rule(drops, plan)[0]
 
 
-def describe_rules(drops: Drops, found: Found) -> dict[str, Any]:
+def describe_rules(drops: Drops, found: PlanResult) -> dict[str, Any]:
     """For `result.json`: the chosen rule, and what the plan loses under every one (empty where none was to be chosen)."""
     if len(drops) == 1:
         return {"rule": found.rescale, "held_out_kl": {}}
@@ -133,7 +135,7 @@ def check_asked(model: Any, recipe: TrimRecipe) -> None:
             raise RecipeError(f"hooks.layers names {wrong}, which are dense or absent; mixture layers: {layers}.")
 
 
-def given_plan(model: Any, text: str) -> Plan:
+def given_plan(model: Any, text: str) -> LayerPlan:
     """The plan that a recipe spells out.
 
     Raises:
@@ -148,10 +150,10 @@ def given_plan(model: Any, text: str) -> Plan:
     above = [i for i, (k, b) in enumerate(zip(plan.ks, base.ks, strict=True)) if k and b and k > b]
     if above:
         raise RecipeError(
-            f"The plan {plan.text()} runs more experts than the model does in layers {above}; its own are {base.text()}."
+            f"The plan {plan.to_text()} runs more experts than the model does in layers {above}; its own are {base.to_text()}."
         )
     if plan == base:
-        raise RecipeError(f"The plan {plan.text()} is the model's own: it cuts nothing.")
+        raise RecipeError(f"The plan {plan.to_text()} is the model's own: it cuts nothing.")
     return plan
 
 
@@ -162,7 +164,7 @@ def find_plan(
     progress: Progress,
     seed: int = 0,
     ahead: Measure | None = None,
-) -> Found:
+) -> PlanResult:
     """The plan that a recipe asks for, with its rule for router weights.
 
     Args:
@@ -179,24 +181,24 @@ def find_plan(
     base = plan_of(model)
     if section.given is not None:
         plan = given_plan(model, section.given)
-        return Found(plan, _rule_of(drops, plan), None, {"by": "given"})
+        return PlanResult(plan, _rule_of(drops, plan), None, {"by": "given"})
     if section.search == "two_stage":
         found = two_stage(base, lambda plan: best_rule(drops, plan)[1], section.tolerance)
         mixed = [layer.number for layer in moe_layers(model)]
         star = min((n for n in mixed if n >= found.layer), default=mixed[-1])
-        asked = [{"plan": p.text(), "drop": d} for p, d in found.asked]
+        asked = [{"plan": p.to_text(), "drop": d} for p, d in found.asked]
         record = {"by": "two_stage", "k_star": found.k, "l_star": found.layer, "asked": asked}
-        return Found(found.deployed, _rule_of(drops, found.deployed), star, record)
+        return PlanResult(found.deployed, _rule_of(drops, found.deployed), star, record)
     points, profile = pareto_list(model, section, drops, progress, seed, ahead)
-    first = choose(pareto(points), section.act, section.tolerance)
+    first = choose_plan(pareto_front(points), section.act, section.tolerance)
     if first.plan == base:
         raise RecipeError(
             f"No plan that runs fewer experts stays within the tolerance of {section.tolerance:g} nats; raise plan.tolerance, or "
             "give an Act."
         )
     swaps = local_swaps(base, first, profile, drops[first.rescale], section.swaps)
-    front = pareto([*points, *swaps])
-    chosen = choose(front, section.act, section.tolerance)
+    front = pareto_front([*points, *swaps])
+    chosen = choose_plan(front, section.act, section.tolerance)
     record = {
         "by": "knapsack",
         "score": section.score,
@@ -206,7 +208,7 @@ def find_plan(
         "chosen": describe_point(chosen),
         "swaps": {"measured": len(swaps), "before": describe_point(first)},
     }
-    return Found(chosen.plan, _rule_of(drops, chosen.plan), None, record)
+    return PlanResult(chosen.plan, _rule_of(drops, chosen.plan), None, record)
 
 
 def pareto_list(
@@ -216,7 +218,7 @@ def pareto_list(
     progress: Progress,
     seed: int = 0,
     ahead: Measure | None = None,
-) -> tuple[list[Point], Profile]:
+) -> tuple[list[MeasuredPlan], Profile]:
     """Profile every layer and k, then measure the plans that look best for every Act with all layers cut together.
 
     Single layers are profiled under the rule that loses least on an even plan of the Act that is asked for; whole plans are
@@ -227,7 +229,7 @@ def pareto_list(
         profile: Profile = perturbation_profile(model, seed)
     else:
         units = profile_units(base)
-        rule = _rule_of(drops, even(base, section.act or (1 + base.act) / 2))
+        rule = _rule_of(drops, even_plan(base, section.act or (1 + base.act) / 2))
         if ahead is not None:
             ahead([(rule, base.with_k(layer, k)) for layer, k in units])
         with progress.stage("profile", len(units)) as advance:
@@ -235,23 +237,23 @@ def pareto_list(
             for layer, k in units:
                 profile[layer, k] = drops[rule](base.with_k(layer, k))
                 advance(1)
-    asked = candidates(base, profile, section.best, section.act)
+    asked = candidate_plans(base, profile, section.best, section.act)
     points = []
     if ahead is not None:
         ahead([(rule, plan) for plan, _, _ in asked for rule in drops])
     with progress.stage("plans", len(asked)) as advance:
         for plan, predicted, source in asked:
             rule, lost = best_rule(drops, plan)
-            points.append(Point(plan, lost, predicted, source, rule))
+            points.append(MeasuredPlan(plan, lost, predicted, source, rule))
             advance(1)
     return points, profile
 
 
-def describe_point(point: Point) -> dict[str, Any]:
+def describe_point(point: MeasuredPlan) -> dict[str, Any]:
     """As JSON, which knows no NaN."""
     predicted = None if point.predicted != point.predicted else point.predicted
     return {
-        "plan": point.plan.text(),
+        "plan": point.plan.to_text(),
         "act": point.plan.act,
         "drop": point.drop,
         "predicted": predicted,
@@ -260,7 +262,9 @@ def describe_point(point: Point) -> dict[str, Any]:
     }
 
 
-def hook_widths(model: Any, section: HookSection, found: Found, drop: Drop) -> tuple[dict[int, int], dict[int, float]]:
+def hook_widths(
+    model: Any, section: HookSection, found: PlanResult, drop: Drop
+) -> tuple[dict[int, int], dict[int, float]]:
     """Where hooks stand and how wide they are, and the residual KL that decided it.
 
     A layer's residual is what the held-out KL falls by when that layer alone goes back to full k.
@@ -279,7 +283,7 @@ def hook_widths(model: Any, section: HookSection, found: Found, drop: Drop) -> t
     residual = {n: whole - drop(found.plan.with_k(n, base.ks[n] or 1)) for n in wanted}
     if section.layers == "one":
         return {max(residual, key=lambda n: (residual[n], -n)): units}, residual
-    return allocate(units, residual), residual
+    return allocate_units(units, residual), residual
 
 
 def paper_units(model: Any) -> int:
@@ -289,7 +293,7 @@ def paper_units(model: Any) -> int:
     return layer.width if layer.width >= layer.hidden or layer.count <= 8 else 2 * layer.width
 
 
-def default_units(model: Any, plan: Plan | None = None) -> int:
+def default_units(model: Any, plan: LayerPlan | None = None) -> int:
     """Hidden units of all hooks of a plan: a twelfth of the work that it saves, so that they grow with depth and with the cut.
 
     An expert of width f has 3 h f weights, a hook of d units 2 h d: a twelfth of one expert is f / 8 units. Over four layers that
@@ -301,12 +305,12 @@ def default_units(model: Any, plan: Plan | None = None) -> int:
         plan: Experts per layer; one expert everywhere if absent.
     """
     base = plan_of(model)
-    plan = plan or uniform(base, 1)
+    plan = plan or uniform_plan(base, 1)
     saved = sum((b or 0) - (k or 0) for b, k in zip(base.ks, plan.ks, strict=True))
     return max(1, round(moe_layers(model)[0].width * saved / 8))
 
 
-def units_of(model: Any, section: HookSection, plan: Plan) -> int:
+def units_of(model: Any, section: HookSection, plan: LayerPlan) -> int:
     """Hidden units that hooks have together: as asked for, half of the paper's for one hook, else `default_units`."""
     if section.units is not None:
         return section.units

@@ -11,30 +11,30 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from freemoe.core.errors import RecipeError
-from freemoe.hookmoe.plans.plan import Plan, tlnle, uniform
-from freemoe.text.files import spread
+from freemoe.hookmoe.plans.plan import LayerPlan, tlnle, uniform_plan
+from freemoe.text.files import evenly_spaced
 
 MOST_ACTS = 32
 """Acts at which plans are measured as a whole; a model of many layers and a large k has hundreds."""
 
-Drop = Callable[[Plan], float]
+Drop = Callable[[LayerPlan], float]
 Profile = Mapping[tuple[int, int], float]
 """(layer, k) -> drop of running k experts in that layer alone."""
 
 
 @dataclass(frozen=True)
-class Point:
+class MeasuredPlan:
     """A plan that was measured.
 
     Attributes:
         plan: The plan.
         drop: Measured with all layers cut together.
         predicted: Sum of the layers' own drops; NaN for plans that did not come from a profile.
-        source: ``knapsack``, ``tlnle``, ``swap`` or ``full``.
+        source: ``solve_knapsack``, ``tlnle``, ``swap`` or ``full``.
         rescale: The rule for router weights under which it was measured.
     """
 
-    plan: Plan
+    plan: LayerPlan
     drop: float
     predicted: float
     source: str
@@ -54,19 +54,19 @@ class TwoStage:
 
     k: int
     layer: int
-    deployed: Plan
-    asked: tuple[tuple[Plan, float], ...]
+    deployed: LayerPlan
+    asked: tuple[tuple[LayerPlan, float], ...]
 
 
-def two_stage(base: Plan, drop: Drop, tolerance: float) -> TwoStage:
+def two_stage(base: LayerPlan, drop: Drop, tolerance: float) -> TwoStage:
     """The paper's search: lower a uniform k while the drop is tolerable, then find l* by binary search.
 
     The drop is taken against the full model throughout, in absolute units. Binary search assumes that the drop falls with l;
     the paper's own Table 8 shows that it need not, so a better l may be missed.
     """
-    asked: list[tuple[Plan, float]] = []
+    asked: list[tuple[LayerPlan, float]] = []
 
-    def tolerable(plan: Plan) -> bool:
+    def is_tolerable(plan: LayerPlan) -> bool:
         asked.append((plan, drop(plan)))
         return asked[-1][1] <= tolerance
 
@@ -74,24 +74,24 @@ def two_stage(base: Plan, drop: Drop, tolerance: float) -> TwoStage:
     if k < 2:
         raise RecipeError(f"The model runs {k} expert per token: there is nothing to cut.")
     # The second stage takes one more away, so the first ends at 2.
-    while k > 2 and tolerable(uniform(base, k - 1)):
+    while k > 2 and is_tolerable(uniform_plan(base, k - 1)):
         k -= 1
     low, high = 0, len(base.ks)
     while low < high:
         middle = (low + high) // 2
-        if tolerable(tlnle(base, k, middle)):
+        if is_tolerable(tlnle(base, k, middle)):
             high = middle
         else:
             low = middle + 1
-    return TwoStage(k, low, uniform(base, k - 1), tuple(asked))
+    return TwoStage(k, low, uniform_plan(base, k - 1), tuple(asked))
 
 
-def profile_units(base: Plan) -> list[tuple[int, int]]:
+def profile_units(base: LayerPlan) -> list[tuple[int, int]]:
     """Every (layer, k) below the model's own k: what a profile measures."""
     return [(layer, k) for layer, full in enumerate(base.ks) if full is not None for k in range(1, full)]
 
 
-def knapsack(base: Plan, profile: Profile, best: int = 1) -> dict[int, list[tuple[float, Plan]]]:
+def solve_knapsack(base: LayerPlan, profile: Profile, best: int = 1) -> dict[int, list[tuple[float, LayerPlan]]]:
     """The plans of least summed drop for every number of executed pairs per token.
 
     Args:
@@ -110,17 +110,17 @@ def knapsack(base: Plan, profile: Profile, best: int = 1) -> dict[int, list[tupl
                 own = 0.0 if k is None or k == full else profile[layer, k]
                 grown.setdefault(pairs + (k or 0), []).extend((d + own, (*ks, k)) for d, ks in rows)
         # The order of plans breaks ties, so that the result does not hang on the order of dicts.
-        table = {pairs: sorted(rows, key=_rank)[:best] for pairs, rows in sorted(grown.items())}
-    return {pairs: [(d, Plan(ks)) for d, ks in rows] for pairs, rows in table.items()}
+        table = {pairs: sorted(rows, key=_rank_key)[:best] for pairs, rows in sorted(grown.items())}
+    return {pairs: [(d, LayerPlan(ks)) for d, ks in rows] for pairs, rows in table.items()}
 
 
-def _rank(row: tuple[float, tuple[int | None, ...]]) -> tuple[float, tuple[int, ...]]:
+def _rank_key(row: tuple[float, tuple[int | None, ...]]) -> tuple[float, tuple[int, ...]]:
     return row[0], tuple(k or 0 for k in row[1])
 
 
-def candidates(
-    base: Plan, profile: Profile, best: int = 2, act: float | None = None, most: int = MOST_ACTS
-) -> list[tuple[Plan, float, str]]:
+def candidate_plans(
+    base: LayerPlan, profile: Profile, best: int = 2, act: float | None = None, most: int = MOST_ACTS
+) -> list[tuple[LayerPlan, float, str]]:
     """Plans worth measuring as a whole: for every Act the knapsack's best few, and TLNLE's where it has that Act.
 
     Args:
@@ -133,13 +133,13 @@ def candidates(
     Returns:
         Plan, predicted drop (NaN where there is no prediction), source.
     """
-    table = knapsack(base, profile, best)
+    table = solve_knapsack(base, profile, best)
     layers = sum(k is not None for k in base.ks)
     pairs = sorted(table)
-    asked = {pairs[i] for i in spread(len(pairs), most)} | {pairs[0], pairs[-1]}
+    asked = {pairs[i] for i in evenly_spaced(len(pairs), most)} | {pairs[0], pairs[-1]}
     if act is not None:
         asked |= {max((p for p in pairs if p <= act * layers + 1e-9), default=pairs[0])}
-    found: dict[Plan, tuple[float, str]] = {}
+    found: dict[LayerPlan, tuple[float, str]] = {}
     for number in sorted(asked):
         for predicted, plan in table[number]:
             found.setdefault(plan, (predicted, "full" if plan == base else "knapsack"))
@@ -154,7 +154,7 @@ def candidates(
     return [(plan, *about) for plan, about in found.items()]
 
 
-def even(base: Plan, act: float) -> Plan:
+def even_plan(base: LayerPlan, act: float) -> LayerPlan:
     """The plan of at most this Act whose layers differ least: what a rule is tried on before any plan is known."""
     runs = [(layer, k) for layer, k in enumerate(base.ks) if k is not None]
     ks = {layer: 1 for layer, _ in runs}
@@ -163,32 +163,38 @@ def even(base: Plan, act: float) -> Plan:
         for layer, k in runs:
             if left > 0 and ks[layer] < k:
                 ks[layer], left = ks[layer] + 1, left - 1
-    return Plan(tuple(ks.get(layer) for layer in range(len(base.ks))))
+    return LayerPlan(tuple(ks.get(layer) for layer in range(len(base.ks))))
 
 
-def neighbours(base: Plan, plan: Plan, profile: Profile) -> list[tuple[float, Plan]]:
+def neighbour_plans(base: LayerPlan, plan: LayerPlan, profile: Profile) -> list[tuple[float, LayerPlan]]:
     """Every plan that runs one expert fewer in one layer and one more in another, the most promising first.
 
     Returns:
         Summed drop of the layers, and the plan.
     """
 
-    def own(layer: int, k: int) -> float:
+    def layer_drop(layer: int, k: int) -> float:
         return 0.0 if k == base.ks[layer] else profile[layer, k]
 
     runs = [(layer, k, full) for layer, (k, full) in enumerate(zip(plan.ks, base.ks, strict=True)) if k and full]
-    whole = sum(own(layer, k) for layer, k, _ in runs)
+    whole = sum(layer_drop(layer, k) for layer, k, _ in runs)
     found = []
     for giver, less, _ in runs:
         for taker, more, most in runs:
             if giver == taker or less == 1 or more == most:
                 continue
-            predicted = whole - own(giver, less) + own(giver, less - 1) - own(taker, more) + own(taker, more + 1)
+            predicted = (
+                whole
+                - layer_drop(giver, less)
+                + layer_drop(giver, less - 1)
+                - layer_drop(taker, more)
+                + layer_drop(taker, more + 1)
+            )
             found.append((predicted, plan.with_k(giver, less - 1).with_k(taker, more + 1)))
-    return sorted(found, key=lambda row: _rank((row[0], row[1].ks)))
+    return sorted(found, key=lambda row: _rank_key((row[0], row[1].ks)))
 
 
-def local_swaps(base: Plan, start: Point, profile: Profile, drop: Drop, most: int) -> list[Point]:
+def local_swaps(base: LayerPlan, start: MeasuredPlan, profile: Profile, drop: Drop, most: int) -> list[MeasuredPlan]:
     """Plans of the same Act around one that was measured: an expert moves from a layer to another while that loses less.
 
     Layers interact, so that the plan of least summed drop need not be the best; each swap is measured with all layers cut.
@@ -207,29 +213,29 @@ def local_swaps(base: Plan, start: Point, profile: Profile, drop: Drop, most: in
     improved = True
     while improved:
         improved = False
-        for predicted, plan in neighbours(base, best.plan, profile):
+        for predicted, plan in neighbour_plans(base, best.plan, profile):
             if plan in tried:
                 continue
             if len(measured) >= most:
                 return measured
             tried.add(plan)
-            measured.append(Point(plan, drop(plan), predicted, "swap", start.rescale))
+            measured.append(MeasuredPlan(plan, drop(plan), predicted, "swap", start.rescale))
             if measured[-1].drop < best.drop:
                 best, improved = measured[-1], True
                 break
     return measured
 
 
-def pareto(points: Sequence[Point]) -> list[Point]:
+def pareto_front(points: Sequence[MeasuredPlan]) -> list[MeasuredPlan]:
     """The points that no other one beats: falling Act, rising drop."""
-    front: list[Point] = []
+    front: list[MeasuredPlan] = []
     for point in sorted(points, key=lambda p: (p.plan.act, p.drop)):
         if not front or point.drop < front[-1].drop:
             front.append(point)
     return front[::-1]
 
 
-def choose(front: Sequence[Point], act: float | None, tolerance: float) -> Point:
+def choose_plan(front: Sequence[MeasuredPlan], act: float | None, tolerance: float) -> MeasuredPlan:
     """The best plan of at most this Act; without one, the cheapest plan within the tolerance.
 
     Raises:

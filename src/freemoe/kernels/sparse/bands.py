@@ -34,21 +34,21 @@ class BandTile:
     high: Tensor
 
     @property
-    def bytes(self) -> int:
+    def num_bytes(self) -> int:
         """Memory that it takes."""
         return sum(t.numel() * t.element_size() for t in (self.scale, self.low, self.high))
 
-    def off(self, weight: Tensor) -> Tensor:
+    def off_mask(self, weight: Tensor) -> Tensor:
         """``(N, K)`` bool: what of the weight is off; equal scores stand in the order of their columns."""
         scores = weight.float().abs() * self.scale.to(weight.device)
         columns = torch.arange(scores.shape[1], device=weight.device)
 
-        def reached(end: Tensor, without: bool) -> Tensor:
+        def is_beyond(end: Tensor, without: bool) -> Tensor:
             at = end.to(weight.device).long()[:, None]
             edge = scores.gather(1, at.clamp(min=0))
             return torch.where(at < 0, without, (scores > edge) | ((scores == edge) & (columns >= at)))
 
-        return reached(self.low, True) & ~reached(self.high, False)
+        return is_beyond(self.low, True) & ~is_beyond(self.high, False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +66,7 @@ class BandTiles:
     ends: tuple[Tensor, Tensor]
 
     @classmethod
-    def of(cls, tiles: Sequence[BandTile]) -> BandTiles:
+    def from_tiles(cls, tiles: Sequence[BandTile]) -> BandTiles:
         """In this order."""
         low, high = (torch.stack([getattr(tile, end) for tile in tiles]) for end in ("low", "high"))
         return cls(tuple(tiles), torch.stack([tile.scale for tile in tiles]), (low, high))
@@ -77,16 +77,18 @@ def tiles_available(weight: Tensor) -> bool:
     return weight.device.type == "cuda" and weight.is_contiguous() and rows.loops_available(weight.dtype, "cuda")
 
 
-def reference(x: Tensor, weight: Tensor, bands: BandTiles, tokens: np.ndarray, starts: np.ndarray) -> Tensor:
-    """As `products`, by a masked copy of the weight for every expert: what is quicker for many tokens of each."""
+def reference_tiled_products(
+    x: Tensor, weight: Tensor, bands: BandTiles, tokens: np.ndarray, starts: np.ndarray
+) -> Tensor:
+    """As `tiled_products`, by a masked copy of the weight for every expert: what is quicker for many tokens of each."""
     own, _ = rows.lists_on(tokens.tobytes(), starts.tobytes(), x.device)
     parts = own.split(np.diff(starts).tolist())
-    masked = (weight.masked_fill(tile.off(weight), 0) for tile in bands.tiles)
+    masked = (weight.masked_fill(tile.off_mask(weight), 0) for tile in bands.tiles)
     return torch.cat([torch.nn.functional.linear(x[p].to(weight.dtype), w) for p, w in zip(parts, masked, strict=True)])
 
 
-@falls_back_to(reference)
-def products(x: Tensor, weight: Tensor, bands: BandTiles, tokens: np.ndarray, starts: np.ndarray) -> Tensor:
+@falls_back_to(reference_tiled_products)
+def tiled_products(x: Tensor, weight: Tensor, bands: BandTiles, tokens: np.ndarray, starts: np.ndarray) -> Tensor:
     """``x[tokens] @ weight.T`` without what the tokens' experts have off, which is found in the tile that is multiplied.
 
     Args:

@@ -10,7 +10,7 @@ import sys
 
 import numpy as np
 
-from freemoe.kernels.row_loops import jit, number
+from freemoe.kernels.row_loops import as_float32, jit
 
 try:
     from llvmlite import ir
@@ -30,7 +30,7 @@ CACHE = 1 << 19
 """Bytes of tokens that are near enough of a core."""
 
 
-def _pointer(to):
+def _make_pointer(to):
     """A function of compiled code: the array that begins at an address; whoever calls it keeps that alive."""
 
     @intrinsic
@@ -44,7 +44,7 @@ def _pointer(to):
 
 
 @intrinsic
-def fetch(context, array, place):
+def prefetch_number(context, array, place):
     """Have a number of an array (N,) brought near, without waiting for it; a place beyond its end does no harm."""
 
     def code(context, builder, signature, arguments):
@@ -58,31 +58,31 @@ def fetch(context, array, place):
     return types.void(array, types.uint64), code
 
 
-_shorts, _ints = _pointer(types.uint16), _pointer(types.uint32)
+_shorts, _ints = _make_pointer(types.uint16), _make_pointer(types.uint32)
 
 
-def rounded(value, like):
+def round_to_type(value, like):
     """A float32 as a number of a matrix's own type."""
     raise NotImplementedError(f"{type(like)} is only known to compiled code")
 
 
-@overload(rounded, inline="always")
+@overload(round_to_type, inline="always")
 def _typed_rounded(value, like):
     if isinstance(like, types.Float):
         return lambda value, like: value
 
-    def halves(value, like):
+    def round_to_bfloat16(value, like):
         # To the nearest bfloat16, ties to even; a NaN stays one. Looked at as integers, as fast arithmetic knows no NaN.
         bits = np.float32(value).view(np.uint32)
         high = bits >> np.uint32(16)
         near = (bits + np.uint32(0x7FFF) + (high & np.uint32(1))) >> np.uint32(16)
         return np.uint16(near if (bits & np.uint32(0x7FFFFFFF)) <= np.uint32(0x7F800000) else high | np.uint32(64))
 
-    return halves
+    return round_to_bfloat16
 
 
 @jit
-def turn(x, tokens, first, count, width, to):
+def transpose_tokens(x, tokens, first, count, width, to):
     """Set to[i, t] = x[tokens[first + t], i] for ``count`` tokens, and 0 for one more where ``width`` has it; ``to`` is flat."""
     size = x.shape[1]
     # Some columns at a time: what is written lies so many lines apart that no more of them stay near the core.
@@ -91,14 +91,14 @@ def turn(x, tokens, first, count, width, to):
         for t in range(count):
             row = x[tokens[first + t], begin:end]
             for i in range(end - begin):
-                to[(begin + i) * width + t] = number(row[i])
+                to[(begin + i) * width + t] = as_float32(row[i])
     if count < width:
         for i in range(size):
             to[i * width + count] = np.float32(0)
 
 
 @jit
-def pair(xt, weight, origin, columns, places, ends, begin, end, out):
+def sum_token_pair(xt, weight, origin, columns, places, ends, begin, end, out):
     """Set out[0:2, r] = the sum of weight[r, c] * xt[c, 0:2] over a row's places c, for the rows r of [begin, end).
 
     ``weight`` is flat and begins at the row ``origin``.
@@ -113,8 +113,8 @@ def pair(xt, weight, origin, columns, places, ends, begin, end, out):
             # The 16 bits of a flat place, less those of the row's start, are the column.
             c = np.uint64(np.uint16(places[j] - low))
             # Places as far apart as 16 bits reach; beyond, another number is fetched, which costs no more.
-            fetch(weight, start + c + np.uint64(np.uint16(places[j + ahead] - places[j])))  # pyright: ignore[reportCallIssue]
-            value = number(weight[start + c])
+            prefetch_number(weight, start + c + np.uint64(np.uint16(places[j + ahead] - places[j])))  # pyright: ignore[reportCallIssue]
+            value = as_float32(weight[start + c])
             a += value * xt[c * two]
             b += value * xt[c * two + one]
         out[to] = a
@@ -123,7 +123,7 @@ def pair(xt, weight, origin, columns, places, ends, begin, end, out):
 
 
 @jit
-def wide(xt, width, weight, origin, columns, places, ends, begin, end, out):
+def sum_token_group(xt, width, weight, origin, columns, places, ends, begin, end, out):
     """The same for ``width`` tokens, and two places at a time: what is summed is loaded and stored half as often."""
     size, one, step, ahead = np.uint64(columns), np.uint64(1), np.uint64(width), np.uint64(AHEAD)
     to, rows = np.uint64(0), np.uint64(end - begin)
@@ -138,10 +138,10 @@ def wide(xt, width, weight, origin, columns, places, ends, begin, end, out):
         while j < last:
             k = min(j + one, last - one)
             c, d = np.uint64(np.uint16(places[j] - low)), np.uint64(np.uint16(places[k] - low))
-            fetch(weight, start + c + np.uint64(np.uint16(places[j + ahead] - places[j])))  # pyright: ignore[reportCallIssue]
-            fetch(weight, start + c + np.uint64(np.uint16(places[j + ahead + one] - places[j])))  # pyright: ignore[reportCallIssue]
-            v = number(weight[start + c])
-            w = number(weight[start + d]) if k > j else np.float32(0)
+            prefetch_number(weight, start + c + np.uint64(np.uint16(places[j + ahead] - places[j])))  # pyright: ignore[reportCallIssue]
+            prefetch_number(weight, start + c + np.uint64(np.uint16(places[j + ahead + one] - places[j])))  # pyright: ignore[reportCallIssue]
+            v = as_float32(weight[start + c])
+            w = as_float32(weight[start + d]) if k > j else np.float32(0)
             first, second = xt[c * step : (c + one) * step], xt[d * step : (d + one) * step]
             for t in range(len(held)):
                 held[t] += v * first[t] + w * second[t]
@@ -152,7 +152,7 @@ def wide(xt, width, weight, origin, columns, places, ends, begin, end, out):
 
 
 @jit
-def products(x, matrix, begin, end, out):
+def dense_products(x, matrix, begin, end, out):
     """Set out[t, r] = matrix[r] x[t] for the rows [begin, end): four rows and two tokens at a time."""
     tokens = len(x)
     for r in range(begin, end, 4):
@@ -179,7 +179,7 @@ def products(x, matrix, begin, end, out):
 
 
 @jit
-def _blocks(starts, columns):
+def _token_groups(starts, columns):
     """Tokens that walk together: (blocks, 4) of first, count, width and expert; as many as a core's own cache holds."""
     most = min(256, max(8, CACHE // (4 * columns)))
     made = 0
@@ -204,23 +204,23 @@ def take_block(blocks, turned, tokens, table, size, weight, origin, columns, beg
         ends = carray(_ints(table[g, 1]), (size + 1,))  # pyright: ignore[reportCallIssue]
         xt = turned[at : at + width * columns]
         if width == 2:
-            pair(xt, weight, origin, columns, places, ends, begin, end, found)
+            sum_token_pair(xt, weight, origin, columns, places, ends, begin, end, found)
         else:
-            wide(xt, width, weight, origin, columns, places, ends, begin, end, found)
+            sum_token_group(xt, width, weight, origin, columns, places, ends, begin, end, found)
         for t in range(count):
             row, less = y[tokens[first + t], begin - left : end - left], found[t * rows : (t + 1) * rows]
             for r in range(rows):
-                row[r] = rounded(number(row[r]) - less[r], row[r])
+                row[r] = round_to_type(as_float32(row[r]) - less[r], row[r])
         at += width * columns
 
 
 @jit
-def floats(x, to):
+def copy_as_float32(x, to):
     """Set to (n, K) = x (n, K), as float32."""
     for t in range(len(x)):
         row, out = x[t], to[t]
         for i in range(len(row)):
-            out[i] = number(row[i])
+            out[i] = as_float32(row[i])
 
 
 @jit
@@ -238,13 +238,13 @@ def take_out(x, tokens, starts, table, matrix, multiply, begin, end, y):
         end: The row after the last.
         y: (T, N).
     """
-    (size, columns), flat, blocks = matrix.shape, matrix.reshape(-1), _blocks(starts, matrix.shape[1])
+    (size, columns), flat, blocks = matrix.shape, matrix.reshape(-1), _token_groups(starts, matrix.shape[1])
     turned = np.empty(blocks[:, 2].sum() * columns, np.float32)
     found = np.empty(ROWS * blocks[:, 2].max(), np.float32)
     at = 0
     for k in range(len(blocks)):
         first, count, width = blocks[k, 0], blocks[k, 1], blocks[k, 2]
-        turn(x, tokens, first, count, width, turned[at : at + width * columns])
+        transpose_tokens(x, tokens, first, count, width, turned[at : at + width * columns])
         at += width * columns
     # Of a smaller type some rows are made floats, once for all that is done with them.
     widen = multiply and matrix.itemsize < 4
@@ -252,20 +252,20 @@ def take_out(x, tokens, starts, table, matrix, multiply, begin, end, y):
     held = np.empty((ROWS, columns) if widen else (1, 1), np.float32)
     sums = np.empty((len(x), ROWS) if widen else (1, 1), np.float32)
     if widen:
-        floats(x, tokens_wide)
+        copy_as_float32(x, tokens_wide)
     for b in range(begin, end, ROWS):
         e = min(b + ROWS, end)
         if widen:
-            floats(matrix[b:e], held)
-            products(tokens_wide, held, 0, e - b, sums)
+            copy_as_float32(matrix[b:e], held)
+            dense_products(tokens_wide, held, 0, e - b, sums)
             take_block(blocks, turned, tokens, table, size, held.reshape(-1), b, columns, b, e, found, sums, b)
             for t in range(len(x)):
                 row, values = y[t, b:e], sums[t]
                 for r in range(e - b):
-                    row[r] = rounded(values[r], row[r])
+                    row[r] = round_to_type(values[r], row[r])
         else:
             if multiply:
-                products(x, matrix, b, e, y)
+                dense_products(x, matrix, b, e, y)
             take_block(blocks, turned, tokens, table, size, flat, 0, columns, b, e, found, y, 0)
 
 

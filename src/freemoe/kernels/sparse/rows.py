@@ -1,7 +1,7 @@
 """What experts have off, taken out of the products of their tokens: y[t, r] -= sum of W[r, c] x[t, c] over the places (r, c).
 
 Costs what is off costs, and no copy of W is made. The loops are compiled by numba where it is installed (CPU) or by Triton
-(accelerators); `reference` is what both are held against.
+(accelerators); `reference_products` is what both are held against.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MOST_OWN = {torch.float32: 32, torch.bfloat16: 8}
 
 
 @dataclass(frozen=True, eq=False)
-class Places:
+class SparsePlaces:
     """The places of a matrix (N, K) that one expert has off, row by row.
 
     Attributes:
@@ -51,7 +51,7 @@ class Places:
     tables: dict[torch.device, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, indices: Tensor, rows: int, columns: int) -> Places:
+    def from_indices(cls, indices: Tensor, rows: int, columns: int) -> SparsePlaces:
         """From flat places.
 
         Args:
@@ -64,7 +64,7 @@ class Places:
         low[: len(flat)] = flat.astype(np.uint16)
         return cls(low, np.searchsorted(flat, np.arange(rows + 1) * columns).astype(np.uint32))
 
-    def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+    def on_device(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """``low`` and ``ends`` as int16 and int32, for torch; an accelerator holds its own from the first call on."""
         if device not in self.copies:
             low, ends = torch.from_numpy(self.low.view(np.int16)), torch.from_numpy(self.ends.view(np.int32))
@@ -73,10 +73,10 @@ class Places:
             self.copies[device] = low.to(device), ends.to(device)
         return self.copies[device]
 
-    def addresses(self, device: torch.device) -> Tensor:
+    def device_addresses(self, device: torch.device) -> Tensor:
         """``(2,)`` int64: where both lie on an accelerator, for its kernel."""
         if device not in self.tables:
-            self.tables[device] = torch.tensor([t.data_ptr() for t in self.on(device)]).to(device)
+            self.tables[device] = torch.tensor([t.data_ptr() for t in self.on_device(device)]).to(device)
         return self.tables[device]
 
     @property
@@ -85,20 +85,20 @@ class Places:
         return int(self.ends[-1])
 
     @property
-    def bytes(self) -> int:
+    def num_bytes(self) -> int:
         """Memory that they take, on accelerators too."""
         return (self.low.nbytes + self.ends.nbytes) * (1 + len(self.copies))
 
-    def flat(self, size: int, device: torch.device = _CPU) -> Tensor:
+    def flat_indices(self, size: int, device: torch.device = _CPU) -> Tensor:
         """``(count,)`` int64: the flat places again, of ``size`` columns, on a device that need not ask the host for them."""
-        low, ends = self.on(device)
+        low, ends = self.on_device(device)
         starts = torch.arange(0, (len(ends) - 1) * size, size, device=device)
         starts = starts.repeat_interleave(ends.diff(), output_size=self.count)
         return low[: self.count].long().sub_(starts).bitwise_and_(MOST_COLUMNS - 1).add_(starts)
 
 
 @dataclass(frozen=True, eq=False)
-class Experts:
+class SparseExperts:
     """The experts of a batch that have something off in one matrix.
 
     Attributes:
@@ -107,21 +107,21 @@ class Experts:
         tables: The same for accelerators, see `addresses`.
     """
 
-    places: tuple[Places, ...]
+    places: tuple[SparsePlaces, ...]
     table: np.ndarray
     tables: dict[torch.device, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, places: Sequence[Places]) -> Experts:
+    def from_places(cls, places: Sequence[SparsePlaces]) -> SparseExperts:
         """In this order."""
         table = np.array([(p.low.ctypes.data, p.ends.ctypes.data) for p in places], np.uint64)
         return cls(tuple(places), table.reshape(len(places), 2))
 
-    def addresses(self, device: torch.device) -> Tensor:
+    def device_addresses(self, device: torch.device) -> Tensor:
         """``(G, 2)`` int64: the same for an accelerator's kernel, of what is held there."""
         if device not in self.tables:
             # From where they lie already: sending a table for every weight of a new batch would be as many waits.
-            self.tables[device] = torch.stack([places.addresses(device) for places in self.places])
+            self.tables[device] = torch.stack([places.device_addresses(device) for places in self.places])
         return self.tables[device]
 
 
@@ -130,18 +130,22 @@ def loops_available(dtype: torch.dtype, device: str = "cpu") -> bool:
     return triton_takes(dtype, device) if device != "cpu" else dtype in DTYPES and importable("numba")
 
 
-def reference(x: Tensor, weight: Tensor, experts: Experts, tokens: np.ndarray, starts: np.ndarray) -> Tensor:
-    """As `products`, by a masked copy of the weight for every expert."""
+def reference_products(
+    x: Tensor, weight: Tensor, experts: SparseExperts, tokens: np.ndarray, starts: np.ndarray
+) -> Tensor:
+    """As `sparse_products`, by a masked copy of the weight for every expert."""
     y = torch.nn.functional.linear(x, weight)
     tokens_on, _ = lists_on(tokens.tobytes(), starts.tobytes(), x.device)
     for places, own in zip(experts.places, tokens_on.split(np.diff(starts).tolist()), strict=True):
         masked = weight.clone()
-        masked.view(-1)[places.flat(weight.shape[1], x.device)] = 0
+        masked.view(-1)[places.flat_indices(weight.shape[1], x.device)] = 0
         y[own] = torch.nn.functional.linear(x[own], masked)
     return y
 
 
-def products(x: Tensor, weight: Tensor, experts: Experts, tokens: np.ndarray, starts: np.ndarray) -> Tensor:
+def sparse_products(
+    x: Tensor, weight: Tensor, experts: SparseExperts, tokens: np.ndarray, starts: np.ndarray
+) -> Tensor:
     """``x @ weight.T``, in which the tokens of an expert meet zeros where it has weights off; by compiled loops.
 
     Args:
@@ -163,22 +167,24 @@ def products(x: Tensor, weight: Tensor, experts: Experts, tokens: np.ndarray, st
     y = x.new_empty(len(x), len(weight)) if own else torch.nn.functional.linear(x, weight)
     values, matrix, out = memory_of(x), memory_of(weight), memory_of(y)
 
-    def part(begin: int, end: int) -> None:
+    def take_out_rows(begin: int, end: int) -> None:
         loops.take_out(values, tokens, starts, experts.table, matrix, own, begin, end, out)
 
-    in_threads(part, len(weight), weight.numel())
+    in_threads(take_out_rows, len(weight), weight.numel())
     return y
 
 
-@falls_back_to(reference)
-def triton_products(x: Tensor, weight: Tensor, experts: Experts, tokens: np.ndarray, starts: np.ndarray) -> Tensor:
-    """As `products`, by a kernel for accelerators; all of one type, and contiguous."""
+@falls_back_to(reference_products)
+def triton_products(
+    x: Tensor, weight: Tensor, experts: SparseExperts, tokens: np.ndarray, starts: np.ndarray
+) -> Tensor:
+    """As `sparse_products`, by a kernel for accelerators; all of one type, and contiguous."""
     from freemoe.kernels.sparse.triton_loops import take_out
 
     y = torch.nn.functional.linear(x, weight)
     lists = lists_on(tokens.tobytes(), starts.tobytes(), x.device)
     take_out[(len(weight), len(lists[1]))](
-        x, weight, y, *lists, experts.addresses(x.device), *weight.shape, T=TOKENS, P=PLACES
+        x, weight, y, *lists, experts.device_addresses(x.device), *weight.shape, T=TOKENS, P=PLACES
     )
     return y
 

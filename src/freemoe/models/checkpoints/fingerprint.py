@@ -13,7 +13,7 @@ from freemoe.models.offload import named_values
 _CHUNK = 1 << 22
 
 
-def fingerprint(model: Any) -> str:
+def fingerprint_model(model: Any) -> str:
     """SHA-256 over the names, shapes and fp32 values of a model's parameters; tied ones count once."""
     total = hashlib.sha256()
     for name, values in named_values(model):

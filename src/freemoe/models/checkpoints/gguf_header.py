@@ -27,7 +27,7 @@ _STRING, _ARRAY = 8, 9
 
 
 @dataclass(frozen=True)
-class Header:
+class GGUFHeader:
     """What a GGUF file says of itself.
 
     Attributes:
@@ -70,7 +70,7 @@ def require_package(path: str | Path) -> None:
             )
 
 
-def read_header(path: str | Path) -> Header:
+def read_header(path: str | Path) -> GGUFHeader:
     """Read a file's header, and check that its tensors are all there and of types that can be dequantised.
 
     Raises:
@@ -87,91 +87,91 @@ def read_header(path: str | Path) -> Header:
         require_package(path)
         with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:
-                return _parse(path, data)
+                return _parse_header(path, data)
             except (struct.error, UnicodeDecodeError, OverflowError, MemoryError) as error:
-                raise _truncated(path, f"its header ends too early or is damaged ({error})") from None
+                raise _truncated_error(path, f"its header ends too early or is damaged ({error})") from None
 
 
-def _truncated(path: Path, why: str) -> DataError:
+def _truncated_error(path: Path, why: str) -> DataError:
     return DataError(f"{str(path)!r} is truncated: {why}. Copy or download it again.")
 
 
-class _Cursor:
+class _ByteReader:
     """Reads the file's values one after the other."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self.data, self.at = data, len(MAGIC)
 
-    def take(self, form: str) -> tuple[Any, ...]:
+    def read_struct(self, form: str) -> tuple[Any, ...]:
         found = struct.unpack_from(f"<{form}", self.data, self.at)
         self.at += struct.calcsize(f"<{form}")
         return found
 
-    def string(self) -> str:
-        (length,) = self.take("Q")
-        self._step(length)
+    def read_string(self) -> str:
+        (length,) = self.read_struct("Q")
+        self._skip_bytes(length)
         return self.data[self.at - length : self.at].decode("utf-8")
 
-    def value(self, kind: int) -> Any:
+    def read_value(self, kind: int) -> Any:
         """One metadata value; None for an array, which is stepped over."""
         if kind == _STRING:
-            return self.string()
+            return self.read_string()
         if kind == _ARRAY:
-            inner, count = self.take("IQ")
+            inner, count = self.read_struct("IQ")
             if inner in _SCALARS:
-                self._step(count * struct.calcsize(f"<{_SCALARS[inner]}"))
+                self._skip_bytes(count * struct.calcsize(f"<{_SCALARS[inner]}"))
                 return None
             for _ in range(count):
                 if inner == _STRING:
-                    self._step(*self.take("Q"))
+                    self._skip_bytes(*self.read_struct("Q"))
                 else:
-                    self.value(inner)
+                    self.read_value(inner)
             return None
         if kind not in _SCALARS:
             raise struct.error(f"a value of kind {kind}")
-        return self.take(_SCALARS[kind])[0]
+        return self.read_struct(_SCALARS[kind])[0]
 
-    def _step(self, length: int) -> None:
+    def _skip_bytes(self, length: int) -> None:
         self.at += length
         if self.at > len(self.data):
             raise struct.error(f"{length} bytes are announced beyond the end")
 
 
-def _parse(path: Path, data: mmap.mmap) -> Header:
+def _parse_header(path: Path, data: mmap.mmap) -> GGUFHeader:
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-    cursor = _Cursor(data)
-    (version,) = cursor.take("I")
+    cursor = _ByteReader(data)
+    (version,) = cursor.read_struct("I")
     if version not in VERSIONS:
         raise DataError(f"{str(path)!r} is GGUF version {version}; versions that can be read: 2 and 3, little endian.")
-    tensors, pairs = cursor.take("QQ")
+    tensors, pairs = cursor.read_struct("QQ")
     values = {}
     for _ in range(pairs):
-        key = cursor.string()
-        value = cursor.value(*cursor.take("I"))
+        key = cursor.read_string()
+        value = cursor.read_value(*cursor.read_struct("I"))
         if value is not None:
             values[key] = value
     _check_values(path, values)
     shapes, types, ends = {}, {}, [0]
     for _ in range(tensors):
-        name = cursor.string()
-        (rank,) = cursor.take("I")
-        shapes[name] = tuple(reversed(cursor.take(f"{rank}Q")))
-        number, offset = cursor.take("IQ")
+        name = cursor.read_string()
+        (rank,) = cursor.read_struct("I")
+        shapes[name] = tuple(reversed(cursor.read_struct(f"{rank}Q")))
+        number, offset = cursor.read_struct("IQ")
         if number not in {int(t) for t in GGMLQuantizationType}:
-            raise _unreadable(path, name, f"type {number}")
+            raise _unsupported_type_error(path, name, f"type {number}")
         kind = GGMLQuantizationType(number)
         types[name] = kind.name
         block, size = GGML_QUANT_SIZES[kind]
         ends.append(offset + math.prod(shapes[name]) // block * size)
     for kind in dict.fromkeys(types.values()):
         if not _can_dequantise(kind):
-            raise _unreadable(path, next(n for n, t in types.items() if t == kind), kind)
+            raise _unsupported_type_error(path, next(n for n, t in types.items() if t == kind), kind)
     alignment = values.get("general.alignment", 32)
     needed = math.ceil(cursor.at / alignment) * alignment + max(ends)
     if needed > len(data):
-        raise _truncated(path, f"its tensors end at byte {needed:,}, the file at {len(data):,}")
-    return Header(values["general.architecture"], values, shapes, types)
+        raise _truncated_error(path, f"its tensors end at byte {needed:,}, the file at {len(data):,}")
+    return GGUFHeader(values["general.architecture"], values, shapes, types)
 
 
 def _check_values(path: Path, values: dict[str, Any]) -> None:
@@ -199,7 +199,7 @@ def _can_dequantise(kind: str) -> bool:
     return True
 
 
-def _unreadable(path: Path, tensor: str, kind: str) -> DataError:
+def _unsupported_type_error(path: Path, tensor: str, kind: str) -> DataError:
     from gguf import GGMLQuantizationType
 
     known = [t.name for t in GGMLQuantizationType if _can_dequantise(t.name)]

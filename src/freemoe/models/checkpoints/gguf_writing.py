@@ -59,14 +59,19 @@ def write_gguf(model: Any, path: Path, file_type: str, like: Path) -> None:
 
     reader = gguf.GGUFReader(like)
     architecture = reader.fields["general.architecture"].contents()
-    tensors = _Tensors(model, architecture)
+    tensors = _GGUFTensors(model, architecture)
     tensors.require_in({t.name for t in reader.tensors})
     writer = gguf.GGUFWriter(path, architecture)
     try:
         _copy_values(writer, reader.fields, file_type)
         for old in reader.tensors:
             if old.name in tensors:
-                _announce(writer, old.name, tensors.shape(old.name), _stored_as(tensors.shape(old.name), file_type))
+                _add_tensor_info(
+                    writer,
+                    old.name,
+                    tensors.tensor_shape(old.name),
+                    _stored_as(tensors.tensor_shape(old.name), file_type),
+                )
             else:
                 writer.add_tensor_info(old.name, old.data.shape, old.data.dtype, old.data.nbytes, old.tensor_type)
         writer.write_header_to_file()
@@ -76,16 +81,16 @@ def write_gguf(model: Any, path: Path, file_type: str, like: Path) -> None:
             if old.name not in tensors:
                 writer.write_tensor_data(old.data)
                 continue
-            values, before = tensors.values(old.name), gguf.dequantize(old.data, old.tensor_type)
+            values, before = tensors.tensor_values(old.name), gguf.dequantize(old.data, old.tensor_type)
             seen = values.numpy()
             if seen.shape != before.shape or not ((seen == before) | (seen == 0)).all():
                 raise _unknown_layout(architecture, old.name)
-            writer.write_tensor_data(_encoded(values, _stored_as(tuple(values.shape), file_type), old.name))
+            writer.write_tensor_data(_quantize_tensor(values, _stored_as(tuple(values.shape), file_type), old.name))
     finally:
         writer.close()
 
 
-class _Tensors:
+class _GGUFTensors:
     """A model's tensors under their GGUF names, in llama.cpp's layout."""
 
     def __init__(self, model: Any, architecture: str) -> None:
@@ -114,10 +119,10 @@ class _Tensors:
             if not name.startswith("rope_"):
                 raise _unknown_layout(self.architecture, name)
 
-    def shape(self, name: str) -> tuple[int, ...]:
+    def tensor_shape(self, name: str) -> tuple[int, ...]:
         return tuple(self.found[name].shape)
 
-    def values(self, name: str) -> Tensor:
+    def tensor_values(self, name: str) -> Tensor:
         """A tensor in fp32 on the CPU; a Llama's queries and keys with every rotary pair side by side."""
         values = self.found[name].detach().float().cpu()
         if self.architecture != "llama" or not (".attn_q." in name or ".attn_k." in name):
@@ -159,7 +164,7 @@ def _stored_as(shape: tuple[int, ...], file_type: str) -> Any:
     return GGMLQuantizationType[file_type.upper()]
 
 
-def _announce(writer: Any, name: str, shape: tuple[int, ...], stored: Any) -> None:
+def _add_tensor_info(writer: Any, name: str, shape: tuple[int, ...], stored: Any) -> None:
     """Put a tensor into the file's table; its values come later, one tensor at a time."""
     import numpy as np
     from gguf import GGMLQuantizationType, quant_shape_to_byte_shape
@@ -170,7 +175,7 @@ def _announce(writer: Any, name: str, shape: tuple[int, ...], stored: Any) -> No
     writer.add_tensor_info(name, held, dtype, int(np.prod(held)) * dtype.itemsize, stored)
 
 
-def _encoded(values: Tensor, stored: Any, name: str) -> Any:
+def _quantize_tensor(values: Tensor, stored: Any, name: str) -> Any:
     """A tensor's values as they are stored."""
     import gguf
 

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from freemoe.core.errors import ArtifactError
-from freemoe.core.files import digest
-from freemoe.models.checkpoints.fingerprint import fingerprint
-from freemoe.models.offload import held
+from freemoe.core.files import json_digest
+from freemoe.models.checkpoints.fingerprint import fingerprint_model
+from freemoe.models.offload import read_parameter
 
 log = logging.getLogger(__name__)
 
@@ -51,15 +51,15 @@ PASSAGE = (
 def settings_of(config: Any) -> dict[str, Any]:
     """The fields of a config that decide the answers, by their path: ``rope_parameters.rope_theta``."""
     said = config.to_dict() if hasattr(config, "to_dict") else dict(config)
-    return dict(_deciding(json.loads(json.dumps(said, default=str))))
+    return dict(_deciding_settings(json.loads(json.dumps(said, default=str))))
 
 
-def _deciding(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+def _deciding_settings(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     for name, inner in sorted(value.items()):
         if name in _IGNORED or name.startswith("_") or name.endswith(_TRAINING):
             continue
         if isinstance(inner, dict):
-            yield from _deciding(inner, f"{path}{name}.")
+            yield from _deciding_settings(inner, f"{path}{name}.")
         else:
             yield f"{path}{name}", inner
 
@@ -76,12 +76,12 @@ def tokenizer_parts(tokenizer: Any, rows: int) -> dict[str, str]:
     special |= set(tokenizer.all_special_tokens) - {tokenizer.pad_token}
     ids = list(tokenizer(PASSAGE, verbose=False)["input_ids"])
     return {
-        "vocabulary": digest(sorted((token, n) for token, n in tokenizer.get_vocab().items() if n < rows)),
-        "merges": digest(_merges(tokenizer)),
-        "special tokens": digest([*map(str, special_of(tokenizer)), sorted(map(str, special - {None}))]),
-        "way of splitting text": digest(ids),
-        "way of putting text together": digest(tokenizer.decode(ids)),
-        "chat template": digest(getattr(tokenizer, "chat_template", None)),
+        "vocabulary": json_digest(sorted((token, n) for token, n in tokenizer.get_vocab().items() if n < rows)),
+        "merges": json_digest(_tokenizer_merges(tokenizer)),
+        "special tokens": json_digest([*map(str, special_of(tokenizer)), sorted(map(str, special - {None}))]),
+        "way of splitting text": json_digest(ids),
+        "way of putting text together": json_digest(tokenizer.decode(ids)),
+        "chat template": json_digest(getattr(tokenizer, "chat_template", None)),
     }
 
 
@@ -90,7 +90,7 @@ def special_of(tokenizer: Any) -> tuple[Any, ...]:
     return tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token
 
 
-def _merges(tokenizer: Any) -> Any:
+def _tokenizer_merges(tokenizer: Any) -> Any:
     """Merges in their order, or pieces with their scores; None of a tokenizer that does not tell."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -102,7 +102,7 @@ def _merges(tokenizer: Any) -> Any:
     return [[piece, f"{score:.6g}"] for piece, score in pieces] if isinstance(pieces, list) else None
 
 
-def identity(model: Any, tokenizer: Any) -> dict[str, Any]:
+def identify_base(model: Any, tokenizer: Any) -> dict[str, Any]:
     """What a manifest says of its base beside the weights' fingerprint, as plain data.
 
     Args:
@@ -115,11 +115,11 @@ def identity(model: Any, tokenizer: Any) -> dict[str, Any]:
         "transformers": transformers.__version__,
         "config": settings_of(model.config),
         "buffers": buffers_digest(model),
-        "tokenizer": None if tokenizer is None else tokenizer_parts(tokenizer, _rows(model)),
+        "tokenizer": None if tokenizer is None else tokenizer_parts(tokenizer, _embedding_rows(model)),
     }
 
 
-def _rows(model: Any) -> int:
+def _embedding_rows(model: Any) -> int:
     return model.get_input_embeddings().weight.shape[0]
 
 
@@ -129,7 +129,7 @@ def buffers_digest(model: Any) -> str:
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     for name in sorted(model.state_dict().keys() - parameters):
         path, _, own = name.rpartition(".")
-        buffer = held(model.get_submodule(path), own).detach()
+        buffer = read_parameter(model.get_submodule(path), own).detach()
         total.update(f"{name}:{tuple(buffer.shape)};".encode())
         # Widened on the host: not every accelerator has float64.
         total.update(buffer.cpu().double().numpy().tobytes())
@@ -144,7 +144,7 @@ def require_base(manifest: Mapping[str, Any], model: Any, tokenizer: Any = None)
     Raises:
         ArtifactError: Weights, stored buffers, a deciding setting or the tokenizer differ; names what.
     """
-    name, wanted, seen = manifest["base_model_name_or_path"], manifest["base_fingerprint"], fingerprint(model)
+    name, wanted, seen = manifest["base_model_name_or_path"], manifest["base_fingerprint"], fingerprint_model(model)
     if seen != wanted:
         raise ArtifactError(
             f"This artefact was made for the base {name!r} (fingerprint {wanted[:12]}), but "
@@ -158,7 +158,7 @@ def require_base(manifest: Mapping[str, Any], model: Any, tokenizer: Any = None)
             "norms, ...) and its tokenizer are could not be checked. Build it anew to bind it to them."
         )
         return
-    different = differences(told, identity(model, tokenizer), chat=bool(manifest.get("chat")))
+    different = identity_differences(told, identify_base(model, tokenizer), chat=bool(manifest.get("chat")))
     if different:
         raise ArtifactError(
             f"This artefact was made for the base {name!r}; the model given has its weights, but other settings: "
@@ -167,7 +167,7 @@ def require_base(manifest: Mapping[str, Any], model: Any, tokenizer: Any = None)
         )
 
 
-def differences(told: Mapping[str, Any], seen: Mapping[str, Any], chat: bool = True) -> list[str]:
+def identity_differences(told: Mapping[str, Any], seen: Mapping[str, Any], chat: bool = True) -> list[str]:
     """What two identities differ in, in words; empty where they are of one base.
 
     Args:
@@ -175,7 +175,7 @@ def differences(told: Mapping[str, Any], seen: Mapping[str, Any], chat: bool = T
         seen: Another one.
         chat: Whether the tokenizer's chat template counts.
     """
-    found = _settings(told, seen)
+    found = _setting_differences(told, seen)
     if told["buffers"] != seen["buffers"]:
         found.append("stored buffers differ")
     then, now = told["tokenizer"], seen["tokenizer"]
@@ -190,16 +190,16 @@ def differences(told: Mapping[str, Any], seen: Mapping[str, Any], chat: bool = T
     return found
 
 
-def _settings(told: Mapping[str, Any], seen: Mapping[str, Any]) -> list[str]:
+def _setting_differences(told: Mapping[str, Any], seen: Mapping[str, Any]) -> list[str]:
     then, now = told["config"], seen["config"]
     # Another release of transformers may know more fields, or fewer.
     names = then | now if told["transformers"] == seen["transformers"] else {n: 0 for n in then if n in now}
-    different = [n for n in sorted(names) if not _same(then.get(n), now.get(n))]
+    different = [n for n in sorted(names) if not _values_equal(then.get(n), now.get(n))]
     shown = [f"{n} is {now.get(n)!r} and was {then.get(n)!r}" for n in different[:3]]
     return [*shown, f"{len(different) - 3} more settings"] if len(different) > 3 else shown
 
 
-def _same(a: Any, b: Any) -> bool:
+def _values_equal(a: Any, b: Any) -> bool:
     if (
         isinstance(a, int | float)
         and isinstance(b, int | float)
@@ -209,5 +209,5 @@ def _same(a: Any, b: Any) -> bool:
         # A GGUF file has the same number in 32 bits.
         return math.isclose(a, b, rel_tol=1e-6)
     if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(_same, a, b))
+        return len(a) == len(b) and all(map(_values_equal, a, b))
     return a == b

@@ -20,7 +20,7 @@ _HELD = ("_parameters", "_buffers", "_modules")
 
 
 @contextlib.contextmanager
-def lent(name: str, model: Any, tokenizer: Any) -> Iterator[None]:
+def provide_model(name: str, model: Any, tokenizer: Any) -> Iterator[None]:
     """Inside, ``load_base(name)`` gives this model in eval mode, and its tokenizer; afterwards the model is as it was.
 
     Args:
@@ -37,7 +37,7 @@ def lent(name: str, model: Any, tokenizer: Any) -> Iterator[None]:
         _LENT.reset(token)
 
 
-def lent_model(name: object) -> tuple[Any, Any] | None:
+def provided_model(name: object) -> tuple[Any, Any] | None:
     """The model and the tokenizer that are lent under a name; None where none is."""
     return _LENT.get().get(str(name))
 

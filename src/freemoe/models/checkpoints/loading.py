@@ -13,18 +13,18 @@ from typing import Any
 import torch
 
 from freemoe.assets import BUNDLED, BUNDLED_MOE, demo_model_path, demo_moe_path
-from freemoe.compat.transformers import dequantised, make_plain, panics_as_errors, rename
+from freemoe.compat.transformers import dequantise_options, make_plain, panics_as_errors, set_model_name
 from freemoe.core.errors import DataError, FreeMoEError, HubError, RecipeError
 from freemoe.core.registry import load_model_type
 from freemoe.core.untrusted import is_there, read_json
-from freemoe.hub.fetch import Access, fetch_model
+from freemoe.hub.fetch import HubAccess, fetch_model
 from freemoe.models.checkpoints.checks.load_report import require_whole
 from freemoe.models.checkpoints.checks.plausible import require_fillable, require_plausible
 from freemoe.models.checkpoints.checks.values import require_sound, require_tokenizer
 from freemoe.models.checkpoints.checks.weight_files import require_plain_files
 from freemoe.models.checkpoints.gguf_header import is_gguf, read_header
 from freemoe.models.checkpoints.identity import PASSAGE
-from freemoe.models.checkpoints.lending import lent_model
+from freemoe.models.checkpoints.lending import provided_model
 from freemoe.models.checkpoints.placement import (
     Placement,
     device_map,
@@ -56,7 +56,7 @@ def load_base(
     revision: str | None = None,
     dtype: Any = "auto",
     device: Placement = "auto",
-    access: Access | None = None,
+    access: HubAccess | None = None,
 ) -> tuple[Any, Any]:
     """Load a causal LM in eval mode and its tokenizer.
 
@@ -77,32 +77,32 @@ def load_base(
         RecipeError: For a dtype or a device that does not exist.
     """
     dtype = dtype_name(dtype)
-    if (given := lent_model(model)) is not None:
+    if (given := provided_model(model)) is not None:
         require_sound(model, given[0])
         return given
     if isinstance(device, str) and is_one_device(device):
         pick_device(device)  # which says what is wrong with it, before anything is read
-    where = _where(model, revision, access)
+    where = _resolve_source(model, revision, access)
     from_gguf = "gguf_file" in where
     if from_gguf and dtype == "auto":
         dtype = "float32"
-    base = _read(model, where, dtype, device)
+    base = _read_model(model, where, dtype, device)
     if from_gguf:
         make_plain(base)
-        log.info("%s: %s", model, origin(model, dtype))
+        log.info("%s: %s", model, gguf_origin(model, dtype))
     require_plain_files(model, base, Path(model) if from_gguf else Path(where["pretrained_model_name_or_path"]))
     require_sound(model, base)
     try:
-        tokenizer = _tokenizer(where)
+        tokenizer = _read_tokenizer(where)
     except Exception as error:
         if _has_tokenizer(where):
-            log.warning("the tokenizer of %s cannot be loaded: %s", model, _reason(model, error))
+            log.warning("the tokenizer of %s cannot be loaded: %s", model, _error_reason(model, error))
         tokenizer = None
     if tokenizer is not None:
         require_tokenizer(model, base, tokenizer)
-    if not from_gguf and _place(model) is None:
+    if not from_gguf and _local_folder(model) is None:
         # So that what is saved of it names the repository, and no folder of this machine.
-        rename(base, tokenizer, str(model))
+        set_model_name(base, tokenizer, str(model))
     if isinstance(device, str) and is_one_device(device):
         base.to(pick_device(device))
     if away := [p.numel() * p.element_size() for p in base.parameters() if p.is_meta]:
@@ -110,30 +110,32 @@ def load_base(
     return base.eval(), tokenizer
 
 
-def _read(model: str | Path, where: dict[str, Any], dtype: str, device: Placement) -> Any:
+def _read_model(model: str | Path, where: dict[str, Any], dtype: str, device: Placement) -> Any:
     """What transformers makes of a base's files, its report read."""
     from transformers import AutoModelForCausalLM
 
     wanted = dtype if dtype == "auto" else getattr(torch, dtype)
-    _register(where["pretrained_model_name_or_path"])
+    _register_model_type(where["pretrained_model_name_or_path"])
     # Wrong shapes come back with the report, which names them; refused outright, they would only be logged.
     how = {**where, "dtype": wanted, "output_loading_info": True, "ignore_mismatched_sizes": True}
     with contextlib.ExitStack() as temporary:
         try:
             if "gguf_file" in where:
-                how |= dequantised()
+                how |= dequantise_options()
             elif is_one_device(device):
                 require_fillable(model, Path(where["pretrained_model_name_or_path"]))
                 require_memory(_bytes_needed(where, dtype), model, one := pick_device(str(device)))
                 how |= {"device_map": {"": one}} if loads_straight_to(one) else {}
             if not is_one_device(device):
-                how |= _placed(where, wanted, device, temporary)
-            with _unwarned("accelerate.big_modeling"):
+                how |= _placement_kwargs(where, wanted, device, temporary)
+            with _quiet_logger("accelerate.big_modeling"):
                 loaded: Any = AutoModelForCausalLM.from_pretrained(**how)
         except FreeMoEError:
             raise
         except Exception as error:
-            raise DataError(f"The base model {str(model)!r} could not be loaded: {_reason(model, error)}") from error
+            raise DataError(
+                f"The base model {str(model)!r} could not be loaded: {_error_reason(model, error)}"
+            ) from error
         base, info = loaded
         require_whole(model, base, info)
         weakref.finalize(base, temporary.pop_all().close)
@@ -141,7 +143,7 @@ def _read(model: str | Path, where: dict[str, Any], dtype: str, device: Placemen
 
 
 @panics_as_errors()
-def _tokenizer(where: dict[str, Any]) -> Any:
+def _read_tokenizer(where: dict[str, Any]) -> Any:
     """The tokenizer beside a base.
 
     Raises:
@@ -161,7 +163,7 @@ def _has_tokenizer(where: dict[str, Any]) -> bool:
 
 
 @contextlib.contextmanager
-def _unwarned(name: str) -> Iterator[None]:
+def _quiet_logger(name: str) -> Iterator[None]:
     """Inside, a logger that warns of what was asked for is quiet."""
     logger = logging.getLogger(name)
     before = logger.level
@@ -172,7 +174,9 @@ def _unwarned(name: str) -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _placed(where: dict[str, Any], dtype: Any, device: Placement, temporary: contextlib.ExitStack) -> dict[str, Any]:
+def _placement_kwargs(
+    where: dict[str, Any], dtype: Any, device: Placement, temporary: contextlib.ExitStack
+) -> dict[str, Any]:
     """What transformers is told of where a base's weights lie; those that it must write anew go to a temporary folder."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -202,7 +206,7 @@ def _bytes_needed(where: dict[str, Any], dtype: str) -> int:
     return size * getattr(torch, dtype).itemsize // stored.itemsize
 
 
-def origin(model: str | Path, dtype: str = "auto") -> str | None:
+def gguf_origin(model: str | Path, dtype: str = "auto") -> str | None:
     """What a base was before it was loaded, where that is not the same: ``dequantised from GGUF Q4_1 to float32``."""
     if not is_gguf(model):
         return None
@@ -213,16 +217,16 @@ def origin(model: str | Path, dtype: str = "auto") -> str | None:
     return note
 
 
-def _where(
-    model: str | Path, revision: str | None, access: Access | None = None, weights: bool = True
+def _resolve_source(
+    model: str | Path, revision: str | None, access: HubAccess | None = None, weights: bool = True
 ) -> dict[str, Any]:
     """The arguments by which transformers finds a base; what is on the hub is fetched, so that they always name a folder."""
     if is_gguf(model):
         read_header(model)
         return {"pretrained_model_name_or_path": str(Path(model).parent), "gguf_file": Path(model).name}
-    place = _place(model)
+    place = _local_folder(model)
     if place is None:
-        asked = (access or Access()).of(revision)
+        asked = (access or HubAccess()).with_revision(revision)
         try:
             place = fetch_model(str(model), asked, weights=weights)
         except HubError as error:
@@ -232,7 +236,7 @@ def _where(
     return {"pretrained_model_name_or_path": str(place)}
 
 
-def _reason(model: str | Path, error: Exception) -> str:
+def _error_reason(model: str | Path, error: Exception) -> str:
     """What transformers said; of a GGUF also the architecture, which is the usual reason."""
     if not is_gguf(model):
         return f"{type(error).__name__}: {error!s:.600}"
@@ -243,7 +247,7 @@ def _reason(model: str | Path, error: Exception) -> str:
     )
 
 
-def _place(model: str | Path) -> Path | None:
+def _local_folder(model: str | Path) -> Path | None:
     """A base's folder: a bundled model's for its alias, or a checked one; None of what is on the hub."""
     bundled = {BUNDLED: demo_model_path, BUNDLED_MOE: demo_moe_path}
     if str(model) in bundled:
@@ -265,7 +269,7 @@ def _place(model: str | Path) -> Path | None:
     return path
 
 
-def _register(model: str | Path) -> None:
+def _register_model_type(model: str | Path) -> None:
     """Make transformers know the classes of a model that an export of ours wrote."""
     path = Path(model) / "config.json"
     if not path.is_file():
@@ -282,7 +286,7 @@ def load_own_base(
     base: str | Path | None,
     dtype: str = "auto",
     device: Placement = "auto",
-    access: Access | None = None,
+    access: HubAccess | None = None,
 ) -> tuple[Any, Any]:
     """The base of an artefact with its tokenizer: the one that its manifest names, unless another place is given.
 
@@ -306,24 +310,24 @@ def load_own_base(
         ) from error
 
 
-def load_config(model: str | Path, revision: str | None = None, access: Access | None = None) -> Any:
+def load_config(model: str | Path, revision: str | None = None, access: HubAccess | None = None) -> Any:
     """A model's configuration alone: before its weights are read.
 
     Raises:
         DataError: When there is no such model.
     """
-    if (given := lent_model(model)) is not None:
+    if (given := provided_model(model)) is not None:
         return given[0].config
-    where = _where(model, revision, access, weights=False)
+    where = _resolve_source(model, revision, access, weights=False)
     if "gguf_file" in where:
         return None
     from transformers import AutoConfig
 
-    _register(where["pretrained_model_name_or_path"])
+    _register_model_type(where["pretrained_model_name_or_path"])
     try:
         return AutoConfig.from_pretrained(**where)
     except Exception as error:
-        raise DataError(f"The base model {str(model)!r} could not be loaded: {_reason(model, error)}") from error
+        raise DataError(f"The base model {str(model)!r} could not be loaded: {_error_reason(model, error)}") from error
 
 
 def load_tokenizer(model: str | Path, revision: str | None = None) -> Any:
@@ -332,14 +336,14 @@ def load_tokenizer(model: str | Path, revision: str | None = None) -> Any:
     Raises:
         DataError: When there is no such model, or it has no tokenizer; every prompt is text.
     """
-    if (given := lent_model(model)) is not None and given[1] is not None:
+    if (given := provided_model(model)) is not None and given[1] is not None:
         return given[1]
-    where = _where(model, revision, weights=False)
+    where = _resolve_source(model, revision, weights=False)
     try:
-        return _tokenizer(where)
+        return _read_tokenizer(where)
     except Exception as error:
         hint = "" if is_gguf(model) else " Save one beside the model with tokenizer.save_pretrained(folder)."
         raise DataError(
             f"The base model {str(model)!r} has no tokenizer that can be loaded, and prompts are text: "
-            f"{_reason(model, error)}{hint}"
+            f"{_error_reason(model, error)}{hint}"
         ) from error

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from freemoe.compat.transformers import kept_whole
+from freemoe.compat.transformers import no_split_modules
 from freemoe.core.errors import DataError, RecipeError
 from freemoe.core.memory import available_memory_bytes
 
@@ -40,7 +40,7 @@ def pick_device(name: str = "auto") -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise RecipeError(f"Device {name!r:.80} is unknown; use {_ALLOWED}. ({error!s:.200})") from None
-    here = _devices()
+    here = _available_devices()
     if device.type not in here or (device.index or 0) >= here[device.type]:
         found = ", ".join(kind if count == 1 else f"{kind}:0 to {kind}:{count - 1}" for kind, count in here.items())
         raise RecipeError(
@@ -49,7 +49,7 @@ def pick_device(name: str = "auto") -> torch.device:
     return device
 
 
-def _devices() -> dict[str, int]:
+def _available_devices() -> dict[str, int]:
     """Kinds of devices that torch can use here, and how many there are of each."""
     found = {"cpu": 1}
     if torch.accelerator.is_available() and (kind := torch.accelerator.current_accelerator()) is not None:
@@ -95,29 +95,31 @@ def device_map(placement: Placement, empty: nn.Module) -> Places:
     elif placement == DISK:
         found = _layers_on_disk(empty)
     else:
-        found = _inferred(empty, None if placement == SPLIT else _limits(placement))
-    sizes = _sizes(empty, found)
+        found = _infer_places(empty, None if placement == SPLIT else _parse_limits(placement))
+    sizes = _bytes_by_place(empty, found)
     _require_embeddings(empty, found)
-    needed = sizes.get("cpu", 0) + (max(map(_size, _layers(empty).values()), default=0) if "disk" in sizes else 0)
+    needed = sizes.get("cpu", 0) + (
+        max(map(_parameter_bytes, _decoder_layers(empty).values()), default=0) if "disk" in sizes else 0
+    )
     free = available_memory_bytes()
     if needed > free:
         raise DataError(
-            f"The smallest pass needs {_words(needed)} of memory (what stays there, and one decoder layer), and {_words(free)} "
+            f"The smallest pass needs {_format_bytes(needed)} of memory (what stays there, and one decoder layer), and {_format_bytes(free)} "
             "are free. Free some, load it in another dtype (--dtype bfloat16), or let more of it stay on disk (--device disk)."
         )
-    return _apart(empty, found)
+    return _disjoint_places(empty, found)
 
 
-def _apart(module: nn.Module, places: Places, path: str = "") -> Places:
+def _disjoint_places(module: nn.Module, places: Places, path: str = "") -> Places:
     """The same map without a name that stands for part of what another one does, which transformers does not understand."""
     inside = f"{path}." if path else ""
     if not any(name != path and name.startswith(inside) for name in places):
-        return {path: _place(path, places)}
+        return {path: _find_place(path, places)}
     found: Places = {}
     for name, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
-        found[inside + name] = _place(inside + name, places)
+        found[inside + name] = _find_place(inside + name, places)
     for name, child in module.named_children():
-        found |= _apart(child, places, inside + name)
+        found |= _disjoint_places(child, places, inside + name)
     return found
 
 
@@ -146,36 +148,36 @@ def require_memory(size: int, model: Any, device: torch.device) -> None:
     if size > free:
         where = "" if holder.type == "cpu" else f" on {holder}"
         raise DataError(
-            f"The base {str(model)!r} takes {_words(size)} and {_words(free)} of memory are free{where}. Let its layers be read from disk "
+            f"The base {str(model)!r} takes {_format_bytes(size)} and {_format_bytes(free)} of memory are free{where}. Let its layers be read from disk "
             "as they are needed (--device disk), load it in another dtype (--dtype bfloat16), or use a machine with more."
         )
 
 
-def _layers(empty: Any) -> dict[str, nn.Module]:
+def _decoder_layers(empty: Any) -> dict[str, nn.Module]:
     """What transformers says must stay whole inside the decoder, by name: its layers, those of converted models too."""
-    whole, inside = kept_whole(empty), set(empty.get_decoder().modules())
+    whole, inside = no_split_modules(empty), set(empty.get_decoder().modules())
     return {n: m for n, m in empty.named_modules() if m in inside and type(m).__name__ in whole}
 
 
-def _size(module: nn.Module) -> int:
+def _parameter_bytes(module: nn.Module) -> int:
     return sum(p.numel() * p.element_size() for p in module.parameters())
 
 
-def _words(size: int) -> str:
+def _format_bytes(size: int) -> str:
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
 
 
 def _layers_on_disk(empty: nn.Module) -> Places:
-    layers = list(_layers(empty))
+    layers = list(_decoder_layers(empty))
     found: Places = dict.fromkeys(layers, "disk")
     for name, _ in empty.named_modules():
         around = not name or any(layer.startswith(f"{name}.") for layer in layers)
-        if not around and _place(name, found) is None:
+        if not around and _find_place(name, found) is None:
             found[name] = str(pick_device())
     return found
 
 
-def _limits(placement: str) -> dict[str | int, int]:
+def _parse_limits(placement: str) -> dict[str | int, int]:
     found: dict[str | int, int] = {}
     for part in placement.split(","):
         device, _, said = (piece.strip() for piece in part.partition("="))
@@ -187,16 +189,16 @@ def _limits(placement: str) -> dict[str | int, int]:
     return found
 
 
-def _inferred(empty: Any, limits: dict[str | int, int] | None) -> Places:
+def _infer_places(empty: Any, limits: dict[str | int, int] | None) -> Places:
     from accelerate.utils import get_balanced_memory, infer_auto_device_map
 
-    whole = kept_whole(empty)
+    whole = no_split_modules(empty)
     empty.tie_weights()
     most: Any = get_balanced_memory(empty, no_split_module_classes=whole) if limits is None else limits
     return dict(infer_auto_device_map(empty, max_memory=most, no_split_module_classes=whole))
 
 
-def _sizes(empty: nn.Module, places: Mapping[str, str | int]) -> dict[str, int]:
+def _bytes_by_place(empty: nn.Module, places: Mapping[str, str | int]) -> dict[str, int]:
     """Bytes by kind of place.
 
     Raises:
@@ -204,7 +206,7 @@ def _sizes(empty: nn.Module, places: Mapping[str, str | int]) -> dict[str, int]:
     """
     found: dict[str, int] = {}
     for name, parameter in empty.named_parameters():
-        place = _place(name, places)
+        place = _find_place(name, places)
         if place is None:
             raise RecipeError(
                 f"The device map leaves out {name!r}. Name its module, or give the rest a place with the name '': cpu."
@@ -213,7 +215,7 @@ def _sizes(empty: nn.Module, places: Mapping[str, str | int]) -> dict[str, int]:
     return found
 
 
-def _place(name: str, places: Mapping[str, str | int]) -> str | int | None:
+def _find_place(name: str, places: Mapping[str, str | int]) -> str | int | None:
     parts = name.split(".")
     for end in range(len(parts), -1, -1):
         found = places.get(".".join(parts[:end]))
@@ -226,8 +228,8 @@ def _require_embeddings(empty: Any, places: Mapping[str, str | int]) -> None:
     """Raise unless the embeddings are in memory: they say where a pass begins."""
     own = empty.get_input_embeddings().weight
     name = next(name for name, parameter in empty.named_parameters() if parameter is own)
-    if _place(name, places) == "disk":
+    if _find_place(name, places) == "disk":
         raise RecipeError(
-            f"The embeddings {name!r} ({_words(own.numel() * own.element_size())}) would be read from disk; they must be in "
+            f"The embeddings {name!r} ({_format_bytes(own.numel() * own.element_size())}) would be read from disk; they must be in "
             "memory. Allow the first device at least as much, or place them there."
         )

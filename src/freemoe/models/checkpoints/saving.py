@@ -21,9 +21,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from freemoe.core.errors import ArtifactError, DataError
-from freemoe.core.files import CARD, MANIFEST, as_disk_error, tell
-from freemoe.core.run.lock import alone
-from freemoe.models.offload import Stored, stored_parameters
+from freemoe.core.files import CARD, MANIFEST, as_disk_error, notify_watchers
+from freemoe.core.run.lock import output_lock
+from freemoe.models.offload import OffloadedParameter, stored_parameters
 from freemoe.models.spec import family_of, find_layers
 
 _WEIGHTS = ("model*.safetensors", "model-*.gguf", "pytorch_model*.bin")
@@ -70,7 +70,7 @@ def whole_or_nothing(target: Path) -> Iterator[Path]:
         ArtifactError: The disk is full or refuses, or another process writes there; nothing is left half written.
     """
     partial = target.with_name(target.name + ".partial")
-    with alone(target):
+    with output_lock(target):
         shutil.rmtree(partial, ignore_errors=True)
         try:
             yield partial
@@ -116,9 +116,9 @@ def save_checkpoint(
     """
     state = model.state_dict()
     path = layers or find_layers(model, family_of(model))[0]
-    made = values or partial(_value, state, stored_parameters(model))
+    made = values or partial(_read_tensor, state, stored_parameters(model))
     shards: list[Path] = []
-    for number, keys in enumerate(_parts(path, state, max_shard_size)):
+    for number, keys in enumerate(_group_keys(path, state, max_shard_size)):
         part = folder / f"part{number}"
         if not (resume and any(part.glob("*.safetensors"))):
             _write_part(model, part, {k: made(k) for k in keys}, max_shard_size)
@@ -127,7 +127,7 @@ def save_checkpoint(
             # Every part brings the same configuration.
             if ".safetensors" not in path.name:
                 path.replace(folder / path.name)
-    _publish(folder, shards, model.num_parameters())
+    _finalize_shards(folder, shards, model.num_parameters())
     for part in dict.fromkeys(shard.parent for shard in shards):
         shutil.rmtree(part)
 
@@ -135,7 +135,7 @@ def save_checkpoint(
 def _write_part(model: Any, part: Path, tensors: dict[str, Tensor], max_shard_size: int | str) -> None:
     """Write some tensors as a checkpoint; its folder is there when it is whole."""
     unfinished = part.with_name(f"{part.name}.unfinished")
-    tell("begins", f"model {part.name}")
+    notify_watchers("begins", f"model {part.name}")
     shutil.rmtree(unfinished, ignore_errors=True)
     shutil.rmtree(part, ignore_errors=True)
     with warnings.catch_warnings():
@@ -146,16 +146,16 @@ def _write_part(model: Any, part: Path, tensors: dict[str, Tensor], max_shard_si
     # safetensors writes for the owner's eyes alone; every other file is what the umask allows.
     for shard in unfinished.glob("*.safetensors"):
         shard.chmod((unfinished / "config.json").stat().st_mode)
-    tell("half", f"model {part.name}")
+    notify_watchers("half", f"model {part.name}")
     unfinished.replace(part)
-    tell("done", f"model {part.name}")
+    notify_watchers("done", f"model {part.name}")
 
 
-def _value(state: Mapping[str, Tensor], stored: Mapping[str, Stored], name: str) -> Tensor:
-    return stored[name].read() if name in stored else state[name]
+def _read_tensor(state: Mapping[str, Tensor], stored: Mapping[str, OffloadedParameter], name: str) -> Tensor:
+    return stored[name].read_values() if name in stored else state[name]
 
 
-def _parts(path: str, state: Mapping[str, Tensor], max_shard_size: int | str) -> list[list[str]]:
+def _group_keys(path: str, state: Mapping[str, Tensor], max_shard_size: int | str) -> list[list[str]]:
     """Keys that are written together: whole layers up to a shard's size, and what stands outside of the layers.
 
     What stands outside stays together, because tied weights are found among the tensors of one call.
@@ -178,7 +178,7 @@ def _parts(path: str, state: Mapping[str, Tensor], max_shard_size: int | str) ->
     return [[k for name in names for k in groups[name]] for names in split.filename_to_tensors.values()]
 
 
-def _publish(folder: Path, shards: list[Path], parameters: int) -> None:
+def _finalize_shards(folder: Path, shards: list[Path], parameters: int) -> None:
     """Give the shards their final names, and the index that goes with them where there are several."""
     if len(shards) == 1:
         shards[0].replace(folder / "model.safetensors")

@@ -8,13 +8,13 @@ from typing import Any
 from freemoe.core.errors import DataError
 from freemoe.kernels.sparse import bands
 from freemoe.models.mask import Mask
-from freemoe.models.mixed.parts import Part
-from freemoe.models.weights import Weight
+from freemoe.models.mixed.parts import WeightMask
+from freemoe.models.weights import WeightMatrix
 
 # Below this, all that is held is no burden to any machine.
 _LEAST_MOST = 1 << 30
 
-Parts = dict[str, Part]
+Parts = dict[str, WeightMask]
 """Weight -> what is off of it; weights that an expert leaves alone are absent."""
 
 Tiles = Mapping[str, bands.BandTile]
@@ -30,7 +30,7 @@ class MixedBoard:
             weights' own bytes, or 1 GiB where that is more.
     """
 
-    def __init__(self, weights: Sequence[Weight], most_bytes: int | None = None) -> None:
+    def __init__(self, weights: Sequence[WeightMatrix], most_bytes: int | None = None) -> None:
         self.weights = {w.name: w for w in weights}
         own = sum(w.size * w.parameter.element_size() for w in weights)
         self._most_bytes = max(_LEAST_MOST, own // 2) if most_bytes is None else most_bytes
@@ -42,19 +42,19 @@ class MixedBoard:
         return name in self._experts
 
     @property
-    def known(self) -> list[str]:
+    def expert_names(self) -> list[str]:
         """The experts that are held."""
         return list(self._experts)
 
     def held_bytes(self, name: str) -> int:
         """Memory that is held for an expert, in bytes; 0 for one that was not used yet."""
-        return sum(part.bytes for part in self._experts.get(name, {}).values())
+        return sum(part.num_bytes for part in self._experts.get(name, {}).values())
 
-    def holds(self, experts: Mapping[str, Parts]) -> bool:
+    def holds_experts(self, experts: Mapping[str, Parts]) -> bool:
         """Whether all of these are still held as they are."""
         return all(self._experts.get(name) is parts for name, parts in experts.items())
 
-    def forget(self, name: str) -> None:
+    def remove_expert(self, name: str) -> None:
         """Let go of an expert, so that it is learned anew when it is used next."""
         self._experts.pop(name, None)
 
@@ -71,7 +71,7 @@ class MixedBoard:
                 "them where they are. Use strategy='grouped', or load the base with --device auto or cpu."
             )
 
-    def use(
+    def get_experts(
         self,
         names: Sequence[str],
         mask_of: Callable[[str], Mask],
@@ -91,7 +91,7 @@ class MixedBoard:
         for name in names:
             parts = self._experts.pop(name, None)
             if parts is None:
-                parts = self._in_tiles(name, tiles_of) or self._learned(name, mask_of(name))
+                parts = self._in_tiles(name, tiles_of) or self._from_mask(name, mask_of(name))
             # What was used last stands last.
             self._experts[name] = found[name] = parts
         held = {name: self.held_bytes(name) for name in self._experts}
@@ -102,18 +102,18 @@ class MixedBoard:
         return found
 
     def _in_tiles(self, name: str, tiles_of: Callable[[str], Tiles | None]) -> Parts | None:
-        if not all(weight.fused or bands.tiles_available(weight.parameter) for weight in self.weights.values()):
+        if not all(weight.is_fused or bands.tiles_available(weight.parameter) for weight in self.weights.values()):
             return None
         tiles = tiles_of(name)
         if not tiles or any(self.weights[key].layout != "rows" for key in tiles):
             return None
-        return {key: Part.of_tile(tile, self.weights[key]) for key, tile in tiles.items()}
+        return {key: WeightMask.of_tile(tile, self.weights[key]) for key, tile in tiles.items()}
 
-    def _learned(self, name: str, mask: Mask) -> Parts:
-        fused = [key for key in mask if self.weights[key].fused]
+    def _from_mask(self, name: str, mask: Mask) -> Parts:
+        fused = [key for key in mask if self.weights[key].is_fused]
         if fused:
             raise DataError(
                 f"Expert {name!r} has weights of a mixture's own experts off (the first are {fused[0]!r}); their tokens come in "
                 "another order, so that it cannot share a forward pass with others. Use strategy='grouped'."
             )
-        return {key: Part.of(own, self.weights[key]) for key, own in mask.items()}
+        return {key: WeightMask.from_mask(own, self.weights[key]) for key, own in mask.items()}

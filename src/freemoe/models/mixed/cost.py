@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from freemoe.kernels.sparse import rows as sparse
-from freemoe.models.weights import Weight
+from freemoe.models.weights import WeightMatrix
 
 
 class RowLimits(NamedTuple):
@@ -40,14 +40,14 @@ def row_limits(device: torch.device) -> RowLimits:
     return _ROW_LIMITS["cpu" if device.type == "cpu" else "accelerator"]
 
 
-def can_be_walked(weight: Weight) -> bool:
+def can_be_walked(weight: WeightMatrix) -> bool:
     """Whether compiled loops can read a weight where it is: one that lies row by row."""
     own = weight.parameter
     plain = weight.layout == "rows" and own.is_contiguous() and weight.stored is None
-    return plain and weight.columns <= sparse.MOST_COLUMNS and sparse.loops_available(own.dtype, own.device.type)
+    return plain and weight.num_columns <= sparse.MOST_COLUMNS and sparse.loops_available(own.dtype, own.device.type)
 
 
-def worth_mixing(weights: Sequence[Weight], rows: int) -> bool:
+def worth_mixing(weights: Sequence[WeightMatrix], rows: int) -> bool:
     """Whether one forward pass for all experts is quicker than one for each, by most of the numbers of a base.
 
     Args:

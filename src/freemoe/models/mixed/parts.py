@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from freemoe.kernels.sparse.bands import BandTile
-from freemoe.kernels.sparse.rows import MOST_COLUMNS, Places
+from freemoe.kernels.sparse.rows import MOST_COLUMNS, SparsePlaces
 from freemoe.models.mask import TensorMask
-from freemoe.models.weights import Weight
+from freemoe.models.weights import WeightMatrix
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class WeightMask:
     """What is off of one weight (N, K).
 
     Attributes:
@@ -34,23 +34,23 @@ class Part:
     rows: Tensor | None
     columns: Tensor | None
     singles: TensorMask | None
-    places: Places | None
+    places: SparsePlaces | None
     shape: tuple[int, int]
     tile: BandTile | None = None
 
     @classmethod
-    def of_tile(cls, tile: BandTile, weight: Weight) -> Part:
+    def of_tile(cls, tile: BandTile, weight: WeightMatrix) -> WeightMask:
         """Of a band whose mask is made while the weight is read."""
-        return cls(None, None, None, None, (weight.rows, weight.columns), tile)
+        return cls(None, None, None, None, (weight.num_rows, weight.num_columns), tile)
 
     @classmethod
-    def of(cls, mask: TensorMask, weight: Weight) -> Part:
+    def from_mask(cls, mask: TensorMask, weight: WeightMatrix) -> WeightMask:
         """Of a mask of one dense weight."""
-        shape = weight.rows, weight.columns
+        shape = weight.num_rows, weight.num_columns
         rows, columns = _whole_lines(mask, shape)
         singles: TensorMask | None = mask
         if len(rows) or len(columns):
-            off = mask.bools().cpu().view(shape)
+            off = mask.to_bools().cpu().view(shape)
             off[rows] = False
             off[:, columns] = False
             left = TensorMask.of_bools(off)
@@ -58,18 +58,18 @@ class Part:
         rows, columns = rows.to(weight.device), columns.to(weight.device)
         places = None
         # One bit per weight is less than 16 per place from a sixteenth of them on.
-        if singles is not None and weight.columns <= MOST_COLUMNS and singles.bits is None:
-            places, singles = Places.of(singles.indices("cpu"), *shape), None
+        if singles is not None and weight.num_columns <= MOST_COLUMNS and singles.bits is None:
+            places, singles = SparsePlaces.from_indices(singles.indices("cpu"), *shape), None
         singles = None if singles is None else singles.to(weight.device)
         return cls(rows if len(rows) else None, columns if len(columns) else None, singles, places, shape)
 
     @property
-    def scattered(self) -> bool:
+    def is_scattered(self) -> bool:
         """Whether places are off beside whole rows and columns."""
         return self.singles is not None or self.places is not None
 
     @property
-    def bytes(self) -> int:
+    def num_bytes(self) -> int:
         """Memory that it takes."""
         lines = sum(8 * len(t) for t in (self.rows, self.columns) if t is not None)
         # Two names for the same places count once.
@@ -78,23 +78,23 @@ class Part:
             for held in (self.singles, self.places, self.__dict__.get("walked"), self.tile)
             if held is not None
         }
-        return lines + sum(held.bytes for held in others.values())
+        return lines + sum(held.num_bytes for held in others.values())
 
-    def off(self, device: torch.device) -> Tensor:
+    def scattered_off(self, device: torch.device) -> Tensor:
         """What is scattered, in canonical order: ``(n,)`` int64 flat places, or ``(N * K,)`` bool where it is much."""
         if self.places is not None:
-            return self.places.flat(self.shape[1], device)
+            return self.places.flat_indices(self.shape[1], device)
         assert self.singles is not None
-        return self.singles.indices(device) if self.singles.bits is None else self.singles.bools(device)
+        return self.singles.indices(device) if self.singles.bits is None else self.singles.to_bools(device)
 
     @cached_property
-    def walked(self) -> Places | None:
+    def walked(self) -> SparsePlaces | None:
         """What is scattered for the compiled loops; None where there is nothing or the matrix is too wide for them.
 
         Of a dense mask they are made when they are first needed.
         """
         if self.places is None and self.singles is not None and self.shape[1] <= MOST_COLUMNS:
-            return Places.of(self.singles.indices("cpu"), *self.shape)
+            return SparsePlaces.from_indices(self.singles.indices("cpu"), *self.shape)
         return self.places
 
 
@@ -103,7 +103,7 @@ def _whole_lines(mask: TensorMask, shape: tuple[int, int]) -> tuple[Tensor, Tens
     if mask.count < min(shape):
         return torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
     if mask.bits is not None:
-        off = mask.bools().cpu().view(shape)
+        off = mask.to_bools().cpu().view(shape)
         return off.all(1).nonzero().flatten(), off.all(0).nonzero().flatten()
     # Few places are counted sooner than a whole matrix is looked through.
     size, length = shape

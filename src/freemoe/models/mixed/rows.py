@@ -15,7 +15,7 @@ from torch import Tensor
 from freemoe.core.errors import DataError
 
 
-class Assignment:
+class ExpertAssignment:
     """The expert of every sequence of a batch.
 
     Args:
@@ -29,14 +29,14 @@ class Assignment:
         self._lists: dict[tuple[int, tuple[str, ...]], tuple[np.ndarray, np.ndarray]] = {}
 
     @cached_property
-    def of(self) -> Mapping[str, list[int]]:
+    def by_expert(self) -> Mapping[str, list[int]]:
         """Expert -> its sequences."""
         found: dict[str, list[int]] = {}
         for number, name in enumerate(self.names):
             found.setdefault(name, []).append(number)
         return found
 
-    def each(self, rows: int) -> int:
+    def rows_per_sequence(self, rows: int) -> int:
         """How many rows of an input with so many belong to one sequence.
 
         Raises:
@@ -49,12 +49,12 @@ class Assignment:
             )
         return rows // len(self.names)
 
-    def rows(self, total: int, names: tuple[str, ...], device: torch.device) -> Tensor:
+    def rows_of_experts(self, total: int, names: tuple[str, ...], device: torch.device) -> Tensor:
         """``(n,)`` int64 on a device: the rows of some experts in an input with ``total`` of them, one's after the other's."""
         key = (total, names, device)
         if key not in self._rows:
             self._forget_many(self._rows)
-            each = self.each(total)
+            each = self.rows_per_sequence(total)
             sequences = torch.cat([self._sequences_on(device)[name] for name in names])
             self._rows[key] = (sequences[:, None] * each + torch.arange(each, device=device)).flatten()
         return self._rows[key]
@@ -62,19 +62,19 @@ class Assignment:
     def _sequences_on(self, device: torch.device) -> dict[str, Tensor]:
         """Those of every expert, sent to a device once and together."""
         if device not in self._sequences:
-            sent = torch.tensor([number for own in self.of.values() for number in own]).to(device)
+            sent = torch.tensor([number for own in self.by_expert.values() for number in own]).to(device)
             self._sequences[device] = dict(
-                zip(self.of, sent.split([len(own) for own in self.of.values()]), strict=True)
+                zip(self.by_expert, sent.split([len(own) for own in self.by_expert.values()]), strict=True)
             )
         return self._sequences[device]
 
-    def lists(self, total: int, names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
+    def rows_and_starts(self, total: int, names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
         """The same for loops that the host runs or plans: the rows ``(n,)``, and where each expert's begin, ``(G + 1,)``, as int64."""
         key = (total, names)
         if key not in self._lists:
             self._forget_many(self._lists)
-            starts = np.cumsum([0, *(len(self.of[name]) * self.each(total) for name in names)])
-            self._lists[key] = self.rows(total, names, torch.device("cpu")).numpy(), starts
+            starts = np.cumsum([0, *(len(self.by_expert[name]) * self.rows_per_sequence(total) for name in names)])
+            self._lists[key] = self.rows_of_experts(total, names, torch.device("cpu")).numpy(), starts
         return self._lists[key]
 
     @staticmethod

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from freemoe.core.errors import RecipeError
-from freemoe.models.hooks import instead
+from freemoe.models.hooks import replace_method
 from freemoe.models.mask import Mask
 from freemoe.models.mixed.board import MixedBoard, Parts, Tiles
 from freemoe.models.mixed.cost import row_limits
-from freemoe.models.mixed.linear import Plan, mixed
-from freemoe.models.mixed.rows import Assignment
+from freemoe.models.mixed.linear import BatchMask, mixed_linear
+from freemoe.models.mixed.rows import ExpertAssignment
 
 Strategy = Literal["auto", "fused", "scratch"]
 STRATEGIES: tuple[Strategy, ...] = ("auto", "fused", "scratch")
@@ -24,7 +24,7 @@ STRATEGIES: tuple[Strategy, ...] = ("auto", "fused", "scratch")
 _MOST_KNOWN = 32
 
 
-class Mixed:
+class MixedBatch:
     """Which expert each sequence of the batch acts under, from `assign` on until the next one; at first the base.
 
     Args:
@@ -47,13 +47,13 @@ class Mixed:
         self.strategy: Strategy = strategy
         self._board, self._rules = board, rules
         self._mask_of, self._tiles_of = mask_of, tiles_of
-        self._plans: dict[str, Plan] = {}
+        self._plans: dict[str, BatchMask] = {}
         self._names: tuple[str, ...] = ()
         # A server's batches come back to the same names.
-        self._known: dict[tuple[str, ...], tuple[dict[str, Parts], dict[str, Plan]]] = {}
+        self._known: dict[tuple[str, ...], tuple[dict[str, Parts], dict[str, BatchMask]]] = {}
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def assigned_experts(self) -> tuple[str, ...]:
         """The expert of every sequence; empty before the first `assign`."""
         return self._names
 
@@ -67,23 +67,23 @@ class Mixed:
             UnknownNameError: One of them is no expert.
             DataError: One has fused experts of a mixture off; the names before stay assigned.
         """
-        parts = self._board.use(list(dict.fromkeys(names)), self._mask_of, self._tiles_of)
+        parts = self._board.get_experts(list(dict.fromkeys(names)), self._mask_of, self._tiles_of)
         known, plans = self._known.get(tuple(names), ({}, {}))
         if known.keys() != parts.keys() or any(known[name] is not own for name, own in parts.items()):
-            plans = self._planned(Assignment(names), parts)
+            plans = self._batch_masks(ExpertAssignment(names), parts)
             # What the board forgot meanwhile is not held here either.
-            self._known = {k: v for k, v in self._known.items() if self._board.holds(v[0])}
+            self._known = {k: v for k, v in self._known.items() if self._board.holds_experts(v[0])}
             while len(self._known) >= _MOST_KNOWN:
                 del self._known[next(iter(self._known))]
             self._known[tuple(names)] = parts, plans
         self._names, self._plans = tuple(names), plans
 
-    def _planned(self, assignment: Assignment, parts: dict[str, Parts]) -> dict[str, Plan]:
+    def _batch_masks(self, assignment: ExpertAssignment, parts: dict[str, Parts]) -> dict[str, BatchMask]:
         plans = {}
         for name, weight in self._board.weights.items():
             own = {expert: held[name] for expert, held in parts.items() if name in held}
             if own:
-                plans[name] = Plan.of(weight, assignment, own)
+                plans[name] = BatchMask.from_weight_masks(weight, assignment, own)
         return plans
 
     def forward(self, name: str, base: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -91,21 +91,21 @@ class Mixed:
         plan = self._plans.get(name)
         if plan is None or not self._rules():
             return base(x)
-        return mixed(plan, x, base, self._walks(x), self._board.scratch)
+        return mixed_linear(plan, x, base, self._use_sparse(x), self._board.scratch)
 
-    def _walks(self, x: Tensor) -> bool:
+    def _use_sparse(self, x: Tensor) -> bool:
         if self.strategy != "auto":
             return self.strategy == "fused"
         return x.numel() // x.shape[-1] <= row_limits(x.device).walked
 
 
 @contextmanager
-def running(board: MixedBoard, **given: Any) -> Iterator[Mixed]:
+def open_mixed_batch(board: MixedBoard, **given: Any) -> Iterator[MixedBatch]:
     """Open a base for mixed batches; behind the block every module's forward is its own again. Gradients are off inside.
 
     Args:
         board: What the base's experts have off.
-        given: What else `Mixed` is told.
+        given: What else `MixedBatch` is told.
 
     Raises:
         RecipeError: An unknown strategy.
@@ -114,10 +114,10 @@ def running(board: MixedBoard, **given: Any) -> Iterator[Mixed]:
     if given["strategy"] not in STRATEGIES:
         raise RecipeError(f"Unknown strategy {given['strategy']!r} of a mixed batch. Allowed: {', '.join(STRATEGIES)}.")
     board.require_mixable()
-    run = Mixed(board, **given)
+    run = MixedBatch(board, **given)
     with ExitStack() as stack:
         for name, weight in board.weights.items():
-            if not weight.fused:
-                stack.enter_context(instead(weight.module, partial(run.forward, name, weight.module.forward)))
+            if not weight.is_fused:
+                stack.enter_context(replace_method(weight.module, partial(run.forward, name, weight.module.forward)))
         stack.enter_context(torch.no_grad())
         yield run

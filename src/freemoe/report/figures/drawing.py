@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import PlaceHolderLayoutEngine
 
 from freemoe.core import neutral
-from freemoe.report.palette import EDGE, FAINT, INK, PAPER, RAMPS, SOFT, on_step, themed
+from freemoe.report.palette import EDGE, FAINT, INK, PAPER, RAMPS, SOFT, on_step, use_theme_variables
 
 WIDE, NARROW = 10.0, 3.58
 """Widths in inches, of 100 pixels each, of the two drawings that a page has of every figure: for a screen, and for a phone."""
@@ -73,7 +73,7 @@ _STYLE: dict[str, Any] = {
 
 
 @contextmanager
-def style() -> Iterator[None]:
+def report_style() -> Iterator[None]:
     """The report's own look, whatever the user's matplotlib settings are; they come back afterwards."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
@@ -81,19 +81,19 @@ def style() -> Iterator[None]:
         yield
 
 
-def styled(draw: Callable[..., Figure | None]) -> Callable[..., Figure | None]:
+def with_report_style(draw: Callable[..., Figure | None]) -> Callable[..., Figure | None]:
     """Make a figure function draw in the report's style."""
 
     @functools.wraps(draw)
-    def inner(*args: Any, **kwargs: Any) -> Figure | None:
-        with style():
+    def draw_styled(*args: Any, **kwargs: Any) -> Figure | None:
+        with report_style():
             return draw(*args, **kwargs)
 
-    return inner
+    return draw_styled
 
 
 @dataclass(frozen=True)
-class Picture:
+class ReportFigure:
     """One figure of a page.
 
     Attributes:
@@ -121,9 +121,9 @@ class Picture:
         return to_svg(wide, f"{self.name}-w", *said), to_svg(narrow, f"{self.name}-n", *said)
 
 
-def picture(name: str, title: str, caption: str) -> Callable[[Callable[..., Figure | None]], Picture]:
-    """Make a figure function a `Picture`, drawn in the report's style."""
-    return lambda draw: Picture(name, title, caption, styled(draw))
+def report_figure(name: str, title: str, caption: str) -> Callable[[Callable[..., Figure | None]], ReportFigure]:
+    """Make a figure function a `ReportFigure`, drawn in the report's style."""
+    return lambda draw: ReportFigure(name, title, caption, with_report_style(draw))
 
 
 def is_narrow(width: float) -> bool:
@@ -145,7 +145,7 @@ def _known_characters() -> frozenset[int]:
     return frozenset(get_font(findfont("DejaVu Sans")).get_charmap())
 
 
-def plain(name: object, most: int = 30) -> str:
+def drawable_name(name: object, most: int = 30) -> str:
     """A name as it can be drawn: one line, not too long, only characters that the font has."""
     known = _known_characters()
     text = "".join(c if ord(c) in known else "\u25a1" for c in neutral.one_line(name))
@@ -162,7 +162,7 @@ def panels_of(items: Sequence[Any], has_expert: Callable[[Any], bool]) -> tuple[
     return [items[i] for i in sorted(ranked)], note
 
 
-def panels(count: int, columns: int = 4, width: float = WIDE, height: float = 2.3) -> tuple[Figure, list[Axes]]:
+def make_panels(count: int, columns: int = 4, width: float = WIDE, height: float = 2.3) -> tuple[Figure, list[Axes]]:
     """A figure of small multiples: ``count`` panels, row by row, all of one size; one beside another only where there is room."""
     columns = 1 if is_narrow(width) else min(columns, count)
     rows = math.ceil(count / columns)
@@ -173,7 +173,7 @@ def panels(count: int, columns: int = 4, width: float = WIDE, height: float = 2.
     return figure, [figure.add_subplot(grid[i // columns, i % columns]) for i in range(count)]
 
 
-def shaded(
+def draw_heatmap(
     axes: Axes,
     shares: Sequence[Sequence[float]],
     top: float,
@@ -233,22 +233,24 @@ def first_column(axes: Axes) -> bool:
     return place is not None and place.is_first_col()
 
 
-def wrapped(text: str, inches: float) -> str:
+def wrap_label(text: str, inches: float) -> str:
     """Text in lines that fit a width, at the size of an axis' label."""
     return "\n".join(textwrap.fill(line, max(16, int(13 * inches))) for line in text.split("\n"))
 
 
-def below(figure: Figure, text: str) -> None:
+def set_bottom_label(figure: Figure, text: str) -> None:
     """One soft line, or several, under the whole figure."""
-    figure.supxlabel(wrapped(text, float(figure.get_size_inches()[0])), fontsize=8.5, color=SOFT)
+    figure.supxlabel(wrap_label(text, float(figure.get_size_inches()[0])), fontsize=8.5, color=SOFT)
 
 
-def heading(axes: Axes, title: str, below: str = "", most: int = 26) -> None:
+def set_panel_title(axes: Axes, title: str, below: str = "", most: int = 26) -> None:
     """A panel's name of at most so many characters, and one softer line under it."""
-    axes.set_title(plain(title, most) + ("\n" if below else ""), loc="left", fontweight="bold", fontsize=9, pad=4)
+    axes.set_title(
+        drawable_name(title, most) + ("\n" if below else ""), loc="left", fontweight="bold", fontsize=9, pad=4
+    )
     if below:
         axes.annotate(
-            plain(below, most * 3 // 2),
+            drawable_name(below, most * 3 // 2),
             (0, 1),
             (0, 4),
             "axes fraction",
@@ -311,7 +313,7 @@ def to_svg(figure: Figure, name: str, title: str = "", description: str = "") ->
         description: What it shows, for those who do not see it.
     """
     stream = io.StringIO()
-    with style():
+    with report_style():
         matplotlib.rcParams["svg.fonttype"] = "none"
         _lay_out(figure)
         figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
@@ -326,14 +328,14 @@ def to_svg(figure: Figure, name: str, title: str = "", description: str = "") ->
     svg = re.sub(r'(href="|url\()#', rf"\1#{name}-", svg)
     # Writing takes the page's font; matplotlib's versions differ in how they name their own.
     svg = re.sub(r" font-family: 'DejaVu Sans'[^;\"]*;?", "", re.sub(r"px 'DejaVu Sans'[^;\"]*", "px var(--font)", svg))
-    svg = themed(re.sub(r' transform="rotate\(-?0 [^"]*\)"', "", svg))
+    svg = use_theme_variables(re.sub(r' transform="rotate\(-?0 [^"]*\)"', "", svg))
     width = float(figure.get_size_inches()[0])
     head = (
         f'<svg role="img" aria-labelledby="{name}-title" aria-describedby="{name}-text" '
         f'style="width:100%;max-width:{100 * width:.0f}px;stroke-linejoin:round;stroke-linecap:butt"'
     )
     svg = re.sub(r'\s(?:width|height|version)="[^"]*"', "", svg[: svg.index(">")]) + svg[svg.index(">") :]
-    told = f'<title id="{name}-title">{neutral.html(title or name)}</title>'
-    told += f'<desc id="{name}-text">{neutral.html(description or title or name)}</desc>'
+    told = f'<title id="{name}-title">{neutral.escape_html(title or name)}</title>'
+    told += f'<desc id="{name}-text">{neutral.escape_html(description or title or name)}</desc>'
     svg = svg.replace("<svg", head, 1).replace(">", f">\n{told}", 1)
     return re.sub(r"\n\s*", "\n", svg).strip()

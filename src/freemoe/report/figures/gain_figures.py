@@ -16,43 +16,47 @@ from freemoe.report.figures.drawing import (
     ROW_LABELS,
     ROW_MARKERS,
     WIDE,
+    drawable_name,
     is_narrow,
     legend_above,
     new_figure,
-    picture,
-    plain,
     ratio_ticks,
+    report_figure,
     row_axis,
     signed_ticks,
-    wrapped,
+    wrap_label,
 )
-from freemoe.report.palette import FAINT, INK, PAPER, SHADE, SOFT, colour, role
+from freemoe.report.palette import FAINT, INK, PAPER, SHADE, SOFT, light_colour, row_role
 from freemoe.report.reading import compared_rows, interval_of, with_rows
-from freemoe.results import BuildResult, Evaluation
-from freemoe.results.build import DomainResult, Row, ScoredDomain
+from freemoe.results import BuildResult, EvaluationResult
+from freemoe.results.build import DomainResult, ScoredDomain, ScoreRow
 
 _HOLLOW = ("oracle",)  # not a result, and drawn like none
 _FEWEST_SPOKES, _MOST_SPOKES = 3, 16
 _MARKERS = "os^v<>pP"
 
 
-def _drawable(row: Row, text: bool) -> list[float]:
+def _finite_interval(row: ScoreRow, text: bool) -> list[float]:
     """Mean, low and high; the mean alone where there is no interval, nothing where it cannot be drawn."""
     mean, *ends = interval_of(row, text)
     found = [mean, *ends] if any(map(math.isfinite, ends)) else [mean]
     return found if all(math.isfinite(v) and (v > 0 or not text) for v in found) else []
 
 
-def _entries(domain: ScoredDomain) -> list[tuple[str, dict[str, Row]]]:
+def _labelled_rows(domain: ScoredDomain) -> list[tuple[str, dict[str, ScoreRow]]]:
     """The domain as a whole, then its subdomains where there are several."""
     parts = with_rows(domain) if isinstance(domain, DomainResult) else []
     whole = [(f"all of {domain.name}" if parts else domain.name, domain.rows)]
     return whole + ([(s.name, s.rows) for s in parts] if len(parts) > 1 else [])
 
 
-def _limits(domains: list[ScoredDomain], text: bool) -> tuple[float, float]:
+def _axis_limits(domains: list[ScoredDomain], text: bool) -> tuple[float, float]:
     ends = [
-        v for d in domains for _, rows in _entries(d) for n in compared_rows(rows) for v in _drawable(rows[n], text)
+        v
+        for d in domains
+        for _, rows in _labelled_rows(d)
+        for n in compared_rows(rows)
+        for v in _finite_interval(rows[n], text)
     ]
     if text:
         low, high = min([1.0, *ends]), max([1.0, *ends])
@@ -63,46 +67,46 @@ def _limits(domains: list[ScoredDomain], text: bool) -> tuple[float, float]:
     return low - room, high + room
 
 
-def _markers(shown: list[str]) -> dict[str, str]:
+def _row_markers(shown: list[str]) -> dict[str, str]:
     """A marker for every row; those of the user's own names differ where their colour does not."""
     own = [n for n in shown if n not in ROW_MARKERS]
     return {n: ROW_MARKERS.get(n) or _MARKERS[own.index(n) % len(_MARKERS)] for n in shown}
 
 
-@picture(
+@report_figure(
     "gains",
     "Gain over the base",
     "Dots: paired difference to the base on held-out documents; lines: 95 % intervals. Hollow diamonds (oracle) were "
     "selected on these very documents and are not a result.",
 )
-def gains(result: BuildResult | Evaluation, width: float = WIDE) -> Figure | None:
+def gain_intervals(result: BuildResult | EvaluationResult, width: float = WIDE) -> Figure | None:
     """Gain over the base with 95 % intervals, per domain and subdomain: expert, routed, control, oracle side by side."""
     domains = [d for d in result.domains if compared_rows(d.rows)]
     if not domains:
         return None
     shown = list(dict.fromkeys(n for d in domains for n in compared_rows(d.rows)))
-    sizes = [max(0.3, 0.13 * len(shown)) * len(_entries(d)) for d in domains]
+    sizes = [max(0.3, 0.13 * len(shown)) * len(_labelled_rows(d)) for d in domains]
     figure = new_figure(width, 0.9 + sum(n + 0.75 for n in sizes))
     grid = figure.add_gridspec(len(domains), 1, height_ratios=[n + 0.4 for n in sizes])
-    markers = _markers(shown)
+    markers = _row_markers(shown)
     for k, domain in enumerate(domains):
         axes = figure.add_subplot(grid[k, 0])
         text = domain.is_text
-        _dots(axes, domain, markers, 14 if is_narrow(width) else 30)
-        limits = _limits([d for d in domains if d.is_text == text], text)
+        _draw_intervals(axes, domain, markers, 14 if is_narrow(width) else 30)
+        limits = _axis_limits([d for d in domains if d.is_text == text], text)
         inches = 0.6 * width
         if text:
             axes.set_xscale("log")
             ratio_ticks(axes.xaxis, *limits, most=4 if is_narrow(width) else 6)
-            axes.set_xlabel(wrapped("perplexity / the base's (logarithmic; left of 1 is better)", inches))
+            axes.set_xlabel(wrap_label("perplexity / the base's (logarithmic; left of 1 is better)", inches))
         else:
-            axes.set_xlabel(wrapped("gain over the base, points (right of 0 is better)", inches))
+            axes.set_xlabel(wrap_label("gain over the base, points (right of 0 is better)", inches))
             signed_ticks(axes.xaxis, 4 if is_narrow(width) else 8)
         axes.set_xlim(*limits)
     handles = [
         Line2D(
-            [], [], color=colour(role(n)), marker=markers[n], markersize=5, lw=1.4, label=plain(ROW_LABELS.get(n, n)),
-            markerfacecolor=PAPER if n in _HOLLOW else colour(role(n)),
+            [], [], color=light_colour(row_role(n)), marker=markers[n], markersize=5, lw=1.4, label=drawable_name(ROW_LABELS.get(n, n)),
+            markerfacecolor=PAPER if n in _HOLLOW else light_colour(row_role(n)),
         )
         for n in shown
     ]  # fmt: skip
@@ -110,32 +114,32 @@ def gains(result: BuildResult | Evaluation, width: float = WIDE) -> Figure | Non
     return figure
 
 
-def _dots(axes: Axes, domain: ScoredDomain, markers: dict[str, str], most: int) -> None:
-    text, entries = domain.is_text, _entries(domain)
+def _draw_intervals(axes: Axes, domain: ScoredDomain, markers: dict[str, str], most: int) -> None:
+    text, entries = domain.is_text, _labelled_rows(domain)
     for i, (_, rows) in enumerate(entries):
         if i == 0 and len(entries) > 1:
             axes.axhspan(-0.5, 0.5, color=SHADE, lw=0, zorder=0)
         for j, (name, marker) in enumerate(markers.items()):
-            if name not in rows or not (values := _drawable(rows[name], text)):
+            if name not in rows or not (values := _finite_interval(rows[name], text)):
                 continue
             y = i + 0.72 * ((j + 0.5) / len(markers) - 0.5)
-            own = colour(role(name))
+            own = light_colour(row_role(name))
             axes.plot(values[1:], [y] * len(values[1:]), color=own, lw=1.4, solid_capstyle="butt")
             axes.plot(
                 values[:1], [y], color=own, marker=marker, markersize=4.6, lw=0,
                 markerfacecolor=PAPER if name in _HOLLOW else own,
             )  # fmt: skip
     axes.axvline(1 if text else 0, color=INK, lw=0.9, zorder=1)
-    row_axis(axes, [plain(name, most) for name, _ in entries])
+    row_axis(axes, [drawable_name(name, most) for name, _ in entries])
     axes.spines["left"].set_visible(False)
 
 
-@picture(
+@report_figure(
     "improvement",
     "Improvement per domain",
     "Paired gain per domain with its 95 % interval; for text, by how many per cent perplexity falls. Up is better.",
 )
-def improvement(result: BuildResult, width: float = WIDE) -> Figure | None:
+def improvement_bars(result: BuildResult, width: float = WIDE) -> Figure | None:
     """Improvement over the base per domain, as bars with 95 % intervals (Free-MoE Fig. 5)."""
     kinds = [(text, [d for d in result.domains if d.is_text == text]) for text in (False, True)]
     kinds = [(text, domains) for text, domains in kinds if domains]
@@ -153,22 +157,22 @@ def improvement(result: BuildResult, width: float = WIDE) -> Figure | None:
         grid = figure.add_gridspec(1, len(kinds), width_ratios=[n + 0.4 for n in widths])
         places = [figure.add_subplot(grid[0, k]) for k in range(len(kinds))]
     for axes, (text, domains) in zip(places, kinds, strict=True):
-        _bars(axes, domains, shown, text, 6.5 if is_narrow(width) else 7.5)
-    legend_above(figure, [Patch(color=colour(role(n)), label=ROW_LABELS[n]) for n in shown])
+        _draw_bars(axes, domains, shown, text, 6.5 if is_narrow(width) else 7.5)
+    legend_above(figure, [Patch(color=light_colour(row_role(n)), label=ROW_LABELS[n]) for n in shown])
     return figure
 
 
-def _bars(axes: Axes, domains: Sequence[ScoredDomain], shown: list[str], text: bool, writing: float) -> None:
+def _draw_bars(axes: Axes, domains: Sequence[ScoredDomain], shown: list[str], text: bool, writing: float) -> None:
     width = 0.8 / len(shown)
     for i, domain in enumerate(domains):
         for j, name in enumerate(shown):
             row = domain.rows.get(name)
-            if row is None or not (values := _drawable(row, text)):
+            if row is None or not (values := _finite_interval(row, text)):
                 continue
             # Perplexity: by how many per cent it falls, so that up is better in both panels.
             values = [100 * (1 - v) for v in values] if text else values
             x = i + width * (j - (len(shown) - 1) / 2)
-            axes.bar(x, values[0], 0.9 * width, color=colour(role(name)))
+            axes.bar(x, values[0], 0.9 * width, color=light_colour(row_role(name)))
             axes.plot([x] * len(values[1:]), sorted(values[1:]), color=INK, lw=1)
             high = max(values)
             axes.annotate(
@@ -176,7 +180,7 @@ def _bars(axes: Axes, domains: Sequence[ScoredDomain], shown: list[str], text: b
                 "data", "offset points", ha="center", va="bottom" if values[0] >= 0 else "top", fontsize=writing, color=SOFT,
             )  # fmt: skip
     axes.axhline(0, color=INK, lw=0.9)
-    axes.set_xticks(range(len(domains)), [plain(d.name, 16) for d in domains])
+    axes.set_xticks(range(len(domains)), [drawable_name(d.name, 16) for d in domains])
     axes.set_xlim(-0.6, len(domains) - 0.4)
     axes.set_ylabel("fall of perplexity, %" if text else "gain, points")
     axes.grid(axis="y")
@@ -184,13 +188,13 @@ def _bars(axes: Axes, domains: Sequence[ScoredDomain], shown: list[str], text: b
     axes.tick_params(axis="x", length=0)
 
 
-@picture(
+@report_figure(
     "radar",
     "Base, expert and routed mixture",
     "Score in per cent: along each spoke, or, where there are fewer than three or no room, as bars. Further out is better. Text "
     "domains are not in it.",
 )
-def radar(result: BuildResult, width: float = WIDE) -> Figure | None:
+def score_radar(result: BuildResult, width: float = WIDE) -> Figure | None:
     """Score of base, expert and routed mixture over subdomains, or domains (Free-MoE Fig. 4); bars where spokes are few."""
     domains = [d for d in result.domains if not d.is_text]
     spokes = [(s.name, s.rows) for d in domains for s in with_rows(d)]
@@ -200,10 +204,10 @@ def radar(result: BuildResult, width: float = WIDE) -> Figure | None:
     if not spokes or len(shown) < 2:
         return None
     few = len(spokes) < _FEWEST_SPOKES
-    return _score_bars(spokes, shown, width) if few or is_narrow(width) else _spokes(spokes, shown)
+    return _score_bars(spokes, shown, width) if few or is_narrow(width) else _radar_figure(spokes, shown)
 
 
-def _score_bars(spokes: list[tuple[str, dict[str, Row]]], shown: list[str], width: float) -> Figure:
+def _score_bars(spokes: list[tuple[str, dict[str, ScoreRow]]], shown: list[str], width: float) -> Figure:
     """Scores as bars, one group a line."""
     figure = new_figure(min(width, 7.0), 0.9 + 0.2 * len(shown) * len(spokes) + 0.12 * len(spokes))
     axes = figure.add_subplot()
@@ -211,19 +215,19 @@ def _score_bars(spokes: list[tuple[str, dict[str, Row]]], shown: list[str], widt
     for i, (_, rows) in enumerate(spokes):
         for j, name in enumerate(shown):
             y, score = i + height * (j - (len(shown) - 1) / 2), rows[name].score
-            axes.barh(y, score, 0.86 * height, color=colour(role(name)))
+            axes.barh(y, score, 0.86 * height, color=light_colour(row_role(name)))
             axes.annotate(
                 f"{score:.1f}", (score, y), (3, 0), "data", "offset points", va="center", fontsize=7.5, color=SOFT
             )
-    row_axis(axes, [plain(name, 14 if is_narrow(width) else 24) for name, _ in spokes])
+    row_axis(axes, [drawable_name(name, 14 if is_narrow(width) else 24) for name, _ in spokes])
     axes.set_xlim(0, 1.14 * max(1.0, *(rows[n].score for _, rows in spokes for n in shown)))
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.set_xlabel("score, %")
-    legend_above(figure, [Patch(color=colour(role(n)), label=ROW_LABELS[n]) for n in shown], 3)
+    legend_above(figure, [Patch(color=light_colour(row_role(n)), label=ROW_LABELS[n]) for n in shown], 3)
     return figure
 
 
-def _spokes(spokes: list[tuple[str, dict[str, Row]]], shown: list[str]) -> Figure:
+def _radar_figure(spokes: list[tuple[str, dict[str, ScoreRow]]], shown: list[str]) -> Figure:
     figure = new_figure(7.0, 5.4)
     axes: Any = figure.add_subplot(projection="polar")
     axes.set_theta_offset(math.pi / 2)
@@ -233,11 +237,11 @@ def _spokes(spokes: list[tuple[str, dict[str, Row]]], shown: list[str]) -> Figur
         values = [rows[name].score for _, rows in spokes]
         dashed = {"base": "--", "routed": ":"}.get(name, "-")
         axes.plot(
-            [*angles, angles[0]], [*values, values[0]], dashed, color=colour(name), lw=1.8, label=ROW_LABELS[name],
+            [*angles, angles[0]], [*values, values[0]], dashed, color=light_colour(name), lw=1.8, label=ROW_LABELS[name],
             marker=ROW_MARKERS[name] if name != "base" else "", markersize=4,
         )  # fmt: skip
     base = [rows["base"].score for _, rows in spokes]
-    axes.fill([*angles, angles[0]], [*base, base[0]], color=colour("base"), alpha=0.12, lw=0)
+    axes.fill([*angles, angles[0]], [*base, base[0]], color=light_colour("base"), alpha=0.12, lw=0)
     top = max(rows[n].score for _, rows in spokes for n in shown)
     axes.set_ylim(0, min(100.0, max(10.0, 1.08 * top)))
     axes.yaxis.set_major_locator(MaxNLocator(4))
@@ -248,7 +252,7 @@ def _spokes(spokes: list[tuple[str, dict[str, Row]]], shown: list[str]) -> Figur
     for angle, (name, _) in zip(angles, spokes, strict=True):
         side = math.sin(angle)
         axes.annotate(
-            plain(name, 22), (angle, axes.get_ylim()[1]), (8 * side, 8 * math.cos(angle)), "data", "offset points",
+            drawable_name(name, 22), (angle, axes.get_ylim()[1]), (8 * side, 8 * math.cos(angle)), "data", "offset points",
             ha="center" if abs(side) < 0.2 else "left" if side > 0 else "right", va="center", fontsize=8.5, color=INK,
         )  # fmt: skip
     legend_above(figure, axes.get_lines()[: len(shown)], 3)

@@ -7,7 +7,15 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from freemoe.report.figures.drawing import WIDE, heading, is_narrow, new_figure, picture, plain, style
+from freemoe.report.figures.drawing import (
+    WIDE,
+    drawable_name,
+    is_narrow,
+    new_figure,
+    report_figure,
+    report_style,
+    set_panel_title,
+)
 from freemoe.report.palette import BASE, EXPERT, INK, RIVAL, SOFT
 from freemoe.results.trim import TrimResult
 
@@ -18,13 +26,13 @@ _OF_K = "osd^vP"
 MARKERS = {"knapsack": "o", "tlnle": "^", "full": "s"}
 
 
-@picture(
+@report_figure(
     "plans",
     "Plans that were measured",
     "Every plan on held-out text, the line through those that no other beats, and a ring around the chosen one; and, by itself, "
     "what each layer loses when it alone is cut.",
 )
-def plans(result: TrimResult, width: float = WIDE) -> Figure | None:
+def plan_scatter(result: TrimResult, width: float = WIDE) -> Figure | None:
     """Act against drop of all plans, and the profile by layer; None where no profile was taken."""
     plan = result.plan
     if not plan.get("points"):
@@ -51,7 +59,7 @@ def plans(result: TrimResult, width: float = WIDE) -> Figure | None:
     axes.set_xlabel("Act: experts per token and layer")
     axes.set_ylabel("held-out KL, nats per token")
     axes.legend(loc="upper right")
-    heading(axes, "plans", f"ring: {plain(chosen['plan'], 24)}", 34)
+    set_panel_title(axes, "plans", f"ring: {drawable_name(chosen['plan'], 24)}", 34)
     for number, k in enumerate(sorted({p["k"] for p in plan["profile"]})):
         own = [p for p in plan["profile"] if p["k"] == k]
         look = {
@@ -64,16 +72,16 @@ def plans(result: TrimResult, width: float = WIDE) -> Figure | None:
     layers.xaxis.set_major_locator(MaxNLocator(integer=True))
     layers.set_ylim(bottom=min(0.0, *(p["drop"] for p in plan["profile"])))
     layers.legend(loc="upper right")
-    heading(layers, "profile", str(plan["score"]), 24)
+    set_panel_title(layers, "profile", str(plan["score"]), 24)
     return figure
 
 
 def write_pareto(result: TrimResult, folder: Path) -> Path | None:
     """Write ``plans.svg`` into an artefact; None where there is no Pareto list to draw."""
-    figure = plans(result)
+    figure = plan_scatter(result)
     if figure is None:
         return None
     path = folder / PLANS
-    with style():
+    with report_style():
         figure.savefig(path, format="svg", metadata=dict.fromkeys(("Date", "Creator")))
     return path

@@ -9,7 +9,15 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from freemoe.report.figures.drawing import WIDE, is_narrow, legend_above, new_figure, picture, plain, shaded
+from freemoe.report.figures.drawing import (
+    WIDE,
+    draw_heatmap,
+    drawable_name,
+    is_narrow,
+    legend_above,
+    new_figure,
+    report_figure,
+)
 from freemoe.report.palette import INK, ROUTED, SOFT
 from freemoe.results.build import BuildResult
 
@@ -19,19 +27,19 @@ _LEGIBLE = 0.2  # inches of a cell that a number fits into
 _TENTHS = 10
 
 
-def _routes(result: BuildResult) -> list[dict[str, Any]]:
+def _routed_documents(result: BuildResult) -> list[dict[str, Any]]:
     return [d for domain in result.domains for d in domain.documents if "router_saw" in d]
 
 
-@picture(
+@report_figure(
     "confusion",
     "What the router saw",
     "Reported documents by known subdomain (rows) and by the subdomain the router saw (columns); shade: share of the "
     "row. The last column counts the documents on which it abstained.",
 )
-def confusion(result: BuildResult, width: float = WIDE) -> Figure | None:
+def router_confusion(result: BuildResult, width: float = WIDE) -> Figure | None:
     """Known subdomain against the one the router saw, in documents; the last column counts abstentions."""
-    documents = _routes(result)
+    documents = _routed_documents(result)
     order = [s.name for domain in result.domains for s in domain.subdomains]
     seen = {d["subdomain"] for d in documents} | {d["router_saw"] for d in documents}
     names = [n for n in order if n in seen] + sorted(seen - set(order))
@@ -52,13 +60,13 @@ def confusion(result: BuildResult, width: float = WIDE) -> Figure | None:
     shares = [[c / total for c in row] for row, total in zip(counts, totals, strict=True)]
     aside = [[n / total] for n, total in zip(abstained, totals, strict=True)]
     legible = few and cell > _LEGIBLE
-    shaded(axes, shares, 1.0, "routed", (lambda y, x: str(counts[y][x] or "")) if legible else None)
-    shaded(axes, aside, 1.0, "base", (lambda y, x: str(abstained[y])) if legible else None, len(names) + 0.25)
+    draw_heatmap(axes, shares, 1.0, "routed", (lambda y, x: str(counts[y][x] or "")) if legible else None)
+    draw_heatmap(axes, aside, 1.0, "base", (lambda y, x: str(abstained[y])) if legible else None, len(names) + 0.25)
     axes.set_xticks(
-        [*(i + 0.5 for i in range(len(names))), len(names) + 0.75], [*(plain(n, most) for n in names), "(abstained)"],
+        [*(i + 0.5 for i in range(len(names))), len(names) + 0.75], [*(drawable_name(n, most) for n in names), "(abstained)"],
         rotation=45 if few and not narrow else 90, ha="right", rotation_mode="anchor", va="top" if few and not narrow else "center",
     )  # fmt: skip
-    axes.set_yticks([i + 0.5 for i in range(len(names))], [plain(n, most) for n in names])
+    axes.set_yticks([i + 0.5 for i in range(len(names))], [drawable_name(n, most) for n in names])
     axes.set_xlabel("what the router saw")
     axes.set_ylabel("known subdomain")
     axes.set_ylim(len(names), 0)
@@ -66,15 +74,15 @@ def confusion(result: BuildResult, width: float = WIDE) -> Figure | None:
     return figure
 
 
-@picture(
+@report_figure(
     "confidence",
     "How sure the router was",
     "Confidence on the reported documents. The threshold was set on reference documents. And how often a route of "
     "that confidence was right; on the line, confidence is the chance to be right. Larger dots: more documents.",
 )
-def confidence(result: BuildResult, width: float = WIDE) -> Figure | None:
+def router_confidence(result: BuildResult, width: float = WIDE) -> Figure | None:
     """How sure the router was, for right and wrong routes, and how often it was right when it was that sure."""
-    documents = _routes(result)
+    documents = _routed_documents(result)
     if not documents:
         return None
     threshold = result.router.get("threshold")
@@ -102,12 +110,12 @@ def confidence(result: BuildResult, width: float = WIDE) -> Figure | None:
     axes.set_xlabel("confidence (product of both levels)", color=SOFT)
     axes.set_ylabel("reported documents")
     axes.grid(axis="y")
-    _reliability(beside, documents)
+    _draw_reliability(beside, documents)
     legend_above(figure, handles, 3)
     return figure
 
 
-def _reliability(axes: Axes, documents: list[dict[str, Any]]) -> None:
+def _draw_reliability(axes: Axes, documents: list[dict[str, Any]]) -> None:
     """Share of right routes against mean confidence, one dot per tenth of confidence; its area counts documents."""
     bins: dict[int, list[dict[str, Any]]] = {}
     for d in documents:

@@ -7,7 +7,16 @@ import math
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from freemoe.report.figures.drawing import WIDE, below, heading, is_narrow, legend_above, panels, picture, ratio_ticks
+from freemoe.report.figures.drawing import (
+    WIDE,
+    is_narrow,
+    legend_above,
+    make_panels,
+    ratio_ticks,
+    report_figure,
+    set_bottom_label,
+    set_panel_title,
+)
 from freemoe.report.palette import CONTROL, EXPERT, INK, RIVAL, SOFT
 from freemoe.results.build import BuildResult
 
@@ -24,15 +33,15 @@ _LABELS = {
 _NARROWEST = 8.0
 
 
-def _colour(name: str) -> str:
+def _ranking_colour(name: str) -> str:
     return {"units": EXPERT, "random": CONTROL}.get(name, RIVAL)
 
 
-def _marker(name: str) -> str:
+def _ranking_marker(name: str) -> str:
     return _MARKERS.get(name, "P")
 
 
-@picture(
+@report_figure(
     "units",
     "How much can go: units off against the held-out figure",
     "Whole units switched off, as many at each share for every ranking. The dashed line is the base; below it perplexity "
@@ -43,7 +52,7 @@ def unit_curve(result: BuildResult, width: float = WIDE) -> Figure | None:
     shown = [(d, s, s.units) for d in result.domains for s in d.subdomains if s.units]
     if not shown:
         return None
-    figure, axes = panels(len(shown), columns=3, width=width, height=2.8)
+    figure, axes = make_panels(len(shown), columns=3, width=width, height=2.8)
     if not is_narrow(width):
         # The legend needs room, even over one panel.
         figure.set_figwidth(max(figure.get_figwidth(), _NARROWEST))
@@ -61,23 +70,32 @@ def unit_curve(result: BuildResult, width: float = WIDE) -> Figure | None:
             rows = [(x, seen) for x, seen in rows if math.isfinite(seen["mean"])]
             xs, means = [0.0, *(x for x, _ in rows)], [home, *(seen["mean"] for _, seen in rows)]
             place.plot(
-                xs, means, color=_colour(name), ls=_DASHES.get(name, "-"), marker=_marker(name), markersize=4, lw=1.4
+                xs,
+                means,
+                color=_ranking_colour(name),
+                ls=_DASHES.get(name, "-"),
+                marker=_ranking_marker(name),
+                markersize=4,
+                lw=1.4,
             )
             if name == "units":
                 low, high = ([home, *(seen[end] for _, seen in rows)] for end in ("low", "high"))
-                place.fill_between(xs, low, high, color=_colour(name), alpha=0.18, lw=0)
+                place.fill_between(xs, low, high, color=_ranking_colour(name), alpha=0.18, lw=0)
         if text:
             place.set_yscale("log")
             ratio_ticks(place.yaxis, *place.get_ylim())
         best = units["largest_share"]
         # Results from before there was a margin say what was not significant.
         title = f"loss below the margin up to {best:.1%} off" if best else "no share shown to be harmless"
-        heading(place, subdomain.name, title if "margin" in units else "")
+        set_panel_title(place, subdomain.name, title if "margin" in units else "")
         place.grid()
-    looks = {n: {"color": _colour(n), "ls": _DASHES.get(n, "-"), "marker": _marker(n), "markersize": 5} for n in names}
+    looks = {
+        n: {"color": _ranking_colour(n), "ls": _DASHES.get(n, "-"), "marker": _ranking_marker(n), "markersize": 5}
+        for n in names
+    }
     handles = [Line2D([], [], lw=1.4, label=_LABELS.get(n, n), **look) for n, look in looks.items()]
     legend_above(figure, [*handles, Line2D([], [], color=INK, ls="--", lw=1, label="base")])
-    below(figure, "units off, per cent")
+    set_bottom_label(figure, "units off, per cent")
     kinds = {d.is_text for d, _, _ in shown}
     words = {True: "perplexity / the base's", False: "gain over the base, points"}
     figure.supylabel("; ".join(words[k] for k in sorted(kinds, reverse=True)), fontsize=8.5, color=SOFT)

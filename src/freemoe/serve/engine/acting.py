@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from freemoe.core.errors import DataError
-from freemoe.domain_experts.hosting.batches import groups
+from freemoe.domain_experts.hosting.batches import group_by_expert
 from freemoe.models.mixed.cost import worth_mixing
 
 _PATIENCE = 16
@@ -25,17 +25,17 @@ class ByExpert:
         self._host = host
         self._block, self._name = ExitStack(), ""
 
-    def parts(self, names: Sequence[str], tokens: int) -> list[list[int]]:
+    def group_rows(self, names: Sequence[str], tokens: int) -> list[list[int]]:
         """Which rows go together; first those of the expert that is switched in.
 
         Args:
             names: The expert of every row.
             tokens: Of all rows, padding too.
         """
-        found = dict(groups(names))
+        found = dict(group_by_expert(names))
         return [found[name] for name in sorted(found, key=lambda n: (n != self._name, n))]
 
-    def act_as(self, names: Sequence[str]) -> None:
+    def activate_experts(self, names: Sequence[str]) -> None:
         """Let the next pass, of the rows of one part, act under their experts."""
         name = names[0]
         if not self._name:
@@ -44,7 +44,7 @@ class ByExpert:
             self._host.set_expert(name)
         self._name = name
 
-    def rest(self) -> None:
+    def release_model(self) -> None:
         """Leave the base as it was, for others to use."""
         self._name = ""
         self._block.close()
@@ -65,14 +65,14 @@ class InOnePass(ByExpert):
         self._worth: dict[int, bool] = {}
         self._alone: set[frozenset[str]] = set()
 
-    def parts(self, names: Sequence[str], tokens: int) -> list[list[int]]:
+    def group_rows(self, names: Sequence[str], tokens: int) -> list[list[int]]:
         """All rows, or those of each expert."""
         together = frozenset(names)
         self._since = self._since + 1 if len(together) == 1 else 0
         mixing = len(together) > 1 or (self._mixed is not None and self._since < _PATIENCE)
         if mixing and together not in self._alone and self._is_worth(tokens):
             try:
-                self._assign(names)
+                self._assign_rows(names)
             except DataError:
                 # Fused experts of a mixture, weights on disk: they can only be switched.
                 self._alone.add(together)
@@ -80,7 +80,7 @@ class InOnePass(ByExpert):
                 self._together = True
                 return [list(range(len(names)))]
         self._together = False
-        return super().parts(names, tokens)
+        return super().group_rows(names, tokens)
 
     def _is_worth(self, tokens: int) -> bool:
         if tokens not in self._worth:
@@ -89,26 +89,26 @@ class InOnePass(ByExpert):
             self._worth[tokens] = worth_mixing(self._host.mixable(), tokens)
         return self._worth[tokens]
 
-    def _assign(self, names: Sequence[str]) -> None:
+    def _assign_rows(self, names: Sequence[str]) -> None:
         if self._mixed is None:
-            super().rest()
+            super().release_model()
             self._mixed = self._block.enter_context(self._host.mixed())
         if self._mixed.names != tuple(names):
             self._mixed.assign(names)
 
-    def act_as(self, names: Sequence[str]) -> None:
+    def activate_experts(self, names: Sequence[str]) -> None:
         """Act as `parts` has assigned, or as the one expert of the rows."""
         if not self._together:
             if self._mixed is not None:
-                self._leave()
-            super().act_as(names)
+                self._leave_mixed()
+            super().activate_experts(names)
 
-    def _leave(self) -> None:
+    def _leave_mixed(self) -> None:
         self._mixed = None
-        super().rest()
+        super().release_model()
 
-    def rest(self) -> None:
+    def release_model(self) -> None:
         """Leave the base as it was."""
-        self._leave()
+        self._leave_mixed()
         # Experts may be others when it goes on.
         self._alone.clear()

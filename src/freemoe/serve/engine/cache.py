@@ -18,7 +18,7 @@ _FIRST_LENGTH = 128
 
 
 @dataclass
-class Aim:
+class SlotMapping:
     """Where the next forward pass writes: row i goes to slot ``slots[i]``, behind its ``starts[i]`` tokens.
 
     Attributes:
@@ -45,26 +45,26 @@ class SlotLayer(DynamicLayer):
     All that no token was written to is zero: what is masked takes part with weight zero, and zero times NaN is NaN.
     """
 
-    def __init__(self, aim: Aim) -> None:
+    def __init__(self, aim: SlotMapping) -> None:
         super().__init__()
         self.aim = aim
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write ``(B, H, L, D)`` where it is aimed at; returns what the rows see, ``(B, H, K, D)``."""
-        self.keys, self.values = self._write(self.keys, key_states), self._write(self.values, value_states)
+        self.keys, self.values = self._write_slots(self.keys, key_states), self._write_slots(self.values, value_states)
         self.is_initialized = True
         end = max(self.aim.starts) + key_states.shape[2]
-        return self._seen(self.keys, end), self._seen(self.values, end)
+        return self._read_slots(self.keys, end), self._read_slots(self.values, end)
 
-    def _seen(self, buffer: Tensor, end: int) -> Tensor:
+    def _read_slots(self, buffer: Tensor, end: int) -> Tensor:
         slots = self.aim.slots
         if self.aim.is_run:
             return buffer[slots[0] : slots[0] + len(slots), :, :end]
         return buffer[:, :, :end].index_select(0, self.aim.places[0].to(buffer.device))
 
-    def _write(self, buffer: Tensor | None, new: Tensor) -> Tensor:
+    def _write_slots(self, buffer: Tensor | None, new: Tensor) -> Tensor:
         length, aim = new.shape[2], self.aim
-        buffer = self._grown(buffer, new, max(aim.slots) + 1, max(aim.starts) + length)
+        buffer = self._ensure_capacity(buffer, new, max(aim.slots) + 1, max(aim.starts) + length)
         if length == 1:
             slots, starts = aim.places.to(new.device)
             buffer[slots, :, starts] = new[:, :, 0]
@@ -73,7 +73,7 @@ class SlotLayer(DynamicLayer):
             buffer[slot, :, start : start + length] = new[i]
         return buffer
 
-    def _grown(self, buffer: Tensor | None, new: Tensor, slots: int, room: int) -> Tensor:
+    def _ensure_capacity(self, buffer: Tensor | None, new: Tensor, slots: int, room: int) -> Tensor:
         """The buffer, or a larger one with its content; it doubles, so that little is copied."""
         held = (0, 0) if buffer is None else (buffer.shape[0], buffer.shape[2])
         if buffer is not None and held[0] >= slots and held[1] >= room:
@@ -86,14 +86,14 @@ class SlotLayer(DynamicLayer):
             larger[: held[0], :, : held[1]] = buffer
         return larger
 
-    def move(self, source: int, target: int, length: int) -> None:
+    def copy_slot(self, source: int, target: int, length: int) -> None:
         """Copy the first tokens of a slot to another."""
         for buffer in (self.keys, self.values):
             # Where nothing was written yet there may be no slot either.
             if buffer is not None and length:
                 buffer[target, :, :length] = buffer[source, :, :length]
 
-    def clear(self, slot: int) -> None:
+    def zero_slot(self, slot: int) -> None:
         """Make a slot zero."""
         for buffer in (self.keys, self.values):
             if buffer is not None and slot < len(buffer):
@@ -116,39 +116,39 @@ class SlotCache(Cache):
     """
 
     def __init__(self, slots: int, context: int) -> None:
-        self.aim = Aim(longest=(slots, context))
+        self.aim = SlotMapping(longest=(slots, context))
         super().__init__(layer_class_to_replicate=partial(SlotLayer, self.aim))  # type: ignore[arg-type]
         self.places: dict[int, int] = {}
         self._length: dict[int, int] = {}
 
-    def open(self, number: int) -> None:
+    def add_sequence(self, number: int) -> None:
         """Give a sequence the next slot."""
         self.places[number], self._length[number] = len(self.places), 0
 
-    def close(self, number: int) -> None:
+    def remove_sequence(self, number: int) -> None:
         """Free a sequence's slot; the last one moves there."""
         gap, last = self.places.pop(number), len(self.places)
         del self._length[number]
         moved = next((n for n, place in self.places.items() if place == last), None)
         for layer in self.layers:
             if moved is not None:
-                layer.move(last, gap, self._length[moved])  # type: ignore[union-attr]
+                layer.copy_slot(last, gap, self._length[moved])  # type: ignore[union-attr]
             # NaN in what is masked would spread to whoever comes next.
-            layer.clear(last)  # type: ignore[union-attr]
+            layer.zero_slot(last)  # type: ignore[union-attr]
         if moved is not None:
             self.places[moved] = gap
 
-    def aim_at(self, numbers: list[int]) -> None:
+    def map_slots(self, numbers: list[int]) -> None:
         """The next pass has these sequences, in the order of their places."""
         self.aim.slots = [self.places[n] for n in numbers]
         self.aim.starts = [self._length[n] for n in numbers]
 
-    def wrote(self, number: int, tokens: int) -> None:
+    def advance_length(self, number: int, tokens: int) -> None:
         """So many of the tokens of the pass are a sequence's; what was written behind them is padding."""
         self._length[number] += tokens
 
     @property
-    def bytes(self) -> int:
+    def num_bytes(self) -> int:
         """Bytes of all buffers."""
         layers: list[Any] = self.layers
         buffers = [b for layer in layers for b in (layer.keys, layer.values) if b is not None]

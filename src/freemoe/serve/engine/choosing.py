@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from freemoe.core.errors import NumericError
-from freemoe.evals.engine.sampling import Sampling, widest
+from freemoe.evals.engine.sampling import SamplingConfig, widest_float
 from freemoe.serve.engine.requests import SequenceRequest
 
 Key = TypeVar("Key")
 
 
-class Rule(NamedTuple):
+class SamplingRule(NamedTuple):
     """What of a request says how a token is drawn from its logits; see `SequenceRequest`. Rows that share it are drawn together."""
 
     temperature: float
@@ -26,8 +26,8 @@ class Rule(NamedTuple):
     top_k: int
     min_p: float
 
-    def pick(self, logits: Tensor, chances: Tensor) -> Tensor:
-        """As `Sampling.pick`."""
+    def sample_tokens(self, logits: Tensor, chances: Tensor) -> Tensor:
+        """As `SamplingConfig.sample_tokens`."""
         if not self.temperature:
             return logits.argmax(-1)
         logits = logits.float()
@@ -37,59 +37,59 @@ class Rule(NamedTuple):
         if self.min_p:
             least = logits.amax(-1, keepdim=True) + self.temperature * math.log(self.min_p)
             logits = logits.masked_fill(logits < least, -torch.inf)
-        return Sampling(temperature=self.temperature, top_p=self.top_p).pick(logits, chances)
+        return SamplingConfig(temperature=self.temperature, top_p=self.top_p).sample_tokens(logits, chances)
 
 
-class Chooser:
+class TokenSampler:
     """Draws the tokens of one answer; what it draws depends on its prompt, seed and number alone, not on its neighbours."""
 
     def __init__(self, ask: SequenceRequest) -> None:
         sampling, self._ask = ask.sampling, ask
-        self.rule = Rule(sampling.temperature, sampling.top_p, ask.top_k, ask.min_p)
+        self.rule = SamplingRule(sampling.temperature, sampling.top_p, ask.top_k, ask.min_p)
         self.penalises = bool(ask.presence or ask.frequency or ask.repetition != 1)
-        self._chances = () if sampling.is_greedy else sampling.chances(ask.prompt, ask.choice, ask.max_tokens)
+        self._chances = () if sampling.is_greedy else sampling.random_numbers(ask.prompt, ask.choice, ask.max_tokens)
         self._step, self._written, self._read = 0, Counter[int](), dict.fromkeys(ask.prompt)
 
     @property
-    def chance(self) -> float:
+    def next_random_number(self) -> float:
         """Of the next token; 0 where nothing is drawn."""
         return self._chances[self._step] if len(self._chances) else 0.0
 
-    def repeated(self) -> tuple[Tensor, Tensor]:
+    def repetition_penalties(self) -> tuple[Tensor, Tensor]:
         """Tokens whose logits are divided (below zero: multiplied), and by how much: ``(n,)`` each."""
         ids = list({**self._read, **self._written}) if self._ask.repetition != 1 else []
         return torch.tensor(ids, dtype=torch.long), torch.full((len(ids),), self._ask.repetition, dtype=torch.float32)
 
-    def written(self) -> tuple[Tensor, Tensor]:
+    def additive_penalties(self) -> tuple[Tensor, Tensor]:
         """Tokens to whose logits something is added, and how much: ``(n,)`` each."""
         counts = torch.tensor(list(self._written.values()), dtype=torch.float32)
         added = -(self._ask.presence + self._ask.frequency * counts)
         return torch.tensor(list(self._written), dtype=torch.long), added
 
-    def take(self, token: int) -> None:
+    def accept_token(self, token: int) -> None:
         """Note what was chosen."""
         self._step += 1
         self._written[token] += 1
 
 
-def choose(choosers: Sequence[Chooser], logits: Tensor) -> list[int]:
+def sample_batch(choosers: Sequence[TokenSampler], logits: Tensor) -> list[int]:
     """One token for each row; the host waits as often for many as for one.
 
     Args:
         choosers: B of them.
         logits: ``(B, V)``, no NaN among them.
     """
-    logits = _penalised(choosers, logits)
+    logits = _apply_penalties(choosers, logits)
     groups = _rows_by([chooser.rule for chooser in choosers])
     order = [row for rows in groups.values() for row in rows]
-    chances = torch.tensor([choosers[row].chance for row in order], dtype=widest(logits.device))
+    chances = torch.tensor([choosers[row].next_random_number for row in order], dtype=widest_float(logits.device))
     if any(rule.temperature for rule in groups):
         chances = chances.to(logits.device)
     parts = zip(groups.items(), chances.split([len(rows) for rows in groups.values()]), strict=True)
-    tokens = torch.cat([rule.pick(_some(logits, rows), own) for (rule, rows), own in parts]).tolist()
+    tokens = torch.cat([rule.sample_tokens(_select_rows(logits, rows), own) for (rule, rows), own in parts]).tolist()
     found = dict(zip(order, tokens, strict=True))
     for row, chooser in enumerate(choosers):
-        chooser.take(found[row])
+        chooser.accept_token(found[row])
     return [found[row] for row in range(len(choosers))]
 
 
@@ -101,17 +101,19 @@ def _rows_by(keys: Sequence[Key]) -> dict[Key, list[int]]:
     return found
 
 
-def _some(table: Tensor, rows: list[int]) -> Tensor:
+def _select_rows(table: Tensor, rows: list[int]) -> Tensor:
     """These rows, without sending their numbers to the device."""
     return table if len(rows) == len(table) else torch.stack([table[row] for row in rows])
 
 
-def _penalised(choosers: Sequence[Chooser], logits: Tensor) -> Tensor:
+def _apply_penalties(choosers: Sequence[TokenSampler], logits: Tensor) -> Tensor:
     """The logits ``(B, V)`` with every row's penalties."""
     size, penalising = logits.shape[-1], [(row, c) for row, c in enumerate(choosers) if c.penalises]
     if not penalising:
         return logits
-    parts = [(row, c.repeated()) for row, c in penalising] + [(row, c.written()) for row, c in penalising]
+    parts = [(row, c.repetition_penalties()) for row, c in penalising] + [
+        (row, c.additive_penalties()) for row, c in penalising
+    ]
     ends = [sum(len(ids) for _, (ids, _) in half) for half in (parts[: len(penalising)], parts[len(penalising) :])]
     places = torch.cat([row * size + ids for row, (ids, _) in parts]).to(logits.device).split(ends)
     numbers = torch.cat([by for _, (_, by) in parts]).to(logits.device).split(ends)
@@ -121,7 +123,7 @@ def _penalised(choosers: Sequence[Chooser], logits: Tensor) -> Tensor:
     return flat.index_copy(0, places[0], scores).index_add(0, places[1], numbers[1]).view(logits.shape)
 
 
-def likelihoods(
+def gather_logprobs(
     logits: Tensor, tokens: Sequence[int], tops: Sequence[int | None]
 ) -> list[tuple[float | None, tuple[tuple[int, float], ...]]]:
     """Log-probability of each token, and the likeliest ones with theirs; the host waits as often for many as for one.
@@ -135,10 +137,10 @@ def likelihoods(
     found: list[tuple[float | None, tuple[tuple[int, float], ...]]] = [(None, ())] * len(tops)
     if not wanted:
         return found
-    scores = _some(logits, wanted).float().log_softmax(-1)
+    scores = _select_rows(logits, wanted).float().log_softmax(-1)
     own = scores.gather(1, torch.tensor([tokens[row] for row in wanted]).to(scores.device)[:, None])
     groups = _rows_by([min(tops[row] or 0, scores.shape[1]) for row in wanted])
-    best = [_some(scores, rows).topk(top) for top, rows in groups.items()]
+    best = [_select_rows(scores, rows).topk(top) for top, rows in groups.items()]
     values = torch.cat([part.flatten() for part in (own, *(b.values for b in best))]).tolist()
     ids, others = iter(torch.cat([b.indices.flatten() for b in best]).tolist()), iter(values[len(wanted) :])
     for top, rows in groups.items():
@@ -147,7 +149,7 @@ def likelihoods(
     return found
 
 
-def broken(logits: Tensor) -> NumericError:
+def nan_error(logits: Tensor) -> NumericError:
     """The error of a sequence whose logits are no numbers."""
     return NumericError(
         f"{int(logits.isnan().sum())} of {logits.numel():,} logits of the next token are NaN. The model or its dtype is broken for "

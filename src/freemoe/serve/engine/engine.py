@@ -24,23 +24,23 @@ from freemoe.serve.engine.requests import (
     SequenceRequest,
     StoppingError,
 )
-from freemoe.serve.engine.runner import Runner, runner_for
-from freemoe.serve.engine.scheduler import Scheduler
-from freemoe.serve.engine.sequence import Running
-from freemoe.serve.settings import Limits
+from freemoe.serve.engine.runner import ModelRunner, runner_for
+from freemoe.serve.engine.scheduler import BatchScheduler
+from freemoe.serve.engine.sequence import SequenceState
+from freemoe.serve.settings import EngineLimits
 
 log = logging.getLogger(__name__)
 
 Found = TypeVar("Found")
 
 
-class Engine:
+class InferenceEngine:
     """Answers many requests at once on one base.
 
     Its thread has the base's turn while there are requests; what else needs the base is done between two steps (`call`).
 
     Args:
-        host: A base and its experts: a `FreeMoE`, or what looks like one to it (`hosts.Ways`).
+        host: A base and its experts: a `FreeMoE`, or what looks like one to it (`hosts.VariantHost`).
         limits: What is taken on.
         watch: Is told what happens.
         runner: Runs the steps; the best for the model if absent.
@@ -50,7 +50,7 @@ class Engine:
     """
 
     def __init__(
-        self, host: Any, limits: Limits, watch: EngineStats | None = None, runner: Runner | None = None
+        self, host: Any, limits: EngineLimits, watch: EngineStats | None = None, runner: ModelRunner | None = None
     ) -> None:
         self.host, self.limits = host, limits
         if runner is None:
@@ -58,17 +58,17 @@ class Engine:
                 runner = runner_for(host, limits)
         self.runner = runner
         self._ends = frozenset(special_tokens(host.model, {})[1])
-        self._scheduler = Scheduler(runner, limits, watch or EngineStats())
+        self._scheduler = BatchScheduler(runner, limits, watch or EngineStats())
         self._lock = threading.Condition()
         self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._leaving: dict[str, Future[None]] = {}
         self._ending = self._closed = False
         self.failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._work, name="freemoe engine", daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name="freemoe engine", daemon=True)
 
     # ----------------------------------------------------------- for every thread
 
-    def start(self) -> Engine:
+    def start(self) -> InferenceEngine:
         """Begin to work."""
         self._thread.start()
         return self
@@ -89,7 +89,7 @@ class Engine:
         return self.failure is None and self._thread.is_alive()
 
     @property
-    def busy(self) -> int:
+    def num_unfinished(self) -> int:
         """Sequences that have not ended."""
         return len(self._scheduler.running) + len(self._scheduler.waiting)
 
@@ -105,12 +105,14 @@ class Engine:
         """
         for ask in asks:
             require_fit(ask.prompt, ask.max_tokens, self.limits.context)
-        sequences = [Running(ask, EventQueue(self.limits.pieces), self.host.tokenizer, self._ends) for ask in asks]
+        sequences = [
+            SequenceState(ask, EventQueue(self.limits.pieces), self.host.tokenizer, self._ends) for ask in asks
+        ]
         with self._lock:
             if self._closed:
-                raise self._ended("is about to end and takes no more requests. Ask again in a moment")
+                raise self._closed_error("is about to end and takes no more requests. Ask again in a moment")
             for ask in {ask.expert: ask for ask in asks}.values():
-                self._require(ask)
+                self._require_expert(ask)
             free = self.limits.batch - len(self._scheduler.running)
             if len(self._scheduler.waiting) + len(asks) > self.limits.queue + max(0, free):
                 raise QueueFullError(
@@ -121,23 +123,23 @@ class Engine:
             self._lock.notify_all()
         return [sequence.outbox for sequence in sequences]
 
-    def _require(self, ask: SequenceRequest) -> None:
-        if any(map(ask.uses, self._leaving)):
+    def _require_expert(self, ask: SequenceRequest) -> None:
+        if any(map(ask.uses_expert, self._leaving)):
             raise unknown_name("expert", ask.expert, [BASE, AUTO, *self.experts])
         self.host.require(ask.expert)
 
-    def call(self, work: Callable[[], Found]) -> Future[Found]:
+    def run_between_steps(self, work: Callable[[], Found]) -> Future[Found]:
         """Have something done that needs the base, between two steps."""
         future: Future[Found] = Future()
         with self._lock:
             if self._ending:
-                future.set_exception(self._ended("has ended"))
+                future.set_exception(self._closed_error("has ended"))
                 return future
             self._jobs.append((future, work))
             self._lock.notify_all()
         return future
 
-    def drop(self, name: str) -> Future[None]:
+    def drop_expert(self, name: str) -> Future[None]:
         """Let go of an expert: nobody can ask for it any more, and once those who did have their answers it is gone.
 
         Raises:
@@ -147,7 +149,7 @@ class Engine:
         """
         with self._lock:
             if self._ending:
-                raise self._ended("has ended")
+                raise self._closed_error("has ended")
             if name in self._leaving:
                 return self._leaving[name]
             if name not in self.host.experts:
@@ -169,55 +171,55 @@ class Engine:
         if self._thread.is_alive():
             self._thread.join()
 
-    def _ended(self, what: str) -> FreeMoEError:
+    def _closed_error(self, what: str) -> FreeMoEError:
         if self.failure is not None:
             return EngineError("The engine has failed and answers nothing any more: its log says why. Start it anew.")
         return StoppingError(f"The server {what}.")
 
     # ------------------------------------------------------------ its own thread
 
-    def _work(self) -> None:
+    def _run_loop(self) -> None:
         failure = None
         try:
-            while self._wait():
+            while self._wait_for_work():
                 with self._lock:
-                    self._scheduler.admit()
+                    self._scheduler.admit_waiting()
                 if self._scheduler.running:
                     with torch.no_grad():
                         self._scheduler.step()
-                    self._scheduler.tell()
-                self._do_jobs()
+                    self._scheduler.report_queue_sizes()
+                self._run_jobs()
         except BaseException as error:
             failure = error
             log.critical("The engine has failed; every request gets an error.", exc_info=error)
         finally:
-            self._end(failure)
+            self._fail_pending(failure)
 
-    def _wait(self) -> bool:
+    def _wait_for_work(self) -> bool:
         """Wait for something to do; False at the end."""
         with self._lock:
-            self._lock.wait_for(lambda: self._ending or self._jobs or self._leaving or self.busy)
+            self._lock.wait_for(lambda: self._ending or self._jobs or self._leaving or self.num_unfinished)
             return not self._ending
 
-    def _do_jobs(self) -> None:
+    def _run_jobs(self) -> None:
         with self._lock:
             jobs = len(self._jobs)
-            gone = [n for n in self._leaving if not any(s.ask.uses(n) for s in self._scheduler.all)]
-            if jobs or gone or not self.busy:
-                self.runner.rest()
+            gone = [n for n in self._leaving if not any(s.ask.uses_expert(n) for s in self._scheduler.all_sequences)]
+            if jobs or gone or not self.num_unfinished:
+                self.runner.release_model()
         for _ in range(jobs):
-            _settle(*self._jobs.popleft())
+            _resolve_future(*self._jobs.popleft())
         for name in gone:
-            _settle(self._leaving[name], lambda name=name: self.host.delete_expert(name))
+            _resolve_future(self._leaving[name], lambda name=name: self.host.delete_expert(name))
             with self._lock:
                 del self._leaving[name]
 
-    def _end(self, failure: BaseException | None) -> None:
+    def _fail_pending(self, failure: BaseException | None) -> None:
         """Tell everybody who waits; nobody can be added any more."""
         with self._lock:
             self._closed = self._ending = True
             self.failure = failure
-            error = self._ended("has ended before this answer did")
+            error = self._closed_error("has ended before this answer did")
             futures = [future for future, _ in self._jobs] + list(self._leaving.values())
             self._jobs.clear()
         try:
@@ -226,10 +228,10 @@ class Engine:
             for future in futures:
                 if not future.done() and future.set_running_or_notify_cancel():
                     future.set_exception(error)
-            self.runner.rest()
+            self.runner.release_model()
 
 
-def _settle(future: Future[Any], work: Callable[[], Any]) -> None:
+def _resolve_future(future: Future[Any], work: Callable[[], Any]) -> None:
     """Do what a future stands for."""
     if not future.set_running_or_notify_cancel():
         return

@@ -8,11 +8,11 @@ from typing import Any
 
 from freemoe.core.errors import DataError
 from freemoe.core.registry import unknown_name
-from freemoe.core.threads import turn_of
+from freemoe.core.threads import model_lock_of
 from freemoe.evals.engine.answering import BASE, Answering
 
 
-class Ways:
+class VariantHost:
     """A converted, trimmed or plain model as a host: its ways are its experts; ``base`` is the model as it is.
 
     Args:
@@ -42,7 +42,7 @@ class Ways:
 
     def turn(self) -> AbstractContextManager[object]:
         """Have the model for this thread alone."""
-        return turn_of(self.model).held()
+        return model_lock_of(self.model).hold_lock()
 
     @contextmanager
     def expert(self, name: str) -> Iterator[None]:

@@ -7,11 +7,11 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from freemoe.serve.engine.requests import Done, Event, Failed
+from freemoe.serve.engine.requests import Event, SequenceDone, SequenceFailed
 
 
 class EventQueue:
-    """The events of one sequence, in order; the last is `Done` or `Failed`.
+    """The events of one sequence, in order; the last is `SequenceDone` or `SequenceFailed`.
 
     Args:
         most: Events that are kept for a reader that does not read; the last one always has room.
@@ -25,13 +25,13 @@ class EventQueue:
         self._closed = False
 
     @property
-    def closed(self) -> bool:
+    def is_closed(self) -> bool:
         """Whether the reader is gone."""
         return self._closed
 
-    def put(self, event: Event) -> bool:
+    def put_event(self, event: Event) -> bool:
         """Hand on an event; False where nobody reads any more, or there is no room for it."""
-        last = isinstance(event, Done | Failed)
+        last = isinstance(event, SequenceDone | SequenceFailed)
         with self._changed:
             if self._closed or (len(self._events) >= self.most and not last):
                 return False
@@ -44,7 +44,7 @@ class EventQueue:
                 told()
         return True
 
-    def listen(self, told: Callable[[], object]) -> None:
+    def set_listener(self, told: Callable[[], object]) -> None:
         """Have a function called, on the engine's thread, whenever there is something to `poll`."""
         with self._changed:
             self._told = told
@@ -52,14 +52,14 @@ class EventQueue:
         if waiting:
             told()
 
-    def poll(self) -> list[Event]:
+    def poll_events(self) -> list[Event]:
         """What there is now."""
         with self._changed:
             found = list(self._events)
             self._events.clear()
         return found
 
-    def take(self, timeout: float | None = None) -> list[Event]:
+    def wait_events(self, timeout: float | None = None) -> list[Event]:
         """The same, at least one event: waits for it.
 
         Raises:
@@ -68,7 +68,7 @@ class EventQueue:
         with self._changed:
             if not self._changed.wait_for(lambda: bool(self._events), timeout):
                 raise TimeoutError(f"The engine said nothing for {timeout} seconds.")
-        return self.poll()
+        return self.poll_events()
 
     def close(self) -> None:
         """Read no more: the sequence's slot is freed before the engine's next step."""

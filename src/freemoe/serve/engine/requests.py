@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from freemoe.core.errors import BusyError, DataError, WorkerError
-from freemoe.evals.engine.sampling import GREEDY, Sampling
+from freemoe.evals.engine.sampling import GREEDY, SamplingConfig
 from freemoe.recipes.expert_names import ExpertRef
 
 
@@ -54,7 +54,7 @@ class SequenceRequest:
     prompt: tuple[int, ...]
     expert: str
     max_tokens: int
-    sampling: Sampling = GREEDY
+    sampling: SamplingConfig = GREEDY
     top_k: int = 0
     min_p: float = 0.0
     presence: float = 0.0
@@ -65,22 +65,22 @@ class SequenceRequest:
     logprobs: int | None = None
     echo: bool = False
 
-    def uses(self, name: str) -> bool:
+    def uses_expert(self, name: str) -> bool:
         """Whether an expert is, or is part of, the one that was asked for."""
-        return name in self._ref.names
+        return name in self._expert_ref.names
 
     @property
-    def label(self) -> str:
+    def metrics_label(self) -> str:
         """What its expert is counted as; combinations as one, as every series is kept for ever and they are without number."""
-        return "combination" if self._ref.operation else self.expert
+        return "combination" if self._expert_ref.operation else self.expert
 
     @cached_property
-    def _ref(self) -> ExpertRef:
+    def _expert_ref(self) -> ExpertRef:
         return ExpertRef.parse(self.expert)
 
 
 @dataclass(frozen=True)
-class Token:
+class TokenLogprob:
     """A token and how likely it was.
 
     Attributes:
@@ -97,22 +97,22 @@ class Token:
 
 
 @dataclass(frozen=True)
-class Piece:
+class TextChunk:
     """Text that will not change any more, and the tokens that ended in it; the tokens may be of text that is still held back."""
 
     text: str
-    tokens: tuple[Token, ...] = ()
+    tokens: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True)
 class PromptRead:
     """The prompt's tokens with their log-probabilities, where they were asked for."""
 
-    tokens: tuple[Token, ...]
+    tokens: tuple[TokenLogprob, ...]
 
 
 @dataclass(frozen=True)
-class Done:
+class SequenceDone:
     """The end of an answer.
 
     Attributes:
@@ -125,26 +125,26 @@ class Done:
 
 
 @dataclass(frozen=True)
-class Failed:
+class SequenceFailed:
     """The end of an answer that there will not be."""
 
     error: Exception
 
 
-Event = PromptRead | Piece | Done | Failed
+Event = PromptRead | TextChunk | SequenceDone | SequenceFailed
 
 
 class EngineStats:
-    """Is told what the engine does, on the engine's thread, by `SequenceRequest.label`; does nothing itself."""
+    """Is told what the engine does, on the engine's thread, by `SequenceRequest.metrics_label`; does nothing itself."""
 
-    def first(self, expert: str, seconds: float) -> None:
+    def record_first_token(self, expert: str, seconds: float) -> None:
         """The first token of an answer, so long after it was asked for."""
 
-    def between(self, expert: str, seconds: float) -> None:
+    def record_next_token(self, expert: str, seconds: float) -> None:
         """A further token, so long after the one before."""
 
-    def ended(self, expert: str, how: str, read: int, written: int) -> None:
+    def record_sequence_end(self, expert: str, how: str, read: int, written: int) -> None:
         """A sequence's end: ``stop``, ``length``, ``gone`` or ``error``; tokens of its prompt that were read, and new ones."""
 
-    def load(self, running: int, waiting: int) -> None:
+    def record_queue_sizes(self, running: int, waiting: int) -> None:
         """Sequences that have a slot, and those that wait for one."""

@@ -14,7 +14,7 @@ from freemoe.evals.engine.answering import BASE
 
 
 @dataclass(frozen=True)
-class Picked:
+class RoutedExpert:
     """An expert for a prompt.
 
     Attributes:
@@ -26,7 +26,7 @@ class Picked:
     confidence: float | None = None
 
 
-def pick(host: Any, prompts: Sequence[Sequence[int]], known: Sequence[str] = ()) -> list[Picked]:
+def route_prompts(host: Any, prompts: Sequence[Sequence[int]], known: Sequence[str] = ()) -> list[RoutedExpert]:
     """What the router says of prompts, as `FreeMoE.generate_text` would take it.
 
     Args:
@@ -47,11 +47,11 @@ def pick(host: Any, prompts: Sequence[Sequence[int]], known: Sequence[str] = ())
         # A prompt without tokens of its own has no confidence at all.
         if name == BASE and route.subdomain in known and route.confidence > 0 and not host.router.abstains(route):
             name = route.subdomain
-        found.append(Picked(name, round(float(route.confidence), 6)))
+        found.append(RoutedExpert(name, round(float(route.confidence), 6)))
     return found
 
 
-def probabilities(host: Any, ids: Sequence[int]) -> list[tuple[str, float]]:
+def subdomain_probabilities(host: Any, ids: Sequence[int]) -> list[tuple[str, float]]:
     """Every subdomain with its probability, the likeliest first; empty for a prompt without tokens of its own."""
     special = set(getattr(host.tokenizer, "all_special_ids", None) or [])
     own = [token for token in ids if token not in special]
@@ -59,7 +59,7 @@ def probabilities(host: Any, ids: Sequence[int]) -> list[tuple[str, float]]:
         return []
     router = host.router
     with host.expert(BASE):
-        x = router.standardise(prompt_feature(host.model, own, router.feature).cpu()[None])
+        x = router.standardise_features(prompt_feature(host.model, own, router.feature).cpu()[None])
     first = router.domain.probabilities(x)[0].tolist()
     found: list[tuple[str, float]] = []
     for domain, share in zip(router.domain.classes, first, strict=True):

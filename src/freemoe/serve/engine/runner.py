@@ -17,15 +17,15 @@ from torch import Tensor
 from freemoe.compat.caches import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 from freemoe.serve.engine.acting import ByExpert, InOnePass
 from freemoe.serve.engine.cache import SlotCache
-from freemoe.serve.settings import Limits
+from freemoe.serve.settings import EngineLimits
 
 
 @dataclass(frozen=True)
-class Row:
+class BatchRow:
     """Tokens of one sequence, behind those that it has.
 
     Attributes:
-        number: Of the sequence, as `Runner.open` was told.
+        number: Of the sequence, as `ModelRunner.add_sequence` was told.
         tokens: At least one.
         expert: Whose weights read them.
         wanted: Logits after its last token, after every token, or none.
@@ -37,7 +37,7 @@ class Row:
     wanted: Literal["last", "every", "none"] = "last"
 
 
-class Runner(ABC):
+class ModelRunner(ABC):
     """What runs a step.
 
     Args:
@@ -50,60 +50,60 @@ class Runner(ABC):
         self._cuts = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @abstractmethod
-    def open(self, number: int) -> None:
+    def add_sequence(self, number: int) -> None:
         """Make room for a sequence."""
 
     @abstractmethod
-    def close(self, number: int) -> None:
+    def remove_sequence(self, number: int) -> None:
         """Let go of a sequence."""
 
     @abstractmethod
-    def forward(self, rows: Sequence[Row]) -> list[Tensor]:
+    def forward(self, rows: Sequence[BatchRow]) -> list[Tensor]:
         """Run rows of different sequences; per row ``(n, V)`` logits, n as `Row.wanted` says."""
 
-    def rest(self) -> None:
+    def release_model(self) -> None:
         """Leave the base as it was, until the next pass."""
-        self._acting.rest()
+        self._acting.release_model()
 
 
-class SlotRunner(Runner):
+class SlotRunner(ModelRunner):
     """Many sequences in one pass, whatever their lengths; their keys and values lie in a `SlotCache`."""
 
-    def __init__(self, model: Any, acting: ByExpert, limits: Limits) -> None:
+    def __init__(self, model: Any, acting: ByExpert, limits: EngineLimits) -> None:
         super().__init__(model, acting)
         self.cache, self._context = SlotCache(limits.batch, limits.context), limits.context
 
-    def open(self, number: int) -> None:
+    def add_sequence(self, number: int) -> None:
         """Take a slot."""
-        self.cache.open(number)
+        self.cache.add_sequence(number)
 
-    def close(self, number: int) -> None:
+    def remove_sequence(self, number: int) -> None:
         """Free its slot."""
-        self.cache.close(number)
+        self.cache.remove_sequence(number)
 
-    def forward(self, rows: Sequence[Row]) -> list[Tensor]:
-        """As `Runner.forward`."""
+    def forward(self, rows: Sequence[BatchRow]) -> list[Tensor]:
+        """As `ModelRunner.forward`."""
         found: list[Tensor] = [torch.empty(0)] * len(rows)
         # In the order of their places, so that slots that follow each other are used without a copy.
         order = sorted(range(len(rows)), key=lambda i: self.cache.places[rows[i].number])
         tokens = len(rows) * max(len(row.tokens) for row in rows)
-        for part in self._acting.parts([rows[i].expert for i in order], tokens):
+        for part in self._acting.group_rows([rows[i].expert for i in order], tokens):
             members = [rows[order[i]] for i in part]
-            self._acting.act_as([row.expert for row in members])
-            for i, one in zip(part, self._pass(members), strict=True):
+            self._acting.activate_experts([row.expert for row in members])
+            for i, one in zip(part, self._forward_slots(members), strict=True):
                 found[order[i]] = one
         return found
 
-    def _pass(self, rows: list[Row]) -> list[Tensor]:
-        self.cache.aim_at([row.number for row in rows])
-        kept = self._kept(rows)
-        logits = self._model(**self._inputs(rows, kept), past_key_values=self.cache, use_cache=True).logits
+    def _forward_slots(self, rows: list[BatchRow]) -> list[Tensor]:
+        self.cache.map_slots([row.number for row in rows])
+        kept = self._logit_positions(rows)
+        logits = self._model(**self._build_inputs(rows, kept), past_key_values=self.cache, use_cache=True).logits
         for row in rows:
-            self.cache.wrote(row.number, len(row.tokens))
+            self.cache.advance_length(row.number, len(row.tokens))
         places = {place: i for i, place in enumerate(kept)} if kept else None
-        return [_wanted(logits[i], row, places) for i, row in enumerate(rows)]
+        return [_select_logits(logits[i], row, places) for i, row in enumerate(rows)]
 
-    def _inputs(self, rows: list[Row], kept: list[int]) -> dict[str, Any]:
+    def _build_inputs(self, rows: list[BatchRow], kept: list[int]) -> dict[str, Any]:
         """Ids ``(B, L)``, positions and the mask ``(B, 1, L, K)``; short rows end in copies of their last token."""
         device, aim, longest = self._model.device, self.cache.aim, max(len(row.tokens) for row in rows)
         ids = [token for row in rows for token in (*row.tokens, *[row.tokens[-1]] * (longest - len(row.tokens)))]
@@ -123,7 +123,7 @@ class SlotRunner(Runner):
             **({"logits_to_keep": cut} if kept else {}),
         }
 
-    def _kept(self, rows: list[Row]) -> list[int]:
+    def _logit_positions(self, rows: list[BatchRow]) -> list[int]:
         """Places whose logits are made, for all rows; none for all of them."""
         longest = max(len(row.tokens) for row in rows)
         if not self._cuts or longest == 1 or any(row.wanted == "every" for row in rows):
@@ -131,7 +131,7 @@ class SlotRunner(Runner):
         return sorted({len(row.tokens) - 1 for row in rows if row.wanted == "last"} or {0})
 
 
-def _wanted(logits: Tensor, row: Row, places: dict[int, int] | None) -> Tensor:
+def _select_logits(logits: Tensor, row: BatchRow, places: dict[int, int] | None) -> Tensor:
     """A row's logits ``(n, V)`` of those that were made ``(kept, V)``."""
     if row.wanted == "none":
         return logits[:0]
@@ -141,7 +141,7 @@ def _wanted(logits: Tensor, row: Row, places: dict[int, int] | None) -> Tensor:
     return logits[last : last + 1] if places is None else logits[places[last]][None]
 
 
-class OwnCacheRunner(Runner):
+class OwnCacheRunner(ModelRunner):
     """One pass per row, each sequence with a cache of the model's own kind, as transformers' generate runs it.
 
     For whatever `SlotRunner` cannot do, and where no sequence's logits may depend on its neighbours.
@@ -151,34 +151,34 @@ class OwnCacheRunner(Runner):
         super().__init__(model, acting)
         self._caches: dict[int, Any] = {}
 
-    def open(self, number: int) -> None:
+    def add_sequence(self, number: int) -> None:
         """Make an empty cache."""
         self._caches[number] = DynamicCache(config=self._model.config)
 
-    def close(self, number: int) -> None:
+    def remove_sequence(self, number: int) -> None:
         """Let go of it."""
         del self._caches[number]
 
-    def forward(self, rows: Sequence[Row]) -> list[Tensor]:
-        """As `Runner.forward`."""
+    def forward(self, rows: Sequence[BatchRow]) -> list[Tensor]:
+        """As `ModelRunner.forward`."""
         found: list[Tensor] = [torch.empty(0)] * len(rows)
-        for part in self._acting.parts([row.expert for row in rows], max(len(row.tokens) for row in rows)):
+        for part in self._acting.group_rows([row.expert for row in rows], max(len(row.tokens) for row in rows)):
             for i in part:
-                self._acting.act_as([rows[i].expert])
-                found[i] = self._pass(rows[i])
+                self._acting.activate_experts([rows[i].expert])
+                found[i] = self._forward_row(rows[i])
         return found
 
-    def _pass(self, row: Row) -> Tensor:
+    def _forward_row(self, row: BatchRow) -> Tensor:
         ids = torch.tensor([row.tokens], device=self._model.device)
         kept = {"logits_to_keep": 1} if self._cuts and row.wanted != "every" else {}
         logits = self._model(input_ids=ids, past_key_values=self._caches[row.number], use_cache=True, **kept).logits[0]
         return {"every": logits, "last": logits[-1:], "none": logits[:0]}[row.wanted]
 
 
-def runner_for(host: Any, limits: Limits) -> Runner:
+def runner_for(host: Any, limits: EngineLimits) -> ModelRunner:
     """The best runner for a host: `SlotRunner` where it is proven to say what the model says, else `OwnCacheRunner`."""
     batched = not limits.batch_invariant and plain_cache(host.model, limits.context)
-    if batched and _says_the_same(host.model, limits):
+    if batched and _matches_unbatched(host.model, limits):
         return SlotRunner(host.model, InOnePass(host) if hasattr(host, "mixed") else ByExpert(host), limits)
     return OwnCacheRunner(host.model, ByExpert(host))
 
@@ -192,31 +192,31 @@ def plain_cache(model: Any, context: int) -> bool:
     )
 
 
-class _Untouched(ByExpert):
+class _BaseOnly(ByExpert):
     """The model as it is, all rows together."""
 
-    def parts(self, names: Sequence[str], tokens: int) -> list[list[int]]:
+    def group_rows(self, names: Sequence[str], tokens: int) -> list[list[int]]:
         return [list(range(len(names)))]
 
-    def act_as(self, names: Sequence[str]) -> None:
+    def activate_experts(self, names: Sequence[str]) -> None:
         pass
 
 
-def _says_the_same(model: Any, limits: Limits) -> bool:
+def _matches_unbatched(model: Any, limits: EngineLimits) -> bool:
     """Whether two rows of different lengths, the second behind tokens that it has, get the logits of the rows alone."""
     vocabulary = model.get_input_embeddings().weight.shape[0]
     ids = [tuple((7 * i + 3 * j + 5) % vocabulary for j in range(n)) for i, n in enumerate((5, 8))]
     if limits.context < max(map(len, ids)) or limits.batch < len(ids):
         # Too small to try; nothing is gained by batches either.
         return False
-    runner = SlotRunner(model, _Untouched(None), Limits(limits.context, batch=2))
+    runner = SlotRunner(model, _BaseOnly(None), EngineLimits(limits.context, batch=2))
     try:
         with torch.no_grad():
             alone = [model(input_ids=torch.tensor([row], device=model.device)).logits[0, -1].float() for row in ids]
             for number in (0, 1):
-                runner.open(number)
-            runner.forward([Row(1, ids[1][:4], "")])
-            found = runner.forward([Row(0, ids[0], ""), Row(1, ids[1][4:], "")])
+                runner.add_sequence(number)
+            runner.forward([BatchRow(1, ids[1][:4], "")])
+            found = runner.forward([BatchRow(0, ids[0], ""), BatchRow(1, ids[1][4:], "")])
     except Exception:  # whatever a family's own code makes of a mask or a cache that it does not expect
         return False
     close = 1e-3 if model.dtype == torch.float32 else 5e-2

@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freemoe.serve.engine.choosing import broken, choose, likelihoods
+from freemoe.serve.engine.choosing import gather_logprobs, nan_error, sample_batch
 from freemoe.serve.engine.requests import EngineStats
-from freemoe.serve.engine.runner import Row, Runner
-from freemoe.serve.engine.sequence import Running
-from freemoe.serve.settings import Limits
+from freemoe.serve.engine.runner import BatchRow, ModelRunner
+from freemoe.serve.engine.sequence import SequenceState
+from freemoe.serve.settings import EngineLimits
 
 
-class Scheduler:
+class BatchScheduler:
     """The sequences that wait and those that run.
 
     Args:
@@ -31,43 +31,43 @@ class Scheduler:
         watch: Is told what happens.
     """
 
-    def __init__(self, runner: Runner, limits: Limits, watch: EngineStats) -> None:
-        self.waiting: deque[Running] = deque()
-        self.running: list[Running] = []
+    def __init__(self, runner: ModelRunner, limits: EngineLimits, watch: EngineStats) -> None:
+        self.waiting: deque[SequenceState] = deque()
+        self.running: list[SequenceState] = []
         self._runner, self._limits, self._watch = runner, limits, watch
         self._numbers = itertools.count()
 
     @property
-    def all(self) -> Iterable[Running]:
+    def all_sequences(self) -> Iterable[SequenceState]:
         """Every sequence that has not ended."""
         return [*self.running, *self.waiting]
 
-    def admit(self) -> None:
+    def admit_waiting(self) -> None:
         """Let go of what nobody reads any more, and give free slots to those that wait longest."""
-        for sequence in [s for s in self.running if s.outbox.closed]:
-            self._end(sequence, "gone")
-        gone = [s for s in self.waiting if s.outbox.closed]
+        for sequence in [s for s in self.running if s.outbox.is_closed]:
+            self._release_sequence(sequence, "gone")
+        gone = [s for s in self.waiting if s.outbox.is_closed]
         for sequence in gone:
             self.waiting.remove(sequence)
-            self._watch.ended(sequence.ask.label, "gone", 0, 0)
+            self._watch.record_sequence_end(sequence.ask.metrics_label, "gone", 0, 0)
         while self.waiting and len(self.running) < self._limits.batch:
             sequence = self.waiting[0]
             sequence.number = next(self._numbers)
-            self._runner.open(sequence.number)
+            self._runner.add_sequence(sequence.number)
             # Not before: whatever fails, it is in one of the two.
             self.running.append(self.waiting.popleft())
             if sequence.finish_unread():
-                self._end(sequence, "length")
-        self.tell()
+                self._release_sequence(sequence, "length")
+        self.report_queue_sizes()
 
-    def tell(self) -> None:
+    def report_queue_sizes(self) -> None:
         """Say how many there are."""
-        self._watch.load(len(self.running), len(self.waiting))
+        self._watch.record_queue_sizes(len(self.running), len(self.waiting))
 
     def step(self) -> None:
         """One token for each sequence that writes, then a part of the prompts of those that still read."""
         writing = [s for s in self.running if s.has_read]
-        self._run(writing, [Row(s.number, (s.last,), s.ask.expert) for s in writing])
+        self._forward_rows(writing, [BatchRow(s.number, (s.last_token,), s.ask.expert) for s in writing])
         reading, rows, left = [], [], self._limits.prefill
         for sequence in [s for s in self.running if not s.has_read]:
             # Pieces begin at fixed places, whatever else is read: sums over other pieces differ in their last bits.
@@ -75,67 +75,69 @@ class Scheduler:
             if len(tokens) > left:
                 break
             reading.append(sequence)
-            rows.append(Row(sequence.number, tokens, sequence.ask.expert, sequence.wants(len(tokens))))
+            rows.append(BatchRow(sequence.number, tokens, sequence.ask.expert, sequence.required_logits(len(tokens))))
             left -= len(tokens)
-        self._run(reading, rows)
+        self._forward_rows(reading, rows)
 
     def fail_all(self, error: Exception) -> None:
         """End every sequence with an error; all readers know before anything else is done."""
-        for sequence in self.all:
-            sequence.fail(error)
+        for sequence in self.all_sequences:
+            sequence.fail_sequence(error)
         waiting, self.waiting = self.waiting, deque()
         for sequence in list(self.running):
-            self._end(sequence, "error")
+            self._release_sequence(sequence, "error")
         for sequence in waiting:
-            self._watch.ended(sequence.ask.label, "error", 0, 0)
+            self._watch.record_sequence_end(sequence.ask.metrics_label, "error", 0, 0)
 
-    def _run(self, sequences: list[Running], rows: Sequence[Row]) -> None:
+    def _forward_rows(self, sequences: list[SequenceState], rows: Sequence[BatchRow]) -> None:
         """Run rows and hand on what they say; an error ends the sequences that it touches."""
         if not rows:
             return
         try:
             logits = self._runner.forward(rows)
-            self._accept(sequences, rows, logits)
+            self._process_logits(sequences, rows, logits)
         except Exception as error:
             for sequence in sequences:
                 if sequence in self.running:
-                    sequence.fail(error)
-                    self._end(sequence, "error")
+                    sequence.fail_sequence(error)
+                    self._release_sequence(sequence, "error")
 
-    def _accept(self, sequences: list[Running], rows: Sequence[Row], logits: Sequence[Tensor]) -> None:
-        chosen: list[tuple[Running, Tensor]] = []
+    def _process_logits(
+        self, sequences: list[SequenceState], rows: Sequence[BatchRow], logits: Sequence[Tensor]
+    ) -> None:
+        chosen: list[tuple[SequenceState, Tensor]] = []
         # All rows at once: one by one they would cost as much as the pass of a small model.
         odd = iter(torch.cat(list(logits)).isnan().any(-1).tolist())
         for sequence, row, found in zip(sequences, rows, logits, strict=True):
             if sum(next(odd) for _ in range(len(found))):
-                sequence.fail(broken(found))
-                self._end(sequence, "error")
+                sequence.fail_sequence(nan_error(found))
+                self._release_sequence(sequence, "error")
                 continue
-            if sequence.read(row, found):
+            if sequence.advance_prompt(row, found):
                 chosen.append((sequence, found[-1]))
             elif sequence.ended:
-                self._end(sequence, sequence.ended)
+                self._release_sequence(sequence, sequence.ended)
         if not chosen:
             return
         last = torch.stack([found for _, found in chosen])
-        tokens = choose([sequence.chooser for sequence, _ in chosen], last)
-        likely = likelihoods(last, tokens, [sequence.ask.logprobs for sequence, _ in chosen])
+        tokens = sample_batch([sequence.chooser for sequence, _ in chosen], last)
+        likely = gather_logprobs(last, tokens, [sequence.ask.logprobs for sequence, _ in chosen])
         for (sequence, _), token, how in zip(chosen, tokens, likely, strict=True):
-            self._write(sequence, token, how)
+            self._append_token(sequence, token, how)
 
-    def _write(self, sequence: Running, token: int, likely: Any) -> None:
+    def _append_token(self, sequence: SequenceState, token: int, likely: Any) -> None:
         """Take a sequence's next token, and how likely it was."""
         now = time.perf_counter()
         if sequence.written:
-            self._watch.between(sequence.ask.label, now - sequence.since)
+            self._watch.record_next_token(sequence.ask.metrics_label, now - sequence.since)
         else:
-            self._watch.first(sequence.ask.label, now - sequence.since)
+            self._watch.record_first_token(sequence.ask.metrics_label, now - sequence.since)
         sequence.since = now
-        sequence.write(token, *likely)
+        sequence.append_token(token, *likely)
         if sequence.ended:
-            self._end(sequence, sequence.ended)
+            self._release_sequence(sequence, sequence.ended)
 
-    def _end(self, sequence: Running, how: str) -> None:
-        self._runner.close(sequence.number)
+    def _release_sequence(self, sequence: SequenceState, how: str) -> None:
+        self._runner.remove_sequence(sequence.number)
         self.running.remove(sequence)
-        self._watch.ended(sequence.ask.label, how, sequence.fed, len(sequence.written))
+        self._watch.record_sequence_end(sequence.ask.metrics_label, how, sequence.fed, len(sequence.written))

@@ -8,23 +8,23 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from freemoe.serve.engine.choosing import Chooser, likelihoods
+from freemoe.serve.engine.choosing import TokenSampler, gather_logprobs
 from freemoe.serve.engine.outbox import EventQueue
 from freemoe.serve.engine.requests import (
-    Done,
     Event,
-    Failed,
-    Piece,
     PromptRead,
+    SequenceDone,
+    SequenceFailed,
     SequenceRequest,
     SlowReaderError,
-    Token,
+    TextChunk,
+    TokenLogprob,
 )
-from freemoe.serve.engine.runner import Row
-from freemoe.serve.engine.text import Detokeniser, StopTexts
+from freemoe.serve.engine.runner import BatchRow
+from freemoe.serve.engine.text import IncrementalDetokeniser, StopTexts
 
 
-class Running:
+class SequenceState:
     """A sequence and where it stands.
 
     Args:
@@ -42,14 +42,14 @@ class Running:
     """
 
     def __init__(self, ask: SequenceRequest, outbox: EventQueue, tokenizer: Any, ends: Collection[int]) -> None:
-        self.ask, self.outbox, self.chooser = ask, outbox, Chooser(ask)
+        self.ask, self.outbox, self.chooser = ask, outbox, TokenSampler(ask)
         self.number, self.fed, self.written = -1, 0, list[int]()
         self.since, self.ended = time.perf_counter(), ""
         self._tokenizer, self._ends = tokenizer, ends
-        self._text, self._stops = Detokeniser(tokenizer), StopTexts(ask.stop)
+        self._text, self._stops = IncrementalDetokeniser(tokenizer), StopTexts(ask.stop)
         # Characters made of tokens so far, told or not; tokens whose text is not told.
-        self._made, self._told, self._pending = 0, 0, list[Token]()
-        self._prompt: list[Token] = []
+        self._made, self._told, self._pending = 0, 0, list[TokenLogprob]()
+        self._prompt: list[TokenLogprob] = []
 
     @property
     def has_read(self) -> bool:
@@ -57,7 +57,7 @@ class Running:
         return self.fed == len(self.ask.prompt)
 
     @property
-    def last(self) -> int:
+    def last_token(self) -> int:
         """The token that is fed next."""
         return self.written[-1]
 
@@ -69,101 +69,101 @@ class Running:
         """End at once where neither a token nor a log-probability is wanted."""
         if self.ask.max_tokens or self._scores_prompt:
             return False
-        self._finish("length")
+        self._finish_sequence("length")
         return True
 
-    def wants(self, tokens: int) -> Literal["last", "every", "none"]:
+    def required_logits(self, tokens: int) -> Literal["last", "every", "none"]:
         """Which logits it needs of the next tokens of its prompt."""
         if self._scores_prompt:
             return "every"
         return "last" if self.fed + tokens == len(self.ask.prompt) else "none"
 
-    def read(self, row: Row, logits: Tensor) -> bool:
+    def advance_prompt(self, row: BatchRow, logits: Tensor) -> bool:
         """Take note of what a pass read; whether the last logits choose the next token."""
         if self.has_read:
             return True
         if self._scores_prompt:
-            self._score(row, logits)
+            self._score_prompt_tokens(row, logits)
         self.fed += len(row.tokens)
         if not self.has_read:
             return False
         if self._scores_prompt:
-            self._put(PromptRead(tuple(self._prompt)))
+            self._emit_event(PromptRead(tuple(self._prompt)))
         if not self.ask.max_tokens and not self.ended:
-            self._finish("length")
+            self._finish_sequence("length")
         return not self.ended
 
-    def _score(self, row: Row, logits: Tensor) -> None:
+    def _score_prompt_tokens(self, row: BatchRow, logits: Tensor) -> None:
         """Log-probabilities of the prompt's tokens behind each of the row's."""
         prompt, top = self.ask.prompt, self.ask.logprobs or 0
         if not self._prompt:
-            self._add_prompt(prompt[0], None, ())
+            self._add_prompt_token(prompt[0], None, ())
         following = prompt[self.fed + 1 : self.fed + 1 + len(row.tokens)]
-        found = likelihoods(logits[: len(following)], following, [top] * len(following))
+        found = gather_logprobs(logits[: len(following)], following, [top] * len(following))
         for token, (logprob, best) in zip(following, found, strict=True):
-            self._add_prompt(token, logprob, best)
+            self._add_prompt_token(token, logprob, best)
 
-    def _add_prompt(self, token: int, logprob: float | None, best: tuple[tuple[int, float], ...]) -> None:
+    def _add_prompt_token(self, token: int, logprob: float | None, best: tuple[tuple[int, float], ...]) -> None:
         before = self._prompt[-1] if self._prompt else None
         offset = before.offset + len(self._tokenizer.decode([before.id])) if before else 0
-        self._prompt.append(Token(token, offset, logprob, best))
+        self._prompt.append(TokenLogprob(token, offset, logprob, best))
 
-    def write(self, token: int, logprob: float | None, best: tuple[tuple[int, float], ...]) -> None:
+    def append_token(self, token: int, logprob: float | None, best: tuple[tuple[int, float], ...]) -> None:
         """Take the next token."""
         if token in self._ends:
-            self._finish("stop")
+            self._finish_sequence("stop")
             return
         self.written.append(token)
-        self._pending.append(Token(token, self._made, logprob, best))
-        text = self._text.add(token)
+        self._pending.append(TokenLogprob(token, self._made, logprob, best))
+        text = self._text.add_token(token)
         self._made += len(text)
-        told, stopped = self._stops.add(text)
+        told, stopped = self._stops.add_text(text)
         if stopped:
-            self._tell(told, cut=True)
-            self._finish("stop", flush=False)
+            self._emit_text(told, cut=True)
+            self._finish_sequence("stop", flush=False)
         elif len(self.written) == self.ask.max_tokens:
-            self._tell(told)
-            self._finish("length")
+            self._emit_text(told)
+            self._finish_sequence("length")
         else:
-            self._tell(told)
+            self._emit_text(told)
 
-    def _tell(self, text: str, cut: bool = False) -> None:
+    def _emit_text(self, text: str, cut: bool = False) -> None:
         """Hand on text with the tokens that begin in it."""
         if not text:
             return
         self._told += len(text)
         told = tuple(t for t in self._pending if t.offset < self._told)
         self._pending = [] if cut else self._pending[len(told) :]
-        self._put(Piece(text, told))
+        self._emit_event(TextChunk(text, told))
 
-    def _finish(self, reason: str, flush: bool = True) -> None:
+    def _finish_sequence(self, reason: str, flush: bool = True) -> None:
         if flush and not self.ended:
-            text, stopped = self._stops.add(self._text.rest())
+            text, stopped = self._stops.add_text(self._text.flush_text())
             reason = "stop" if stopped else reason
-            text += "" if stopped else self._stops.rest()
+            text += "" if stopped else self._stops.flush_text()
             if text or (self._pending and not stopped):
                 self._told += len(text)
                 kept = [t for t in self._pending if not stopped or t.offset < self._told]
-                self._put(Piece(text, tuple(kept)))
+                self._emit_event(TextChunk(text, tuple(kept)))
         if not self.ended:
-            self.outbox.put(Done(reason, len(self.written)))
+            self.outbox.put_event(SequenceDone(reason, len(self.written)))
             self.ended = reason
 
-    def _put(self, event: Event) -> None:
+    def _emit_event(self, event: Event) -> None:
         """Hand on an event; a reader that does not read loses the rest."""
-        if self.ended or self.outbox.put(event):
+        if self.ended or self.outbox.put_event(event):
             return
-        if self.outbox.closed:
+        if self.outbox.is_closed:
             self.ended = "gone"
             return
-        self.fail(
+        self.fail_sequence(
             SlowReaderError(
                 f"This answer was ended: {self.outbox.most} pieces of it were written and not read. Read faster, or ask without stream."
             )
         )
 
-    def fail(self, error: Exception) -> None:
+    def fail_sequence(self, error: Exception) -> None:
         """End with an error."""
         if not self.ended:
             self.ended = "error"
-            self.outbox.put(Failed(error))
+            self.outbox.put_event(SequenceFailed(error))

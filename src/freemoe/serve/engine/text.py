@@ -11,7 +11,7 @@ BROKEN = "\N{REPLACEMENT CHARACTER}"
 _LONG = 32
 
 
-class Detokeniser:
+class IncrementalDetokeniser:
     """Text of tokens, piece by piece; the pieces together are what the tokenizer makes of all of them.
 
     Args:
@@ -25,32 +25,32 @@ class Detokeniser:
         # before it.
         self._start = self._read = 0
 
-    def _text(self, start: int, end: int) -> str:
+    def _decode_range(self, start: int, end: int) -> str:
         return self._tokenizer.decode(self._ids[start:end], skip_special_tokens=True)
 
-    def add(self, token: int) -> str:
+    def add_token(self, token: int) -> str:
         """What is certain now; empty while a character is not whole."""
         self._ids.append(token)
-        known, now = self._text(self._start, self._read), self._text(self._start, len(self._ids))
+        known, now = self._decode_range(self._start, self._read), self._decode_range(self._start, len(self._ids))
         if len(now) <= len(known):
             return ""
         if not now.endswith(BROKEN):
-            return self._told(len(self._ids), known, now)
+            return self._commit_text(len(self._ids), known, now)
         if len(self._ids) - self._read > _LONG:
             # Bytes that will never be a character: all but the last few tokens, parted where that changes nothing.
             for cut in range(len(self._ids) - 4, len(self._ids) - 8, -1):
-                head = self._text(self._start, cut)
-                if head + self._text(cut, len(self._ids)) == now and len(head) > len(known):
-                    return self._told(cut, known, head)
+                head = self._decode_range(self._start, cut)
+                if head + self._decode_range(cut, len(self._ids)) == now and len(head) > len(known):
+                    return self._commit_text(cut, known, head)
         return ""
 
-    def _told(self, end: int, known: str, now: str) -> str:
+    def _commit_text(self, end: int, known: str, now: str) -> str:
         self._start, self._read = self._read, end
         return now[len(known) :]
 
-    def rest(self) -> str:
+    def flush_text(self) -> str:
         """What was held back, at the end of the answer."""
-        known, now = self._text(self._start, self._read), self._text(self._start, len(self._ids))
+        known, now = self._decode_range(self._start, self._read), self._decode_range(self._start, len(self._ids))
         self._start = self._read = len(self._ids)
         return now[len(known) :]
 
@@ -66,23 +66,23 @@ class StopTexts:
         self._texts = tuple(texts)
         self._held = ""
 
-    def add(self, text: str) -> tuple[str, bool]:
+    def add_text(self, text: str) -> tuple[str, bool]:
         """What may be told of the text so far, and whether a stop text ended it."""
         whole = self._held + text
         found = [at for stop in self._texts if (at := whole.find(stop)) >= 0]
         if found:
             self._held = ""
             return whole[: min(found)], True
-        keep = max((_overlap(whole, stop) for stop in self._texts), default=0)
+        keep = max((_stop_prefix_length(whole, stop) for stop in self._texts), default=0)
         self._held = whole[len(whole) - keep :]
         return whole[: len(whole) - keep], False
 
-    def rest(self) -> str:
+    def flush_text(self) -> str:
         """What was held back, at the end of the answer."""
         held, self._held = self._held, ""
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
+def _stop_prefix_length(text: str, stop: str) -> int:
     """Length of the longest end of a text that is a beginning of a stop text."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

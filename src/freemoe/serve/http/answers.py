@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
-from freemoe.serve.engine.requests import Token
-from freemoe.serve.http.preparing import Prompt
+from freemoe.serve.engine.requests import TokenLogprob
+from freemoe.serve.http.preparing import RoutedPrompt
 
 Decode = Callable[[int], str]
 """A token's text, special tokens too."""
 
 
 @dataclass
-class Choice:
+class AnswerChoice:
     """One answer as far as it is known.
 
     Attributes:
@@ -31,14 +31,14 @@ class Choice:
 
     prompt: int
     text: str = ""
-    tokens: list[Token] = field(default_factory=list)
-    read: list[Token] = field(default_factory=list)
+    tokens: list[TokenLogprob] = field(default_factory=list)
+    read: list[TokenLogprob] = field(default_factory=list)
     reason: str = ""
     written: int = 0
 
 
 @dataclass(frozen=True)
-class Heading:
+class ResponseBuilder:
     """What every document of one answer begins with.
 
     Attributes:
@@ -53,7 +53,7 @@ class Heading:
     """
 
     model: str
-    prompts: Sequence[Prompt]
+    prompts: Sequence[RoutedPrompt]
     chat: bool
     decode: Decode
     logprobs: bool
@@ -61,7 +61,7 @@ class Heading:
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def document(self, choices: list[dict[str, Any]], streamed: bool = False) -> dict[str, Any]:
+    def build_document(self, choices: list[dict[str, Any]], streamed: bool = False) -> dict[str, Any]:
         """Choices with what stands around them."""
         kind = ("chat.completion.chunk" if streamed else "chat.completion") if self.chat else "text_completion"
         return {
@@ -72,7 +72,7 @@ class Heading:
             "choices": choices,
         }
 
-    def headers(self) -> dict[str, str]:
+    def build_headers(self) -> dict[str, str]:
         """Who answers, and how sure the router is, for each prompt; and what the request asked for in vain."""
         experts = [quote(p.picked.expert, safe="/+&:-_.~ ") for p in self.prompts]
         sure = [p.picked.confidence for p in self.prompts]
@@ -84,7 +84,7 @@ class Heading:
         # A header has its bounds too; usage has them all.
         return {name: value for name, value in said.items() if len(value) <= 4000}
 
-    def usage(self, choices: Sequence[Choice]) -> dict[str, Any]:
+    def build_usage(self, choices: Sequence[AnswerChoice]) -> dict[str, Any]:
         """Tokens read and written, and who wrote them; of several prompts a list."""
         read, written = sum(len(p.ids) for p in self.prompts), sum(choice.written for choice in choices)
         picked = [(p.picked.expert, p.picked.confidence) for p in self.prompts]
@@ -97,7 +97,7 @@ class Heading:
             "freemoe": {"expert": expert, "confidence": confidence},
         }
 
-    def whole_choice(self, number: int, choice: Choice, echoed: str | None) -> dict[str, Any]:
+    def build_choice(self, number: int, choice: AnswerChoice, echoed: str | None) -> dict[str, Any]:
         """A finished answer.
 
         Args:
@@ -105,7 +105,7 @@ class Heading:
             choice: The answer.
             echoed: The prompt's text, where it is repeated.
         """
-        told = self._told(choice.tokens, len(echoed or ""))
+        told = self._build_logprobs(choice.tokens, len(echoed or ""))
         if told is not None and echoed is not None:
             read = completion_logprobs(choice.read, self.decode)
             told = {key: read[key] + told[key] for key in told}
@@ -115,11 +115,11 @@ class Heading:
             said = {"text": (echoed or "") + choice.text}
         return {"index": number, **said, "logprobs": told, "finish_reason": choice.reason}
 
-    def chunk(
+    def build_chunk(
         self,
         number: int,
         text: str,
-        tokens: Sequence[Token] = (),
+        tokens: Sequence[TokenLogprob] = (),
         *,
         before: int = 0,
         first: bool = False,
@@ -141,16 +141,16 @@ class Heading:
                 said["delta"]["content"] = text
         else:
             said = {"text": text}
-        told = self._told(tokens, before) if tokens else None
+        told = self._build_logprobs(tokens, before) if tokens else None
         return {"index": number, **said, "logprobs": told, "finish_reason": reason}
 
-    def _told(self, tokens: Sequence[Token], before: int = 0) -> dict[str, Any] | None:
+    def _build_logprobs(self, tokens: Sequence[TokenLogprob], before: int = 0) -> dict[str, Any] | None:
         if not self.logprobs:
             return None
         return chat_logprobs(tokens, self.decode) if self.chat else completion_logprobs(tokens, self.decode, before)
 
 
-def completion_logprobs(tokens: Sequence[Token], decode: Decode, before: int = 0) -> dict[str, Any]:
+def completion_logprobs(tokens: Sequence[TokenLogprob], decode: Decode, before: int = 0) -> dict[str, Any]:
     """Log-probabilities as ``/v1/completions`` has them.
 
     Args:
@@ -166,7 +166,7 @@ def completion_logprobs(tokens: Sequence[Token], decode: Decode, before: int = 0
     }
 
 
-def _by_text(token: Token, decode: Decode) -> dict[str, float]:
+def _by_text(token: TokenLogprob, decode: Decode) -> dict[str, float]:
     """The likeliest tokens by their text, and the token itself; of several that look alike the likeliest."""
     found: dict[str, float] = {}
     for other, logprob in (*token.top, (token.id, token.logprob)):
@@ -174,15 +174,18 @@ def _by_text(token: Token, decode: Decode) -> dict[str, float]:
     return found
 
 
-def chat_logprobs(tokens: Sequence[Token], decode: Decode) -> dict[str, Any]:
+def chat_logprobs(tokens: Sequence[TokenLogprob], decode: Decode) -> dict[str, Any]:
     """Log-probabilities as ``/v1/chat/completions`` has them."""
 
-    def one(token: int, logprob: float | None) -> dict[str, Any]:
+    def token_entry(token: int, logprob: float | None) -> dict[str, Any]:
         text = decode(token)
         return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
     rows = [
-        {**one(token.id, token.logprob), "top_logprobs": [one(other, logprob) for other, logprob in token.top]}
+        {
+            **token_entry(token.id, token.logprob),
+            "top_logprobs": [token_entry(other, logprob) for other, logprob in token.top],
+        }
         for token in tokens
     ]
     return {"content": rows, "refusal": None}

@@ -16,22 +16,22 @@ from starlette.responses import JSONResponse, Response
 from freemoe.core.errors import FreeMoEError
 from freemoe.core.neutral import one_line
 from freemoe.core.version import __version__
-from freemoe.serve.catalogue import Experts
-from freemoe.serve.engine.engine import Engine
+from freemoe.serve.catalogue import LoadedExperts
+from freemoe.serve.engine.engine import InferenceEngine
 from freemoe.serve.http.completing import CompletionService
-from freemoe.serve.http.errors import SERVER, ErrorBody, said_of
+from freemoe.serve.http.errors import SERVER, ErrorBody, error_body_of
 from freemoe.serve.http.gate import AuthMiddleware
 from freemoe.serve.http.managing import ExpertService
-from freemoe.serve.http.metrics import CONTENT_TYPE, Metrics
+from freemoe.serve.http.metrics import CONTENT_TYPE, ServerMetrics
 from freemoe.serve.http.preparing import RequestPreprocessor
-from freemoe.serve.http.reading import BoundedRoute, refused
-from freemoe.serve.page import page
+from freemoe.serve.http.reading import BoundedRoute, validation_error_response
+from freemoe.serve.page import load_page
 from freemoe.serve.settings import RequestLimits
 
 
 def make_app(
-    engine: Engine,
-    metrics: Metrics,
+    engine: InferenceEngine,
+    metrics: ServerMetrics,
     *,
     bounds: RequestLimits | None = None,
     roots: Sequence[Path] = (),
@@ -49,11 +49,15 @@ def make_app(
         host: On which it listens.
     """
     bounds = bounds or RequestLimits()
-    return AuthMiddleware(make_paths(engine, Experts(engine), metrics, bounds, roots), metrics, bounds, key, host)
+    return AuthMiddleware(make_paths(engine, LoadedExperts(engine), metrics, bounds, roots), metrics, bounds, key, host)
 
 
 def make_paths(
-    engine: Engine, experts: Experts, metrics: Metrics, bounds: RequestLimits, roots: Sequence[Path]
+    engine: InferenceEngine,
+    experts: LoadedExperts,
+    metrics: ServerMetrics,
+    bounds: RequestLimits,
+    roots: Sequence[Path],
 ) -> FastAPI:
     """The same for whoever has come in.
 
@@ -69,30 +73,30 @@ def make_paths(
     managing = ExpertService(engine, experts, preparing, roots)
     began = int(time.time())
 
-    def row(name: str) -> dict[str, Any]:
+    def model_entry(name: str) -> dict[str, Any]:
         found = {"id": name, "object": "model", "created": began, "owned_by": "freemoe"}
         return found | ({"rejected": True} if preparing.is_rejected(name) else {})
 
     async def models() -> Any:
-        return {"object": "list", "data": [row(name) for name in preparing.models]}
+        return {"object": "list", "data": [model_entry(name) for name in preparing.served_models]}
 
     async def model(name: str) -> Any:
         preparing.expert_of(name)
-        return row(name)
+        return model_entry(name)
 
     async def health() -> Response:
         if engine.is_alive:
             return JSONResponse({"status": "ok"})
         what = "ended" if engine.failure is None else "failed: the log says why"
-        return ErrorBody(503, f"The engine has {what}.", SERVER, code="not_alive").response()
+        return ErrorBody(503, f"The engine has {what}.", SERVER, code="not_alive").to_response()
 
     async def ready() -> Response:
         if engine.is_alive and not engine.is_closed:
             return JSONResponse({"status": "ready"})
-        return ErrorBody(503, "The server is about to end.", SERVER, code="stopping").response()
+        return ErrorBody(503, "The server is about to end.", SERVER, code="stopping").to_response()
 
     async def numbers() -> Response:
-        return Response(metrics.page(), media_type=CONTENT_TYPE)
+        return Response(metrics.render_metrics(), media_type=CONTENT_TYPE)
 
     app = FastAPI(
         title="freemoe",
@@ -123,25 +127,25 @@ def make_paths(
 
 async def start_page(request: Request) -> Response:
     """The page for people."""
-    return Response(page().body, headers=page().headers)
+    return Response(load_page().body, headers=load_page().headers)
 
 
-async def failed(request: Request, error: Exception) -> Response:
+async def error_response(request: Request, error: Exception) -> Response:
     """What is said of an error."""
-    return said_of(error).response()
+    return error_body_of(error).to_response()
 
 
-async def no_such_path(request: Request, error: Exception) -> Response:
+async def unknown_path_response(request: Request, error: Exception) -> Response:
     """What is said where nothing answers."""
     assert isinstance(error, HTTPException)
     shown = f"{request.method} {one_line(request.url.path, 80)}"
-    return ErrorBody(error.status_code, f"{shown}: {error.detail}.", code="unknown_path").response()
+    return ErrorBody(error.status_code, f"{shown}: {error.detail}.", code="unknown_path").to_response()
 
 
 FAILURES: dict[Any, Any] = {
-    HTTPException: no_such_path,
-    RequestValidationError: refused,
-    FreeMoEError: failed,
-    Exception: failed,
+    HTTPException: unknown_path_response,
+    RequestValidationError: validation_error_response,
+    FreeMoEError: error_response,
+    Exception: error_response,
 }
 """Who says what of which error."""

@@ -12,20 +12,20 @@ _SEED = 2**63 - 1
 _UNSUPPORTED = "unsupported_parameter"
 
 
-def _unserved(why: str = "", *idle: Any) -> AfterValidator:
+def _unsupported_field(why: str = "", *idle: Any) -> AfterValidator:
     """Refuse every value but those that ask for nothing."""
 
-    def check(value: Any) -> Any:
+    def require_unset(value: Any) -> Any:
         if value not in (None, [], {}, "", *idle):
             raise PydanticCustomError(_UNSUPPORTED, "{why}", {"why": why})
         return value
 
-    return AfterValidator(check)
+    return AfterValidator(require_unset)
 
 
 _TEXT_ALONE = "the models answer in text alone"
-_Tools = Annotated[Any, _unserved(_TEXT_ALONE)]
-_ToolChoice = Annotated[Any, _unserved(_TEXT_ALONE, "none", "auto")]
+_Tools = Annotated[Any, _unsupported_field(_TEXT_ALONE)]
+_ToolChoice = Annotated[Any, _unsupported_field(_TEXT_ALONE, "none", "auto")]
 
 
 class StreamOptions(BaseModel):
@@ -36,7 +36,7 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
-class Common(BaseModel):
+class CommonBody(BaseModel):
     """What both endpoints take."""
 
     # Strict: "12" is no number. A float that is a whole number is no integer either.
@@ -56,20 +56,22 @@ class Common(BaseModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     # Not served: only values that ask for nothing are taken.
-    logit_bias: Annotated[Any, _unserved("experts change the model, not single tokens; use stop or temperature")] = None
-    suffix: Annotated[Any, _unserved()] = None
+    logit_bias: Annotated[
+        Any, _unsupported_field("experts change the model, not single tokens; use stop or temperature")
+    ] = None
+    suffix: Annotated[Any, _unsupported_field()] = None
     tools: _Tools = None
     tool_choice: _ToolChoice = None
     functions: _Tools = None
     function_call: _ToolChoice = None
-    response_format: Annotated[Any, _unserved("only text", {"type": "text"})] = None
-    modalities: Annotated[Any, _unserved("only text", ["text"])] = None
-    audio: Annotated[Any, _unserved("only text")] = None
-    prediction: Annotated[Any, _unserved()] = None
-    web_search_options: Annotated[Any, _unserved()] = None
+    response_format: Annotated[Any, _unsupported_field("only text", {"type": "text"})] = None
+    modalities: Annotated[Any, _unsupported_field("only text", ["text"])] = None
+    audio: Annotated[Any, _unsupported_field("only text")] = None
+    prediction: Annotated[Any, _unsupported_field()] = None
+    web_search_options: Annotated[Any, _unsupported_field()] = None
 
     @property
-    def ignored(self) -> list[str]:
+    def ignored_fields(self) -> list[str]:
         """Fields that were sent and are unknown here."""
         return list(self.model_extra or ())
 
@@ -79,13 +81,13 @@ class Common(BaseModel):
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
-    def stops(self) -> list[str]:
+    def stop_texts(self) -> list[str]:
         """Stop texts; empty ones say nothing."""
         texts = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return [text for text in dict.fromkeys(texts) if text]
 
 
-class CompletionBody(Common):
+class CompletionBody(CommonBody):
     """Of ``/v1/completions``."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
@@ -132,14 +134,14 @@ class Message(BaseModel):
     function_call: _Tools = None
 
     @property
-    def plain(self) -> dict[str, str]:
+    def template_message(self) -> dict[str, str]:
         """As chat templates take it."""
         parts = self.content or ""
         text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
 
-class ChatBody(Common):
+class ChatBody(CommonBody):
     """Of ``/v1/chat/completions``."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=500)]
@@ -176,7 +178,7 @@ class LoadBody(BaseModel):
     prefix: Annotated[str, Field(max_length=100)] = ""
 
     @property
-    def place(self) -> str | None:
+    def artefact_path(self) -> str | None:
         """The folder, by either name."""
         return self.path or self.artefact
 

@@ -9,15 +9,15 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from freemoe.serve.engine.engine import Engine
+from freemoe.serve.engine.engine import InferenceEngine
 from freemoe.serve.engine.outbox import EventQueue
-from freemoe.serve.engine.requests import Done, Failed, Piece, PromptRead
-from freemoe.serve.http.answers import Choice, Heading
+from freemoe.serve.engine.requests import PromptRead, SequenceDone, SequenceFailed, TextChunk
+from freemoe.serve.http.answers import AnswerChoice, ResponseBuilder
 from freemoe.serve.http.bodies import ChatBody, CompletionBody
-from freemoe.serve.http.errors import said_of
-from freemoe.serve.http.metrics import Metrics
-from freemoe.serve.http.preparing import Prompt, RequestPreprocessor
-from freemoe.serve.http.streams import EventStream, event_line, events, unless_gone
+from freemoe.serve.http.errors import error_body_of
+from freemoe.serve.http.metrics import ServerMetrics
+from freemoe.serve.http.preparing import RequestPreprocessor, RoutedPrompt
+from freemoe.serve.http.streams import EventStream, cancel_on_disconnect, event_line, merge_events
 from freemoe.serve.settings import RequestLimits
 
 
@@ -31,42 +31,48 @@ class CompletionService:
         bounds: Of requests.
     """
 
-    def __init__(self, engine: Engine, preparing: RequestPreprocessor, metrics: Metrics, bounds: RequestLimits) -> None:
+    def __init__(
+        self, engine: InferenceEngine, preparing: RequestPreprocessor, metrics: ServerMetrics, bounds: RequestLimits
+    ) -> None:
         self._engine, self._preparing, self._metrics, self._bounds = engine, preparing, metrics, bounds
         self._decode = functools.lru_cache(1 << 16)(lambda token: engine.host.tokenizer.decode([token]))
 
     async def completions(self, request: Request, body: CompletionBody) -> Response:
         """``POST /v1/completions``."""
-        return await self._answer(request, body, await self._preparing.completion_prompts(body))
+        return await self._answer_request(request, body, await self._preparing.completion_prompts(body))
 
     async def chat(self, request: Request, body: ChatBody) -> Response:
         """``POST /v1/chat/completions``."""
-        return await self._answer(request, body, await self._preparing.chat_prompts(body))
+        return await self._answer_request(request, body, await self._preparing.chat_prompts(body))
 
-    async def _answer(self, request: Request, body: CompletionBody | ChatBody, prompts: list[Prompt]) -> Response:
+    async def _answer_request(
+        self, request: Request, body: CompletionBody | ChatBody, prompts: list[RoutedPrompt]
+    ) -> Response:
         is_chat, logprobs = isinstance(body, ChatBody), body.num_logprobs is not None
-        heading = Heading(body.model, prompts, is_chat, self._decode, logprobs, body.ignored)
+        heading = ResponseBuilder(body.model, prompts, is_chat, self._decode, logprobs, body.ignored_fields)
         for prompt in prompts:
             if prompt.picked.confidence is not None:
-                self._metrics.routed(prompt.picked.expert, prompt.picked.confidence)
-        outboxes = self._engine.submit(self._preparing.asks(body, prompts))
+                self._metrics.record_routing(prompt.picked.expert, prompt.picked.confidence)
+        outboxes = self._engine.submit(self._preparing.build_requests(body, prompts))
 
-        def close() -> None:
+        def close_outboxes() -> None:
             for outbox in outboxes:
                 outbox.close()
 
         if body.stream:
-            chunks = self._stream(body, heading, outboxes)
-            return EventStream(chunks, close, self._bounds.seconds, heading.headers())
+            chunks = self._stream_chunks(body, heading, outboxes)
+            return EventStream(chunks, close_outboxes, self._bounds.seconds, heading.build_headers())
         try:
-            choices = await unless_gone(request.receive, self._collect(body, outboxes))
+            choices = await cancel_on_disconnect(request.receive, self._collect_choices(body, outboxes))
         finally:
-            close()
-        echoed = self._echoed(body, prompts)
-        told = [heading.whole_choice(i, c, echoed[c.prompt] if echoed else None) for i, c in enumerate(choices)]
-        return JSONResponse(heading.document(told) | {"usage": heading.usage(choices)}, headers=heading.headers())
+            close_outboxes()
+        echoed = self._echoed_prompts(body, prompts)
+        told = [heading.build_choice(i, c, echoed[c.prompt] if echoed else None) for i, c in enumerate(choices)]
+        return JSONResponse(
+            heading.build_document(told) | {"usage": heading.build_usage(choices)}, headers=heading.build_headers()
+        )
 
-    def _echoed(self, body: CompletionBody | ChatBody, prompts: Sequence[Prompt]) -> list[str]:
+    def _echoed_prompts(self, body: CompletionBody | ChatBody, prompts: Sequence[RoutedPrompt]) -> list[str]:
         """The prompts' texts, where they are to be repeated."""
         if not isinstance(body, CompletionBody) or not body.echo:
             return []
@@ -79,52 +85,54 @@ class CompletionService:
             )
         ]
 
-    async def _collect(self, body: CompletionBody | ChatBody, outboxes: Sequence[EventQueue]) -> list[Choice]:
+    async def _collect_choices(
+        self, body: CompletionBody | ChatBody, outboxes: Sequence[EventQueue]
+    ) -> list[AnswerChoice]:
         """All answers, whole."""
-        choices = [Choice(number // (body.n or 1)) for number in range(len(outboxes))]
-        async for number, event in events(outboxes):
+        choices = [AnswerChoice(number // (body.n or 1)) for number in range(len(outboxes))]
+        async for number, event in merge_events(outboxes):
             choice = choices[number]
             match event:
                 case PromptRead():
                     choice.read.extend(event.tokens)
-                case Piece():
+                case TextChunk():
                     choice.text += event.text
                     choice.tokens.extend(event.tokens)
-                case Done():
+                case SequenceDone():
                     choice.reason, choice.written = event.reason, event.tokens
-                case Failed():
+                case SequenceFailed():
                     raise event.error
         return choices
 
-    async def _stream(
-        self, body: CompletionBody | ChatBody, heading: Heading, outboxes: Sequence[EventQueue]
+    async def _stream_chunks(
+        self, body: CompletionBody | ChatBody, heading: ResponseBuilder, outboxes: Sequence[EventQueue]
     ) -> AsyncIterator[bytes]:
-        echoed, each = self._echoed(body, heading.prompts), body.n or 1
-        choices = [Choice(number // each) for number in range(len(outboxes))]
+        echoed, each = self._echoed_prompts(body, heading.prompts), body.n or 1
+        choices = [AnswerChoice(number // each) for number in range(len(outboxes))]
         usage = {"usage": None} if body.includes_usage else {}
 
-        def chunk(*part: Any, **how: Any) -> bytes:
-            return event_line(heading.document([heading.chunk(*part, **how)], streamed=True) | usage)
+        def chunk_line(*part: Any, **how: Any) -> bytes:
+            return event_line(heading.build_document([heading.build_chunk(*part, **how)], streamed=True) | usage)
 
         for number, choice in enumerate(choices):
             if heading.chat:
-                yield chunk(number, "", first=True)
+                yield chunk_line(number, "", first=True)
             elif echoed and body.logprobs is None:
-                yield chunk(number, echoed[choice.prompt])
-        async for number, event in events(outboxes):
+                yield chunk_line(number, echoed[choice.prompt])
+        async for number, event in merge_events(outboxes):
             choice = choices[number]
             before = len(echoed[choice.prompt]) if echoed else 0
             match event:
                 case PromptRead():
-                    yield chunk(number, echoed[choice.prompt], event.tokens)
-                case Piece():
-                    yield chunk(number, event.text, event.tokens, before=before)
-                case Done():
+                    yield chunk_line(number, echoed[choice.prompt], event.tokens)
+                case TextChunk():
+                    yield chunk_line(number, event.text, event.tokens, before=before)
+                case SequenceDone():
                     choice.written = event.tokens
-                    yield chunk(number, "", reason=event.reason)
-                case Failed():
-                    yield event_line(said_of(event.error).body)
+                    yield chunk_line(number, "", reason=event.reason)
+                case SequenceFailed():
+                    yield event_line(error_body_of(event.error).json_body)
                     return
         if body.includes_usage:
-            yield event_line(heading.document([], streamed=True) | {"usage": heading.usage(choices)})
+            yield event_line(heading.build_document([], streamed=True) | {"usage": heading.build_usage(choices)})
         yield event_line("[DONE]")

@@ -37,13 +37,13 @@ class ErrorBody:
     headers: dict[str, str] = field(default_factory=dict)
 
     @property
-    def body(self) -> dict[str, Any]:
+    def json_body(self) -> dict[str, Any]:
         """The document."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> JSONResponse:
+    def to_response(self) -> JSONResponse:
         """The response."""
-        return JSONResponse(self.body, self.status, self.headers)
+        return JSONResponse(self.json_body, self.status, self.headers)
 
 
 class RequestError(FreeMoEError):
@@ -79,7 +79,7 @@ _SAID: tuple[tuple[type[Exception], int, str, str | None, str | None], ...] = (
 )
 
 
-def said_of(error: BaseException) -> ErrorBody:
+def error_body_of(error: BaseException) -> ErrorBody:
     """What is said of an error; of one that is not ours no more than that there was one, the log has the rest."""
     if isinstance(error, RequestError):
         return error.said

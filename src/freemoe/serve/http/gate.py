@@ -9,7 +9,7 @@ from starlette.datastructures import Headers
 
 from freemoe.core.neutral import one_line
 from freemoe.serve.http.errors import RETRY, ErrorBody
-from freemoe.serve.http.metrics import Metrics
+from freemoe.serve.http.metrics import ServerMetrics
 from freemoe.serve.listening import LOOPBACK
 from freemoe.serve.settings import RequestLimits
 
@@ -29,7 +29,7 @@ class AuthMiddleware:
             own name mean this machine gets nothing.
     """
 
-    def __init__(self, app: Any, metrics: Metrics, bounds: RequestLimits, key: str | None, host: str) -> None:
+    def __init__(self, app: Any, metrics: ServerMetrics, bounds: RequestLimits, key: str | None, host: str) -> None:
         self._app, self._metrics, self._bounds = app, metrics, bounds
         self._key = None if key is None else key.encode()
         self._local = host in LOOPBACK
@@ -42,25 +42,25 @@ class AuthMiddleware:
             await self._app(scope, receive, send)
             return
 
-        async def watched(message: Any) -> None:
+        async def counted_send(message: Any) -> None:
             if message["type"] == "http.response.start":
                 path = scope["path"] if scope["path"] in self._paths else "other"
-                self._metrics.answered(path, message["status"])
+                self._metrics.record_response(path, message["status"])
             await send(message)
 
         self._inside += 1
         try:
-            refused = self._refusal(scope)
+            refused = self._check_access(scope)
             if refused is None:
-                await self._app(scope, receive, watched)
+                await self._app(scope, receive, counted_send)
             else:
-                await refused.response()(scope, receive, watched)
+                await refused.to_response()(scope, receive, counted_send)
         finally:
             self._inside -= 1
 
-    def _refusal(self, scope: Any) -> ErrorBody | None:
+    def _check_access(self, scope: Any) -> ErrorBody | None:
         headers = Headers(scope=scope)
-        if self._local and (named := _host(headers.get("host", ""))) not in LOOPBACK:
+        if self._local and (named := _host_name(headers.get("host", ""))) not in LOOPBACK:
             return ErrorBody(
                 403, f"This server answers on {', '.join(LOOPBACK)}, and was asked as {one_line(named, 80)!r}."
             )
@@ -85,7 +85,7 @@ class AuthMiddleware:
         return None
 
 
-def _host(header: str) -> str:
+def _host_name(header: str) -> str:
     """The name in a ``Host`` header, without its port."""
     if header.startswith("["):
         return header[1:].partition("]")[0]

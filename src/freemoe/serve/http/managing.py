@@ -9,9 +9,9 @@ from typing import Any
 
 from freemoe.core.errors import FreeMoEError
 from freemoe.core.neutral import one_line
-from freemoe.serve.catalogue import Experts
-from freemoe.serve.engine.engine import Engine
-from freemoe.serve.engine.routing import probabilities
+from freemoe.serve.catalogue import LoadedExperts
+from freemoe.serve.engine.engine import InferenceEngine
+from freemoe.serve.engine.routing import subdomain_probabilities
 from freemoe.serve.http.bodies import LoadBody, RouteBody
 from freemoe.serve.http.errors import RequestError
 from freemoe.serve.http.preparing import RequestPreprocessor
@@ -27,22 +27,24 @@ class ExpertService:
         roots: Folders below which (or which themselves) experts may be loaded.
     """
 
-    def __init__(self, engine: Engine, experts: Experts, preparing: RequestPreprocessor, roots: Sequence[Path]) -> None:
+    def __init__(
+        self, engine: InferenceEngine, experts: LoadedExperts, preparing: RequestPreprocessor, roots: Sequence[Path]
+    ) -> None:
         self._engine, self._experts, self._preparing = engine, experts, preparing
         self._roots = [root.resolve() for root in roots]
         self._kept: tuple[tuple[int, list[str]], list[dict[str, Any]]] | None = None
 
     async def experts(self) -> dict[str, Any]:
         """``GET /v1/freemoe/experts``: each with what it switches off and what its build measured."""
-        state = self._experts.changes, self._experts.names
+        state = self._experts.state_version, self._experts.expert_names
         if self._kept is None or self._kept[0] != state:
             for name in state[1]:
-                await self._experts.bring(name)
-            rows = await asyncio.wrap_future(self._engine.call(self._rows))
+                await self._experts.ensure_loaded(name)
+            rows = await asyncio.wrap_future(self._engine.run_between_steps(self._expert_rows))
             self._kept = state, [rows[name] for name in state[1] if name in rows]
         return {"object": "list", "data": self._kept[1]}
 
-    def _rows(self) -> dict[str, dict[str, Any]]:
+    def _expert_rows(self) -> dict[str, dict[str, Any]]:
         host = self._engine.host
         summary = getattr(host, "expert_summary", None)
         rows = [{"name": name} for name in host.experts] if summary is None else summary()
@@ -50,18 +52,18 @@ class ExpertService:
 
     async def load(self, body: LoadBody) -> dict[str, Any]:
         """``POST /v1/freemoe/experts``: the names under which its experts can be asked for now."""
-        if body.place is None:
+        if body.artefact_path is None:
             raise RequestError(400, "Name the artefact's folder as path.", param="path")
-        folder = self._allowed(body.place)
+        folder = self._allowed_folder(body.artefact_path)
         try:
-            names = await self._experts.load(folder, body.prefix)
+            names = await self._experts.load_experts(folder, body.prefix)
         except FreeMoEError as error:
             # What is said of files names them in full, which is nobody's business over HTTP.
-            said = str(error).replace(str(folder), body.place)
+            said = str(error).replace(str(folder), body.artefact_path)
             raise RequestError(400, said, param="path", code="bad_artefact") from None
         return {"object": "freemoe.loaded", "loaded": names, "models": [f"base:{name}" for name in names]}
 
-    def _allowed(self, place: str) -> Path:
+    def _allowed_folder(self, place: str) -> Path:
         """A folder that may be read.
 
         Raises:
@@ -86,7 +88,7 @@ class ExpertService:
 
     async def drop(self, name: str) -> dict[str, Any]:
         """``DELETE /v1/freemoe/experts/NAME``: nobody can ask for it any more; who did gets the answer."""
-        await self._experts.drop(self._preparing.expert_of(name))
+        await self._experts.drop_expert(self._preparing.expert_of(name))
         return {"object": "freemoe.expert", "name": name, "deleted": True}
 
     async def route(self, body: RouteBody) -> dict[str, Any]:
@@ -100,8 +102,8 @@ class ExpertService:
         host = self._engine.host
         # What the router reads is bounded like any prompt.
         ids = ids[: self._engine.limits.context]
-        [picked] = await self._preparing.pick([ids])
-        rows = await asyncio.wrap_future(self._engine.call(lambda: probabilities(host, ids)))
+        [picked] = await self._preparing.route_prompts([ids])
+        rows = await asyncio.wrap_future(self._engine.run_between_steps(lambda: subdomain_probabilities(host, ids)))
         return {
             "expert": picked.expert,
             "confidence": picked.confidence,

@@ -14,7 +14,7 @@ _BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-class Metrics(EngineStats):
+class ServerMetrics(EngineStats):
     """Counts what the engine does and what the server answers."""
 
     def __init__(self) -> None:
@@ -43,34 +43,34 @@ class Metrics(EngineStats):
         )
         self._answers = Counter("freemoe_http_responses", "Responses by path and status.", ["path", "status"], **more)
 
-    def first(self, expert: str, seconds: float) -> None:
+    def record_first_token(self, expert: str, seconds: float) -> None:
         """Count the first token of an answer."""
         self._first.labels(expert).observe(seconds)
 
-    def between(self, expert: str, seconds: float) -> None:
+    def record_next_token(self, expert: str, seconds: float) -> None:
         """Count a further token."""
         self._between.labels(expert).observe(seconds)
 
-    def ended(self, expert: str, how: str, read: int, written: int) -> None:
+    def record_sequence_end(self, expert: str, how: str, read: int, written: int) -> None:
         """Count a sequence's end."""
         self._requests.labels(expert, how).inc()
         self._read.labels(expert).inc(read)
         self._written.labels(expert).inc(written)
 
-    def load(self, running: int, waiting: int) -> None:
+    def record_queue_sizes(self, running: int, waiting: int) -> None:
         """Note how many sequences there are."""
         self._running.set(running)
         self._waiting.set(waiting)
 
-    def routed(self, expert: str, confidence: float) -> None:
+    def record_routing(self, expert: str, confidence: float) -> None:
         """A prompt got an expert from the router."""
         self._routed.labels(expert).inc()
         self._sure.observe(confidence)
 
-    def answered(self, path: str, status: int) -> None:
+    def record_response(self, path: str, status: int) -> None:
         """A response was begun; ``path`` is one of the server's own."""
         self._answers.labels(path, str(status)).inc()
 
-    def page(self) -> bytes:
+    def render_metrics(self) -> bytes:
         """All of it, as Prometheus reads it."""
         return generate_latest(self.registry)

@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 
 from freemoe.core.registry import unknown_name
 from freemoe.evals.engine.answering import require_tokenizer, text_ids
-from freemoe.evals.engine.sampling import Sampling
+from freemoe.evals.engine.sampling import SamplingConfig
 from freemoe.recipes.expert_names import AUTO, BASE, PREFIX, ExpertRef
-from freemoe.serve.catalogue import Experts, model_names
-from freemoe.serve.engine.engine import Engine, require_fit
+from freemoe.serve.catalogue import LoadedExperts, model_names
+from freemoe.serve.engine.engine import InferenceEngine, require_fit
 from freemoe.serve.engine.requests import SequenceRequest
-from freemoe.serve.engine.routing import Picked, pick
-from freemoe.serve.http.bodies import ChatBody, Common, CompletionBody, Message
+from freemoe.serve.engine.routing import RoutedExpert, route_prompts
+from freemoe.serve.http.bodies import ChatBody, CommonBody, CompletionBody, Message
 from freemoe.serve.http.errors import RequestError
 from freemoe.serve.settings import RequestLimits
 from freemoe.text.chat import as_prompt, has_template, plain_prompt
@@ -26,7 +26,7 @@ Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
-class Prompt:
+class RoutedPrompt:
     """One prompt.
 
     Attributes:
@@ -35,7 +35,7 @@ class Prompt:
     """
 
     ids: tuple[int, ...]
-    picked: Picked
+    picked: RoutedExpert
 
 
 class RequestPreprocessor:
@@ -47,19 +47,19 @@ class RequestPreprocessor:
         bounds: Of requests.
     """
 
-    def __init__(self, engine: Engine, experts: Experts, bounds: RequestLimits) -> None:
+    def __init__(self, engine: InferenceEngine, experts: LoadedExperts, bounds: RequestLimits) -> None:
         self._engine, self._experts, self._bounds = engine, experts, bounds
         # One thread: a tokenizer is not made for several that change its settings.
         self._pool = ThreadPoolExecutor(1, "freemoe tokens")
 
     @property
-    def models(self) -> list[str]:
+    def served_models(self) -> list[str]:
         """What ``model`` can be."""
-        return model_names(self._experts.names, self._has_router)
+        return model_names(self._experts.expert_names, self._has_router)
 
     def is_rejected(self, model: str) -> bool:
         """Whether a model is an expert that was rejected, so that it is the base."""
-        return model.removeprefix(PREFIX) in self._experts.rejected
+        return model.removeprefix(PREFIX) in self._experts.rejected_experts
 
     def expert_of(self, model: str) -> str:
         """The expert, or ``auto``, that a model's name means: ``base``, ``auto``, ``base:math``, ``math``, ``base:math+code``.
@@ -71,8 +71,8 @@ class RequestPreprocessor:
         if name == AUTO:
             return AUTO
         ref = ExpertRef.parse(name)
-        if name != BASE and not set(ref.names) <= set(self._experts.names):
-            error = unknown_name("model", model, self.models, "Experts are combined as base:a+b.")
+        if name != BASE and not set(ref.names) <= set(self._experts.expert_names):
+            error = unknown_name("model", model, self.served_models, "Experts are combined as base:a+b.")
             raise RequestError(404, str(error), param="model", code="model_not_found")
         return str(ExpertRef(tuple(sorted(set(ref.names))), ref.operation))
 
@@ -80,38 +80,40 @@ class RequestPreprocessor:
     def _has_router(self) -> bool:
         return getattr(self._engine.host, "router", None) is not None
 
-    async def _aside(self, work: Callable[[], Found]) -> Found:
+    async def _run_in_pool(self, work: Callable[[], Found]) -> Found:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
-    async def completion_prompts(self, body: CompletionBody) -> list[Prompt]:
+    async def completion_prompts(self, body: CompletionBody) -> list[RoutedPrompt]:
         """The prompts of a completion, in order."""
         given = body.prompt
         several: list[Any] = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else list(given)
         self._require_count(len(several), body)
-        ids = await self._aside(lambda: [self._ids(one) for one in several])
-        return await self._picked(body, ids)
+        ids = await self._run_in_pool(lambda: [self._token_ids(one) for one in several])
+        return await self._attach_experts(body, ids)
 
-    async def chat_prompts(self, body: ChatBody) -> list[Prompt]:
+    async def chat_prompts(self, body: ChatBody) -> list[RoutedPrompt]:
         """The one prompt of a conversation."""
         self._require_count(1, body)
-        return await self._picked(body, [await self.chat_ids(body.messages)])
+        return await self._attach_experts(body, [await self.chat_ids(body.messages)])
 
     async def chat_ids(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """A conversation's tokens, by the tokenizer's chat template where it has one."""
         tokenizer = self._engine.host.tokenizer
         require_tokenizer(tokenizer)
-        said = [message.plain for message in messages]
+        said = [message.template_message for message in messages]
 
-        def render() -> tuple[int, ...]:
-            return self._ids(as_prompt(tokenizer, said, "messages") if has_template(tokenizer) else plain_prompt(said))
+        def render_chat() -> tuple[int, ...]:
+            return self._token_ids(
+                as_prompt(tokenizer, said, "messages") if has_template(tokenizer) else plain_prompt(said)
+            )
 
-        return await self._aside(render)
+        return await self._run_in_pool(render_chat)
 
     async def text_ids(self, text: str) -> tuple[int, ...]:
         """A text's tokens."""
-        return await self._aside(lambda: self._ids(text))
+        return await self._run_in_pool(lambda: self._token_ids(text))
 
-    def _ids(self, prompt: str | list[int]) -> tuple[int, ...]:
+    def _token_ids(self, prompt: str | list[int]) -> tuple[int, ...]:
         host = self._engine.host
         if isinstance(prompt, str):
             require_tokenizer(host.tokenizer)
@@ -124,7 +126,7 @@ class RequestPreprocessor:
             )
         return tuple(prompt)
 
-    def _require_count(self, prompts: int, body: Common) -> None:
+    def _require_count(self, prompts: int, body: CommonBody) -> None:
         answers, most = prompts * (body.n or 1), min(self._bounds.choices, self._engine.limits.queue)
         if not prompts or answers > most:
             raise RequestError(
@@ -132,39 +134,41 @@ class RequestPreprocessor:
                 f"{prompts} prompts with n={body.n or 1} are {answers} answers; 1 to {most} are given to one request.",
                 param="prompt" if not prompts else "n",
             )
-        if len(body.stops) > self._bounds.stops or any(len(text) > 1000 for text in body.stops):
+        if len(body.stop_texts) > self._bounds.stops or any(len(text) > 1000 for text in body.stop_texts):
             raise RequestError(
                 400,
-                f"stop has {len(body.stops)} texts; at most {self._bounds.stops} of 1,000 characters each.",
+                f"stop has {len(body.stop_texts)} texts; at most {self._bounds.stops} of 1,000 characters each.",
                 param="stop",
             )
 
-    async def _picked(self, body: CompletionBody | ChatBody, prompts: list[tuple[int, ...]]) -> list[Prompt]:
+    async def _attach_experts(
+        self, body: CompletionBody | ChatBody, prompts: list[tuple[int, ...]]
+    ) -> list[RoutedPrompt]:
         name = self.expert_of(body.model)
         for ids in prompts:
             require_fit(ids, 1 if body.max_new_tokens is None else body.max_new_tokens, self._engine.limits.context)
         if name != AUTO:
-            await self._experts.bring(name)
-            return [Prompt(ids, Picked(name)) for ids in prompts]
-        picked = await self.pick(prompts)
+            await self._experts.ensure_loaded(name)
+            return [RoutedPrompt(ids, RoutedExpert(name)) for ids in prompts]
+        picked = await self.route_prompts(prompts)
         for expert in dict.fromkeys(one.expert for one in picked):
-            await self._experts.bring(expert)
-        return [Prompt(ids, one) for ids, one in zip(prompts, picked, strict=True)]
+            await self._experts.ensure_loaded(expert)
+        return [RoutedPrompt(ids, one) for ids, one in zip(prompts, picked, strict=True)]
 
-    async def pick(self, prompts: Sequence[Sequence[int]]) -> list[Picked]:
+    async def route_prompts(self, prompts: Sequence[Sequence[int]]) -> list[RoutedExpert]:
         """What the router says of prompts.
 
         Raises:
             DataError: There is none.
         """
-        host, known = self._engine.host, self._experts.names
-        return await asyncio.wrap_future(self._engine.call(lambda: pick(host, prompts, known)))
+        host, known = self._engine.host, self._experts.expert_names
+        return await asyncio.wrap_future(self._engine.run_between_steps(lambda: route_prompts(host, prompts, known)))
 
-    def asks(self, body: CompletionBody | ChatBody, prompts: Sequence[Prompt]) -> list[SequenceRequest]:
+    def build_requests(self, body: CompletionBody | ChatBody, prompts: Sequence[RoutedPrompt]) -> list[SequenceRequest]:
         """What the engine is asked: the answers to the first prompt, then those to the second ..."""
         temperature = 1.0 if body.temperature is None else body.temperature
         seed = secrets.randbits(62) if body.seed is None else body.seed
-        sampling = Sampling(1, temperature, 1.0 if body.top_p is None else body.top_p, seed)
+        sampling = SamplingConfig(1, temperature, 1.0 if body.top_p is None else body.top_p, seed)
         return [
             SequenceRequest(
                 prompt.ids,
@@ -177,7 +181,7 @@ class RequestPreprocessor:
                 frequency=body.frequency_penalty or 0.0,
                 repetition=body.repetition_penalty or 1.0,
                 choice=choice,
-                stop=tuple(body.stops),
+                stop=tuple(body.stop_texts),
                 logprobs=body.num_logprobs,
                 echo=isinstance(body, CompletionBody) and bool(body.echo),
             )

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from freemoe.core.errors import DataError
 from freemoe.core.neutral import one_line
-from freemoe.core.numbers import byte_text
+from freemoe.core.numbers import format_bytes
 from freemoe.core.untrusted import parse_json
 from freemoe.serve.http.errors import ClientGoneError, ErrorBody, RequestError
 from freemoe.serve.settings import RequestLimits
@@ -33,13 +33,13 @@ class BoundedRoute(APIRoute):
 
         async def read_and_handle(request: Request) -> Response:
             if self.body_field is not None:
-                request = _Read(request, await read_json_body(request, request.app.state.bounds))
+                request = _ParsedRequest(request, await read_json_body(request, request.app.state.bounds))
             return await handle(request)
 
         return read_and_handle
 
 
-class _Read(Request):
+class _ParsedRequest(Request):
     """A request whose body has been read."""
 
     def __init__(self, request: Request, said: dict[str, Any]) -> None:
@@ -84,7 +84,7 @@ async def read_bytes(request: Request, bounds: RequestLimits) -> bytes:
         RequestError: It is too large or too slow.
     """
     too_large = RequestError(
-        413, f"The body has more than {byte_text(bounds.bytes)}, the most that is read.", code="body_too_large"
+        413, f"The body has more than {format_bytes(bounds.bytes)}, the most that is read.", code="body_too_large"
     )
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:20]) > bounds.bytes:
@@ -108,7 +108,7 @@ async def read_bytes(request: Request, bounds: RequestLimits) -> bytes:
     return bytes(raw)
 
 
-async def refused(request: Request, error: Exception) -> Response:
+async def validation_error_response(request: Request, error: Exception) -> Response:
     """What is said of a body that has a field which is missing, unknown or of a wrong type or value; OpenAI's words for the first."""
     assert isinstance(error, RequestValidationError)
     # Of a union's alternatives, the one that fails furthest inside is the one that was meant.
@@ -132,4 +132,4 @@ async def refused(request: Request, error: Exception) -> Response:
         case _:
             what = "type" if kind.endswith("_type") else "value"
             code, message = f"invalid_{what}", f"Invalid {what} for '{param}': {expected}, but got {value} instead."
-    return ErrorBody(400, message, param=param or None, code=code).response()
+    return ErrorBody(400, message, param=param or None, code=code).to_response()

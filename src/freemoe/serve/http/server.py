@@ -12,17 +12,17 @@ import uvicorn
 
 from freemoe.core.environment import use_threads
 from freemoe.core.errors import RecipeError
-from freemoe.serve.engine.engine import Engine
+from freemoe.serve.engine.engine import InferenceEngine
 from freemoe.serve.http.app import make_app
-from freemoe.serve.http.metrics import Metrics
+from freemoe.serve.http.metrics import ServerMetrics
 from freemoe.serve.listening import address_of
-from freemoe.serve.served import Served
+from freemoe.serve.served import ServeTarget
 
 _LAST_WORDS = 5
 """Seconds in which answers that are written get out, after the engine's end."""
 
 
-class Server(uvicorn.Server):
+class EngineServer(uvicorn.Server):
     """Listens until a signal; then it takes no more requests, and ends when those that run have their answers.
 
     Meanwhile ``/ready`` says 503, so that a load balancer goes elsewhere. A second signal ends it at once. Where the engine has
@@ -36,7 +36,7 @@ class Server(uvicorn.Server):
         drain_seconds: For running requests at most.
     """
 
-    def __init__(self, app: Any, engine: Engine, host: str, port: int, drain_seconds: float = 30.0) -> None:
+    def __init__(self, app: Any, engine: InferenceEngine, host: str, port: int, drain_seconds: float = 30.0) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -75,19 +75,19 @@ class Server(uvicorn.Server):
             self.should_exit = self.force_exit = True
             return
         self._draining = True
-        threading.Thread(target=self.drain, name="freemoe drain", daemon=True).start()
+        threading.Thread(target=self.drain_requests, name="freemoe drain", daemon=True).start()
 
-    def drain(self) -> None:
+    def drain_requests(self) -> None:
         """Take no more requests, wait for those that run, and end."""
         self.engine.close()
         until = time.monotonic() + self._drain_seconds
-        while self.engine.busy and time.monotonic() < until and not self.should_exit:
+        while self.engine.num_unfinished and time.monotonic() < until and not self.should_exit:
             time.sleep(0.02)
         self.engine.stop()
         self.should_exit = True
 
     @contextlib.contextmanager
-    def running(self, timeout: float = 30.0) -> Iterator[str]:
+    def run_in_thread(self, timeout: float = 30.0) -> Iterator[str]:
         """Run on a thread of its own inside a ``with`` block; yields the address."""
         thread = threading.Thread(target=self.run, name="freemoe server", daemon=True)
         thread.start()
@@ -104,7 +104,7 @@ class Server(uvicorn.Server):
             self.engine.stop()
 
 
-def serve_here(served: Served, key: str | None, port: int, tell: Callable[[str], None]) -> None:
+def serve_here(served: ServeTarget, key: str | None, port: int, tell: Callable[[str], None]) -> None:
     """Open what is served, and answer as this process until a signal.
 
     Args:
@@ -115,13 +115,13 @@ def serve_here(served: Served, key: str | None, port: int, tell: Callable[[str],
     """
     settings = served.settings
     use_threads(settings.threads)
-    host, limits = served.open()
-    metrics = Metrics()
-    engine = Engine(host, limits, metrics).start()
-    app = make_app(engine, metrics, bounds=settings.bounds, roots=served.roots, key=key, host=settings.host)
+    host, limits = served.load_host()
+    metrics = ServerMetrics()
+    engine = InferenceEngine(host, limits, metrics).start()
+    app = make_app(engine, metrics, bounds=settings.request_limits, roots=served.roots, key=key, host=settings.host)
     tell(f"serving on {address_of(settings.host, port)}")
     try:
-        Server(app, engine, settings.host, port, settings.drain_seconds).run()
+        EngineServer(app, engine, settings.host, port, settings.drain_seconds).run()
     finally:
         engine.stop()
     if engine.failure is not None:

@@ -11,45 +11,45 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 
 from freemoe.serve.engine.outbox import EventQueue
-from freemoe.serve.engine.requests import Done, Event, Failed
+from freemoe.serve.engine.requests import Event, SequenceDone, SequenceFailed
 from freemoe.serve.http.errors import ClientGoneError
 
 Found = TypeVar("Found")
 
 
-async def events(outboxes: Sequence[EventQueue]) -> AsyncIterator[tuple[int, Event]]:
+async def merge_events(outboxes: Sequence[EventQueue]) -> AsyncIterator[tuple[int, Event]]:
     """What several sequences say, with the number of each, as it comes, until all have ended."""
     loop, wake = asyncio.get_running_loop(), asyncio.Event()
 
-    def told() -> None:
+    def wake_up() -> None:
         loop.call_soon_threadsafe(wake.set)
 
     for outbox in outboxes:
-        outbox.listen(told)
+        outbox.set_listener(wake_up)
     left = set(range(len(outboxes)))
     while left:
         wake.clear()
-        found = [(number, event) for number in sorted(left) for event in outboxes[number].poll()]
+        found = [(number, event) for number in sorted(left) for event in outboxes[number].poll_events()]
         for number, event in found:
-            if isinstance(event, Done | Failed):
+            if isinstance(event, SequenceDone | SequenceFailed):
                 left.discard(number)
             yield number, event
         if left and not found:
             await wake.wait()
 
 
-async def unless_gone(receive: Callable[[], Any], work: Coroutine[Any, Any, Found]) -> Found:
+async def cancel_on_disconnect(receive: Callable[[], Any], work: Coroutine[Any, Any, Found]) -> Found:
     """What some work returns; it is ended where the client is gone before. The request's body must have been read.
 
     Raises:
         ClientGoneError: The client is gone.
     """
 
-    async def gone() -> None:
+    async def wait_for_disconnect() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    leaving, working = asyncio.create_task(gone()), asyncio.create_task(work)
+    leaving, working = asyncio.create_task(wait_for_disconnect()), asyncio.create_task(work)
     try:
         await asyncio.wait([leaving, working], return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -91,11 +91,11 @@ class EventStream(Response):
         """Answer as ASGI has it."""
         try:
             with contextlib.suppress(ClientGoneError, TimeoutError):
-                await unless_gone(receive, self._write(send))
+                await cancel_on_disconnect(receive, self._send_chunks(send))
         finally:
             self._close()
 
-    async def _write(self, send: Any) -> None:
+    async def _send_chunks(self, send: Any) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async for chunk in self._chunks:
             async with asyncio.timeout(self._patience):

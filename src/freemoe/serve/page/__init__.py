@@ -15,7 +15,7 @@ _INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Page:
+class ServerPage:
     """What to answer to ``GET /``.
 
     Attributes:
@@ -29,7 +29,7 @@ class Page:
 
 
 @cache
-def page() -> Page:
+def load_page() -> ServerPage:
     """The page of the server, read once."""
     html = resources.files(__name__).joinpath("index.html").read_text(encoding="utf-8")
     headers = {
@@ -39,7 +39,7 @@ def page() -> Page:
         "referrer-policy": "no-referrer",
         "cache-control": "no-cache",
     }
-    return Page(html.encode(), MappingProxyType(headers))
+    return ServerPage(html.encode(), MappingProxyType(headers))
 
 
 def content_security_policy(html: str) -> str:

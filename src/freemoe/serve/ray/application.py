@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from freemoe.core.errors import WorkerError
-from freemoe.serve.ray.ingress import Ingress
-from freemoe.serve.ray.replica import Replica, Setup
+from freemoe.serve.ray.ingress import IngressDeployment
+from freemoe.serve.ray.replica import EngineReplica, ReplicaSetup
 
 NAME = "freemoe"
 """Of the application on its cluster."""
@@ -27,7 +27,7 @@ _MARGIN = 64
 """Requests beyond those that a replica's engine takes on: what asks for no sequence."""
 
 
-def application(setup: Setup, key: str | None, cpus: float, accelerator: bool) -> Any:
+def build_application(setup: ReplicaSetup, key: str | None, cpus: float, accelerator: bool) -> Any:
     """What Ray Serve runs: an ingress without a model, and replicas.
 
     Args:
@@ -45,7 +45,7 @@ def application(setup: Setup, key: str | None, cpus: float, accelerator: bool) -
         "logging_config": _QUIET,
     }
     replica: Any = serve.deployment(
-        Replica,
+        EngineReplica,
         name="Replica",
         num_replicas=settings.replicas,
         max_ongoing_requests=settings.max_batch + settings.queue + _MARGIN,
@@ -54,11 +54,11 @@ def application(setup: Setup, key: str | None, cpus: float, accelerator: bool) -
         **common,
     )
     ingress: Any = serve.deployment(
-        serve.ingress()(Ingress),
+        serve.ingress()(IngressDeployment),
         name="Ingress",
         num_replicas=1,
         # More than the ingress lets in, so that it is the one to refuse.
-        max_ongoing_requests=2 * settings.bounds.at_once,
+        max_ongoing_requests=2 * settings.request_limits.at_once,
         graceful_shutdown_timeout_s=settings.drain_seconds + 5,
         ray_actor_options={"num_cpus": 0},
         **common,
@@ -95,11 +95,11 @@ def share_of(cpus: float, replicas: int, threads: int) -> float:
 
 
 @contextlib.contextmanager
-def running(app: Any, host: str, port: int, *, stays: bool) -> Iterator[bool]:
+def run_application(app: Any, host: str, port: int, *, stays: bool) -> Iterator[bool]:
     """Run an application on the Ray that this process is connected to; afterwards it is drained and gone.
 
     Args:
-        app: From `application`.
+        app: From `build_application`.
         host: Where every machine with a replica listens, unless Ray Serve listens already.
         port: The same.
         stays: Whether the Ray outlives the application; then Ray Serve is ended there, where it was started for it.
@@ -138,14 +138,14 @@ def ended_by_signals() -> Iterator[None]:
     """Let SIGTERM and ctrl-C be a `KeyboardInterrupt` inside a ``with`` block; a second one ends the process at once."""
     told = False
 
-    def tell(number: int, frame: Any) -> None:
+    def interrupt_once(number: int, frame: Any) -> None:
         nonlocal told
         if told:
             os._exit(128 + number)
         told = True
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, tell) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, interrupt_once) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:

@@ -9,7 +9,7 @@ from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 
 
-def page(counted: Mapping[str, Sequence[Metric]]) -> bytes:
+def render_replica_metrics(counted: Mapping[str, Sequence[Metric]]) -> bytes:
     """Metrics by who counted them, as Prometheus reads them; each sample has the label ``replica``."""
     merged: dict[str, Metric] = {}
     for replica, metrics in counted.items():

@@ -9,11 +9,11 @@ from typing import Any
 from starlette.responses import Response
 
 from freemoe.core.errors import FreeMoEError
-from freemoe.serve.http.errors import RETRY, SERVER, ClientGoneError, ErrorBody, said_of
-from freemoe.serve.http.streams import event_line, unless_gone
+from freemoe.serve.http.errors import RETRY, SERVER, ClientGoneError, ErrorBody, error_body_of
+from freemoe.serve.http.streams import cancel_on_disconnect, event_line
 
 
-def said_of_lost(error: BaseException) -> ErrorBody:
+def replica_error_body(error: BaseException) -> ErrorBody:
     """What is said of an answer that a replica did not give."""
     from ray.exceptions import RayActorError
     from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
@@ -21,7 +21,7 @@ def said_of_lost(error: BaseException) -> ErrorBody:
     match error:
         # What a replica raised is of Ray's and of its own class at once.
         case FreeMoEError():
-            return said_of(error)
+            return error_body_of(error)
         case RayActorError():
             return ErrorBody(
                 503,
@@ -37,10 +37,10 @@ def said_of_lost(error: BaseException) -> ErrorBody:
         case DeploymentUnavailableError():
             return ErrorBody(503, "No replica could be started.", SERVER, code="no_replica", headers=RETRY)
         case _:
-            return said_of(error)
+            return error_body_of(error)
 
 
-class Forwarded(Response):
+class ForwardedResponse(Response):
     """Passes a replica's answer on as it comes; a client that is gone ends it there too.
 
     Args:
@@ -54,13 +54,13 @@ class Forwarded(Response):
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer as ASGI has it."""
         try:
-            await unless_gone(receive, self._pass_on(scope, receive, send))
+            await cancel_on_disconnect(receive, self._forward_messages(scope, receive, send))
         except (ClientGoneError, asyncio.CancelledError) as error:
             self._answer.cancel()
             if isinstance(error, asyncio.CancelledError):
                 raise
 
-    async def _pass_on(self, scope: Any, receive: Any, send: Any) -> None:
+    async def _forward_messages(self, scope: Any, receive: Any, send: Any) -> None:
         status, streamed = 0, False
         try:
             async for messages in self._answer:
@@ -69,12 +69,12 @@ class Forwarded(Response):
                         status, streamed = message["status"], _is_stream(message["headers"])
                     await send(message)
         except Exception as error:
-            said = said_of_lost(error)
+            said = replica_error_body(error)
             if not status:
-                await said.response()(scope, receive, send)
+                await said.to_response()(scope, receive, send)
             elif streamed:
                 with contextlib.suppress(OSError):
-                    await send({"type": "http.response.body", "body": event_line(said.body), "more_body": False})
+                    await send({"type": "http.response.body", "body": event_line(said.json_body), "more_body": False})
             else:
                 # A whole answer comes in one piece; one that does not breaks off.
                 raise

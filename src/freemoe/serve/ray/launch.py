@@ -12,15 +12,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from freemoe.core.environment import DECIDING, versions
+from freemoe.core.environment import DECIDING, package_versions
 from freemoe.core.errors import RecipeError, WorkerError
-from freemoe.core.run.places import Place
+from freemoe.core.run.places import ExecutorSpec
 from freemoe.distributed.executors import require_cluster
-from freemoe.distributed.ray_pool import connect, keep_to_itself
+from freemoe.distributed.ray_pool import connect_ray, set_auth_token
 from freemoe.serve.listening import address_of
-from freemoe.serve.ray.application import application, ended_by_signals, require_room, running, share_of
-from freemoe.serve.ray.replica import Setup
-from freemoe.serve.served import Served, resolve
+from freemoe.serve.ray.application import build_application, ended_by_signals, require_room, run_application, share_of
+from freemoe.serve.ray.replica import ReplicaSetup
+from freemoe.serve.served import ServeTarget, resolve_settings
 from freemoe.serve.settings import KEY, ServeSettings
 
 INSTALL = "Replicas need Ray Serve: pip install 'freemoe[serve-ray]'"
@@ -43,18 +43,18 @@ def app(args: dict[str, Any]) -> Any:
     settings = ServeSettings.model_validate(args)
     key = os.environ.get(KEY) or None
     _require_no_number(settings.device)
-    setup = _setup(resolve(settings, key), settings.threads or 1)
-    return application(setup, key, float(setup.threads), _wants_accelerator(settings))
+    setup = _build_replica_setup(resolve_settings(settings, key), settings.threads or 1)
+    return build_application(setup, key, float(setup.threads), _wants_accelerator(settings))
 
 
-def require_ray(place: Place, settings: ServeSettings, key: str | None) -> None:
+def require_ray(place: ExecutorSpec, settings: ServeSettings, key: str | None) -> None:
     """Raise where there is no Ray that could serve.
 
     Raises:
         RecipeError: A cluster without a key, a numbered device.
         WorkerError: Ray Serve is not installed, or nobody answers at the cluster's address.
     """
-    if missing := lacking():
+    if missing := missing_packages():
         raise WorkerError(f"{INSTALL}. Not found: {', '.join(missing)}.")
     _require_no_number(settings.device)
     if place.address is not None:
@@ -65,7 +65,7 @@ def require_ray(place: Place, settings: ServeSettings, key: str | None) -> None:
         require_cluster(place.address)
 
 
-def lacking() -> list[str]:
+def missing_packages() -> list[str]:
     """Packages of Ray Serve that are not installed; none is imported, as how a Ray is closed to others is decided before."""
     return [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
 
@@ -77,7 +77,9 @@ def _require_no_number(device: str) -> None:
         )
 
 
-def serve_on_ray(served: Served, key: str | None, port: int, tell: Callable[[str], None], address: str | None) -> None:
+def serve_on_ray(
+    served: ServeTarget, key: str | None, port: int, tell: Callable[[str], None], address: str | None
+) -> None:
     """Serve until a signal; then no more requests are taken, and those that run are finished.
 
     Args:
@@ -89,7 +91,7 @@ def serve_on_ray(served: Served, key: str | None, port: int, tell: Callable[[str
     """
     if address is None:
         # Before ray is imported.
-        keep_to_itself()
+        set_auth_token()
     import ray
 
     settings, cores = served.settings, os.cpu_count() or 1
@@ -98,14 +100,14 @@ def serve_on_ray(served: Served, key: str | None, port: int, tell: Callable[[str
     # A Ray of this machine alone is shared by them.
     cpus = share_of(cores, replicas, threads) if address is None else float(threads)
     accelerator = _wants_accelerator(settings)
-    made = application(_setup(served, threads), key, cpus, accelerator)
+    made = build_application(_build_replica_setup(served, threads), key, cpus, accelerator)
     with contextlib.ExitStack() as stack:
-        if connect(address, cores):
+        if connect_ray(address, cores):
             stack.callback(ray.shutdown)
         require_room(replicas, cpus, accelerator)
         # Ray has handlers of its own, which clean nothing up.
         stack.enter_context(ended_by_signals())
-        listens = stack.enter_context(running(made, settings.host, port, stays=address is not None))
+        listens = stack.enter_context(run_application(made, settings.host, port, stays=address is not None))
         where = (
             address_of(settings.host, port) if listens else "the address of the cluster's Ray Serve, which ran before"
         )
@@ -121,13 +123,15 @@ def _wants_accelerator(settings: ServeSettings) -> bool:
     return settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
 
 
-def _setup(served: Served, threads: int) -> Setup:
+def _build_replica_setup(served: ServeTarget, threads: int) -> ReplicaSetup:
     """What every replica is made of."""
-    _, config = served.config()
+    _, config = served.base_config()
     if config is not None:
         # Told here, and not by every replica that tries to start.
-        served.limits(SimpleNamespace(config=config))
+        served.engine_limits(SimpleNamespace(config=config))
     if Path(served.base).exists():
         served = replace(served, base=str(Path(served.base).absolute()))
     needs = [served.base, *(str(source.folder) for source in served.sources)]
-    return Setup(served, threads, tuple(path for path in needs if Path(path).exists()), versions(DECIDING))
+    return ReplicaSetup(
+        served, threads, tuple(path for path in needs if Path(path).exists()), package_versions(DECIDING)
+    )

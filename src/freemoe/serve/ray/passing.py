@@ -12,7 +12,7 @@ Message = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Asked:
+class ForwardedRequest:
     """A request, read to its end.
 
     Attributes:
@@ -27,7 +27,7 @@ class Asked:
     kind: str = ""
     body: bytes = b""
 
-    def scope(self) -> dict[str, Any]:
+    def asgi_scope(self) -> dict[str, Any]:
         """As ASGI has it."""
         return {
             "type": "http",
@@ -45,7 +45,7 @@ class Asked:
         }
 
 
-async def answered(app: Any, asked: Asked) -> AsyncIterator[list[Message]]:
+async def stream_answer(app: Any, asked: ForwardedRequest) -> AsyncIterator[list[Message]]:
     """What an app answers, as many messages at a time as there are; closed or cancelled, the app's client is gone.
 
     The first message never comes alone: an answer that is all there comes in one piece.
@@ -70,7 +70,7 @@ async def answered(app: Any, asked: Asked) -> AsyncIterator[list[Message]]:
         if message["type"] != "http.response.start":
             wake.set()
 
-    task = asyncio.create_task(app(asked.scope(), receive, send))
+    task = asyncio.create_task(app(asked.asgi_scope(), receive, send))
     task.add_done_callback(lambda _: wake.set())
     try:
         while True:

@@ -16,7 +16,7 @@ from typing import Any
 from freemoe.core.errors import RecipeError
 from freemoe.core.files import MANIFEST
 from freemoe.core.version import __version__
-from freemoe.serve.served import Served
+from freemoe.serve.served import ServeTarget
 from freemoe.serve.vllm import PYTHON
 from freemoe.serve.vllm.settings import serve_command, served_names
 
@@ -47,7 +47,7 @@ _LOOK = (
 
 
 @dataclass(frozen=True)
-class Launch:
+class LaunchCommand:
     """What is to be run.
 
     Attributes:
@@ -60,7 +60,7 @@ class Launch:
     command: list[str]
     environment: dict[str, str]
 
-    def run(self) -> None:
+    def exec_command(self) -> None:
         """Become it."""
         os.execve(self.command[0], self.command, {**os.environ, **self.environment})
 
@@ -122,7 +122,7 @@ def python_of_vllm(given: str | None) -> str:
     return path
 
 
-def _folder(served: Served) -> tuple[str, str | None]:
+def _artefact_and_base(served: ServeTarget) -> tuple[str, str | None]:
     """The folder that vLLM is told of, and the base that it is put on, or None for its own.
 
     Raises:
@@ -144,7 +144,7 @@ def _folder(served: Served) -> tuple[str, str | None]:
     return str(folder), base
 
 
-def launch(served: Served, python: str, key: str | None, port: int) -> Launch:
+def build_launch_command(served: ServeTarget, python: str, key: str | None, port: int) -> LaunchCommand:
     """The command that serves what was asked for, as the options of ``freemoe serve`` say.
 
     Args:
@@ -156,8 +156,8 @@ def launch(served: Served, python: str, key: str | None, port: int) -> Launch:
     Raises:
         FreeMoEError: vLLM cannot serve that.
     """
-    folder, base = _folder(served)
-    plan: dict[str, Any] = {**served.plan(), "models": served_names(folder)}
+    folder, base = _artefact_and_base(served)
+    plan: dict[str, Any] = {**served.dry_run_plan(), "models": served_names(folder)}
     length = plan["context_tokens"]
     whole = -(-length // _BLOCK) * _BLOCK
     options = {
@@ -172,4 +172,4 @@ def launch(served: Served, python: str, key: str | None, port: int) -> Launch:
     environment = {} if key is None else {KEY: key}
     if (threads := served.settings.threads) is not None:
         environment |= {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    return Launch(plan, serve_command(folder, base, more, python), environment)
+    return LaunchCommand(plan, serve_command(folder, base, more, python), environment)

@@ -40,7 +40,7 @@ def masked_linear(x: Tensor, weight: Tensor, bias: Tensor | None, name: str) -> 
     rows, flat = x.reshape(-1, x.shape[-1]), out.view(-1, out.shape[-1])
     for tokens, parts in now.groups:
         if (off := parts.get(name)) is not None:
-            flat[tokens] = off.applied(rows[tokens], flat[tokens], weight, bias)
+            flat[tokens] = off.apply_mask(rows[tokens], flat[tokens], weight, bias)
     return out
 
 

@@ -17,14 +17,14 @@ from freemoe.domain_experts.hosting.combining import combined_mask
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.models.mask import Mask, TensorMask
 from freemoe.recipes.expert_names import BASE, ExpertRef
-from freemoe.serve.vllm.step import Off, Parts
+from freemoe.serve.vllm.step import LinearMask, Parts
 
 # Above this share the product with what is off reads more than a copy of the weight with zeros does.
 _SPARSE = 0.05
 
 
 @dataclass(frozen=True)
-class Fused:
+class FusedLinear:
     """One of vLLM's linears.
 
     Attributes:
@@ -37,7 +37,7 @@ class Fused:
 
 
 @dataclass(frozen=True, eq=False)
-class Subtracted:
+class SubtractedMask:
     """Few weights are off: their share of the output is taken away.
 
     Attributes:
@@ -46,13 +46,13 @@ class Subtracted:
 
     values: Tensor
 
-    def applied(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """``y - values @ x``; see `step.Off`."""
+    def apply_mask(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """``y - values @ x``; see `step.LinearMask`."""
         return (y.float() - (self.values @ x.float().t()).t()).to(y.dtype)
 
 
 @dataclass(frozen=True, eq=False)
-class Zeroed:
+class ZeroedMask:
     """Many are off: the product is made anew, with zeros in a copy of the weight that lives as long.
 
     Attributes:
@@ -61,16 +61,16 @@ class Zeroed:
 
     parts: Sequence[tuple[int, int, TensorMask]]
 
-    def applied(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """``x @ (weight with zeros)``; see `step.Off`."""
-        return linear(x, self.zeroed(weight), bias)
+    def apply_mask(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """``x @ (weight with zeros)``; see `step.LinearMask`."""
+        return linear(x, self.zeroed_copy(weight), bias)
 
-    def zeroed(self, weight: Tensor) -> Tensor:
+    def zeroed_copy(self, weight: Tensor) -> Tensor:
         """A copy of the weight with zeros."""
         copy = weight.detach().clone()
         for first, rows, mask in self.parts:
             part = copy[first : first + rows]
-            part.masked_fill_(mask.bools(copy.device).view(part.shape), 0)
+            part.masked_fill_(mask.to_bools(copy.device).view(part.shape), 0)
         return copy
 
 
@@ -90,7 +90,9 @@ class ExpertMasks:
         ArtifactError: The artefact is damaged, was made for another base, or has off what is in no linear of vLLM's.
     """
 
-    def __init__(self, folder: str, base: str, linears: Mapping[str, Fused], weights: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, folder: str, base: str, linears: Mapping[str, FusedLinear], weights: Mapping[str, Tensor]
+    ) -> None:
         self._linears, self._weights = linears, weights
         self.device = next(iter(weights.values())).device
         moe = FreeMoE.from_pretrained(folder, base=base, device="cpu")
@@ -104,23 +106,26 @@ class ExpertMasks:
                 )
         self._used: dict[str, Parts] = {}
 
-    def mask(self, name: str) -> Mask:
+    def expert_mask(self, name: str) -> Mask:
         """What is off under an expert, or a combination of experts."""
         if name == BASE:
             return Mask()
         ref = ExpertRef.parse(name)
         return combined_mask(ref.operation, [self._masks[part] for part in ref.names])
 
-    def parts(self, name: str) -> Parts:
+    def linear_masks(self, name: str) -> Parts:
         """The same by linear, ready to be applied."""
         if name not in self._used:
-            mask = self.mask(name)
-            found = {linear: _off(mask, fused, self._weights[linear]) for linear, fused in self._linears.items()}
+            mask = self.expert_mask(name)
+            found = {
+                linear: _build_linear_mask(mask, fused, self._weights[linear])
+                for linear, fused in self._linears.items()
+            }
             self._used[name] = {linear: off for linear, off in found.items() if off is not None}
         return self._used[name]
 
 
-def _off(mask: Mask, fused: Fused, weight: Tensor) -> Off | None:
+def _build_linear_mask(mask: Mask, fused: FusedLinear, weight: Tensor) -> LinearMask | None:
     first, parts = 0, []
     for name, rows in fused.parts:
         if name in mask:
@@ -133,7 +138,7 @@ def _off(mask: Mask, fused: Fused, weight: Tensor) -> Off | None:
         first += rows
     if not parts:
         return None
-    whole = Zeroed(parts)
+    whole = ZeroedMask(parts)
     if sum(part.count for *_, part in parts) > _SPARSE * weight.numel():
         return whole
-    return Subtracted((weight.detach() - whole.zeroed(weight)).float().to_sparse_csr())
+    return SubtractedMask((weight.detach() - whole.zeroed_copy(weight)).float().to_sparse_csr())

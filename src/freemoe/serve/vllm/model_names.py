@@ -32,19 +32,19 @@ class ModelNames:
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in _SERVED:
             await self.app(scope, receive, send)
             return
-        raw = await _body(receive)
+        raw = await _read_body(receive)
         if raw is None:
-            await _refuse(send, 413, f"The body is larger than {_LARGEST:,} bytes.")
+            await _send_error(send, 413, f"The body is larger than {_LARGEST:,} bytes.")
             return
         try:
-            raw, expert = _named(raw)
+            raw, expert = _rewrite_body(raw)
         except RecipeError as error:
-            await _refuse(send, 400, str(error))
+            await _send_error(send, 400, str(error))
             return
-        await self.app(_with_length(scope, len(raw)), _once(raw, receive), _telling(send, expert))
+        await self.app(_with_length(scope, len(raw)), _replay_body(raw, receive), _with_expert_header(send, expert))
 
 
-def _named(raw: bytes) -> tuple[bytes, str]:
+def _rewrite_body(raw: bytes) -> tuple[bytes, str]:
     """The body as vLLM is to read it, and the expert that it asks for.
 
     Raises:
@@ -75,7 +75,7 @@ def _named(raw: bytes) -> tuple[bytes, str]:
     return raw, name if isinstance(name, str) else BASE
 
 
-async def _body(receive: Any) -> bytes | None:
+async def _read_body(receive: Any) -> bytes | None:
     """The whole body; None where it is too large."""
     parts, size = [], 0
     while True:
@@ -88,17 +88,17 @@ async def _body(receive: Any) -> bytes | None:
             return b"".join(parts)
 
 
-def _once(raw: bytes, receive: Any) -> Any:
+def _replay_body(raw: bytes, receive: Any) -> Any:
     given = False
 
-    async def again() -> Any:
+    async def replay_receive() -> Any:
         nonlocal given
         if given:
             return await receive()
         given = True
         return {"type": "http.request", "body": raw, "more_body": False}
 
-    return again
+    return replay_receive
 
 
 def _with_length(scope: Any, length: int) -> Any:
@@ -106,18 +106,18 @@ def _with_length(scope: Any, length: int) -> Any:
     return {**scope, "headers": [*headers, (b"content-length", str(length).encode())]}
 
 
-def _telling(send: Any, expert: str) -> Any:
-    async def tell(message: Any) -> None:
+def _with_expert_header(send: Any, expert: str) -> Any:
+    async def send_with_header(message: Any) -> None:
         if message["type"] == "http.response.start" and message["status"] == 200:
             # Headers are Latin-1; a name may be any text.
             value = expert.encode("latin-1", "backslashreplace").replace(b"\r", b" ").replace(b"\n", b" ")
             message = {**message, "headers": [*message.get("headers", ()), (b"x-freemoe-expert", value)]}
         await send(message)
 
-    return tell
+    return send_with_header
 
 
-async def _refuse(send: Any, status: int, what: str) -> None:
+async def _send_error(send: Any, status: int, what: str) -> None:
     raw = json.dumps({"error": {"message": what, "type": "BadRequestError", "param": "model", "code": status}}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(raw)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})

@@ -77,15 +77,15 @@ def llm_arguments(folder: str | Path, base: str | Path | None = None) -> dict[st
         ArtifactError: The artefact is damaged, of a kind or a family that vLLM cannot be told of, or a whole model is to be put on a
             base.
     """
-    kind = _kind(folder)
+    kind = _artefact_kind(folder)
     if kind in (None, CONVERTED):
         if base is not None:
             raise ArtifactError(f"{str(folder)!r} is a whole model, which is put on no base. Leave the base out.")
-        return {"model": str(folder)} if kind is None else _converted(folder)
+        return {"model": str(folder)} if kind is None else _converted_arguments(folder)
     manifest = read_manifest(folder)
     named = str(base or manifest.get("base_model_name_or_path"))
     if kind == TRIMMED:
-        return _trimmed(Path(folder), manifest, named)
+        return _trimmed_arguments(Path(folder), manifest, named)
     expert_names(folder)
     own = {"quant_method": METHOD, FOLDER: str(Path(folder).resolve())}
     return {
@@ -99,7 +99,7 @@ def llm_arguments(folder: str | Path, base: str | Path | None = None) -> dict[st
     }
 
 
-def _converted(folder: str | Path) -> dict[str, Any]:
+def _converted_arguments(folder: str | Path) -> dict[str, Any]:
     read_manifest(folder)
     model_type = read_json(Path(folder) / "config.json").get("model_type")
     if model_type not in CONVERTIBLE:
@@ -110,7 +110,7 @@ def _converted(folder: str | Path) -> dict[str, Any]:
     return {"model": str(folder), "enforce_eager": True}
 
 
-def _trimmed(folder: Path, manifest: Mapping[str, Any], base: str) -> dict[str, Any]:
+def _trimmed_arguments(folder: Path, manifest: Mapping[str, Any], base: str) -> dict[str, Any]:
     family = read_config(folder, manifest)["family"]
     if family not in TRIMMABLE:
         raise ArtifactError(
@@ -127,7 +127,7 @@ def served_names(folder: str | Path) -> list[str]:
     Raises:
         ArtifactError: As `expert_names`.
     """
-    kind = _kind(folder)
+    kind = _artefact_kind(folder)
     if kind is None:
         return [BASE]
     if kind == TRIMMED:
@@ -165,7 +165,7 @@ def serve_command(
     return [*found, *more]
 
 
-def _kind(folder: str | Path) -> str | None:
+def _artefact_kind(folder: str | Path) -> str | None:
     """The kind of an artefact; None of a plain model."""
     if not (Path(folder) / MANIFEST).is_file():
         if Path(folder).is_dir() and not (Path(folder) / "config.json").is_file():

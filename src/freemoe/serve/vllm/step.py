@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 
-class Off(Protocol):
+class LinearMask(Protocol):
     """What one expert has off of one linear."""
 
-    def applied(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def apply_mask(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """What the linear gives without it: ``(n, out)``.
 
         Args:
@@ -25,12 +25,12 @@ class Off(Protocol):
         ...
 
 
-Parts = Mapping[str, Off]
+Parts = Mapping[str, LinearMask]
 """Name of a linear -> what an expert has off of it."""
 
 
 @dataclass
-class Step:
+class StepMasks:
     """The step that runs now; one at a time runs in a worker's process.
 
     Attributes:
@@ -40,7 +40,7 @@ class Step:
     groups: list[tuple[Tensor, Parts]] = field(default_factory=list)
 
 
-now = Step()
+now = StepMasks()
 
 
 def tokens_of(names: Sequence[str], starts: Sequence[int]) -> dict[str, Tensor]:

@@ -49,7 +49,7 @@ class ExpertWorker(Worker):
         masks = ExpertMasks(
             self.vllm_config.quant_config.folder,
             self.model_config.model,
-            {name: _held(m, packed) for name, m in linears.items()},
+            {name: _to_fused_linear(m, packed) for name, m in linears.items()},
             {name: m.weight for name, m in linears.items()},
         )
         if self.vllm_config.use_v2_model_runner:
@@ -58,7 +58,7 @@ class ExpertWorker(Worker):
             follow_first(self.model_runner, masks)
 
 
-def _assign(masks: Any, names: list[str], starts: Any) -> None:
+def _set_step_masks(masks: Any, names: list[str], starts: Any) -> None:
     """Tell the linears which tokens of the coming step are whose.
 
     Args:
@@ -67,7 +67,7 @@ def _assign(masks: Any, names: list[str], starts: Any) -> None:
         starts: (requests + 1,) where each one's tokens begin and the last one's end.
     """
     now.groups = [
-        (tokens.to(masks.device), masks.parts(name))
+        (tokens.to(masks.device), masks.linear_masks(name))
         for name, tokens in tokens_of(names, starts).items()
         if name != BASE
     ]
@@ -77,16 +77,16 @@ def follow_first(runner: Any, masks: Any) -> None:
     """Let vLLM's first model runner tell the linears, around every step that it runs."""
 
     @contextmanager
-    def step() -> Iterator[None]:
+    def masked_step() -> Iterator[None]:
         batch, count = runner.input_batch, runner.input_batch.num_reqs
         names = [expert_of(runner.requests[request].sampling_params) for request in batch.req_ids[:count]]
-        _assign(masks, names, runner.query_start_loc.np[: count + 1])
+        _set_step_masks(masks, names, runner.query_start_loc.np[: count + 1])
         try:
             yield
         finally:
             now.groups = []
 
-    around_steps(runner, step)
+    around_steps(runner, masked_step)
 
 
 def follow_second(state: Any, masks: Any) -> None:
@@ -100,7 +100,7 @@ def follow_second(state: Any, masks: Any) -> None:
     def prepare_inputs(batch: Any, states: Any) -> Any:
         # The rows of a trial run are of no request.
         names = [slots.get(int(slot), BASE) for slot in batch.idx_mapping_np[: batch.num_reqs]]
-        _assign(masks, names, batch.query_start_loc_np[: batch.num_reqs + 1])
+        _set_step_masks(masks, names, batch.query_start_loc_np[: batch.num_reqs + 1])
         return prepare(batch, states)
 
     state.add_request, state.prepare_inputs = add_request, prepare_inputs
@@ -110,13 +110,15 @@ def _is_ours(module: nn.Module) -> bool:
     return isinstance(module, LinearBase) and isinstance(module.quant_method, ExpertLinear)
 
 
-def _held(module: Any, packed: dict[str, list[str]]) -> Any:
+def _to_fused_linear(module: Any, packed: dict[str, list[str]]) -> Any:
     """Which of the base's matrices a linear holds, from above."""
-    from freemoe.serve.vllm.masks import Fused
+    from freemoe.serve.vllm.masks import FusedLinear
 
     path, _, own = module.prefix.rpartition(".")
     names, sizes = packed.get(own, [own]), list(getattr(module, "output_partition_sizes", [module.weight.shape[0]]))
     if len(names) != len(sizes):
         # One matrix in the base as well.
         names, sizes = [own], [sum(sizes)]
-    return Fused([(f"{path}.{n}.weight", rows) for n, rows in zip(names, sizes, strict=True)], module.weight.shape[1])
+    return FusedLinear(
+        [(f"{path}.{n}.weight", rows) for n, rows in zip(names, sizes, strict=True)], module.weight.shape[1]
+    )

@@ -11,18 +11,18 @@ from freemoe.models.offload import resident_bytes
 from freemoe.models.sublayers import find_sublayers
 from freemoe.recipes import ConvertRecipe
 from freemoe.text.blocks import seconds_per_token
-from freemoe.tomoe.cost.memory import sizes
+from freemoe.tomoe.cost.memory import estimate_memory
 from freemoe.tomoe.gates.hypernetwork import Hypernetwork
 from freemoe.tomoe.material import read_blocks
 from freemoe.tomoe.structures.rivals import RIVALS
 from freemoe.tomoe.structures.structure import dense_parameters
-from freemoe.training.loop import looks
+from freemoe.training.loop import eval_steps
 
 # A pass with gradients, in passes without: forward, and backward as long as two of them; a step has the teacher's too.
 _WITH_GRADIENTS, _STEP, _AGAIN = 3, 4, 1
 
 
-def plan(recipe: ConvertRecipe) -> dict[str, Any]:
+def plan_conversion(recipe: ConvertRecipe) -> dict[str, Any]:
     """Tokens, steps, parameters, memory and time of a conversion; text and model are read, nothing is written.
 
     Returns:
@@ -33,13 +33,13 @@ def plan(recipe: ConvertRecipe) -> dict[str, Any]:
     sublayers = find_sublayers(model)
     blocks, _ = read_blocks(recipe, model, tokenizer)
     loading = time.perf_counter() - began
-    length, tokens = blocks["train"].length, {name: part.tokens for name, part in blocks.items()}
+    length, tokens = blocks["train"].row_length, {name: part.num_tokens for name, part in blocks.items()}
     dense = dense_parameters(sublayers)
     trained = sum(
         p.numel() for p in Hypernetwork(sublayers, recipe.experts, recipe.seed).parameters() if p.requires_grad
     )
     seen = recipe.train.steps * recipe.train.batch_tokens
-    size = sizes(recipe, sublayers, resident_bytes(model), model.config.vocab_size, length, trained)
+    size = estimate_memory(recipe, sublayers, resident_bytes(model), model.config.vocab_size, length, trained)
     per_token = seconds_per_token(model, blocks["train"])
     every = passed_tokens(recipe, tokens) | {"speed": timed_tokens(recipe.timing, length)}
     stages = {stage: per_token * passed for stage, passed in every.items() if passed}
@@ -53,7 +53,7 @@ def plan(recipe: ConvertRecipe) -> dict[str, Any]:
         "active_weights_of_linears": round(recipe.active * dense),
         "active_share": recipe.active,
         "trained_numbers": trained,
-        "memory_bytes": size.peak,
+        "memory_bytes": size.peak_bytes,
         "base_bytes": size.base,
         "activations_bytes": size.activations,
         "logits_bytes": size.logits,
@@ -79,7 +79,7 @@ def passed_tokens(recipe: ConvertRecipe, tokens: dict[str, int]) -> dict[str, fl
     if recipe.method != "tomoe" or recipe.active == 1:
         return {"statistics": statistics, "evaluation": variants + test}
     again = _AGAIN * recipe.train.checkpointing
-    states = len(looks(recipe.train.steps, recipe.train.save_every)) * (1 + bool(recipe.train.mean_window))
+    states = len(eval_steps(recipe.train.steps, recipe.train.save_every)) * (1 + bool(recipe.train.mean_window))
     return {
         "statistics": statistics * (_WITH_GRADIENTS + again) * (recipe.gates.start == "statistics"),
         "training": recipe.train.steps * recipe.train.batch_tokens * (_STEP + again),

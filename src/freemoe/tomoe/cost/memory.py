@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from freemoe.models.sublayers import Sublayers
+from freemoe.models.sublayers import DecoderSublayers
 from freemoe.recipes import ConvertRecipe
 from freemoe.tomoe.gates.hypernetwork import EMBEDDING
 from freemoe.tomoe.gates.initialise import CLUSTERED_TOKENS
@@ -25,7 +25,7 @@ _TRAINED, _MEAN, _WRITTEN = 16, 4, 16
 
 
 @dataclass(frozen=True)
-class Sizes:
+class MemoryEstimate:
     """Bytes of a conversion's parts.
 
     Attributes:
@@ -45,19 +45,19 @@ class Sizes:
     timed: int
 
     @property
-    def peak(self) -> int:
+    def peak_bytes(self) -> int:
         """The largest moment, beside the libraries: a step, the clustering before the first one, or the timing at the end."""
         return self.base + max(self.activations + self.logits + self.optimizer, self.clustering, self.timed)
 
 
-def sizes(
+def estimate_memory(
     recipe: ConvertRecipe,
-    sublayers: Sequence[Sublayers],
+    sublayers: Sequence[DecoderSublayers],
     base_bytes: int,
     vocabulary: int,
     block: int,
     trained: int,
-) -> Sizes:
+) -> MemoryEstimate:
     """Count the bytes of a conversion.
 
     Args:
@@ -70,31 +70,34 @@ def sizes(
     """
     each = sublayers[0].q.weight.element_size()
     tokens = max(block, recipe.train.batch_tokens // block * block)
-    layers = [tokens * (_KEPT * each * _through(layer) + _gates(layer, recipe.experts)) for layer in sublayers]
-    hidden = tokens * each * sublayers[0].hidden
+    layers = [
+        tokens * (_KEPT * each * _activation_size(layer) + _gate_bytes(layer, recipe.experts)) for layer in sublayers
+    ]
+    hidden = tokens * each * sublayers[0].hidden_size
     # Made again in the backward pass, one layer's are held beside every layer's input.
     kept = len(layers) * hidden + _AGAIN * max(layers) if recipe.train.checkpointing else sum(layers)
     # Where masks meet, products of one MLP's width stand in fp32.
-    masks = 3 * 4 * tokens * max(layer.width for layer in sublayers)
+    masks = 3 * 4 * tokens * max(layer.intermediate_size for layer in sublayers)
     chunk = min(tokens, recipe.train.chunk_tokens)
     mean = _MEAN if recipe.train.mean_window else 0
     clustered = max(block, CLUSTERED_TOKENS)
-    return Sizes(
+    return MemoryEstimate(
         base=base_bytes,
         activations=round(kept + 2 * hidden + masks),
         logits=_LOGITS * 4 * chunk * vocabulary,
         optimizer=(_TRAINED + mean + _WRITTEN) * trained,
-        clustering=4 * clustered * sublayers[0].hidden * len(layers) + tokens * each * _through(sublayers[0]),
+        clustering=4 * clustered * sublayers[0].hidden_size * len(layers)
+        + tokens * each * _activation_size(sublayers[0]),
         timed=base_bytes if recipe.timing.rounds else 0,
     )
 
 
-def _through(layer: Sublayers) -> int:
+def _activation_size(layer: DecoderSublayers) -> int:
     """Numbers that a token brings into a layer's linears and takes out of them."""
     linears = (layer.q, layer.k, layer.v, layer.o, *layer.up, layer.down)
     return sum(linear.in_features + linear.out_features for linear in linears)
 
 
-def _gates(layer: Sublayers, experts: int) -> int:
+def _gate_bytes(layer: DecoderSublayers, experts: int) -> int:
     """Bytes of fp32 that a token's router and value gate keep."""
-    return 4 * (6 * EMBEDDING + 5 * experts + 6 * layer.rotary.head_dim + layer.hidden)
+    return 4 * (6 * EMBEDDING + 5 * experts + 6 * layer.rotary.head_dim + layer.hidden_size)

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from freemoe.models.sublayers import Sublayers
+from freemoe.models.sublayers import DecoderSublayers
 from freemoe.tomoe.structures.structure import dense_parameters
 
 
 @dataclass(frozen=True)
-class Widths:
+class LayerWidths:
     """How much of one layer a token uses.
 
     Attributes:
@@ -33,7 +33,7 @@ class Widths:
 
 
 @dataclass(frozen=True, eq=False)
-class Profile:
+class LogitProfile:
     """The logits of one layer, each kind in descending order.
 
     Attributes:
@@ -49,7 +49,7 @@ class Profile:
     mlp: Tensor
 
 
-def profile(qk: Tensor, sizes: Tensor, vo: Tensor, mlp: Tensor) -> Profile:
+def make_profile(qk: Tensor, sizes: Tensor, vo: Tensor, mlp: Tensor) -> LogitProfile:
     """Sort one layer's logits.
 
     Args:
@@ -60,12 +60,12 @@ def profile(qk: Tensor, sizes: Tensor, vo: Tensor, mlp: Tensor) -> Profile:
     """
     order = qk.argsort(descending=True, stable=True)
     means = mlp.sort(dim=-1, descending=True).values.mean(dim=0)
-    return Profile(qk[order], sizes[order], vo.sort(descending=True).values, means)
+    return LogitProfile(qk[order], sizes[order], vo.sort(descending=True).values, means)
 
 
-def widths(
-    profiles: Sequence[Profile], sublayers: Sequence[Sublayers], share: float, queries: bool = True
-) -> list[Widths]:
+def choose_widths(
+    profiles: Sequence[LogitProfile], sublayers: Sequence[DecoderSublayers], share: float, queries: bool = True
+) -> list[LayerWidths]:
     """Choose the widths whose weights are the largest share of the dense model's that is not above ``share``.
 
     Every layer keeps at least one unit of each kind; where that alone is more than the share, it is what is returned.
@@ -79,11 +79,11 @@ def widths(
     logits, prices, owners = [], [], []
     used = 0.0
     for number, (own, layer) in enumerate(zip(profiles, sublayers, strict=True)):
-        per_dim = layer.hidden * (layer.heads + layer.kv_heads)
+        per_dim = layer.hidden_size * (layer.heads + layer.kv_heads)
         kinds = (
             (own.qk, own.sizes * per_dim),
             (own.vo, torch.full_like(own.vo, per_dim)),
-            (own.mlp, torch.full_like(own.mlp, (len(layer.up) + 1) * layer.hidden)),
+            (own.mlp, torch.full_like(own.mlp, (len(layer.up) + 1) * layer.hidden_size)),
         )
         for kind, (values, price) in enumerate(kinds):
             given = len(values) if kind == 0 and not queries else 1
@@ -97,7 +97,7 @@ def widths(
     taken = int((spent <= share * dense_parameters(sublayers) + 0.5).sum())
     counts = torch.bincount(torch.cat(owners)[order[:taken]], minlength=3 * len(profiles)).tolist()
     return [
-        Widths(
+        LayerWidths(
             len(own.qk) if not queries else 1 + counts[3 * n],
             1 + counts[3 * n + 1],
             1 + counts[3 * n + 2],

@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 from freemoe.kernels.gates import top_k_mask
-from freemoe.models.sublayers import Sublayers
+from freemoe.models.sublayers import DecoderSublayers
 from freemoe.recipes import GateSection
-from freemoe.text.blocks import Blocks
-from freemoe.tomoe.gates.budget import Widths
-from freemoe.tomoe.gates.gating import Gating
+from freemoe.text.blocks import PackedBlocks
+from freemoe.tomoe.gates.budget import LayerWidths
+from freemoe.tomoe.gates.gating import GateSampler
 from freemoe.tomoe.gates.hypernetwork import Hypernetwork, LayerLogits
 from freemoe.tomoe.measure import TOKENS
-from freemoe.tomoe.structures.structure import LayerStructure, Structure, ValueGate
+from freemoe.tomoe.structures.structure import LayerStructure, Structure, ValueGateTensors
 
 
-def equalised(experts: Tensor, logits: Tensor) -> Tensor:
+def equalise_widths(experts: Tensor, logits: Tensor) -> Tensor:
     """Raise every expert to the largest width: first neurons that no expert has, then its own best (ToMoE App. E).
 
     Args:
@@ -43,11 +43,11 @@ def equalised(experts: Tensor, logits: Tensor) -> Tensor:
 @torch.no_grad()
 def structure_of(
     hypernetwork: Hypernetwork,
-    gating: Gating,
-    sublayers: Sequence[Sublayers],
-    widths: Sequence[Widths] | None,
+    gating: GateSampler,
+    sublayers: Sequence[DecoderSublayers],
+    widths: Sequence[LayerWidths] | None,
     model: Any,
-    held_out: Blocks,
+    held_out: PackedBlocks,
     steps: int,
 ) -> Structure:
     """Read the structure that training ended with.
@@ -63,8 +63,12 @@ def structure_of(
     """
     recipe = gating.recipe
     logits = hypernetwork()
-    made = gating.masks(logits, widths, steps if recipe.export_noise else None)
-    keep = [w.vo for w in widths] if widths is not None else _counted(hypernetwork, gating, model, held_out, steps)
+    made = gating.sample_masks(logits, widths, steps if recipe.export_noise else None)
+    keep = (
+        [w.vo for w in widths]
+        if widths is not None
+        else _count_value_dims(hypernetwork, gating, model, held_out, steps)
+    )
     found = []
     for n, (layer, own) in enumerate(zip(sublayers, logits, strict=True)):
         gates: Any = hypernetwork.attention[n]
@@ -76,14 +80,16 @@ def structure_of(
         # An expert of a threshold may have lost every neuron: its best one stays.
         experts |= top_k_mask(own.mlp, 1).bool()
         if recipe.equal_widths:
-            experts = equalised(experts, own.mlp)
+            experts = equalise_widths(experts, own.mlp)
         k = max(1, min(layer.rotary.head_dim, keep[n]))
         heads = made.heads[n]
         if heads is not None:
             heads = heads.bool().cpu()
             heads[own.heads.argmax()] = True  # pyright: ignore[reportOptionalMemberAccess]
         vo = (
-            torch.ones(layer.rotary.head_dim, dtype=torch.bool) if heads is not None else _values(gates, own, recipe, k)
+            torch.ones(layer.rotary.head_dim, dtype=torch.bool)
+            if heads is not None
+            else _value_selector(gates, own, recipe, k)
         )
         found.append(
             LayerStructure(
@@ -98,7 +104,7 @@ def structure_of(
     return found
 
 
-def _values(gates: Any, own: LayerLogits, recipe: GateSection, k: int) -> ValueGate | Tensor:
+def _value_selector(gates: Any, own: LayerLogits, recipe: GateSection, k: int) -> ValueGateTensors | Tensor:
     """What chooses the value dimensions of a layer: a gate of K per token, or the same K for all."""
     if recipe.value_masks == "static":
         nothing = gates.offset.new_zeros(1, gates.project.in_features)
@@ -112,18 +118,20 @@ def _values(gates: Any, own: LayerLogits, recipe: GateSection, k: int) -> ValueG
         gates.decode.weight[: gates.head_dim],
         gates.offset[: gates.head_dim],
     )
-    return ValueGate(*(t.detach().float().cpu().clone() for t in numbers), keep=torch.tensor(k))
+    return ValueGateTensors(*(t.detach().float().cpu().clone() for t in numbers), keep=torch.tensor(k))
 
 
-def _counted(hypernetwork: Hypernetwork, gating: Gating, model: Any, held_out: Blocks, steps: int) -> list[int]:
+def _count_value_dims(
+    hypernetwork: Hypernetwork, gating: GateSampler, model: Any, held_out: PackedBlocks, steps: int
+) -> list[int]:
     """K of every layer: kept value dimensions, mean or maximum over the tokens of held-out text (ToMoE App. E)."""
     counts: list[list[Tensor]] = [[] for _ in gating.sublayers]
     device = next(model.parameters()).device
     logits = hypernetwork()
     noisy = steps if gating.recipe.export_noise else None
-    for batch in held_out.within(TOKENS):
-        made = gating.masks(logits, None, noisy)
-        with gating.on(hypernetwork, logits, made, None, noisy):
+    for batch in held_out.iter_token_batches(TOKENS):
+        made = gating.sample_masks(logits, None, noisy)
+        with gating.apply_masks(hypernetwork, logits, made, None, noisy):
             model.base_model(batch.ids.to(device), position_ids=batch.positions.to(device), use_cache=False)
         for own, seen in zip(counts, made.seen, strict=True):
             assert seen.value_counts is not None

@@ -14,18 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from freemoe.models.hooks import after, before, hooked
-from freemoe.models.sublayers import Sublayers
+from freemoe.models.hooks import combined_hooks, forward_hook, forward_pre_hook
+from freemoe.models.sublayers import DecoderSublayers
 from freemoe.recipes import GateSection
-from freemoe.tomoe.gates.budget import Widths
+from freemoe.tomoe.gates.budget import LayerWidths
 from freemoe.tomoe.gates.hypernetwork import Hypernetwork, LayerLogits
-from freemoe.tomoe.gates.losses import union
+from freemoe.tomoe.gates.losses import mask_union
 from freemoe.tomoe.structures.masked import by_head, per_head
-from freemoe.training.straight_through import best, gumbel_sigmoid, gumbel_softmax
+from freemoe.training.straight_through import gumbel_sigmoid, gumbel_softmax, hard_top_k
 
 
 @dataclass
-class Seen:
+class LayerGateOutputs:
     """What one layer's gates did in one step.
 
     Attributes:
@@ -42,7 +42,7 @@ class Seen:
 
 
 @dataclass
-class Step:
+class GateMasks:
     """The masks of one training step.
 
     Attributes:
@@ -55,7 +55,7 @@ class Step:
     qk: list[Tensor]
     mlp: list[Tensor]
     heads: list[Tensor | None] = field(default_factory=list)
-    seen: list[Seen] = field(default_factory=list)
+    seen: list[LayerGateOutputs] = field(default_factory=list)
 
 
 class _ExpertMask(torch.autograd.Function):
@@ -80,7 +80,7 @@ class _ExpertMask(torch.autograd.Function):
         return grad * table.to(grad.dtype)[expert], value @ table.T, by_expert
 
 
-class Gating:
+class GateSampler:
     """How logits become masks, by a recipe.
 
     Args:
@@ -93,7 +93,7 @@ class Gating:
 
     def __init__(
         self,
-        sublayers: Sequence[Sublayers],
+        sublayers: Sequence[DecoderSublayers],
         recipe: GateSection,
         seed: int,
         rank: int = 0,
@@ -105,7 +105,9 @@ class Gating:
         self.rank = rank
         self.value_unions = value_unions
 
-    def noise(self, step: int | None, site: int, device: torch.device, rank: int = 0) -> torch.Generator | None:
+    def noise_generator(
+        self, step: int | None, site: int, device: torch.device, rank: int = 0
+    ) -> torch.Generator | None:
         """The generator of one site in one step; None where there is no noise (or no step: evaluation)."""
         if step is None or not self.recipe.noise:
             return None
@@ -113,33 +115,35 @@ class Gating:
         number = ((self.seed * 1_000_003 + step) * 8_191 + site) * 1_009 + rank
         return torch.Generator(device=device).manual_seed(number % (2**63))
 
-    def masks(self, logits: Sequence[LayerLogits], widths: Sequence[Widths] | None, step: int | None) -> Step:
+    def sample_masks(
+        self, logits: Sequence[LayerLogits], widths: Sequence[LayerWidths] | None, step: int | None
+    ) -> GateMasks:
         """The masks that all tokens share."""
-        made = Step([], [])
+        made = GateMasks([], [])
         for layer, own in enumerate(logits):
             width = widths[layer] if widths is not None else None
-            noise = [self.noise(step, 5 * layer + kind, own.qk.device) for kind in (0, 1)]
-            bits = self._hard(own.qk, width.qk if width else None, noise[0])
+            noise = [self.noise_generator(step, 5 * layer + kind, own.qk.device) for kind in (0, 1)]
+            bits = self._sample_mask(own.qk, width.qk if width else None, noise[0])
             pruned = self.recipe.query_masks and own.heads is None
             made.qk.append(bits if pruned else torch.ones_like(bits))
             heads = own.heads
-            made.heads.append(None if heads is None else self._hard(heads, None, noise[0]))
-            made.mlp.append(self._hard(own.mlp, width.mlp if width else None, noise[1]))
-            made.seen.append(Seen())
+            made.heads.append(None if heads is None else self._sample_mask(heads, None, noise[0]))
+            made.mlp.append(self._sample_mask(own.mlp, width.mlp if width else None, noise[1]))
+            made.seen.append(LayerGateOutputs())
         return made
 
-    def _hard(self, logits: Tensor, k: int | None, noise: torch.Generator | None) -> Tensor:
+    def _sample_mask(self, logits: Tensor, k: int | None, noise: torch.Generator | None) -> Tensor:
         if k is not None:
-            return best(logits, k, self.recipe.temperature, noise)
+            return hard_top_k(logits, k, self.recipe.temperature, noise)
         return gumbel_sigmoid(logits, self.recipe.offset, self.recipe.temperature, noise)
 
     @contextmanager
-    def on(
+    def apply_masks(
         self,
         hypernetwork: Hypernetwork,
         logits: Sequence[LayerLogits],
-        made: Step,
-        widths: Sequence[Widths] | None,
+        made: GateMasks,
+        widths: Sequence[LayerWidths] | None,
         step: int | None,
     ) -> Iterator[None]:
         """While open, the dense model computes with the step's masks; the backward pass must happen inside too."""
@@ -147,18 +151,26 @@ class Gating:
             for layer in self.sublayers:
                 n = layer.number
                 width = widths[n] if widths is not None else None
-                stack.enter_context(self._attention(layer, hypernetwork.attention[n], logits[n], made, width, step))
-                stack.enter_context(self._mlp(layer, hypernetwork.mlp[n], logits[n], made, step))
+                stack.enter_context(
+                    self._mask_attention(layer, hypernetwork.attention[n], logits[n], made, width, step)
+                )
+                stack.enter_context(self._mask_mlp(layer, hypernetwork.mlp[n], logits[n], made, step))
             yield
 
-    def _attention(
-        self, layer: Sublayers, gates: Any, own: LayerLogits, made: Step, width: Widths | None, step: int | None
+    def _mask_attention(
+        self,
+        layer: DecoderSublayers,
+        gates: Any,
+        own: LayerLogits,
+        made: GateMasks,
+        width: LayerWidths | None,
+        step: int | None,
     ) -> AbstractContextManager[None]:
         recipe, seen, head_dim = self.recipe, made.seen[layer.number], layer.rotary.head_dim
         heads = made.heads[layer.number]
         if heads is not None:
-            return _whole_heads(layer, heads, seen)
-        kept = layer.rotary.spread(made.qk[layer.number])
+            return _mask_whole_heads(layer, heads, seen)
+        kept = layer.rotary.expand_bits(made.qk[layer.number])
         now: dict[str, Tensor] = {}
 
         def on_queries(module: nn.Module, args: Any, output: Tensor) -> Tensor:
@@ -167,11 +179,11 @@ class Gating:
         def on_input(module: nn.Module, args: Any) -> None:
             local = recipe.local_embedding and recipe.value_masks == "tokens"
             scores = gates.values(args[0], own.value_embedding, local)
-            noise = self.noise(step, 5 * layer.number + 2, scores.device, self.rank)
-            mask = self._hard(scores, width.vo if width else None, noise)
+            noise = self.noise_generator(step, 5 * layer.number + 2, scores.device, self.rank)
+            mask = self._sample_mask(scores, width.vo if width else None, noise)
             seen.value_counts = mask.sum(dim=-1).flatten()
             if self.value_unions:
-                seen.value_union = union(mask.flatten(0, -2))
+                seen.value_union = mask_union(mask.flatten(0, -2))
             now["mask"] = mask
 
         def on_values(module: nn.Module, args: Any, output: Tensor) -> Tensor:
@@ -181,23 +193,23 @@ class Gating:
             mask = now.pop("mask")
             return (per_head(args[0], mask, head_dim), *args[1:]) if recipe.mask_output else None
 
-        return hooked(
-            after(layer.q, on_queries),
-            after(layer.k, on_queries),
-            before(layer.v, on_input),
-            after(layer.v, on_values),
-            before(layer.o, on_output),
+        return combined_hooks(
+            forward_hook(layer.q, on_queries),
+            forward_hook(layer.k, on_queries),
+            forward_pre_hook(layer.v, on_input),
+            forward_hook(layer.v, on_values),
+            forward_pre_hook(layer.o, on_output),
         )
 
-    def _mlp(
-        self, layer: Sublayers, gates: Any, own: LayerLogits, made: Step, step: int | None
+    def _mask_mlp(
+        self, layer: DecoderSublayers, gates: Any, own: LayerLogits, made: GateMasks, step: int | None
     ) -> AbstractContextManager[None]:
         recipe, seen, table = self.recipe, made.seen[layer.number], made.mlp[layer.number]
         now: dict[str, Tensor] = {}
 
         def on_input(module: nn.Module, args: Any) -> None:
             logits = gates.router(args[0].float())
-            noise = self.noise(step, 5 * layer.number + 3, logits.device, self.rank)
+            noise = self.noise_generator(step, 5 * layer.number + 3, logits.device, self.rank)
             now["chosen"] = gumbel_softmax(logits, recipe.temperature, noise)
             seen.chosen = now["chosen"].flatten(0, -2)
             seen.probabilities = torch.softmax(logits, dim=-1).flatten(0, -2)
@@ -206,7 +218,7 @@ class Gating:
             chosen, a = now.pop("chosen"), args[0]
             if recipe.mlp_masks == "tokens":
                 scores = gates.tokens(chosen @ own.mlp_embedding, chosen)
-                noise = self.noise(step, 5 * layer.number + 4, scores.device, self.rank)
+                noise = self.noise_generator(step, 5 * layer.number + 4, scores.device, self.rank)
                 mask = gumbel_sigmoid(scores, recipe.offset, recipe.temperature, noise)
                 a = a * (mask * mask if recipe.mask_twice else mask).to(a.dtype)
             else:
@@ -215,10 +227,10 @@ class Gating:
                 a = masked.view_as(a)  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
             return (a, *args[1:])
 
-        return hooked(before(layer.up[0], on_input), before(layer.down, on_down))
+        return combined_hooks(forward_pre_hook(layer.up[0], on_input), forward_pre_hook(layer.down, on_down))
 
 
-def _whole_heads(layer: Sublayers, heads: Tensor, seen: Seen) -> AbstractContextManager[None]:
+def _mask_whole_heads(layer: DecoderSublayers, heads: Tensor, seen: LayerGateOutputs) -> AbstractContextManager[None]:
     """Whole heads off: what they say is multiplied by zero, and nothing else of them matters."""
 
     def on_output(module: nn.Module, args: Any) -> tuple[Tensor, ...]:
@@ -226,4 +238,4 @@ def _whole_heads(layer: Sublayers, heads: Tensor, seen: Seen) -> AbstractContext
         seen.value_counts = heads.new_full((tokens,), float(layer.rotary.head_dim))
         return (by_head(args[0], heads), *args[1:])
 
-    return hooked(before(layer.o, on_output))
+    return combined_hooks(forward_pre_hook(layer.o, on_output))

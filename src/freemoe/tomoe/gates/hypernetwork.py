@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from freemoe.models.sublayers import Sublayers
+from freemoe.models.sublayers import DecoderSublayers
 
 # The paper's sizes (Tab. 8).
 INPUT, RECURRENT = 32, 64
@@ -42,14 +42,14 @@ class LayerLogits:
 class AttentionGates(nn.Module):
     """Proj_E and Proj_D of one attention sublayer; one layer norm is shared by the two halves of Proj_D."""
 
-    def __init__(self, layer: Sublayers, heads: bool = False) -> None:
+    def __init__(self, layer: DecoderSublayers, heads: bool = False) -> None:
         super().__init__()
         self.head_dim = layer.rotary.head_dim
-        self.project = nn.Linear(layer.hidden, EMBEDDING, bias=False)
+        self.project = nn.Linear(layer.hidden_size, EMBEDDING, bias=False)
         self.norm = nn.LayerNorm(EMBEDDING)
-        self.decode = nn.Linear(EMBEDDING, self.head_dim + layer.rotary.bits, bias=False)
+        self.decode = nn.Linear(EMBEDDING, self.head_dim + layer.rotary.num_bits, bias=False)
         # What the statistics begin with; zero in the paper.
-        self.offset = nn.Parameter(torch.zeros(self.head_dim + layer.rotary.bits))
+        self.offset = nn.Parameter(torch.zeros(self.head_dim + layer.rotary.num_bits))
         self.decode_heads = nn.Linear(EMBEDDING, layer.kv_heads, bias=False) if heads else None
 
     def heads(self, embedding: Tensor) -> Tensor | None:
@@ -72,13 +72,13 @@ class AttentionGates(nn.Module):
 class MlpGates(nn.Module):
     """Router and Proj_D of one MLP sublayer."""
 
-    def __init__(self, layer: Sublayers, experts: int) -> None:
+    def __init__(self, layer: DecoderSublayers, experts: int) -> None:
         super().__init__()
-        self.router = nn.Linear(layer.hidden, experts, bias=True)
+        self.router = nn.Linear(layer.hidden_size, experts, bias=True)
         nn.init.zeros_(self.router.bias)
         self.norm = nn.LayerNorm(EMBEDDING)
-        self.decode = nn.Linear(EMBEDDING, layer.width, bias=False)
-        self.offset = nn.Parameter(torch.zeros(experts, layer.width))
+        self.decode = nn.Linear(EMBEDDING, layer.intermediate_size, bias=False)
+        self.offset = nn.Parameter(torch.zeros(experts, layer.intermediate_size))
 
     def table(self, embedding: Tensor) -> Tensor:
         """Embeddings (experts, e) -> (experts, width)."""
@@ -104,7 +104,7 @@ class Hypernetwork(nn.Module):
 
     def __init__(
         self,
-        sublayers: Sequence[Sublayers],
+        sublayers: Sequence[DecoderSublayers],
         experts: int,
         seed: int,
         train_inputs: bool = False,

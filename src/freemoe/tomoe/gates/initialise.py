@@ -18,14 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from freemoe.core.run.unit_state import NOT_KEPT, UnitState
-from freemoe.kernels.gates import route
-from freemoe.models.hooks import after, before, hooked, on_gradient
-from freemoe.models.sublayers import Sublayers
-from freemoe.text.blocks import Blocks
+from freemoe.kernels.gates import route_tokens
+from freemoe.models.hooks import combined_hooks, forward_hook, forward_pre_hook, on_gradient
+from freemoe.models.sublayers import DecoderSublayers
+from freemoe.text.blocks import PackedBlocks
 from freemoe.tomoe.gates.hypernetwork import Hypernetwork
 from freemoe.tomoe.measure import TOKENS
 from freemoe.training.distillation import language_loss
-from freemoe.training.states import State, packed, unpacked
+from freemoe.training.states import State, pack_state, unpack_state
 
 # A cluster's worth is drawn towards all tokens' by this many tokens' weight: small clusters know little.
 _PRIOR_TOKENS = 64
@@ -36,7 +36,7 @@ _SPREAD = 1.0
 
 
 @dataclass(frozen=True, eq=False)
-class Worth:
+class LayerImportance:
     """One layer.
 
     Attributes:
@@ -56,10 +56,10 @@ class Worth:
     mlp: Tensor
 
 
-def clusters(
+def cluster_tokens(
     model: Any,
-    sublayers: Sequence[Sublayers],
-    blocks: Blocks,
+    sublayers: Sequence[DecoderSublayers],
+    blocks: PackedBlocks,
     experts: int,
     seed: int,
     kept: UnitState = NOT_KEPT,
@@ -70,32 +70,35 @@ def clusters(
     """
     inputs: dict[int, list[Tensor]] = {layer.number: [] for layer in sublayers}
 
-    def keep(number: int) -> Callable[..., None]:
+    def make_input_hook(number: int) -> Callable[..., None]:
         return lambda module, args: inputs[number].append(args[0].detach().float().flatten(0, -2).cpu())
 
-    needed = max(1, -(-CLUSTERED_TOKENS // blocks.length))
+    needed = max(1, -(-CLUSTERED_TOKENS // blocks.row_length))
     device = next(model.parameters()).device
 
-    def load(state: State) -> None:
+    def load_state(state: State) -> None:
         inputs.update({int(number): [rows] for number, rows in state.items()})
 
-    with hooked(*(before(layer.up[0], keep(layer.number)) for layer in sublayers)), torch.no_grad():
-        read = blocks.rows(range(min(needed, len(blocks)))).within(TOKENS)
-        for batch in kept.part("inputs").over(
-            read, lambda: {str(n): torch.cat(own) for n, own in inputs.items()}, load
+    with (
+        combined_hooks(*(forward_pre_hook(layer.up[0], make_input_hook(layer.number)) for layer in sublayers)),
+        torch.no_grad(),
+    ):
+        read = blocks.select_rows(range(min(needed, len(blocks)))).iter_token_batches(TOKENS)
+        for batch in kept.part_state("inputs").resume_iter(
+            read, lambda: {str(n): torch.cat(own) for n, own in inputs.items()}, load_state
         ):
             model.base_model(batch.ids.to(device), position_ids=batch.positions.to(device), use_cache=False)
     centres: list[Tensor] = []
-    for layer in kept.part("centres").over(
+    for layer in kept.part_state("centres").resume_iter(
         sublayers,
         lambda: {str(n): own for n, own in enumerate(centres)},
         lambda state: centres.extend(state[str(n)] for n in range(len(state))),
     ):
-        centres.append(_centres(torch.cat(inputs[layer.number])[:CLUSTERED_TOKENS], experts, seed))
+        centres.append(_kmeans_centres(torch.cat(inputs[layer.number])[:CLUSTERED_TOKENS], experts, seed))
     return [(own, -0.5 * (own**2).sum(dim=1)) for own in centres]
 
 
-def _centres(x: Tensor, experts: int, seed: int) -> Tensor:
+def _kmeans_centres(x: Tensor, experts: int, seed: int) -> Tensor:
     """(experts, hidden): of clusters of (tokens, hidden)."""
     from sklearn.cluster import KMeans
 
@@ -107,40 +110,40 @@ def _centres(x: Tensor, experts: int, seed: int) -> Tensor:
     return torch.cat([centres, *[centres[:1]] * (experts - count)])
 
 
-def worths(
+def measure_layer_importance(
     model: Any,
-    sublayers: Sequence[Sublayers],
-    blocks: Blocks,
+    sublayers: Sequence[DecoderSublayers],
+    blocks: PackedBlocks,
     routers: Sequence[tuple[Tensor, Tensor]],
     tokens: int = TOKENS,
     on_rows: Callable[[int], None] | None = None,
     kept: UnitState = NOT_KEPT,
-) -> list[Worth]:
+) -> list[LayerImportance]:
     """Sum squared gradients of masks that are all one, in one forward and backward pass over ``blocks``.
 
     Args:
         model: The base, frozen.
         sublayers: Of the base.
         blocks: Text.
-        routers: Of `clusters`.
+        routers: Of `cluster_tokens`.
         tokens: Whose activations are held at once, about; at least one block. The sums do not depend on it.
         on_rows: Called with the number of finished blocks.
         kept: Where the pass keeps its sums between two batches.
     """
     device = next(model.parameters()).device
-    sums = [_Sums(layer, router, device) for layer, router in zip(sublayers, routers, strict=True)]
+    sums = [_ImportanceSums(layer, router, device) for layer, router in zip(sublayers, routers, strict=True)]
     head = model.get_output_embeddings()
-    listening = hooked(*(own.listening(layer) for layer, own in zip(sublayers, sums, strict=True)))
+    listening = combined_hooks(*(own.collect_gradients(layer) for layer, own in zip(sublayers, sums, strict=True)))
 
-    def load(state: State) -> None:
+    def load_state(state: State) -> None:
         for n, own in enumerate(sums):
-            own.load(unpacked(str(n), state))
+            own.load_state(unpack_state(str(n), state))
 
-    def state() -> State:
-        return {key: t for n, own in enumerate(sums) for key, t in packed(str(n), own.state()).items()}
+    def to_state() -> State:
+        return {key: t for n, own in enumerate(sums) for key, t in pack_state(str(n), own.to_state()).items()}
 
     with listening, torch.enable_grad():
-        for batch in kept.over(blocks.within(tokens), state, load):
+        for batch in kept.resume_iter(blocks.iter_token_batches(tokens), to_state, load_state):
             ids, positions = (t.to(device, non_blocking=True) for t in (batch.ids, batch.positions))
             embedded = model.get_input_embeddings()(ids).detach().requires_grad_()
             hidden = model.base_model(inputs_embeds=embedded, position_ids=positions, use_cache=False).last_hidden_state
@@ -148,86 +151,86 @@ def worths(
             losses = language_loss(hidden.flatten(0, 1)[at], wanted, head)
             torch.autograd.grad(losses, embedded)
             for own in sums:
-                own.end_of_batch()
+                own.add_batch()
             if on_rows is not None:
                 on_rows(len(batch))
-    return [own.worth(blocks.tokens) for own in sums]
+    return [own.mean_importance(blocks.num_tokens) for own in sums]
 
 
-class _Sums:
+class _ImportanceSums:
     """Running sums of one layer."""
 
-    def __init__(self, layer: Sublayers, router: tuple[Tensor, Tensor], device: torch.device) -> None:
+    def __init__(self, layer: DecoderSublayers, router: tuple[Tensor, Tensor], device: torch.device) -> None:
         self.rotary = layer.rotary
         self.weight, self.bias = (t.to(device) for t in router)
-        self.qk = torch.zeros(layer.rotary.bits, device=device)
+        self.qk = torch.zeros(layer.rotary.num_bits, device=device)
         self.vo = torch.zeros(layer.rotary.head_dim, device=device)
         self.vo_ranked = torch.zeros(layer.rotary.head_dim, device=device)
-        self.mlp = torch.zeros(len(self.weight), layer.width, device=device)
+        self.mlp = torch.zeros(len(self.weight), layer.intermediate_size, device=device)
         self.counts = torch.zeros(len(self.weight), device=device)
         self._query: Tensor | float = 0.0
         self._value: Tensor | float = 0.0
         self._expert: Tensor | None = None
 
-    def state(self) -> State:
+    def to_state(self) -> State:
         """The sums by name, between two batches."""
         return {name: getattr(self, name) for name in ("qk", "vo", "vo_ranked", "mlp", "counts")}
 
-    def load(self, state: State) -> None:
+    def load_state(self, state: State) -> None:
         """Go on from a `state`."""
         for name, found in state.items():
             getattr(self, name).copy_(found)
 
-    def listening(self, layer: Sublayers) -> AbstractContextManager[None]:
+    def collect_gradients(self, layer: DecoderSublayers) -> AbstractContextManager[None]:
         """While open, the layer's linears are listened to."""
 
         # Hooks on gradients hold detached values; see `on_gradient`.
-        def heads(x: Tensor, grad: Tensor) -> Tensor:
+        def sum_over_heads(x: Tensor, grad: Tensor) -> Tensor:
             return (x * grad).float().unflatten(-1, (-1, self.rotary.head_dim)).sum(dim=-2)
 
         def on_query(module: nn.Module, args: Any, output: Tensor) -> None:
             fixed = output.detach()
 
-            def back(grad: Tensor) -> None:
-                self._query = self._query + heads(fixed, grad).sum(dim=1)
+            def add_query_gradient(grad: Tensor) -> None:
+                self._query = self._query + sum_over_heads(fixed, grad).sum(dim=1)
 
-            on_gradient(output, back)
+            on_gradient(output, add_query_gradient)
 
-        def value(x: Tensor) -> None:
+        def track_value(x: Tensor) -> None:
             fixed = x.detach()
 
-            def back(grad: Tensor) -> None:
-                self._value = self._value + heads(fixed, grad)
+            def add_value_gradient(grad: Tensor) -> None:
+                self._value = self._value + sum_over_heads(fixed, grad)
 
-            on_gradient(x, back)
+            on_gradient(x, add_value_gradient)
 
         def on_value(module: nn.Module, args: Any, output: Tensor) -> None:
-            value(output)
+            track_value(output)
 
         def on_mlp(module: nn.Module, args: Any) -> None:
-            self._expert = route(args[0].detach().flatten(0, -2), self.weight, self.bias)
+            self._expert = route_tokens(args[0].detach().flatten(0, -2), self.weight, self.bias)
 
         def on_down(module: nn.Module, args: Any) -> None:
             a, fixed, expert = args[0], args[0].detach(), self._expert
             assert expert is not None
 
-            def back(grad: Tensor) -> None:
+            def add_neuron_gradient(grad: Tensor) -> None:
                 squared = (fixed * grad).float().flatten(0, -2) ** 2
                 self.mlp.index_add_(0, expert, squared)
                 self.counts += torch.bincount(expert, minlength=len(self.counts))
 
-            on_gradient(a, back)
+            on_gradient(a, add_neuron_gradient)
 
-        return hooked(
-            after(layer.q, on_query),
-            after(layer.k, on_query),
-            after(layer.v, on_value),
-            before(layer.o, lambda module, args: value(args[0])),
-            before(layer.up[0], on_mlp),
-            before(layer.down, on_down),
+        return combined_hooks(
+            forward_hook(layer.q, on_query),
+            forward_hook(layer.k, on_query),
+            forward_hook(layer.v, on_value),
+            forward_pre_hook(layer.o, lambda module, args: track_value(args[0])),
+            forward_pre_hook(layer.up[0], on_mlp),
+            forward_pre_hook(layer.down, on_down),
         )
 
-    def end_of_batch(self) -> None:
+    def add_batch(self) -> None:
         """Gradients are squared: those of Q and K together per row, those of V and O together per token."""
         assert isinstance(self._query, Tensor)
         assert isinstance(self._value, Tensor)
@@ -239,16 +242,16 @@ class _Sums:
         self.vo_ranked += squared.sort(dim=-1, descending=True).values.sum(dim=(0, 1))
         self._query = self._value = 0.0
 
-    def worth(self, tokens: int) -> Worth:
+    def mean_importance(self, tokens: int) -> LayerImportance:
         """Means per token."""
         overall = self.mlp.sum(dim=0) / tokens
         mlp = (self.mlp + _PRIOR_TOKENS * overall) / (self.counts + _PRIOR_TOKENS)[:, None]
         means = (self.qk / tokens, self.vo / tokens, self.vo_ranked / tokens, mlp)
-        return Worth(self.weight.cpu(), self.bias.cpu(), *(t.cpu() for t in means))
+        return LayerImportance(self.weight.cpu(), self.bias.cpu(), *(t.cpu() for t in means))
 
 
 @dataclass(frozen=True, eq=False)
-class Offsets:
+class InitialLogits:
     """Logits to begin with, on one scale for the whole model: the logarithm of worth per weight.
 
     Attributes:
@@ -264,30 +267,40 @@ class Offsets:
     mlp: Tensor
 
 
-def offsets(worth: Sequence[Worth], sublayers: Sequence[Sublayers]) -> list[Offsets]:
+def initial_logits(worth: Sequence[LayerImportance], sublayers: Sequence[DecoderSublayers]) -> list[InitialLogits]:
     """Put the worths of every layer on one scale."""
     found = []
     for own, layer in zip(worth, sublayers, strict=True):
-        per_dim = layer.hidden * (layer.heads + layer.kv_heads)
-        per_neuron = (len(layer.up) + 1) * layer.hidden
-        qk = own.qk / (per_dim * layer.rotary.sizes)
-        found.append(Offsets(qk, own.vo / per_dim, own.vo_ranked / per_dim, own.mlp / per_neuron))
+        per_dim = layer.hidden_size * (layer.heads + layer.kv_heads)
+        per_neuron = (len(layer.up) + 1) * layer.hidden_size
+        qk = own.qk / (per_dim * layer.rotary.bit_sizes)
+        found.append(InitialLogits(qk, own.vo / per_dim, own.vo_ranked / per_dim, own.mlp / per_neuron))
     every = torch.cat([part.flatten() for own in found for part in (own.qk, own.vo, own.mlp)])
     # What nothing ever used is worth as little as the least that was used.
     least = every[every > 0].min() if bool((every > 0).any()) else torch.tensor(1.0)
     logs = every.clamp(min=least).log()
     middle, spread = logs.median(), logs.std().clamp(min=1e-6)
 
-    def scaled(part: Tensor) -> Tensor:
+    def standardise_logits(part: Tensor) -> Tensor:
         return _SPREAD * ((part.clamp(min=least).log() - middle) / spread).clamp(-_CLIP, _CLIP)
 
-    return [Offsets(scaled(o.qk), scaled(o.vo), scaled(o.vo_ranked), scaled(o.mlp)) for o in found]
+    return [
+        InitialLogits(
+            standardise_logits(o.qk),
+            standardise_logits(o.vo),
+            standardise_logits(o.vo_ranked),
+            standardise_logits(o.mlp),
+        )
+        for o in found
+    ]
 
 
 @torch.no_grad()
-def begin(hypernetwork: Hypernetwork, worth: Sequence[Worth], sublayers: Sequence[Sublayers]) -> None:
+def initialise_gates(
+    hypernetwork: Hypernetwork, worth: Sequence[LayerImportance], sublayers: Sequence[DecoderSublayers]
+) -> None:
     """Write routers and offsets into a hypernetwork whose decoders begin at zero."""
-    logits = offsets(worth, sublayers)
+    logits = initial_logits(worth, sublayers)
     for attention, mlp, own, start in zip(hypernetwork.attention, hypernetwork.mlp, worth, logits, strict=True):
         # Scores as large as a softmax can tell apart; the nearest centre stays the same.
         distance = (own.router_weight - own.router_weight.mean(dim=0)).pow(2).sum(dim=1).mean().clamp(min=1e-6)

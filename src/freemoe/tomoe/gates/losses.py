@@ -24,7 +24,7 @@ def size_loss(active: Tensor, share: float, smoothing: float = 0.0) -> Tensor:
     return log_ratio(active, torch.full_like(active, share), smoothing)
 
 
-class _Union(torch.autograd.Function):
+class _MaskUnion(torch.autograd.Function):
     """The product's own gradient asks the host whether there are zeros; here numbers are zero or one."""
 
     @staticmethod
@@ -38,9 +38,9 @@ class _Union(torch.autograd.Function):
         return grads[0] * (masks.sum(dim=0) == masks)
 
 
-def union(masks: Tensor) -> Tensor:
+def mask_union(masks: Tensor) -> Tensor:
     """U = 1 - prod_i (1 - s_i): what some mask keeps. (masks, width) of zeros and ones -> (width,) (ToMoE Eq. 6 and 16)."""
-    return _Union.apply(masks)  # pyright: ignore[reportReturnType]
+    return _MaskUnion.apply(masks)  # pyright: ignore[reportReturnType]
 
 
 def union_loss(kept: Tensor, smoothing: float = 0.0) -> Tensor:

@@ -13,22 +13,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freemoe.models.sublayers import Sublayers
+from freemoe.models.sublayers import DecoderSublayers
 from freemoe.recipes import ConvertRecipe
 from freemoe.recipes.convert import TrainSection
-from freemoe.text.blocks import Blocks
-from freemoe.tomoe.devices import Devices
-from freemoe.tomoe.gates.budget import Profile, Widths, profile, widths
-from freemoe.tomoe.gates.gating import Gating, Step
+from freemoe.text.blocks import PackedBlocks
+from freemoe.tomoe.devices import DistributedContext
+from freemoe.tomoe.gates.budget import LayerWidths, LogitProfile, choose_widths, make_profile
+from freemoe.tomoe.gates.gating import GateMasks, GateSampler
 from freemoe.tomoe.gates.hypernetwork import Hypernetwork
-from freemoe.tomoe.gates.initialise import Worth, begin, offsets
-from freemoe.tomoe.gates.losses import balance_loss, size_loss, union, union_loss
+from freemoe.tomoe.gates.initialise import LayerImportance, initial_logits, initialise_gates
+from freemoe.tomoe.gates.losses import balance_loss, mask_union, size_loss, union_loss
 from freemoe.tomoe.structures.structure import dense_parameters, linear_parameters
-from freemoe.training.descent import check_finite, cosine, descend
+from freemoe.training.descent import check_finite, cosine_decay, optimizer_step
 from freemoe.training.distillation import distillation_loss, language_loss
-from freemoe.training.mean import Mean
+from freemoe.training.mean import ParameterMean
 from freemoe.training.shared_scale import SharedScaleAdamW
-from freemoe.training.states import State, load_optimizer, optimizer_state, packed, unpacked
+from freemoe.training.states import State, load_optimizer, optimizer_state, pack_state, unpack_state
 
 # Up to so many steps what matters is to come far; beyond, that what is noise stands still.
 _FEW_STEPS = 120
@@ -44,18 +44,18 @@ def base_rate(settings: TrainSection) -> float:
 
 
 @dataclass
-class History:
+class TrainingHistory:
     """What every finished step said: one row per step, (steps, columns)."""
 
     columns = ("loss", "distillation", "size", "union", "balance", "active", "target")
     rows: list[list[float]] = field(default_factory=list)
 
-    def tensor(self) -> Tensor:
+    def to_tensor(self) -> Tensor:
         """(steps, columns) float64."""
         return torch.tensor(self.rows, dtype=torch.float64).reshape(len(self.rows), len(self.columns))
 
 
-class Trainer:
+class GateTrainer:
     """Trains the gates of one model.
 
     Args:
@@ -69,19 +69,19 @@ class Trainer:
     def __init__(
         self,
         model: Any,
-        sublayers: Sequence[Sublayers],
+        sublayers: Sequence[DecoderSublayers],
         recipe: ConvertRecipe,
-        train: Blocks,
-        devices: Devices | None = None,
+        train: PackedBlocks,
+        devices: DistributedContext | None = None,
     ) -> None:
         self.model = model
         self.sublayers = list(sublayers)
         self.recipe = recipe
         self.train = train
         gates = recipe.gates
-        self.devices = devices or Devices()
+        self.devices = devices or DistributedContext()
         unions = recipe.losses.union_attention and recipe.losses.union > 0
-        self.gating = Gating(sublayers, gates, recipe.seed, self.devices.rank, unions)
+        self.gating = GateSampler(sublayers, gates, recipe.seed, self.devices.rank, unions)
         self.hypernetwork = Hypernetwork(
             sublayers,
             recipe.experts,
@@ -102,93 +102,95 @@ class Trainer:
         self.optimizer = SharedScaleAdamW(groups, weight_decay=recipe.train.weight_decay)
         self._rates = [g["lr"] for g in groups]
         self.step = 0
-        self.history = History()
-        self.mean = Mean(dict(named), recipe.train.mean_window)
-        self._profiles: list[Profile] = []
+        self.history = TrainingHistory()
+        self.mean = ParameterMean(dict(named), recipe.train.mean_window)
+        self._profiles: list[LogitProfile] = []
 
-    def begin(self, worth: Sequence[Worth]) -> None:
+    def start_from_statistics(self, worth: Sequence[LayerImportance]) -> None:
         """Begin at the statistics; with an exact budget they also settle the widths, now and for good.
 
         Training says which weights a token uses, not how many of each layer: logits of a layer drift together, and widths
         that follow them empty the attention within a hundred steps.
         """
-        begin(self.hypernetwork, worth, self.sublayers)
+        initialise_gates(self.hypernetwork, worth, self.sublayers)
         local = self.recipe.gates.value_masks == "tokens" and self.recipe.gates.local_embedding
-        for layer, own in zip(self.sublayers, offsets(worth, self.sublayers), strict=True):
-            self._profiles.append(profile(own.qk, layer.rotary.sizes, own.vo_ranked if local else own.vo, own.mlp))
+        for layer, own in zip(self.sublayers, initial_logits(worth, self.sublayers), strict=True):
+            self._profiles.append(
+                make_profile(own.qk, layer.rotary.bit_sizes, own.vo_ranked if local else own.vo, own.mlp)
+            )
 
     # ------------------------------------------------------------------------------------- state
 
-    def state(self) -> State:
+    def to_state(self) -> State:
         """Everything that the next step depends on."""
-        own = {"step": torch.tensor(self.step), "history": self.history.tensor()}
+        own = {"step": torch.tensor(self.step), "history": self.history.to_tensor()}
         return {
-            **packed("own", self.hypernetwork.state_dict()),
+            **pack_state("own", self.hypernetwork.state_dict()),
             **optimizer_state(self.optimizer),
-            **self.mean.state(),
+            **self.mean.to_state(),
             **own,
         }
 
-    def load(self, state: State) -> None:
+    def load_state(self, state: State) -> None:
         """Go on from ``state``."""
-        self.hypernetwork.load_state_dict(unpacked("own", state))
+        self.hypernetwork.load_state_dict(unpack_state("own", state))
         load_optimizer(self.optimizer, state)
-        self.mean.load(state)
+        self.mean.load_state(state)
         self.step = int(state["step"])
-        self.history = History(state["history"].tolist())
+        self.history = TrainingHistory(state["history"].tolist())
 
     # ------------------------------------------------------------------------------------- steps
 
-    def share(self, step: int) -> float:
+    def target_share(self, step: int) -> float:
         """The active share that a step trains for: it falls from one over the ramp, then stays."""
         end = self.recipe.active
         ramp = self.recipe.train.ramp * self.recipe.train.steps
         return end if ramp == 0 or step >= ramp else 1 - (1 - end) * (step + 1) / ramp
 
-    def widths(self, share: float) -> list[Widths] | None:
+    def exact_widths(self, share: float) -> list[LayerWidths] | None:
         """The widths of an exact budget; None where thresholds decide."""
         if self.recipe.gates.budget == "loss":
             return None
-        return widths(self._profiles, self.sublayers, share, self.recipe.gates.query_masks)
+        return choose_widths(self._profiles, self.sublayers, share, self.recipe.gates.query_masks)
 
-    def batch(self, step: int) -> Blocks:
+    def step_batch(self, step: int) -> PackedBlocks:
         """This process's rows of a step: every epoch has a new order, the same for the same seed."""
         count = self.devices.count
-        rows = min(len(self.train), max(1, self.recipe.train.batch_tokens // self.train.length))
+        rows = min(len(self.train), max(1, self.recipe.train.batch_tokens // self.train.row_length))
         rows = max(1, rows // count) * count
         picked = []
         for place in range(step * rows + self.devices.rank, (step + 1) * rows, count):
             epoch, index = divmod(place, len(self.train))
             generator = torch.Generator().manual_seed(self.recipe.seed * 1_000_003 + epoch)
             picked.append(int(torch.randperm(len(self.train), generator=generator)[index]))
-        return self.train.rows(picked)
+        return self.train.select_rows(picked)
 
-    def run(self, until: int) -> None:
+    def train_until(self, until: int) -> None:
         """Train up to a step.
 
         Raises:
             NumericError: The loss is not a number; the state is that of the step before.
         """
         while self.step < until:
-            self._one(self.step)
+            self._train_step(self.step)
             if self.mean.window:
-                self.mean.update()
+                self.mean.update_mean()
             self.step += 1
 
     @torch.enable_grad()
-    def _one(self, step: int) -> None:
+    def _train_step(self, step: int) -> None:
         settings, losses = self.recipe.train, self.recipe.losses
-        batch = self.batch(step)
-        share = self.share(step)
+        batch = self.step_batch(step)
+        share = self.target_share(step)
         logits = self.hypernetwork()
-        width = self.widths(share)
-        made = self.gating.masks(logits, width, step)
+        width = self.exact_widths(share)
+        made = self.gating.sample_masks(logits, width, step)
         with torch.no_grad():
-            teacher = self._hidden(batch) if settings.loss == "kd" else None
-        with self.gating.on(self.hypernetwork, logits, made, width, step):
-            student = self._hidden(batch)
-            parts = self._regularisers(made, share)
-            parts["distillation"] = self._loss(student, teacher, batch)
+            teacher = self._last_hidden(batch) if settings.loss == "kd" else None
+        with self.gating.apply_masks(self.hypernetwork, logits, made, width, step):
+            student = self._last_hidden(batch)
+            parts = self._regularisation_terms(made, share)
+            parts["distillation"] = self._prediction_loss(student, teacher, batch)
             weights = {
                 "distillation": losses.distillation,
                 "size": losses.size if width is None else 0.0,
@@ -199,7 +201,7 @@ class Trainer:
             said = torch.stack(
                 [loss, *(parts[n] for n in ("distillation", "size", "union", "balance", "active"))]
             ).detach()
-            self.devices.average([said])
+            self.devices.all_reduce_mean([said])
             # All processes stop at a loss that one of them cannot go on from.
             numbers = said.tolist()
             check_finite(
@@ -207,22 +209,22 @@ class Trainer:
                 step,
                 lambda: f" ({', '.join(f'{n} {parts[n].item():.4g}' for n in weights)}; see train.rate)",
             )
-            factor = cosine(step, settings.steps, 0.1) if settings.schedule == "cosine" else 1.0
+            factor = cosine_decay(step, settings.steps, 0.1) if settings.schedule == "cosine" else 1.0
             rates = [rate * factor for rate in self._rates]
-            descend(self.optimizer, [loss], step, rates=rates, change=self._average)
+            optimizer_step(self.optimizer, [loss], step, rates=rates, change=self._average_gradients)
         self.history.rows.append([*numbers, share])
 
-    def _average(self) -> None:
+    def _average_gradients(self) -> None:
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        self.devices.average([p.grad for p in parameters if p.grad is not None])
+        self.devices.all_reduce_mean([p.grad for p in parameters if p.grad is not None])
 
-    def _hidden(self, batch: Blocks) -> Tensor:
+    def _last_hidden(self, batch: PackedBlocks) -> Tensor:
         """What goes into the head: (rows, length, hidden)."""
         device = next(self.model.parameters()).device
         ids, positions = (t.to(device, non_blocking=True) for t in (batch.ids, batch.positions))
         return self.model.base_model(ids, position_ids=positions, use_cache=False).last_hidden_state
 
-    def _loss(self, student: Tensor, teacher: Tensor | None, batch: Blocks) -> Tensor:
+    def _prediction_loss(self, student: Tensor, teacher: Tensor | None, batch: PackedBlocks) -> Tensor:
         """What is learned from, in nats per token: the teacher's predictions, or the text's next tokens."""
         head, chunk = self.model.get_output_embeddings(), self.recipe.train.chunk_tokens
         if teacher is not None:
@@ -230,7 +232,7 @@ class Trainer:
         at, wanted = batch.next_tokens(student.device)
         return language_loss(student.flatten(0, 1)[at], wanted, head, chunk) / max(1, len(at))
 
-    def _regularisers(self, made: Step, share: float) -> dict[str, Tensor]:
+    def _regularisation_terms(self, made: GateMasks, share: float) -> dict[str, Tensor]:
         losses = self.recipe.losses
         active = made.qk[0].new_zeros(())
         unions, balances = [], []
@@ -240,10 +242,10 @@ class Trainer:
             assert seen.chosen is not None
             assert seen.probabilities is not None
             none = active.new_zeros(())
-            attention = linear_parameters(layer, seen.value_counts.amax(), layer.rotary.spread(qk).sum(), none)
+            attention = linear_parameters(layer, seen.value_counts.amax(), layer.rotary.expand_bits(qk).sum(), none)
             kept = 1.0 if heads is None else heads.mean()
             active = active + kept * attention + linear_parameters(layer, none, none, mlp.sum(dim=1).amax())
-            covered = union_loss(union(mlp), losses.size_smoothing)
+            covered = union_loss(mask_union(mlp), losses.size_smoothing)
             if seen.value_union is not None:
                 covered = covered + union_loss(seen.value_union, losses.size_smoothing)
             unions.append(covered)

@@ -30,11 +30,11 @@ def union_order(experts: Tensor) -> Tensor:
     used = experts.any(dim=0).nonzero().flatten()
     patterns, own = experts[:, used].T.unique(dim=0, return_inverse=True)
     places = torch.empty(len(patterns), dtype=torch.int64)
-    places[_walk(patterns)] = torch.arange(len(patterns))
+    places[_greedy_pattern_order(patterns)] = torch.arange(len(patterns))
     return used[places[own].argsort(stable=True)]
 
 
-def _walk(patterns: Tensor) -> Tensor:
+def _greedy_pattern_order(patterns: Tensor) -> Tensor:
     """Order of the patterns (p, N), each next one the nearest left; among equally near ones the first."""
     bits = patterns.float()
     sizes = bits.sum(dim=1)
@@ -51,7 +51,7 @@ def _walk(patterns: Tensor) -> Tensor:
     return torch.tensor(order)
 
 
-def runs(members: Tensor) -> list[tuple[int, int]]:
+def contiguous_runs(members: Tensor) -> list[tuple[int, int]]:
     """Places [begin, end) at which an expert's neurons lie next to each other.
 
     Args:
@@ -87,7 +87,7 @@ def equal_widths(structure: Structure, scores: Sequence[Tensor]) -> Structure:
                 f"Layer {number}: scores of shape {tuple(score.shape)}, and numbers of shape "
                 f"{tuple(layer.experts.shape)} are needed: one per expert and neuron."
             )
-        experts, widest = layer.experts.clone(), max(layer.widths)
+        experts, widest = layer.experts.clone(), max(layer.neuron_counts)
         for expert, wanted in zip(experts, score, strict=True):
             free = (~expert).nonzero().flatten()
             # Two stable sorts: by score, then what no expert covers before the rest.

@@ -12,14 +12,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from freemoe.kernels.gates import route
-from freemoe.models.hooks import after, before, hooked
-from freemoe.models.sublayers import Sublayers, find_sublayers
-from freemoe.tomoe.structures.structure import LayerStructure, Structure, ValueGate, check
+from freemoe.kernels.gates import route_tokens
+from freemoe.models.hooks import combined_hooks, forward_hook, forward_pre_hook
+from freemoe.models.sublayers import DecoderSublayers, find_sublayers
+from freemoe.tomoe.structures.structure import LayerStructure, Structure, ValueGateTensors, require_structure_fits
 
 
 @contextmanager
-def masked(model: nn.Module, structure: Structure, sublayers: Sequence[Sublayers] | None = None) -> Iterator[None]:
+def apply_structure(
+    model: nn.Module, structure: Structure, sublayers: Sequence[DecoderSublayers] | None = None
+) -> Iterator[None]:
     """While open, the model computes as converted; its weights are not touched, and afterwards it is as before.
 
     Args:
@@ -31,19 +33,19 @@ def masked(model: nn.Module, structure: Structure, sublayers: Sequence[Sublayers
         DataError: The structure does not fit the model.
     """
     sublayers = find_sublayers(model) if sublayers is None else sublayers
-    check(structure, sublayers)
+    require_structure_fits(structure, sublayers)
     with ExitStack() as stack:
         for layer, kept in zip(sublayers, structure, strict=True):
             # Once, and not in every pass.
-            own = kept.to(layer.q.weight.device)
-            stack.enter_context(_attention(layer, own))
-            stack.enter_context(_mlp(layer, own))
+            own = kept.to_device(layer.q.weight.device)
+            stack.enter_context(_mask_attention(layer, own))
+            stack.enter_context(_mask_mlp(layer, own))
         yield
 
 
-def _attention(layer: Sublayers, own: LayerStructure) -> AbstractContextManager[None]:
+def _mask_attention(layer: DecoderSublayers, own: LayerStructure) -> AbstractContextManager[None]:
     head_dim = layer.rotary.head_dim
-    kept = layer.rotary.spread(own.qk.float())
+    kept = layer.rotary.expand_bits(own.qk.float())
     seen: dict[str, Tensor] = {}
     heads = own.heads
 
@@ -52,7 +54,7 @@ def _attention(layer: Sublayers, own: LayerStructure) -> AbstractContextManager[
 
     def on_input(module: nn.Module, args: Any) -> None:
         vo = own.vo
-        seen["vo"] = vo.mask(args[0]) if isinstance(vo, ValueGate) else vo.float()
+        seen["vo"] = vo.token_mask(args[0]) if isinstance(vo, ValueGateTensors) else vo.float()
 
     def on_values(module: nn.Module, args: Any, output: Tensor) -> Tensor:
         return per_head(output, seen["vo"], head_dim)
@@ -61,25 +63,25 @@ def _attention(layer: Sublayers, own: LayerStructure) -> AbstractContextManager[
         output = per_head(args[0], seen.pop("vo"), head_dim)
         return (output if heads is None else by_head(output, heads), *args[1:])
 
-    return hooked(
-        after(layer.q, on_queries),
-        after(layer.k, on_queries),
-        before(layer.v, on_input),
-        after(layer.v, on_values),
-        before(layer.o, on_output),
+    return combined_hooks(
+        forward_hook(layer.q, on_queries),
+        forward_hook(layer.k, on_queries),
+        forward_pre_hook(layer.v, on_input),
+        forward_hook(layer.v, on_values),
+        forward_pre_hook(layer.o, on_output),
     )
 
 
-def _mlp(layer: Sublayers, own: LayerStructure) -> AbstractContextManager[None]:
+def _mask_mlp(layer: DecoderSublayers, own: LayerStructure) -> AbstractContextManager[None]:
     seen: dict[str, Tensor] = {}
 
     def on_input(module: nn.Module, args: Any) -> None:
-        seen["mask"] = own.experts[route(args[0], own.router_weight, own.router_bias)]
+        seen["mask"] = own.experts[route_tokens(args[0], own.router_weight, own.router_bias)]
 
     def on_down(module: nn.Module, args: Any) -> tuple[Tensor, ...]:
         return (args[0] * seen.pop("mask").to(args[0].dtype), *args[1:])
 
-    return hooked(before(layer.up[0], on_input), before(layer.down, on_down))
+    return combined_hooks(forward_pre_hook(layer.up[0], on_input), forward_pre_hook(layer.down, on_down))
 
 
 def per_head(states: Tensor, mask: Tensor, head_dim: int) -> Tensor:

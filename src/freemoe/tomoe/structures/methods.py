@@ -13,108 +13,119 @@ from freemoe.core.errors import DataError
 from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.unit_state import UnitState
 from freemoe.recipes import ConvertRecipe
-from freemoe.text.blocks import Blocks
-from freemoe.tomoe.devices import Devices
+from freemoe.text.blocks import PackedBlocks
+from freemoe.tomoe.devices import DistributedContext
 from freemoe.tomoe.gates.discretize import structure_of
-from freemoe.tomoe.gates.initialise import Worth, clusters, worths
-from freemoe.tomoe.gates.train import History, Trainer
-from freemoe.tomoe.material import ConversionContext, prepare
+from freemoe.tomoe.gates.initialise import LayerImportance, cluster_tokens, measure_layer_importance
+from freemoe.tomoe.gates.train import GateTrainer, TrainingHistory
+from freemoe.tomoe.material import ConversionContext, prepare_context
 from freemoe.tomoe.measure import TextScore, score_text
-from freemoe.tomoe.structures.masked import masked
-from freemoe.tomoe.structures.rivals import Activity, activities, rival
+from freemoe.tomoe.structures.masked import apply_structure
+from freemoe.tomoe.structures.rivals import LayerActivity, make_baseline, measure_activity
 from freemoe.tomoe.structures.structure import (
     Structure,
     active_parameters,
-    check,
     dense_parameters,
+    dense_structure,
     from_tensors,
+    require_structure_fits,
     to_tensors,
-    whole,
 )
-from freemoe.training.loop import Kept, Store, looks, train
+from freemoe.training.loop import CheckpointStore, TrainingCheckpoints, eval_steps, run_training_loop
 
 _WORTHS = ("qk", "vo", "vo_ranked", "mlp")
 _MEAN = "mean_"
 
 
-def decide(
-    context: ConversionContext, devices: Devices | None = None
+def search_structure(
+    context: ConversionContext, devices: DistributedContext | None = None
 ) -> tuple[Structure, list[list[float]], list[dict[str, float]]]:
     """The structure of the recipe's method; for a learned one its history and its curve on held-out text."""
     recipe, run = context.recipe, context.own_run
     if recipe.active == 1:
-        return whole(context.sublayers, recipe.experts), [], []
+        return dense_structure(context.sublayers, recipe.experts), [], []
     if recipe.method != "tomoe":
         return best_variant(context, recipe.method)[0], [], []
-    devices = devices or Devices()
-    trainer = Trainer(context.model, context.sublayers, recipe, context.train, devices)
+    devices = devices or DistributedContext()
+    trainer = GateTrainer(context.model, context.sublayers, recipe, context.train, devices)
     if recipe.gates.start == "statistics":
-        trainer.begin(_worth(context))
-    devices.wait()
-    curve = _train(context, trainer)
-    structure = from_tensors(run.tensors(_best(recipe, curve), lambda: _lost(run)))
-    check(structure, context.sublayers)
+        trainer.start_from_statistics(_cached_importance(context))
+    devices.wait_for_all()
+    curve = _train_gates(context, trainer)
+    structure = from_tensors(run.run_tensor_unit(_best_candidate(recipe, curve), lambda: _raise_missing_state(run)))
+    require_structure_fits(structure, context.sublayers)
     return structure, trainer.history.rows, curve
 
 
-def follow(recipe: ConvertRecipe, devices: Devices) -> None:
+def run_worker_rank(recipe: ConvertRecipe, devices: DistributedContext) -> None:
     """What every process but the first does: train along, from the statistics and the state that the first one kept."""
     if recipe.active == 1 or recipe.method != "tomoe":
         return
-    context = prepare(recipe, None, None)
-    trainer = Trainer(context.model, context.sublayers, recipe, context.train, devices)
-    devices.wait()
+    context = prepare_context(recipe, None, None)
+    trainer = GateTrainer(context.model, context.sublayers, recipe, context.train, devices)
+    devices.wait_for_all()
     if recipe.gates.start == "statistics":
-        trainer.begin(_worths(RunFolder.peek(recipe.output, "clusters"), RunFolder.peek(recipe.output, "worth")))
-    kept = devices.told(0)
+        trainer.start_from_statistics(
+            _importance_from_tensors(
+                RunFolder.load_tensors(recipe.output, "clusters"), RunFolder.load_tensors(recipe.output, "worth")
+            )
+        )
+    kept = devices.broadcast_number(0)
     if kept > 0:
-        trainer.load(RunFolder.peek(recipe.output, f"state|{kept}"))
-    devices.wait()
-    trainer.run(recipe.train.steps)
+        trainer.load_state(RunFolder.load_tensors(recipe.output, f"state|{kept}"))
+    devices.wait_for_all()
+    trainer.train_until(recipe.train.steps)
 
 
-def _lost(run: RunFolder) -> dict[str, Tensor]:
+def _raise_missing_state(run: RunFolder) -> dict[str, Tensor]:
     raise DataError(f"A saved state is missing from {str(run.partial)!r}. Start over with --no-resume.")
 
 
-def _structure(context: ConversionContext, trainer: Trainer) -> Structure:
-    widths = trainer.widths(context.recipe.active)
+def _current_structure(context: ConversionContext, trainer: GateTrainer) -> Structure:
+    widths = trainer.exact_widths(context.recipe.active)
     return structure_of(
         trainer.hypernetwork, trainer.gating, context.sublayers, widths, context.model, context.held_out, trainer.step
     )
 
 
-def _clusters(context: ConversionContext) -> list[tuple[Tensor, Tensor]]:
-    def work() -> dict[str, Tensor]:
-        recipe, kept = context.recipe, context.own_run.state("clusters")
-        found = clusters(context.model, context.sublayers, context.statistics, recipe.experts, recipe.seed, kept)
+def _cached_clusters(context: ConversionContext) -> list[tuple[Tensor, Tensor]]:
+    def compute_clusters() -> dict[str, Tensor]:
+        recipe, kept = context.recipe, context.own_run.unit_state("clusters")
+        found = cluster_tokens(
+            context.model, context.sublayers, context.statistics_blocks, recipe.experts, recipe.seed, kept
+        )
         return {f"{n}.{kind}": t for n, pair in enumerate(found) for kind, t in zip("wb", pair, strict=True)}
 
-    return _pairs(context.own_run.tensors("clusters", work))
+    return _router_pairs(context.own_run.run_tensor_unit("clusters", compute_clusters))
 
 
-def _pairs(kept: dict[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+def _router_pairs(kept: dict[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
     return [(kept[f"{n}.w"], kept[f"{n}.b"]) for n in range(len(kept) // 2)]
 
 
-def _worth(context: ConversionContext) -> list[Worth]:
-    routers = _clusters(context)
+def _cached_importance(context: ConversionContext) -> list[LayerImportance]:
+    routers = _cached_clusters(context)
 
-    def work() -> dict[str, Tensor]:
-        with context.progress.stage("statistics", len(context.statistics)) as advance:
-            tokens, kept = context.recipe.train.batch_tokens, context.own_run.state("worth")
-            found = worths(context.model, context.sublayers, context.statistics, routers, tokens, advance, kept)
+    def compute_importance() -> dict[str, Tensor]:
+        with context.progress.stage("statistics", len(context.statistics_blocks)) as advance:
+            tokens, kept = context.recipe.train.batch_tokens, context.own_run.unit_state("worth")
+            found = measure_layer_importance(
+                context.model, context.sublayers, context.statistics_blocks, routers, tokens, advance, kept
+            )
         return {f"{n}.{kind}": getattr(w, kind) for n, w in enumerate(found) for kind in _WORTHS}
 
-    worth = context.own_run.tensors("worth", work)
-    return _worths(context.own_run.tensors("clusters", dict), worth)
+    worth = context.own_run.run_tensor_unit("worth", compute_importance)
+    return _importance_from_tensors(context.own_run.run_tensor_unit("clusters", dict), worth)
 
 
-def _worths(routers: dict[str, Tensor], kept: dict[str, Tensor]) -> list[Worth]:
-    return [Worth(*router, *(kept[f"{n}.{kind}"] for kind in _WORTHS)) for n, router in enumerate(_pairs(routers))]
+def _importance_from_tensors(routers: dict[str, Tensor], kept: dict[str, Tensor]) -> list[LayerImportance]:
+    return [
+        LayerImportance(*router, *(kept[f"{n}.{kind}"] for kind in _WORTHS))
+        for n, router in enumerate(_router_pairs(routers))
+    ]
 
 
-def _train(context: ConversionContext, trainer: Trainer) -> list[dict[str, float]]:
+def _train_gates(context: ConversionContext, trainer: GateTrainer) -> list[dict[str, float]]:
     """Train to the end, from the last saved state where there is one; returns the curve on held-out text.
 
     Only the state of the last mark and the structure of the best one are kept on disk.
@@ -122,27 +133,30 @@ def _train(context: ConversionContext, trainer: Trainer) -> list[dict[str, float
     run, settings = context.own_run, context.recipe.train
     # Of several processes only the first one writes, and all others must go on from the same state: that of a look.
     alone = trainer.devices.count == 1
-    kept = Kept(Store(run), "state", trainer.state, trainer.load, between=alone)
-    begun = trainer.devices.told(kept.last(settings.steps, settings.save_every))
-    trainer.devices.wait()
-    before = [mark for mark in looks(settings.steps, settings.save_every) if mark < begun]
-    curve: list[dict[str, float]] = [run.journal.unit(f"held-out|{mark}", dict) for mark in before]
+    kept = TrainingCheckpoints(CheckpointStore(run), "state", trainer.to_state, trainer.load_state, between=alone)
+    begun = trainer.devices.broadcast_number(kept.last_step(settings.steps, settings.save_every))
+    trainer.devices.wait_for_all()
+    before = [mark for mark in eval_steps(settings.steps, settings.save_every) if mark < begun]
+    curve: list[dict[str, float]] = [run.journal.run_unit(f"held-out|{mark}", dict) for mark in before]
 
-    def look(mark: int) -> bool:
-        def work() -> dict[str, float]:
-            unit = run.state(f"held-out|{mark}")
-            point = {"step": float(mark), **_candidate(context, trainer, f"structure|{mark}", unit.part("now"))}
+    def evaluate_gates(mark: int) -> bool:
+        def compute_point() -> dict[str, float]:
+            unit = run.unit_state(f"held-out|{mark}")
+            point = {
+                "step": float(mark),
+                **_score_candidate(context, trainer, f"structure|{mark}", unit.part_state("now")),
+            }
             if mark and settings.mean_window:
-                with trainer.mean.used():
-                    found = _candidate(context, trainer, f"structure|{_MEAN}{mark}", unit.part("mean"))
+                with trainer.mean.use_mean():
+                    found = _score_candidate(context, trainer, f"structure|{_MEAN}{mark}", unit.part_state("mean"))
                 point |= {f"{_MEAN}{name}": value for name, value in found.items()}
             return point
 
-        point = run.unit(f"held-out|{mark}", work)
+        point = run.run_unit(f"held-out|{mark}", compute_point)
         curve.append(point)
-        _forget(context, curve)
+        _drop_worse_candidates(context, curve)
         if mark:
-            latest = dict(zip(History.columns, trainer.history.rows[-1], strict=True))
+            latest = dict(zip(TrainingHistory.columns, trainer.history.rows[-1], strict=True))
             context.progress.say(
                 f"step {mark}: active {latest['active']:.3f}, KL {latest['distillation']:.4f}, balance "
                 f"{latest['balance']:.3f}, held-out perplexity {point['perplexity']:.3f} at {point['active']:.3f} active"
@@ -151,20 +165,29 @@ def _train(context: ConversionContext, trainer: Trainer) -> list[dict[str, float
         return False
 
     with context.progress.stage("training", settings.steps) as advance:
-        train(lambda n: trainer.run(n + 1), look, settings.steps, settings.save_every, kept=kept, advance=advance)
+        run_training_loop(
+            lambda n: trainer.train_until(n + 1),
+            evaluate_gates,
+            settings.steps,
+            settings.save_every,
+            kept=kept,
+            advance=advance,
+        )
     return curve
 
 
-def _candidate(context: ConversionContext, trainer: Trainer, name: str, kept: UnitState) -> dict[str, float]:
+def _score_candidate(context: ConversionContext, trainer: GateTrainer, name: str, kept: UnitState) -> dict[str, float]:
     """Keep the structure that the gates have now, and score it on held-out text."""
-    structure = from_tensors(context.own_run.tensors(name, lambda: to_tensors(_structure(context, trainer))))
-    with masked(context.model, structure, context.sublayers):
+    structure = from_tensors(
+        context.own_run.run_tensor_unit(name, lambda: to_tensors(_current_structure(context, trainer)))
+    )
+    with apply_structure(context.model, structure, context.sublayers):
         score = score_text(context.model, context.held_out, kept=kept)
     share = active_parameters(structure, context.sublayers) / dense_parameters(context.sublayers)
     return {"perplexity": score.perplexity, "accuracy": score.accuracy, "active": share}
 
 
-def _names(curve: Sequence[dict[str, float]]) -> list[tuple[str, float, float]]:
+def _scored_candidates(curve: Sequence[dict[str, float]]) -> list[tuple[str, float, float]]:
     """Every structure that was scored on held-out text: its unit, perplexity and active share."""
     return [
         (f"structure|{kind}{int(point['step'])}", point[f"{kind}perplexity"], point[f"{kind}active"])
@@ -174,66 +197,72 @@ def _names(curve: Sequence[dict[str, float]]) -> list[tuple[str, float, float]]:
     ]
 
 
-def _best(recipe: ConvertRecipe, curve: Sequence[dict[str, float]]) -> str:
+def _best_candidate(recipe: ConvertRecipe, curve: Sequence[dict[str, float]]) -> str:
     """The unit of the structure that is best on held-out text among those within the budget; the last where none is."""
-    named = _names(curve)
+    named = _scored_candidates(curve)
     within = [one for one in named if one[2] <= 1.01 * recipe.active]
     return min(within, key=lambda one: one[1])[0] if within else named[-1][0]
 
 
-def _forget(context: ConversionContext, curve: Sequence[dict[str, float]]) -> None:
+def _drop_worse_candidates(context: ConversionContext, curve: Sequence[dict[str, float]]) -> None:
     """Delete every structure that is not the best."""
-    best = _best(context.recipe, curve)
-    for name, _, _ in _names(curve):
+    best = _best_candidate(context.recipe, curve)
+    for name, _, _ in _scored_candidates(curve):
         if name != best:
-            context.own_run.drop(name)
+            context.own_run.delete_tensors(name)
 
 
-def scored(
-    context: ConversionContext, name: str, blocks: Blocks, structure: Structure | None, part: str = "test"
+def evaluate_structure(
+    context: ConversionContext, name: str, blocks: PackedBlocks, structure: Structure | None, part: str = "test"
 ) -> TextScore:
     """Score one structure (None: the dense model) on one part of the text, once per run."""
 
-    def work() -> dict[str, Any]:
+    def compute_score() -> dict[str, Any]:
         place = (
-            masked(context.model, structure, context.sublayers) if structure is not None else contextlib.nullcontext()
+            apply_structure(context.model, structure, context.sublayers)
+            if structure is not None
+            else contextlib.nullcontext()
         )
         with place, context.progress.stage(f"{name} on {part} text", len(blocks)) as advance:
-            return score_text(context.model, blocks, on_rows=advance, kept=context.own_run.state(unit)).to_dict()
+            return score_text(context.model, blocks, on_rows=advance, kept=context.own_run.unit_state(unit)).to_dict()
 
     unit = f"score|{part}|{name}"
-    return TextScore.from_dict(context.own_run.unit(unit, work))
+    return TextScore.from_dict(context.own_run.run_unit(unit, compute_score))
 
 
-def _activity(context: ConversionContext) -> list[Activity]:
+def _cached_activity(context: ConversionContext) -> list[LayerActivity]:
     """What all rivals look at: one pass over the text of the statistics, kept."""
-    names = [field.name for field in fields(Activity)]
+    names = [field.name for field in fields(LayerActivity)]
 
-    def work() -> dict[str, Tensor]:
-        kept = context.own_run.state("activity")
-        found = activities(context.model, context.sublayers, context.statistics, _clusters(context), kept)
+    def compute_activity() -> dict[str, Tensor]:
+        kept = context.own_run.unit_state("activity")
+        found = measure_activity(
+            context.model, context.sublayers, context.statistics_blocks, _cached_clusters(context), kept
+        )
         return {f"{n}.{name}": getattr(own, name).cpu() for n, own in enumerate(found) for name in names}
 
-    kept, device = context.own_run.tensors("activity", work), context.model.device
-    return [Activity(*(kept[f"{n}.{name}"].to(device) for name in names)) for n in range(len(context.sublayers))]
+    kept, device = context.own_run.run_tensor_unit("activity", compute_activity), context.model.device
+    return [LayerActivity(*(kept[f"{n}.{name}"].to(device) for name in names)) for n in range(len(context.sublayers))]
 
 
 GATHERED = ("clusters", "activity")
 """Units whose tensors all rivals look at."""
 
 
-def gather(context: ConversionContext) -> None:
+def collect_statistics(context: ConversionContext) -> None:
     """Have what all rivals look at in the run's folder."""
-    _activity(context)
+    _cached_activity(context)
 
 
 def best_variant(context: ConversionContext, method: str) -> tuple[Structure, dict[str, float]]:
     """A rival with the attention whole and with the attention pruned like the rest: the better on held-out text."""
-    routers, activity = _clusters(context), _activity(context)
+    routers, activity = _cached_clusters(context), _cached_activity(context)
     found = []
     for attention in (1.0, context.recipe.active):
-        structure = rival(method, context.sublayers, activity, routers, context.recipe.active, attention)
-        score = scored(context, f"{method}, attention {attention:g}", context.held_out, structure, "held-out")
+        structure = make_baseline(method, context.sublayers, activity, routers, context.recipe.active, attention)
+        score = evaluate_structure(
+            context, f"{method}, attention {attention:g}", context.held_out, structure, "held-out"
+        )
         found.append((score.perplexity, attention, structure))
     _, attention, structure = min(found, key=lambda entry: entry[0])
     share = active_parameters(structure, context.sublayers) / dense_parameters(context.sublayers)

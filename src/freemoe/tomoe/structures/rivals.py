@@ -21,21 +21,21 @@ from torch import Tensor
 
 from freemoe.core.registry import Registry
 from freemoe.core.run.unit_state import NOT_KEPT, UnitState
-from freemoe.kernels.gates import route, top_k_mask
-from freemoe.models.hooks import after, before, hooked
-from freemoe.models.sublayers import Sublayers
+from freemoe.kernels.gates import route_tokens, top_k_mask
+from freemoe.models.hooks import combined_hooks, forward_hook, forward_pre_hook
+from freemoe.models.sublayers import DecoderSublayers
 from freemoe.recipes.convert import METHODS
-from freemoe.text.blocks import Blocks
+from freemoe.text.blocks import PackedBlocks
 from freemoe.tomoe.measure import TOKENS
 from freemoe.tomoe.structures.structure import LayerStructure, Structure, dense_parameters, linear_parameters
-from freemoe.training.states import State, packed, unpacked
+from freemoe.training.states import State, pack_state, unpack_state
 
 # Half of an expert's neurons are shared by all (CMoE's S3A3E8: 3 of 6 active ones).
 _SHARED = 0.5
 
 
 @dataclass(frozen=True, eq=False)
-class Activity:
+class LayerActivity:
     """Mean absolute values of one layer over all tokens.
 
     Attributes:
@@ -54,67 +54,69 @@ class Activity:
 
 
 @torch.no_grad()
-def activities(
+def measure_activity(
     model: Any,
-    sublayers: Sequence[Sublayers],
-    blocks: Blocks,
+    sublayers: Sequence[DecoderSublayers],
+    blocks: PackedBlocks,
     routers: Sequence[tuple[Tensor, Tensor]],
     kept: UnitState = NOT_KEPT,
-) -> list[Activity]:
+) -> list[LayerActivity]:
     """One forward pass over ``blocks``, which keeps its sums between two batches."""
     device = next(model.parameters()).device
     found = []
     with ExitStack() as stack:
         for layer, (weight, bias) in zip(sublayers, routers, strict=True):
             h, experts = layer.rotary.head_dim, len(weight)
-            sums = Activity(
+            sums = LayerActivity(
                 *(torch.zeros(h, device=device) for _ in range(3)),
-                neurons=torch.zeros(experts, layer.width, device=device),
+                neurons=torch.zeros(experts, layer.intermediate_size, device=device),
                 tokens=torch.zeros(experts, device=device),
             )
             found.append(sums)
-            stack.enter_context(_listening(layer, sums, weight.to(device), bias.to(device)))
+            stack.enter_context(_collect_activity(layer, sums, weight.to(device), bias.to(device)))
 
-        def load(state: State) -> None:
+        def load_state(state: State) -> None:
             for n, own in enumerate(found):
-                for name, t in unpacked(str(n), state).items():
+                for name, t in unpack_state(str(n), state).items():
                     getattr(own, name).copy_(t)
 
-        def state() -> State:
-            return {key: t for n, own in enumerate(found) for key, t in packed(str(n), vars(own)).items()}
+        def to_state() -> State:
+            return {key: t for n, own in enumerate(found) for key, t in pack_state(str(n), vars(own)).items()}
 
-        for batch in kept.over(blocks.within(TOKENS), state, load):
+        for batch in kept.resume_iter(blocks.iter_token_batches(TOKENS), to_state, load_state):
             model.base_model(batch.ids.to(device), position_ids=batch.positions.to(device), use_cache=False)
     return found
 
 
-def _listening(layer: Sublayers, sums: Activity, weight: Tensor, bias: Tensor) -> AbstractContextManager[None]:
+def _collect_activity(
+    layer: DecoderSublayers, sums: LayerActivity, weight: Tensor, bias: Tensor
+) -> AbstractContextManager[None]:
     now: dict[str, Tensor] = {}
 
-    def add(into: Tensor) -> Callable[..., None]:
-        def hook(module: Any, args: Any, output: Tensor) -> None:
+    def make_sum_hook(into: Tensor) -> Callable[..., None]:
+        def add_absolute_values(module: Any, args: Any, output: Tensor) -> None:
             into.add_(output.float().abs().unflatten(-1, (-1, len(into))).flatten(0, -2).sum(dim=0))
 
-        return hook
+        return add_absolute_values
 
     def on_mlp(module: Any, args: Any) -> None:
-        now["expert"] = route(args[0].flatten(0, -2), weight, bias)
+        now["expert"] = route_tokens(args[0].flatten(0, -2), weight, bias)
 
     def on_down(module: Any, args: Any) -> None:
         sums.neurons.index_add_(0, now["expert"], args[0].float().abs().flatten(0, -2))
         sums.tokens.add_(torch.bincount(now["expert"], minlength=len(weight)))
 
-    return hooked(
-        after(layer.q, add(sums.queries)),
-        after(layer.k, add(sums.keys)),
-        after(layer.v, add(sums.values)),
-        before(layer.up[0], on_mlp),
-        before(layer.down, on_down),
+    return combined_hooks(
+        forward_hook(layer.q, make_sum_hook(sums.queries)),
+        forward_hook(layer.k, make_sum_hook(sums.keys)),
+        forward_hook(layer.v, make_sum_hook(sums.values)),
+        forward_pre_hook(layer.up[0], on_mlp),
+        forward_pre_hook(layer.down, on_down),
     )
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class BaselineInputs:
     """What a rival may look at to make one layer's structure.
 
     Attributes:
@@ -125,22 +127,22 @@ class Seen:
         attention: Share of every head's dimensions that stay.
     """
 
-    layer: Sublayers
-    activity: Activity
+    layer: DecoderSublayers
+    activity: LayerActivity
     router: tuple[Tensor, Tensor]
     width: int
     attention: float
 
 
-Rival = Callable[[Seen], LayerStructure]
+Rival = Callable[[BaselineInputs], LayerStructure]
 
 RIVALS: Registry[Rival] = Registry("rival of a conversion", METHODS)
 
 
-def rival(
+def make_baseline(
     method: str,
-    sublayers: Sequence[Sublayers],
-    activity: Sequence[Activity],
+    sublayers: Sequence[DecoderSublayers],
+    activity: Sequence[LayerActivity],
     routers: Sequence[tuple[Tensor, Tensor]],
     share: float,
     attention: float,
@@ -150,41 +152,45 @@ def rival(
     Args:
         method: A name of ``RIVALS``.
         sublayers: Of the base.
-        activity: From ``activities``, with the same routers.
+        activity: From ``measure_activity``, with the same routers.
         routers: Clusters of tokens, from ``gates.initialise.clusters``.
         share: Active share of the whole.
         attention: Share of every head's dimensions that stay; the MLP takes what is left.
     """
     make, widths = RIVALS.get(method), _mlp_width(sublayers, share, attention)
     layers = zip(sublayers, activity, routers, widths, strict=True)
-    return [make(Seen(layer, own, router, width, attention)) for layer, own, router, width in layers]
+    return [make(BaselineInputs(layer, own, router, width, attention)) for layer, own, router, width in layers]
 
 
-def by_magnitude(seen: Seen) -> LayerStructure:
+def by_magnitude(seen: BaselineInputs) -> LayerStructure:
     """The neurons and dimensions with the largest weights, the same for every token."""
-    return _static(seen, _read(seen.layer) * _written(seen.layer), magnitude=True)
+    return _static_structure(seen, _input_norms(seen.layer) * _output_norms(seen.layer), magnitude=True)
 
 
-def by_activation(seen: Seen) -> LayerStructure:
+def by_activation(seen: BaselineInputs) -> LayerStructure:
     """The largest products of mean activation and weight, the same for every token."""
-    return _static(seen, seen.activity.neurons.sum(dim=0) * _written(seen.layer), magnitude=False)
+    return _static_structure(seen, seen.activity.neurons.sum(dim=0) * _output_norms(seen.layer), magnitude=False)
 
 
-def by_cluster(seen: Seen) -> LayerStructure:
+def by_cluster(seen: BaselineInputs) -> LayerStructure:
     """Often active neurons shared by all experts, the others divided by the tokens that use them."""
-    return _structure(seen, seen.router, _split(seen.layer, seen.activity, seen.width), magnitude=False)
+    return _make_layer_structure(
+        seen, seen.router, _split_neurons(seen.layer, seen.activity, seen.width), magnitude=False
+    )
 
 
-def _static(seen: Seen, scores: Tensor, magnitude: bool) -> LayerStructure:
+def _static_structure(seen: BaselineInputs, scores: Tensor, magnitude: bool) -> LayerStructure:
     experts = top_k_mask(scores, seen.width).bool().expand(2, -1).clone()
-    hidden = seen.layer.hidden
-    return _structure(seen, (torch.zeros(2, hidden), torch.zeros(2)), experts, magnitude)
+    hidden = seen.layer.hidden_size
+    return _make_layer_structure(seen, (torch.zeros(2, hidden), torch.zeros(2)), experts, magnitude)
 
 
-def _structure(seen: Seen, router: tuple[Tensor, Tensor], experts: Tensor, magnitude: bool) -> LayerStructure:
+def _make_layer_structure(
+    seen: BaselineInputs, router: tuple[Tensor, Tensor], experts: Tensor, magnitude: bool
+) -> LayerStructure:
     qk, vo = _attention_scores(seen.layer, seen.activity, magnitude)
     kept = max(1, int(seen.attention * seen.layer.rotary.head_dim))
-    bits, values = _bits(seen.layer, qk, seen.attention), top_k_mask(vo, kept).bool()
+    bits, values = _best_rotary_bits(seen.layer, qk, seen.attention), top_k_mask(vo, kept).bool()
     return LayerStructure(bits.cpu(), values.cpu(), router[0].cpu(), router[1].cpu(), experts.cpu())
 
 
@@ -195,35 +201,35 @@ RIVALS.add(
 RIVALS.add("activation-split", by_cluster, "shared neurons, and others by cluster of tokens (in the manner of CMoE)")
 
 
-def _mlp_width(sublayers: Sequence[Sublayers], share: float, attention: float) -> list[int]:
+def _mlp_width(sublayers: Sequence[DecoderSublayers], share: float, attention: float) -> list[int]:
     """Neurons that the budget leaves: the same share of every layer's MLP."""
     spent = mlp = 0
     for layer in sublayers:
         kept = max(1, int(attention * layer.rotary.head_dim))
         spent += linear_parameters(layer, kept, kept, 0)
-        mlp += linear_parameters(layer, 0, 0, layer.width)
+        mlp += linear_parameters(layer, 0, 0, layer.intermediate_size)
     left = (share * dense_parameters(sublayers) - spent) / mlp
-    return [max(1, min(layer.width, int(left * layer.width + 1e-9))) for layer in sublayers]
+    return [max(1, min(layer.intermediate_size, int(left * layer.intermediate_size + 1e-9))) for layer in sublayers]
 
 
-def _attention_scores(layer: Sublayers, own: Activity, magnitude: bool) -> tuple[Tensor, Tensor]:
+def _attention_scores(layer: DecoderSublayers, own: LayerActivity, magnitude: bool) -> tuple[Tensor, Tensor]:
     """Scores of rotary bits and of value dimensions."""
     h = layer.rotary.head_dim
 
-    def rows(linear: Any) -> Tensor:
+    def row_norms(linear: Any) -> Tensor:
         return linear.weight.detach().float().unflatten(0, (-1, h)).pow(2).sum(dim=(0, 2)).sqrt()
 
     columns = layer.o.weight.detach().float().unflatten(1, (-1, h)).pow(2).sum(dim=(0, 1)).sqrt()
-    query = rows(layer.q) * rows(layer.k) if magnitude else own.queries * own.keys
-    value = (rows(layer.v) if magnitude else own.values) * columns
+    query = row_norms(layer.q) * row_norms(layer.k) if magnitude else own.queries * own.keys
+    value = (row_norms(layer.v) if magnitude else own.values) * columns
     pairs = layer.rotary.turned // 2
     turned = query[: 2 * pairs].view(2, pairs).sum(dim=0)
     return torch.cat([turned, query[2 * pairs :]]), value
 
 
-def _bits(layer: Sublayers, scores: Tensor, share: float) -> Tensor:
+def _best_rotary_bits(layer: DecoderSublayers, scores: Tensor, share: float) -> Tensor:
     """The best bits whose dimensions are at most the share of a head; at least one."""
-    sizes = layer.rotary.sizes.to(scores.device)
+    sizes = layer.rotary.bit_sizes.to(scores.device)
     order = (scores / sizes).argsort(descending=True, stable=True)
     fits = sizes[order].cumsum(0) <= max(1, int(share * layer.rotary.head_dim))
     kept = torch.zeros_like(scores, dtype=torch.bool)
@@ -232,21 +238,21 @@ def _bits(layer: Sublayers, scores: Tensor, share: float) -> Tensor:
     return kept
 
 
-def _read(layer: Sublayers) -> Tensor:
+def _input_norms(layer: DecoderSublayers) -> Tensor:
     """(width,): product of the lengths of the rows that make a neuron's activation."""
     lengths = [linear.weight.detach().float().norm(dim=1) for linear in layer.up]
     return torch.stack(lengths).prod(dim=0)
 
 
-def _written(layer: Sublayers) -> Tensor:
+def _output_norms(layer: DecoderSublayers) -> Tensor:
     """(width,): length of the column that a neuron's activation is multiplied by."""
     return layer.down.weight.detach().float().norm(dim=0)
 
 
-def _split(layer: Sublayers, own: Activity, width: int) -> Tensor:
+def _split_neurons(layer: DecoderSublayers, own: LayerActivity, width: int) -> Tensor:
     """(experts, width): shared neurons first, then each expert's own."""
     experts = len(own.tokens)
-    sizes = _written(layer)
+    sizes = _output_norms(layer)
     overall = own.neurons.sum(dim=0) / own.tokens.sum() * sizes
     means = own.neurons / own.tokens.clamp(min=1)[:, None] * sizes
     shared = top_k_mask(overall, max(1, int(_SHARED * width))).bool()

@@ -15,14 +15,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from freemoe.core.artifacts import Manifest, read_manifest, read_tensors
+from freemoe.core.artifacts import ArtefactManifest, read_manifest, read_tensors
 from freemoe.core.errors import ArtifactError, DataError
 from freemoe.kernels.gates import top_k_mask, value_scores
-from freemoe.models.sublayers import Sublayers
+from freemoe.models.sublayers import DecoderSublayers
 
 
 @dataclass(frozen=True, eq=False)
-class ValueGate:
+class ValueGateTensors:
     """Chooses value dimensions per token (ToMoE Eq. 4): the K best of ``kernels.gates.value_scores``.
 
     Attributes:
@@ -43,7 +43,7 @@ class ValueGate:
     offset: Tensor
     keep: Tensor
 
-    def mask(self, x: Tensor) -> Tensor:
+    def token_mask(self, x: Tensor) -> Tensor:
         """The attention's input (..., hidden), on the gate's device -> (..., head_dim) float32 of zeros and ones."""
         numbers = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "keep"}
         return top_k_mask(value_scores(x, **numbers), int(self.keep))
@@ -63,18 +63,18 @@ class LayerStructure:
     """
 
     qk: Tensor
-    vo: ValueGate | Tensor
+    vo: ValueGateTensors | Tensor
     router_weight: Tensor
     router_bias: Tensor
     experts: Tensor
     heads: Tensor | None = None
 
-    def to(self, device: torch.device) -> LayerStructure:
-        """The same on a device, but for `ValueGate.keep`, which the host reads."""
+    def to_device(self, device: torch.device) -> LayerStructure:
+        """The same on a device, but for `ValueGateTensors.keep`, which the host reads."""
         moved: dict[str, Any] = {
             f.name: v.to(device) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)
         }
-        if isinstance(self.vo, ValueGate):
+        if isinstance(self.vo, ValueGateTensors):
             gate = {f.name: getattr(self.vo, f.name).to(device) for f in fields(self.vo) if f.name != "keep"}
             moved["vo"] = replace(self.vo, **gate)
         return replace(self, **moved)
@@ -87,15 +87,15 @@ class LayerStructure:
     @property
     def value_width(self) -> int:
         """Value dimensions of a head that a token uses."""
-        return int(self.vo.keep) if isinstance(self.vo, ValueGate) else int(self.vo.sum())
+        return int(self.vo.keep) if isinstance(self.vo, ValueGateTensors) else int(self.vo.sum())
 
     @property
-    def widths(self) -> list[int]:
+    def neuron_counts(self) -> list[int]:
         """Neurons of each expert."""
         return self.experts.sum(dim=1).tolist()
 
     @property
-    def union(self) -> int:
+    def union_width(self) -> int:
         """Neurons that some expert uses."""
         return int(self.experts.any(dim=0).sum())
 
@@ -107,21 +107,21 @@ STRUCTURE = "structure.safetensors"
 """What the conversion decided, beside the model that it was written as."""
 
 
-def whole(sublayers: Sequence[Sublayers], experts: int = 2) -> Structure:
+def dense_structure(sublayers: Sequence[DecoderSublayers], experts: int = 2) -> Structure:
     """The structure that keeps everything: the dense model itself, bit for bit."""
     return [
         LayerStructure(
-            qk=torch.ones(layer.rotary.bits, dtype=torch.bool),
+            qk=torch.ones(layer.rotary.num_bits, dtype=torch.bool),
             vo=torch.ones(layer.rotary.head_dim, dtype=torch.bool),
-            router_weight=torch.zeros(experts, layer.hidden),
+            router_weight=torch.zeros(experts, layer.hidden_size),
             router_bias=torch.zeros(experts),
-            experts=torch.ones(experts, layer.width, dtype=torch.bool),
+            experts=torch.ones(experts, layer.intermediate_size, dtype=torch.bool),
         )
         for layer in sublayers
     ]
 
 
-def check(structure: Structure, sublayers: Sequence[Sublayers]) -> None:
+def require_structure_fits(structure: Structure, sublayers: Sequence[DecoderSublayers]) -> None:
     """Raise unless a structure fits a model.
 
     Raises:
@@ -132,9 +132,9 @@ def check(structure: Structure, sublayers: Sequence[Sublayers]) -> None:
     for layer, own in zip(sublayers, structure, strict=True):
         experts = len(own.experts)
         wanted = {
-            "qk": (layer.rotary.bits,),
-            "experts": (experts, layer.width),
-            "router_weight": (experts, layer.hidden),
+            "qk": (layer.rotary.num_bits,),
+            "experts": (experts, layer.intermediate_size),
+            "router_weight": (experts, layer.hidden_size),
             "router_bias": (experts,),
         }
         for name, shape in wanted.items():
@@ -147,38 +147,38 @@ def check(structure: Structure, sublayers: Sequence[Sublayers]) -> None:
             )
         if own.heads is not None and (own.heads.shape != (layer.kv_heads,) or not bool(own.heads.any())):
             raise DataError(f"Layer {layer.number}: heads must be {layer.kv_heads} flags, at least one of them set.")
-        if not bool(own.qk.any()) or min(own.widths) < 1:
+        if not bool(own.qk.any()) or min(own.neuron_counts) < 1:
             raise DataError(f"Layer {layer.number} keeps no query dimension, or has an expert without neurons.")
 
 
-def active_parameters(structure: Structure, sublayers: Sequence[Sublayers]) -> int:
+def active_parameters(structure: Structure, sublayers: Sequence[DecoderSublayers]) -> int:
     """Weights that a token uses in the decoder's linears: ToMoE Eq. 8's T(d), an expert's width being the largest.
 
     Embeddings, heads, norms, biases and routers are not counted, here and in ``dense_parameters``.
     """
     return sum(
-        linear_parameters(layer, 0, 0, max(own.widths)) + _attention_parameters(layer, own)
+        linear_parameters(layer, 0, 0, max(own.neuron_counts)) + _attention_parameters(layer, own)
         for layer, own in zip(sublayers, structure, strict=True)
     )
 
 
-def _attention_parameters(layer: Sublayers, own: LayerStructure) -> int:
-    queries = int(layer.rotary.spread(own.qk.float()).sum())
+def _attention_parameters(layer: DecoderSublayers, own: LayerStructure) -> int:
+    queries = int(layer.rotary.expand_bits(own.qk.float()).sum())
     return int(own.head_share * linear_parameters(layer, own.value_width, queries, 0))
 
 
-def dense_parameters(sublayers: Sequence[Sublayers]) -> int:
+def dense_parameters(sublayers: Sequence[DecoderSublayers]) -> int:
     """Weights of the decoder's linears (ToMoE's T_total)."""
-    return sum(linear_parameters(s, s.rotary.head_dim, s.rotary.head_dim, s.width) for s in sublayers)
+    return sum(linear_parameters(s, s.rotary.head_dim, s.rotary.head_dim, s.intermediate_size) for s in sublayers)
 
 
 Width = TypeVar("Width", int, Tensor)
 
 
-def linear_parameters(layer: Sublayers, value_width: Width, query_width: Width, mlp_width: Width) -> Width:
+def linear_parameters(layer: DecoderSublayers, value_width: Width, query_width: Width, mlp_width: Width) -> Width:
     """Weights of one layer's linears with the given widths of a head and of the MLP; differentiable in tensors."""
-    attention = layer.hidden * (layer.heads + layer.kv_heads) * (value_width + query_width)
-    return attention + (len(layer.up) + 1) * layer.hidden * mlp_width
+    attention = layer.hidden_size * (layer.heads + layer.kv_heads) * (value_width + query_width)
+    return attention + (len(layer.up) + 1) * layer.hidden_size * mlp_width
 
 
 def to_tensors(structure: Structure) -> dict[str, Tensor]:
@@ -187,8 +187,8 @@ def to_tensors(structure: Structure) -> dict[str, Tensor]:
     for number, layer in enumerate(structure):
         for name in ("qk", "router_weight", "router_bias", "experts"):
             found[f"{number}.{name}"] = getattr(layer, name)
-        if isinstance(layer.vo, ValueGate):
-            found |= {f"{number}.vo.{f.name}": getattr(layer.vo, f.name) for f in fields(ValueGate)}
+        if isinstance(layer.vo, ValueGateTensors):
+            found |= {f"{number}.vo.{f.name}": getattr(layer.vo, f.name) for f in fields(ValueGateTensors)}
         else:
             found[f"{number}.vo"] = layer.vo
         if layer.heads is not None:
@@ -196,7 +196,7 @@ def to_tensors(structure: Structure) -> dict[str, Tensor]:
     return found
 
 
-def read_structure(folder: str | Path, manifest: Manifest | None = None) -> Structure:
+def read_structure(folder: str | Path, manifest: ArtefactManifest | None = None) -> Structure:
     """What a conversion decided, from its folder.
 
     Args:
@@ -209,7 +209,10 @@ def read_structure(folder: str | Path, manifest: Manifest | None = None) -> Stru
     tensors = read_tensors(folder, STRUCTURE, manifest or read_manifest(folder))
     try:
         structure = from_tensors(tensors)
-        sound = all(min(own.widths) > 0 and own.union and own.value_width > 0 and own.head_share for own in structure)
+        sound = all(
+            min(own.neuron_counts) > 0 and own.union_width and own.value_width > 0 and own.head_share
+            for own in structure
+        )
     except (KeyError, ValueError, TypeError, AttributeError, IndexError, RuntimeError) as error:
         raise ArtifactError(
             f"{STRUCTURE!r} in {str(folder)!r} is no structure ({type(error).__name__}: {error}). Copy the artefact again."
@@ -226,7 +229,7 @@ def from_tensors(tensors: Mapping[str, Tensor]) -> Structure:
     for number in range(layers):
         own = {name: tensors[f"{number}.{name}"] for name in ("qk", "router_weight", "router_bias", "experts")}
         static = tensors.get(f"{number}.vo")
-        gate = {f.name: tensors.get(f"{number}.vo.{f.name}") for f in fields(ValueGate)}
-        vo = static if static is not None else ValueGate(**gate)  # pyright: ignore[reportArgumentType]
+        gate = {f.name: tensors.get(f"{number}.vo.{f.name}") for f in fields(ValueGateTensors)}
+        vo = static if static is not None else ValueGateTensors(**gate)  # pyright: ignore[reportArgumentType]
         structure.append(LayerStructure(vo=vo, heads=tensors.get(f"{number}.heads"), **own))
     return structure

@@ -10,16 +10,16 @@ import torch
 from benchmarks.real_llm.methods.splitting import Split, divide, evenly, mixture, train_routers
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.checkpoints.saving import save_checkpoint
-from freemoe.text.blocks import Blocks
+from freemoe.text.blocks import PackedBlocks
 from tests.tiny import tiny_model
 
 EXPERTS, LENGTH = 2, 24
 
 
 @pytest.fixture
-def text() -> Blocks:
+def text() -> PackedBlocks:
     ids = torch.randint(3, 280, (12, LENGTH), generator=torch.Generator().manual_seed(0))
-    return Blocks(ids, torch.arange(LENGTH).expand(12, LENGTH).clone())
+    return PackedBlocks(ids, torch.arange(LENGTH).expand(12, LENGTH).clone())
 
 
 @pytest.fixture
@@ -27,13 +27,13 @@ def dense():
     return tiny_model("llama")
 
 
-def test_with_all_experts_and_even_weights_it_is_the_dense_model(dense, text: Blocks) -> None:
+def test_with_all_experts_and_even_weights_it_is_the_dense_model(dense, text: PackedBlocks) -> None:
     splits = [Split(s.shared, s.neurons, torch.zeros_like(s.router)) for s in divide(dense, text, EXPERTS, 0)]
     with torch.no_grad():
         torch.testing.assert_close(mixture(dense, splits, EXPERTS)(text.ids).logits, dense(text.ids).logits)
 
 
-def test_every_neuron_is_one_experts_and_tokens_find_their_clusters(dense, text: Blocks) -> None:
+def test_every_neuron_is_one_experts_and_tokens_find_their_clusters(dense, text: PackedBlocks) -> None:
     splits = divide(dense, text, EXPERTS, 0)
     for split in splits:
         every = torch.cat([split.shared, split.neurons.flatten()]).sort().values
@@ -53,7 +53,7 @@ def test_neurons_go_where_they_are_wanted_most_until_an_expert_is_full() -> None
         evenly(wanted, 3)
 
 
-def test_training_moves_routers_alone_and_towards_the_dense_model(dense, text: Blocks) -> None:
+def test_training_moves_routers_alone_and_towards_the_dense_model(dense, text: PackedBlocks) -> None:
     splits = divide(dense, text, EXPERTS, 0)
     # A router that begins the wrong way round has something to learn.
     model = mixture(dense, [Split(s.shared, s.neurons, -s.router) for s in splits], 1)
@@ -66,7 +66,7 @@ def test_training_moves_routers_alone_and_towards_the_dense_model(dense, text: B
     assert [r.shape for r in routers] == [s.router.shape for s in splits]
 
 
-def test_it_is_a_plain_checkpoint(dense, text: Blocks, tmp_path: Path) -> None:
+def test_it_is_a_plain_checkpoint(dense, text: PackedBlocks, tmp_path: Path) -> None:
     model = mixture(dense, divide(dense, text, EXPERTS, 0), 1)
     save_checkpoint(model, tmp_path / "mixture")
     loaded, _ = load_base(tmp_path / "mixture", dtype="float32", device="cpu")

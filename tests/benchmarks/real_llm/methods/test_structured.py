@@ -48,9 +48,9 @@ def test_exactly_the_neurons_asked_for_are_off_and_come_back(method: str) -> Non
     wanted = round(0.3 * 2 * NEURONS) if method == FREE else 2 * 16
     assert found.facts["units"] == {"off": wanted, "of": 2 * NEURONS, "share": wanted / (2 * NEURONS)}
     with found.applied():
-        off = sum(int((w.view() == 0).sum()) for w in own.weights) / sum(w.size for w in own.weights)
+        off = sum(int((w.canonical_view() == 0).sum()) for w in own.weights) / sum(w.size for w in own.weights)
         units = find_units(own.model, "neuron")
-        dead = sum(int((layer.parts[-1].weight.view()[0] == 0).all(0).sum()) for layer in units.layers)
+        dead = sum(int((layer.parts[-1].weight.canonical_view()[0] == 0).all(0).sum()) for layer in units.layers)
     assert dead == wanted
     assert off == pytest.approx(found.share_off)
     # Single switches lie inside what is left.

@@ -12,14 +12,16 @@ from benchmarks.rivals.fits import expert_drop
 from benchmarks.rivals.fits.expert_drop import fewest_changes, naee_scores, reap_scores
 from freemoe.domain_experts.structured.units import find_units
 from freemoe.hookmoe.plans.layers import moe_layers
-from freemoe.models.hooks import before
+from freemoe.models.hooks import forward_pre_hook
 from tests.benchmarks.rivals.tiny_terms import given
 
 
 def inputs_of(model, layer, batches) -> torch.Tensor:
     seen = []
     with (
-        before(layer.block, lambda module, args: seen.append((args[0] if args else None).reshape(-1, layer.hidden))),
+        forward_pre_hook(
+            layer.block, lambda module, args: seen.append((args[0] if args else None).reshape(-1, layer.hidden))
+        ),
         torch.no_grad(),
     ):
         for batch in batches:

@@ -31,11 +31,11 @@ def test_the_rank_of_a_share_keeps_at_most_what_is_left(share: float) -> None:
 def test_laser_finds_the_planted_cut_and_takes_no_cut_that_does_not_help() -> None:
     model, materials = given()
     planted = materials.weights[9]
-    clean = planted.view()[0].clone()
+    clean = planted.canonical_view()[0].clone()
     rank = rank_of(planted, RANKS[2])
     with torch.no_grad():
         low = truncated(clean, rank)
-        planted.view()[0].copy_(low)
+        planted.canonical_view()[0].copy_(low)
     good = mean_loss(model, materials.batches(materials.stop))
     noise = torch.randn(clean.shape, generator=torch.Generator().manual_seed(1))
     left, _, right = torch.linalg.svd(low, full_matrices=True)
@@ -43,7 +43,7 @@ def test_laser_finds_the_planted_cut_and_takes_no_cut_that_does_not_help() -> No
     outside = left[:, rank:] @ (left[:, rank:].T @ noise @ right[rank:].T) @ right[rank:]
     with torch.no_grad():
         outside *= 0.9 * torch.linalg.svdvals(low)[rank - 1] / torch.linalg.matrix_norm(outside, 2)
-        planted.view()[0].copy_(low + outside)
+        planted.canonical_view()[0].copy_(low + outside)
     with laser(model, materials, TERMS) as fitted:
         inside = mean_loss(model, materials.batches(materials.stop))
         assert min(fitted.losses) == pytest.approx(inside, abs=1e-5)
@@ -60,7 +60,9 @@ def test_everywhere_every_matrix_has_the_rank_of_the_share() -> None:
     model, materials = given()
     with everywhere(model, materials, TERMS) as fitted:
         for weight in materials.weights:
-            wanted = rank_for(weight.rows, weight.columns, TERMS.share)
-            assert int(torch.linalg.matrix_rank(weight.view()[0], rtol=1e-4)) == wanted
-        kept = sum(rank_for(w.rows, w.columns, TERMS.share) * (w.rows + w.columns) for w in materials.weights)
+            wanted = rank_for(weight.num_rows, weight.num_columns, TERMS.share)
+            assert int(torch.linalg.matrix_rank(weight.canonical_view()[0], rtol=1e-4)) == wanted
+        kept = sum(
+            rank_for(w.num_rows, w.num_columns, TERMS.share) * (w.num_rows + w.num_columns) for w in materials.weights
+        )
         assert fitted.share_off == pytest.approx(1 - kept / materials.size)

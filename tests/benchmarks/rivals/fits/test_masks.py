@@ -31,12 +31,12 @@ def test_wanda_is_the_smallest_products_of_weight_and_norm_of_its_input() -> Non
         model(input_ids=batch.ids)
     handle.remove()
     rows = torch.cat([x[b.mask.bool()] for x, b in zip(seen, batches, strict=True)])
-    scores = weight.view()[0].abs() * rows.norm(p=NORM, dim=0)
+    scores = weight.canonical_view()[0].abs() * rows.norm(p=NORM, dim=0)
     expected = torch.zeros_like(scores, dtype=torch.bool)
     for row, values in enumerate(scores):
         expected[row, values.argsort()[:8]] = True
     with ranked(model, materials, TERMS, metric="wanda") as fitted:
-        assert torch.equal(weight.view()[0] == 0, expected)
+        assert torch.equal(weight.canonical_view()[0] == 0, expected)
         assert fitted.share_off == pytest.approx(0.25)
 
 
@@ -44,8 +44,10 @@ def test_switches_are_filled_up_to_the_share_and_all_of_them_stay_off() -> None:
     model, materials = given()
     terms = replace(TERMS, share=0.3)
     with purified(model, materials, terms, method="learned") as alone:
-        off = [w.view() == 0 for w in materials.weights]
+        off = [w.canonical_view() == 0 for w in materials.weights]
     with purified(model, materials, terms, method="learned", filled_by="wanda") as filled:
-        assert all(bool((w.view()[before] == 0).all()) for w, before in zip(materials.weights, off, strict=True))
+        assert all(
+            bool((w.canonical_view()[before] == 0).all()) for w, before in zip(materials.weights, off, strict=True)
+        )
         assert alone.share_off < filled.share_off == pytest.approx(0.3, abs=0.05)
         assert filled.facts["share_before_filling"] == alone.share_off

@@ -23,7 +23,7 @@ from freemoe.core.artifacts import MANIFEST
 from freemoe.core.errors import ArtifactError, FreeMoEError
 from freemoe.core.run.folder import require_replaceable
 from freemoe.domain_experts.inspection import inspect_artefact
-from freemoe.domain_experts.merging import outlook
+from freemoe.domain_experts.merging import plan_merge
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.hookmoe.adapter import load_trimmed
 from freemoe.hookmoe.artefact_files import CONFIG, WEIGHTS
@@ -141,7 +141,7 @@ def _listed(folder: Path) -> None:
     # A merge must bear by itself what inspect refuses.
     for name in ("math/0", *_names(folder)):
         with contextlib.suppress(FreeMoEError):
-            outlook(folder, name, folder.parent / "merged", allow_rejected=True)
+            plan_merge(folder, name, folder.parent / "merged", allow_rejected=True)
     inspect_artefact(folder)
 
 
@@ -162,7 +162,7 @@ def _experts(folder: Path, material: Material) -> None:
     for described in told["experts"]:
         expert = moe._experts[described["name"]]
         require(expert.kind in _KINDS, f"an expert of the unknown kind {expert.kind!r}")
-        said = json.loads(json.dumps(expert.describe()))
+        said = json.loads(json.dumps(expert.manifest_entry()))
         require(all(_alike(said[k], described.get(k)) for k in said), f"{described} was read as {said}")
         _require_tensors(expert.to_tensors(), held)
         used |= set(expert.to_tensors())
@@ -170,7 +170,7 @@ def _experts(folder: Path, material: Material) -> None:
         require(
             bool(mask.count) == (expert.kind != "base"), f"{expert.kind} {expert.name!r} has {mask.count} weights off"
         )
-        require(mask.decode(mask.encode(), moe._weights).same(mask), f"the mask of {expert.name!r} does not ascend")
+        require(mask.decode(mask.encode(), moe._weights).is_equal(mask), f"the mask of {expert.name!r} does not ascend")
         _require_zeros(moe, expert.name, mask, material)
         _require_off(moe, described, held, mask)
     require(used == set(held), f"tensors that no expert has: {sorted(set(held) - used)[:3]}")
@@ -195,7 +195,7 @@ def _require_zeros(moe: Any, name: str, mask: Any, material: Material) -> None:
     parameters = dict(zeroed.named_parameters())
     for weight, own in mask.items():
         # Of this base every weight lies in memory as it is counted.
-        parameters[weight].data.view(-1)[own.bools()] = 0
+        parameters[weight].data.view(-1)[own.to_bools()] = 0
     with torch.no_grad():
         ours = moe(material.probes, expert=name, use_cache=False).logits
     require(bool(ours.isfinite().all()), f"{name!r} answers NaN")
@@ -208,7 +208,7 @@ def _require_off(moe: Any, described: dict[str, Any], held: dict[str, Tensor], m
     wanted = off_of(described, held, weights, {w.name: w.tap for w in moe._weights})
     if wanted is None:
         return
-    ours = {name: own.bools().view(weights[name].shape) for name, own in mask.items() if len(own)}
+    ours = {name: own.to_bools().view(weights[name].shape) for name, own in mask.items() if len(own)}
     theirs = {name: off for name, off in wanted.items() if bool(off.any())}
     require(
         ours.keys() == theirs.keys(),
@@ -256,7 +256,7 @@ def _trimmed(folder: Path, material: Material) -> None:
     require(_alike(list(trimmed.plan.ks), told["top_k"]), f"the plan {told['top_k']} was read as {trimmed.plan.ks}")
     require(trimmed.rescale == told["rescale"], "another rule for router weights")
     layers: Sequence[str] = list(told["hook_layers"] or {})
-    read = trimmed.tensors()
+    read = trimmed.hook_tensors()
     _require_tensors(read, held)
     require(set(read) == set(held), f"tensors that no hook has: {sorted(set(held) - set(read))[:3]}")
     if trimmed.hooks is not None:

@@ -16,7 +16,7 @@ from hypothesis.strategies import SearchStrategy
 
 from freemoe.core.errors import FreeMoEError
 from freemoe.domain_experts.mixture import FreeMoE
-from freemoe.domain_experts.route.subdomains import features
+from freemoe.domain_experts.route.subdomains import prompt_features
 from freemoe.models.checkpoints import loading
 from freemoe.text.chat import as_prompt, has_template
 from tests.hardening.fuzz.case import Refused, require
@@ -67,7 +67,9 @@ def attempt(what: dict[str, Any], material: Material, folder: Path) -> None:
         wanted = held["model.embed_tokens.weight" if tied else name]
         same = wanted.shape == parameter.shape and torch.equal(wanted.to(parameter.dtype), parameter.detach())
         require(same, f"{name!r} was read as other numbers than the file holds")
-    require(bool(features(model, material.probes.tolist()).isfinite().all()), "features that hold NaN or infinity")
+    require(
+        bool(prompt_features(model, material.probes.tolist()).isfinite().all()), "features that hold NaN or infinity"
+    )
     if tokenizer is not None and has_template(tokenizer):
         require(
             len(as_prompt(tokenizer, [{"role": "user", "content": PROBES[0]}], "row 1")) < 1 << 20, "an endless prompt"

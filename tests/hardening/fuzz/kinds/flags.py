@@ -82,7 +82,7 @@ def strategy(material: Material) -> SearchStrategy[dict[str, Any]]:
 def _click() -> Any:
     app = typer.Typer(name="freemoe", pretty_exceptions_enable=False)
     for command in (BUILD, CONVERT, EVALUATE, TRIM):
-        command.register(app)
+        command.register_command(app)
     return typer.main.get_command(app)
 
 

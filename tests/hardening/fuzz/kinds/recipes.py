@@ -109,7 +109,7 @@ def attempt(what: dict[str, Any], material: Material, folder: Path) -> None:
         require(not isinstance(value, float) or math.isfinite(value), f"{place} is {value}")
     bands = getattr(recipe, "bands", None)
     if bands is not None:
-        require(len(bands.edges()) <= 1_000_000, f"a grid of {len(bands.edges())} bands")
+        require(len(bands.band_edges()) <= 1_000_000, f"a grid of {len(bands.band_edges())} bands")
     again = folder / "again.yaml"
     again.write_text(recipes.dump(recipe), encoding="utf-8")
     require(recipes.load_recipe(again) == recipe, "written again it is another recipe")

@@ -22,10 +22,10 @@ from hypothesis.strategies import SearchStrategy
 
 from benchmarks.serve.material import Wish, generated
 from freemoe.domain_experts.mixture import FreeMoE
-from freemoe.serve.engine.engine import Engine
+from freemoe.serve.engine.engine import InferenceEngine
 from freemoe.serve.http.app import make_app
-from freemoe.serve.http.metrics import Metrics
-from freemoe.serve.settings import Limits, RequestLimits
+from freemoe.serve.http.metrics import ServerMetrics
+from freemoe.serve.settings import EngineLimits, RequestLimits
 from tests.hardening.fuzz.case import Refused, require
 from tests.hardening.fuzz.drawing import TEXTS, hostile, near, rarely, spliced
 from tests.hardening.fuzz.editing import holder_of, places
@@ -122,7 +122,7 @@ _CONTEXT = 96
 
 @dataclass(frozen=True)
 class _Server:
-    engine: Engine
+    engine: InferenceEngine
     moe: FreeMoE
     app: Any
 
@@ -131,8 +131,8 @@ class _Server:
 def _server(folder: Path) -> _Server:
     """One for all cases of a process: what a case leaves behind is the next one's to stumble over."""
     moe = FreeMoE.from_pretrained(folder)
-    metrics = Metrics()
-    engine = Engine(moe, Limits(context=_CONTEXT, batch=16, queue=32), metrics).start()
+    metrics = ServerMetrics()
+    engine = InferenceEngine(moe, EngineLimits(context=_CONTEXT, batch=16, queue=32), metrics).start()
     return _Server(engine, moe, make_app(engine, metrics, bounds=RequestLimits(choices=32)))
 
 
@@ -172,7 +172,7 @@ def attempt(what: dict[str, Any], material: Material, folder: Path) -> None:
 def _require_free(server: _Server) -> None:
     """An answer may be told a moment before its slot is free."""
     until = time.monotonic() + 5
-    while server.engine.busy:
+    while server.engine.num_unfinished:
         require(time.monotonic() < until, "a sequence stays behind an answer")
         time.sleep(0.001)
 

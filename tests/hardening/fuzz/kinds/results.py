@@ -55,7 +55,7 @@ def attempt(what: dict[str, Any], material: Material, folder: Path) -> None:
     write_again(own, json.loads((own / MANIFEST).read_text(encoding="utf-8")))
     found = results.read_result(own)
     experts = what["artefact"] == "experts"
-    with results.shown(own):
+    with results.wrap_display_errors(own):
         tables, lines = SYSTEMS.get(found.kind).tables(found)
         parts = [*tables, *(expert_card.headlines(found) if experts else lines)]
     shown = io.StringIO()

@@ -14,16 +14,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from freemoe.compat.lm_eval import Listed, averaged_metrics, find_task, known_tasks, official_config
+from freemoe.compat.lm_eval import ListedTask, averaged_metrics, find_task, known_tasks, official_config
 from freemoe.compat.lm_eval import templates_compiled_once as compiled_once
 from freemoe.core.errors import DataError, FreeMoEError, RecipeError
 from freemoe.core.registry import unknown_name
-from freemoe.evals.tasks.benchmark import Benchmark, Sources
+from freemoe.evals.tasks.benchmark import BenchmarkSpec, SplitSources
 from freemoe.evals.tasks.benchmark_files import Row
 from freemoe.evals.tasks.documents import Kind
-from freemoe.evals.tasks.harness.rows import Part, gold_index, require_lm_eval
+from freemoe.evals.tasks.harness.rows import LmEvalSubtask, gold_index, require_lm_eval
 from freemoe.evals.tasks.harness.tasks import LmEvalTask
-from freemoe.hub.reach import asking
+from freemoe.hub.reach import hub_session
 
 PREFIX = "lm_eval:"  # as `domains` has it
 
@@ -61,17 +61,17 @@ def any_task(
     """
     name, extra, asked = read_spec(spec)
     require_lm_eval(spec)
-    config = _config(spec, _listed(spec, name, folder))
-    sources = _sources(spec, name, config, extra)
+    config = _load_config(spec, _find_yaml_task(spec, name, folder))
+    sources = _choose_splits(spec, name, config, extra)
     shots = next(n for n in (asked, num_fewshot, config.get("num_fewshot"), 0) if n is not None)
     sources = replace(sources, shots=_shots_split(config, sources))
-    rows = _rows(spec, config, sources, shots)
-    row, config, said = _benchmark(spec, name, config, sources, rows[sources.reported])
-    part = Part(row, config, "", False, shots)
+    rows = _load_rows(spec, config, sources, shots)
+    row, config, said = _make_benchmark(spec, name, config, sources, rows[sources.reported])
+    part = LmEvalSubtask(row, config, "", False, shots)
     with compiled_once():
-        part.fill(rows, sources, seed)
-        part.settle({part.key(r) for _, r in part.rows["reported"]}, sources, seed)
-    note = _note(name, part, sources, limit, said)
+        part.assign_roles(rows, sources, seed)
+        part.separate_splits({part.row_content_key(r) for _, r in part.rows["reported"]}, sources, seed)
+    note = _task_note(name, part, sources, limit, said)
     made = LmEvalTask(row, name, [part], None, limit, seed, None, note)
     _check_grading(spec, made)
     return made
@@ -97,7 +97,7 @@ def read_spec(spec: str) -> tuple[str, tuple[str, ...], int | None]:
     return name, tuple(extra), int(count) if at else None
 
 
-def _listed(spec: str, name: str, folder: str | None) -> Listed:
+def _find_yaml_task(spec: str, name: str, folder: str | None) -> ListedTask:
     """What lm-eval has under the name, which must be one task of a YAML file."""
     root = Path(folder).expanduser() if folder else None
     if root is not None and not root.is_dir():
@@ -117,9 +117,9 @@ def _listed(spec: str, name: str, folder: str | None) -> Listed:
     return found
 
 
-def _config(spec: str, found: Listed) -> dict[str, Any]:
+def _load_config(spec: str, found: ListedTask) -> dict[str, Any]:
     """The task's configuration, once everything is refused that its file alone gives away."""
-    if reason := _refusal(found.config):
+    if reason := _refusal_reason(found.config):
         raise DataError(f"Task {spec!r}: {reason}")
     try:
         config = official_config(str(found.yaml))
@@ -127,13 +127,13 @@ def _config(spec: str, found: Listed) -> dict[str, Any]:
         raise
     except Exception as error:  # a module beside the YAML, or what it imports
         raise DataError(
-            f"Task {spec!r}: {found.yaml} names functions that cannot be loaded ({_said(error)})."
+            f"Task {spec!r}: {found.yaml} names functions that cannot be loaded ({_error_line(error)})."
         ) from error
     shots = config.get("fewshot_config")
     return {**config, "fewshot_config": dict(shots) if isinstance(shots, Mapping) else {}}
 
 
-def _refusal(config: Mapping[str, Any]) -> str:
+def _refusal_reason(config: Mapping[str, Any]) -> str:
     """Why a task cannot be taken, by its file; empty where it can."""
     output = config.get("output_type", "generate_until")
     if output == "loglikelihood_rolling":
@@ -160,7 +160,7 @@ def _refusal(config: Mapping[str, Any]) -> str:
 # ---------------------------------------------------------------------- splits and rows
 
 
-def _sources(spec: str, name: str, config: Mapping[str, Any], extra: tuple[str, ...]) -> Sources:
+def _choose_splits(spec: str, name: str, config: Mapping[str, Any], extra: tuple[str, ...]) -> SplitSources:
     """Which split is searched on and which is reported."""
     train, validation, test = (config.get(f"{split}_split") for split in ("training", "validation", "test"))
     reported = test or validation
@@ -169,7 +169,7 @@ def _sources(spec: str, name: str, config: Mapping[str, Any], extra: tuple[str, 
             f"Task {spec!r}: lm-eval scores {name} on no split: it names neither a test nor a validation split."
         )
     if extra == (CARVE,):
-        return Sources(reported, reported)
+        return SplitSources(reported, reported)
     reference = next((split for split in (validation, train) if split and split != reported), "")
     if not reference:
         raise DataError(
@@ -180,32 +180,34 @@ def _sources(spec: str, name: str, config: Mapping[str, Any], extra: tuple[str, 
         raise DataError(
             f"Task {spec!r}: {name} has no training split beside {reference} and {reported}. Leave +{TRAIN} out."
         )
-    return Sources(reference, reported).plus([str(train)] if extra == (TRAIN,) else [])
+    return SplitSources(reference, reported).with_references([str(train)] if extra == (TRAIN,) else [])
 
 
-def _shots_split(config: Mapping[str, Any], sources: Sources) -> str:
+def _shots_split(config: Mapping[str, Any], sources: SplitSources) -> str:
     """Where few-shot examples come from: where lm-eval takes them, but never from what is reported."""
     own = config["fewshot_config"]
     if own.get("samples") is not None:
         return ""
     split = own.get("split") or config.get("fewshot_split") or config.get("training_split")
-    return split if split and split != sources.reported else sources.references[0]
+    return split if split and split != sources.reported else sources.reference_splits[0]
 
 
-def _rows(spec: str, config: Mapping[str, Any], sources: Sources, shots: int) -> dict[str, list[Row]]:
+def _load_rows(spec: str, config: Mapping[str, Any], sources: SplitSources, shots: int) -> dict[str, list[Row]]:
     """Rows of the splits that are needed, as the task's own functions prepare them."""
-    data = _data(spec, config)
+    data = _load_dataset(spec, config)
     found: dict[str, list[Row]] = {}
-    for split in sources.needed(bool(shots)):
+    for split in sources.required_splits(bool(shots)):
         if split not in data:
             raise DataError(f"Task {spec!r}: its data has no split {split!r}, but {', '.join(map(str, data))}.")
         process = config.get("process_docs")
-        if split == sources.shots and split not in (*sources.references, sources.reported):
+        if split == sources.shots and split not in (*sources.reference_splits, sources.reported):
             process = config["fewshot_config"].get("process_docs") or process
         try:
             rows = [dict(row) for row in (process(data[split]) if process else data[split])]
         except Exception as error:
-            raise DataError(f"Task {spec!r}: its function for the split {split!r} fails ({_said(error)}).") from error
+            raise DataError(
+                f"Task {spec!r}: its function for the split {split!r} fails ({_error_line(error)})."
+            ) from error
         if not rows:
             raise DataError(f"Task {spec!r}: its split {split!r} has no document.")
         wanted = (
@@ -215,7 +217,7 @@ def _rows(spec: str, config: Mapping[str, Any], sources: Sources, shots: int) ->
     return found
 
 
-def _data(spec: str, config: Mapping[str, Any]) -> Any:
+def _load_dataset(spec: str, config: Mapping[str, Any]) -> Any:
     """The data set of a task by split, read as lm-eval reads it."""
     import datasets
 
@@ -224,7 +226,7 @@ def _data(spec: str, config: Mapping[str, Any]) -> Any:
     try:
         if callable(custom):
             return custom(**(config.get("metadata") or {}), **options)
-        with nullcontext() if path in FILES else asking():
+        with nullcontext() if path in FILES else hub_session():
             return datasets.load_dataset(path=path, name=config.get("dataset_name"), **options)  # pyright: ignore
     except Exception as error:  # the hub's client raises a dozen kinds of its own, and readers of files more
         where = f"the files that its YAML names ({path})" if path in FILES else f"the data set {path} from the hub"
@@ -233,7 +235,7 @@ def _data(spec: str, config: Mapping[str, Any]) -> Any:
             if path in FILES
             else "Without a network: a YAML of your own in --task-folder whose dataset_path is json, csv or parquet."
         )
-        raise DataError(f"Task {spec!r}: {where} could not be read ({_said(error)}). {way}") from error
+        raise DataError(f"Task {spec!r}: {where} could not be read ({_error_line(error)}). {way}") from error
 
 
 # ---------------------------------------------------------------------- what is asked and graded
@@ -252,14 +254,14 @@ class _ContentKeys:
         return self._known[id(row)][1]
 
 
-def _benchmark(
-    spec: str, name: str, config: dict[str, Any], sources: Sources, rows: list[Row]
-) -> tuple[Benchmark, dict[str, Any], str]:
+def _make_benchmark(
+    spec: str, name: str, config: dict[str, Any], sources: SplitSources, rows: list[Row]
+) -> tuple[BenchmarkSpec, dict[str, Any], str]:
     """The task as a row of the table would say it, the configuration to render with, and what to say of the metric."""
     own = {k: v for k, v in config["fewshot_config"].items() if k not in ("split", "process_docs", "fewshot_indices")}
     config = {**config, "process_docs": None, "fewshot_config": own}
     kind = KINDS[config.get("output_type", "generate_until")]
-    bare = Benchmark(
+    bare = BenchmarkSpec(
         name=PREFIX + name,
         about="",
         yaml="",
@@ -272,11 +274,11 @@ def _benchmark(
         key=lambda row: (),
         filter=(config.get("filter_list") or [{}])[0].get("name", ""),
     )
-    view = Part(bare, config, "", False, 0)
+    view = LmEvalSubtask(bare, config, "", False, 0)
     view.rows = {"reported": [(f"{sources.reported}:0", rows[0])]}
     try:
-        task = view.task
-        metric, said, config["metric_list"] = _metric(spec, name, task, config.get("metric_list"))
+        task = view.lm_eval_task
+        metric, said, config["metric_list"] = _choose_metric(spec, name, task, config.get("metric_list"))
         if task.multiple_input:
             raise DataError(
                 f"Task {spec!r}: its choices are different prompts, not different answers; that is not taken."
@@ -286,12 +288,12 @@ def _benchmark(
     except FreeMoEError:
         raise
     except Exception as error:  # a template, a missing column, a metric that is fetched
-        raise DataError(f"Task {spec!r}: lm-eval cannot render its first document ({_said(error)}).") from error
+        raise DataError(f"Task {spec!r}: lm-eval cannot render its first document ({_error_line(error)}).") from error
     gold = (lambda row: _gold_text(task, kind, row)) if kind == "generate" else None
     return replace(bare, metric=metric, key=keys, gold=gold), config, said
 
 
-def _metric(spec: str, name: str, task: Any, listed: Any) -> tuple[str, str, Any]:
+def _choose_metric(spec: str, name: str, task: Any, listed: Any) -> tuple[str, str, Any]:
     """The first metric that is a mean over documents, what to say of those before it, and the list of metrics less the others."""
     averaged = averaged_metrics(task)
     averaged["acc_mutual_info"] = False  # it asks for each answer without its question too
@@ -304,11 +306,11 @@ def _metric(spec: str, name: str, task: Any, listed: Any) -> tuple[str, str, Any
         )
     before = [metric for metric in task.aggregation() if metric not in usable]
     left = f" ({', '.join(before)} left out: no mean over documents)" if before else ""
-    kept = listed and [entry for entry in listed if _called(entry["metric"]) in usable]
+    kept = listed and [entry for entry in listed if _metric_name(entry["metric"]) in usable]
     return usable[0], f"metric {usable[0]}{left}", kept
 
 
-def _called(metric: Any) -> str:
+def _metric_name(metric: Any) -> str:
     return metric if isinstance(metric, str) else metric.__name__
 
 
@@ -338,7 +340,9 @@ def _check_grading(spec: str, task: LmEvalTask) -> None:
         except FreeMoEError:
             raise
         except Exception as error:  # the task's own function, or a metric that is fetched
-            raise DataError(f"Task {spec!r}: lm-eval cannot grade its first document ({_said(error)}).") from error
+            raise DataError(
+                f"Task {spec!r}: lm-eval cannot grade its first document ({_error_line(error)})."
+            ) from error
         value = graded.get(task.metric)
         if value is None or not 0 <= value <= 1:
             seen = ", ".join(f"{metric} {figure:g}" for metric, figure in graded.items()) or "no figure"
@@ -348,10 +352,10 @@ def _check_grading(spec: str, task: LmEvalTask) -> None:
             )
 
 
-def _note(name: str, part: Part, sources: Sources, limit: int | None, said: str) -> str:
+def _task_note(name: str, part: LmEvalSubtask, sources: SplitSources, limit: int | None, said: str) -> str:
     sizes = {role: len(part.rows[role]) for role in ("reference", "reported")}
     told = {n: f"{size}" if limit is None or limit >= size else f"{limit} of {size}" for n, size in sizes.items()}
-    if sources.carved:
+    if sources.is_carved:
         words = (
             f"carved from {sources.reported} by content key: reference {told['reference']}, reported {told['reported']}"
         )
@@ -361,12 +365,12 @@ def _note(name: str, part: Part, sources: Sources, limit: int | None, said: str)
         words += f" ({part.dropped} reference documents dropped as also reported)"
     shots = "0-shot"
     if part.shots:
-        pool = "a tenth of the reference, kept apart" if sources.shots in sources.references else sources.shots
+        pool = "a tenth of the reference, kept apart" if sources.shots in sources.reference_splits else sources.shots
         shots = f"{part.shots}-shot from {pool or 'the examples of the YAML'}, the same for every document"
     return f"{name} of lm-eval: {words}; {said}; {shots}"
 
 
-def _said(error: Exception) -> str:
+def _error_line(error: Exception) -> str:
     """An error of another package in one line."""
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
     return f"{type(error).__name__}: {first[:300]}"

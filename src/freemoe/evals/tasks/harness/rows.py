@@ -14,10 +14,10 @@ from typing import Any
 
 from freemoe.compat.lm_eval import generation_settings, task_of
 from freemoe.core.errors import DataError
-from freemoe.evals.tasks.benchmark import Benchmark, Sources
+from freemoe.evals.tasks.benchmark import BenchmarkSpec, SplitSources
 from freemoe.evals.tasks.benchmark_files import Row
 from freemoe.evals.tasks.documents import Document, content_key
-from freemoe.evals.tasks.splits import carve, rank
+from freemoe.evals.tasks.splits import carve_by_key, seeded_rank
 from freemoe.text.hub_data import load_hub_data
 
 SHOT_SHARE = 0.1
@@ -45,11 +45,11 @@ def require_lm_eval(task: str | None = None, needs: Sequence[str] = (), extra: s
 # ---------------------------------------------------------------------- rows
 
 
-def local_rows(row: Benchmark, root: Path, subject: str, splits: Sequence[str]) -> dict[str, list[Row]]:
+def local_rows(row: BenchmarkSpec, root: Path, subject: str, splits: Sequence[str]) -> dict[str, list[Row]]:
     """Rows of the named source splits from files below ``root``."""
     found: dict[str, list[Row]] = {}
     for split in splits:
-        path = root / row.file(split, subject)
+        path = root / row.source_path(split, subject)
         if not path.exists():
             raise DataError(
                 f"Task {row.name!r}: no file at {path.absolute()}. --data-root must hold the original files: "
@@ -64,7 +64,7 @@ def local_rows(row: Benchmark, root: Path, subject: str, splits: Sequence[str]) 
     return found
 
 
-def hub_rows(row: Benchmark, config: dict[str, Any], splits: Sequence[str]) -> dict[str, list[Row]]:
+def hub_rows(row: BenchmarkSpec, config: dict[str, Any], splits: Sequence[str]) -> dict[str, list[Row]]:
     """Rows of the named source splits from the hub's data set that lm-eval's YAML names."""
     path, name = config["dataset_path"], config.get("dataset_name")
     try:
@@ -76,38 +76,38 @@ def hub_rows(row: Benchmark, config: dict[str, Any], splits: Sequence[str]) -> d
         ) from error
 
 
-class Part:
+class LmEvalSubtask:
     """One task of lm-eval's (a subject, or a whole benchmark): its rows by role, its object when needed."""
 
-    def __init__(self, row: Benchmark, config: dict[str, Any], subject: str, local: bool, shots: int) -> None:
+    def __init__(self, row: BenchmarkSpec, config: dict[str, Any], subject: str, local: bool, shots: int) -> None:
         self.row, self.config, self.subject, self.local, self.shots = row, config, subject, local, shots
         self.rows: dict[str, list[tuple[str, Row]]] = {}  # role -> (name in the source, row)
         self.dropped = 0
         self._task: Any = None
 
-    def fill(self, source: dict[str, list[Row]], sources: Sources, seed: int) -> None:
+    def assign_roles(self, source: dict[str, list[Row]], sources: SplitSources, seed: int) -> None:
         """Give every source row its role; no content key has two, `settle` sees to the other parts."""
         named = {s: [(f"{s}:{n}", r) for n, r in enumerate(rows)] for s, rows in source.items()}
         reported = named[sources.reported]
-        reference = [item for s in sources.references for item in named[s]]
-        if sources.carved:
-            first, second = carve([self.key(r) for _, r in reported], 0.5, seed)
+        reference = [item for s in sources.reference_splits for item in named[s]]
+        if sources.is_carved:
+            first, second = carve_by_key([self.row_content_key(r) for _, r in reported], 0.5, seed)
             reference, reported = [reported[i] for i in first], [reported[i] for i in second]
         self.rows = {"reference": reference, "reported": reported, "shots": named.get(sources.shots, [])}
 
-    def settle(self, reported: set[str], sources: Sources, seed: int) -> None:
+    def separate_splits(self, reported: set[str], sources: SplitSources, seed: int) -> None:
         """Drop reference rows that any part reports on, and part the few-shot examples from the rest."""
-        kept = [item for item in self.rows["reference"] if self.key(item[1]) not in reported]
+        kept = [item for item in self.rows["reference"] if self.row_content_key(item[1]) not in reported]
         self.dropped = len(self.rows["reference"]) - len(kept)
         pool = self.rows["shots"] if self.shots else []
-        if pool and sources.shots in sources.references:
-            first, second = carve([self.key(r) for _, r in kept], SHOT_SHARE, seed)
+        if pool and sources.shots in sources.reference_splits:
+            first, second = carve_by_key([self.row_content_key(r) for _, r in kept], SHOT_SHARE, seed)
             pool, kept = [kept[i] for i in first], [kept[i] for i in second]
         if self.config.get("fewshot_config", {}).get("sampler") != "first_n":
             # Ours to draw: no example is a document of either split. (MMLU's are fixed by its authors.)
-            taken = reported | {self.key(r) for _, r in kept}
-            pool = [item for item in pool if self.key(item[1]) not in taken]
-            pool.sort(key=lambda item: rank(seed, "shots", item[0]))
+            taken = reported | {self.row_content_key(r) for _, r in kept}
+            pool = [item for item in pool if self.row_content_key(item[1]) not in taken]
+            pool.sort(key=lambda item: seeded_rank(seed, "shots", item[0]))
         self.rows |= {"reference": kept, "shots": pool}
         there = len(pool)
         fixed = self.config.get("fewshot_config", {}).get("samples")
@@ -125,12 +125,12 @@ class Part:
         """The few-shot examples that every prompt of this part begins with, by their place in the source."""
         return tuple(name for name, _ in self.rows["shots"][: self.shots])
 
-    def key(self, row: Row) -> str:
+    def row_content_key(self, row: Row) -> str:
         """Content key of a row."""
         return content_key(*self.row.key(row))
 
     @property
-    def task(self) -> Any:
+    def lm_eval_task(self) -> Any:
         """lm-eval's task object over our rows."""
         if self._task is None:
             from datasets import Dataset
@@ -161,9 +161,9 @@ class Part:
             self._task = task_of(config)
         return self._task
 
-    def document(self, role: str, place: int, task: str) -> tuple[Document, Row]:
+    def render_document(self, role: str, place: int, task: str) -> tuple[Document, Row]:
         """Render one row through lm-eval; also return the row as lm-eval sees it."""
-        row, lm_task = self.row, self.task
+        row, lm_task = self.row, self.lm_eval_task
         name, _ = self.rows[role][place]
         doc = lm_task.dataset[role][place]
         context = lm_task.fewshot_context(doc, num_fewshot=self.shots, gen_prefix=lm_task.doc_to_prefix(doc))
@@ -172,7 +172,7 @@ class Part:
         common: dict[str, Any] = {
             "task": task,
             "id": ":".join(p for p in (split, self.subject, number) if p),
-            "key": self.key(self.rows[role][place][1]),
+            "key": self.row_content_key(self.rows[role][place][1]),
             "about": row.key(self.rows[role][place][1]),
             "kind": row.kind,
             "field": self.subject,

@@ -16,13 +16,13 @@ from freemoe.compat.lm_eval import filters_of, official_config, templates_compil
 from freemoe.core.errors import DataError
 from freemoe.evals.sandbox.code_metric import SandboxedCodeEval, sandboxed_code_eval
 from freemoe.evals.sandbox.runner import PASS_AT, Permission, passed_at, require_permission
-from freemoe.evals.tasks.benchmark import Benchmark, Sources, describe
+from freemoe.evals.tasks.benchmark import BenchmarkSpec, SplitSources, describe_splits
 from freemoe.evals.tasks.benchmark_files import Row
 from freemoe.evals.tasks.benchmarks import find_benchmark
 from freemoe.evals.tasks.documents import Document
-from freemoe.evals.tasks.harness.rows import Part, hub_rows, local_rows, require_lm_eval
-from freemoe.evals.tasks.splits import draw
-from freemoe.evals.tasks.task import Response, Task, completions, likelihoods
+from freemoe.evals.tasks.harness.rows import LmEvalSubtask, hub_rows, local_rows, require_lm_eval
+from freemoe.evals.tasks.splits import draw_balanced
+from freemoe.evals.tasks.task import EvalTask, Response, check_completions, check_likelihoods
 from freemoe.evals.tasks.text_tasks import TextTask
 
 
@@ -46,10 +46,10 @@ class LmEvalTask:
 
     def __init__(
         self,
-        row: Benchmark,
+        row: BenchmarkSpec,
         name: str,
-        parts: list[Part],
-        lender: Task | None,
+        parts: list[LmEvalSubtask],
+        lender: EvalTask | None,
         limit: int | None,
         seed: int,
         code: SandboxedCodeEval | None,
@@ -64,18 +64,18 @@ class LmEvalTask:
         self._parts, self._limit, self._seed, self._code = parts, limit, seed, code
         self.shots = {part.subject: part.shot_names for part in parts}
         self._made: dict[str, list[Document]] = {}
-        self._rows: dict[str, tuple[Part, Row]] = {}
+        self._rows: dict[str, tuple[LmEvalSubtask, Row]] = {}
 
-    def _documents(self, role: str) -> list[Document]:
+    def _draw_documents(self, role: str) -> list[Document]:
         if role not in self._made:
             places = [(part, place) for part in self._parts for place in range(len(part.rows[role]))]
             names = [f"{part.subject}:{part.rows[role][place][0]}" for part, place in places]
-            taken = draw(names, [part.subject for part, _ in places], self._limit, self._seed)
+            taken = draw_balanced(names, [part.subject for part, _ in places], self._limit, self._seed)
             documents = []
             with templates_compiled_once():
                 for i in taken:
                     part, place = places[i]
-                    document, doc = part.document(role, place, self.name)
+                    document, doc = part.render_document(role, place, self.name)
                     self._rows[document.id] = (part, doc)
                     documents.append(document)
             self._made[role] = documents
@@ -83,11 +83,11 @@ class LmEvalTask:
 
     def reference(self) -> list[Document]:
         """Documents that may be searched on, the lender's where this benchmark has none."""
-        return self.lender.reference() if self.lender is not None else self._documents("reference")
+        return self.lender.reference() if self.lender is not None else self._draw_documents("reference")
 
     def reported(self) -> list[Document]:
         """Documents that are only reported on."""
-        return self._documents("reported")
+        return self._draw_documents("reported")
 
     def grade(self, document: Document, responses: Sequence[Response]) -> dict[str, float]:
         """Grade one document by lm-eval's filters and metrics.
@@ -103,36 +103,36 @@ class LmEvalTask:
             raise DataError(f"{self.name} has no document {document.id!r}; grade documents of this very task object.")
         part, doc = self._rows[document.id]
         if self.row.kind in ("choice", "target"):
-            answered = [r[:2] for r in likelihoods(document, responses)]
+            answered = [r[:2] for r in check_likelihoods(document, responses)]
             with templates_compiled_once():
-                scores = part.task.process_results(doc, answered)
-            return _figures(scores)
+                scores = part.lm_eval_task.process_results(doc, answered)
+            return _numeric_scores(scores)
         if self._code is not None:
             require_permission(self._code.allowed)
-        graded = [self._grade_completion(part, doc, text) for text in completions(document, responses)]
+        graded = [self._grade_completion(part, doc, text) for text in check_completions(document, responses)]
         if self.row.kind == "code":
             passed = [g["pass@1"] > 0 for g in graded]
             return {f"pass@{k}": passed_at(passed, k, self._estimator) for k in PASS_AT if k <= len(graded)}
         return {k: sum(g[k] for g in graded) / len(graded) for k in graded[0]}
 
-    def _grade_completion(self, part: Part, doc: Row, text: str) -> dict[str, float]:
+    def _grade_completion(self, part: LmEvalSubtask, doc: Row, text: str) -> dict[str, float]:
         from lm_eval.api.instance import Instance
 
         instance = Instance(request_type="generate_until", doc=doc, arguments=("", {}), idx=0)
         instance.resps = [text]
         found: dict[str, float] = {}
-        filters = filters_of(part.task)
+        filters = filters_of(part.lm_eval_task)
         for ensemble in filters:
             ensemble.apply([instance])
-            scores = part.task.process_results(doc, [instance.filtered_resps[ensemble.name]])
+            scores = part.lm_eval_task.process_results(doc, [instance.filtered_resps[ensemble.name]])
             reported = len(filters) == 1 or ensemble.name == self.row.filter
-            for name, value in _figures(scores).items():
+            for name, value in _numeric_scores(scores).items():
                 ours = self.row.metric if name == self.row.scored else name
                 found[ours if reported else f"{ours},{ensemble.name}"] = value
         return found
 
 
-def _figures(scores: Mapping[str, Any]) -> dict[str, float]:
+def _numeric_scores(scores: Mapping[str, Any]) -> dict[str, float]:
     """What lm-eval made of one document, less what only a whole split makes a figure of (pairs of gold and answer)."""
     return {name: float(value) for name, value in scores.items() if isinstance(value, Real | np.bool_)}
 
@@ -151,7 +151,7 @@ def named_task(
     allow_code_execution: Permission = False,
     pass_at: int = 1,
     estimator: str = "unbiased",
-) -> Task:
+) -> EvalTask:
     """Build the task of a benchmark's name; arguments as in `freemoe.evals.tasks.domains.load_domain`.
 
     Raises:
@@ -161,7 +161,7 @@ def named_task(
     row, subjects, asked, extra = find_benchmark(spec)
     require_lm_eval(row.name, row.needs, row.extra)
     root = Path(data_root).expanduser() if data_root is not None else None
-    sources = (row.local if root else row.hub).plus(extra)
+    sources = (row.local if root else row.hub).with_references(extra)
     if row.kind == "text":
         return _text_benchmark(row, root, sources, tokenizer, limit)
     shots = next(n for n in (asked, num_fewshot, row.num_fewshot) if n is not None)
@@ -170,10 +170,10 @@ def named_task(
     for subject in subjects or ("",):
         with sandboxed_code_eval(code):
             config = official_config(row.yaml.format(subject=subject))
-        part = Part(row, config, subject, root is not None, shots)
-        splits = sources.needed(bool(shots))
+        part = LmEvalSubtask(row, config, subject, root is not None, shots)
+        splits = sources.required_splits(bool(shots))
         rows = local_rows(row, root, subject, splits) if root else hub_rows(row, config, splits)
-        part.fill(rows, sources, seed)
+        part.assign_roles(rows, sources, seed)
         parts.append(part)
     known = {part.key(r) for part in parts for _, r in part.rows["reported"]}
     for part in parts:
@@ -191,14 +191,16 @@ def named_task(
             estimator=estimator,
         )
     name = row.name if len(subjects) != 1 else f"{row.name}_{subjects[0]}"
-    note = _note(row, name, parts, sources, shots, limit)
+    note = _benchmark_note(row, name, parts, sources, shots, limit)
     return LmEvalTask(row, name, parts, lender, limit, seed, code, note, pass_at, estimator)
 
 
-def _note(row: Benchmark, name: str, parts: list[Part], sources: Sources, shots: int, limit: int | None) -> str:
+def _benchmark_note(
+    row: BenchmarkSpec, name: str, parts: list[LmEvalSubtask], sources: SplitSources, shots: int, limit: int | None
+) -> str:
     sizes = {role: sum(len(part.rows[role]) for part in parts) for role in ("reference", "reported")}
     taken = {role: size if limit is None else min(size, limit) for role, size in sizes.items()}
-    words = [describe(sources, row.lender)]
+    words = [describe_splits(sources, row.lender)]
     dropped = sum(part.dropped for part in parts)
     if dropped:
         words.append(f"{dropped} reference documents dropped as also reported")
@@ -206,7 +208,7 @@ def _note(row: Benchmark, name: str, parts: list[Part], sources: Sources, shots:
         words.append(f"reference {taken['reference']} of {sizes['reference']}")
     words.append(f"reported {taken['reported']} of {sizes['reported']}")
     if shots:
-        apart = "a tenth of the reference, kept apart" if sources.shots in sources.references else ""
+        apart = "a tenth of the reference, kept apart" if sources.shots in sources.reference_splits else ""
         pool = apart or sources.shots
         words.append(f"{shots}-shot from {pool or 'the examples of the YAML'}, the same for every document")
     else:
@@ -214,8 +216,10 @@ def _note(row: Benchmark, name: str, parts: list[Part], sources: Sources, shots:
     return f"{name}: " + "; ".join(words)
 
 
-def _text_benchmark(row: Benchmark, root: Path | None, sources: Sources, tokenizer: Any, limit: int | None) -> TextTask:
-    splits = sources.needed(False)
+def _text_benchmark(
+    row: BenchmarkSpec, root: Path | None, sources: SplitSources, tokenizer: Any, limit: int | None
+) -> TextTask:
+    splits = sources.required_splits(False)
     if root is not None:
         rows = local_rows(row, root, "", splits)
     else:
@@ -226,7 +230,7 @@ def _text_benchmark(row: Benchmark, root: Path | None, sources: Sources, tokeniz
         row.name,
         [texts[sources.reference]],
         [texts[sources.reported]],
-        source=describe(sources),
+        source=describe_splits(sources),
         tokenizer=tokenizer,
         limit=limit,
         metric=row.metric,

@@ -20,7 +20,7 @@ MOST_HEADER = 100_000_000
 
 
 @dataclass(frozen=True)
-class Stored:
+class TensorHeader:
     """A tensor of a file.
 
     Attributes:
@@ -60,17 +60,17 @@ def named_by(source: Any, index: Path) -> list[Path]:
     held = read_json(index)
     places = held.get("weight_map") if isinstance(held, dict) else None
     if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
-        raise damaged(source, f"{index.name} has no weight_map that says where each tensor is")
+        raise damaged_model_error(source, f"{index.name} has no weight_map that says where each tensor is")
     names = sorted(set(places.values()))
     for name in names:
         if Path(name).name != name:
-            raise damaged(source, f"{index.name} names {name!r:.80}, which is outside of the folder")
+            raise damaged_model_error(source, f"{index.name} names {name!r:.80}, which is outside of the folder")
         if not (index.parent / name).is_file():
-            raise damaged(source, f"{index.name} names {name!r:.80}, which is not there")
+            raise damaged_model_error(source, f"{index.name} names {name!r:.80}, which is not there")
     return [index.parent / name for name in names]
 
 
-def stored_tensors(source: Any, path: Path) -> dict[str, Stored]:
+def stored_tensors(source: Any, path: Path) -> dict[str, TensorHeader]:
     """What a safetensors file says of its tensors.
 
     Args:
@@ -84,24 +84,24 @@ def stored_tensors(source: Any, path: Path) -> dict[str, Stored]:
     with path.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         if size < 8 or length > min(size - 8, MOST_HEADER):
-            raise damaged(source, f"{path.name} has {size:,} bytes and announces a header of {length:,}")
+            raise damaged_model_error(source, f"{path.name} has {size:,} bytes and announces a header of {length:,}")
         raw = stream.read(length)
     try:
         held = parse_json(raw.decode(), f"the header of {path.name}")
         held.pop("__metadata__", None)
-        tensors = {name: Stored(entry["dtype"], math.prod(entry["shape"])) for name, entry in held.items()}
+        tensors = {name: TensorHeader(entry["dtype"], math.prod(entry["shape"])) for name, entry in held.items()}
         end = max([entry["data_offsets"][1] for entry in held.values()], default=0)
         sizes = [tensor.numbers for tensor in tensors.values()]
         whole = bool(size == 8 + length + end and all(isinstance(n, int) and n >= 0 for n in sizes))
     except (AttributeError, KeyError, TypeError, IndexError, ValueError) as error:
-        raise damaged(
+        raise damaged_model_error(
             source, f"the header of {path.name} cannot be read ({type(error).__name__}: {error!s:.200})"
         ) from None
     if not whole:
-        raise damaged(source, f"{path.name} was cut short, or is longer than its header says")
+        raise damaged_model_error(source, f"{path.name} was cut short, or is longer than its header says")
     return tensors
 
 
-def damaged(source: Any, what: str) -> DataError:
+def damaged_model_error(source: Any, what: str) -> DataError:
     """The error of a model whose files are not as they must be."""
     return DataError(f"The base model {str(source)!r:.200} could not be loaded: {what}. Copy the model again.")

@@ -39,16 +39,19 @@ def require_whole(source: Any, model: Any, info: Mapping[str, Any]) -> None:
     of_layers = _of_layers(model, unexpected)
     faults = _of_another_type(model.config)
     if missing:
-        faults.append(f"it lacks {tensors(missing)}")
+        faults.append(f"it lacks {format_tensors(missing)}")
     if mismatched:
         shapes = [
-            f"{name} ({shape(seen)} in the file, {shape(wanted)} by the config)" for name, seen, wanted in mismatched
+            f"{name} ({format_shape(seen)} in the file, {format_shape(wanted)} by the config)"
+            for name, seen, wanted in mismatched
         ]
-        faults.append(f"its config.json has other shapes than {tensors(shapes)}")
+        faults.append(f"its config.json has other shapes than {format_tensors(shapes)}")
     if of_layers and not faults:
-        faults.append(f"its decoder layers have {tensors(of_layers)} more than its config.json says")
+        faults.append(f"its decoder layers have {format_tensors(of_layers)} more than its config.json says")
     if faults:
-        extra = f" Its files also hold {tensors(unexpected)} that this model has no place for." if unexpected else ""
+        extra = (
+            f" Its files also hold {format_tensors(unexpected)} that this model has no place for." if unexpected else ""
+        )
         extra = "" if of_layers == unexpected and not missing and not mismatched else extra
         raise DataError(
             f"The base model {str(source)!r} is not whole: {', and '.join(faults)}.{extra} transformers would fill gaps "
@@ -59,7 +62,7 @@ def require_whole(source: Any, model: Any, info: Mapping[str, Any]) -> None:
         log.warning(
             "the checkpoint %r holds %s that its model has no place for and does not use; check model_type in config.json",
             str(source),
-            tensors(unexpected),
+            format_tensors(unexpected),
         )
 
 
@@ -90,12 +93,12 @@ def _of_layers(model: Any, unexpected: list[str]) -> list[str]:
     return [name for name in unexpected if name.startswith(starts) and name.endswith((".weight", ".bias"))]
 
 
-def tensors(names: list[str]) -> str:
+def format_tensors(names: list[str]) -> str:
     """``2 tensors (a, b)``; the first few by name."""
     more = ", ..." if len(names) > NAMED else ""
     return f"{len(names)} tensor{'s' * (len(names) > 1)} ({', '.join(names[:NAMED])}{more})"
 
 
-def shape(sizes: Iterable[int]) -> str:
+def format_shape(sizes: Iterable[int]) -> str:
     """``40x32``."""
     return "x".join(map(str, sizes)) or "a number"

@@ -12,8 +12,14 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from freemoe.core.untrusted import checked, read_json, require_file, walk
-from freemoe.models.checkpoints.checks.headers import INDEX, Stored, damaged, shards_of, stored_tensors
+from freemoe.core.untrusted import read_json, require_file, validate_strict, walk_values
+from freemoe.models.checkpoints.checks.headers import (
+    INDEX,
+    TensorHeader,
+    damaged_model_error,
+    shards_of,
+    stored_tensors,
+)
 
 READ = ("*.json", "*.safetensors", "*.bin", "*.jinja", "*.model", "*.txt")
 """What of a folder transformers may open."""
@@ -71,8 +77,8 @@ def require_plausible(source: Any, folder: Path, weights: bool = True) -> None:
     said = {name: read_json(folder / name, finite=False) for name in MAPPINGS if (folder / name).is_file()}
     for name, held in said.items():
         if not isinstance(held, dict):
-            raise damaged(source, f"{name} holds a JSON {type(held).__name__}, and an object is needed")
-    checked(
+            raise damaged_model_error(source, f"{name} holds a JSON {type(held).__name__}, and an object is needed")
+    validate_strict(
         GenerationSettings, said.get("generation_config.json", {}), f"generation_config.json of {str(source)!r:.200}"
     )
     config = said.get("config.json", {})
@@ -103,9 +109,9 @@ def require_fillable(source: Any, folder: Path) -> None:
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(config)
     wanted = sum(parameter.numel() for parameter in empty.parameters())
-    held = sum(_numbers(stored_tensors(source, path)) for path in shards)
+    held = sum(_count_numbers(stored_tensors(source, path)) for path in shards)
     if wanted > 2 * held + _FEW:
-        raise damaged(
+        raise damaged_model_error(
             source,
             f"by config.json ({config.model_type}) it has {wanted:,} weights, and its files hold {held:,}. Check model_type and the "
             "sizes in config.json",
@@ -114,13 +120,17 @@ def require_fillable(source: Any, folder: Path) -> None:
 
 def _check_numbers(source: Any, config: Mapping[str, Any]) -> None:
     """Whole numbers that nothing can have, and a size below zero."""
-    for part in (held for _, held in walk(config) if isinstance(held, dict)):
+    for part in (held for _, held in walk_values(config) if isinstance(held, dict)):
         for key, value in part.items():
             if isinstance(value, int) and key != UNLIMITED and abs(value) > LARGEST:
-                raise damaged(source, f"config.json has {key} {value:.3g}, and no model has more than {LARGEST:,}")
+                raise damaged_model_error(
+                    source, f"config.json has {key} {value:.3g}, and no model has more than {LARGEST:,}"
+                )
             # A model of two halves may have one alone.
             if key in LAYERS and isinstance(value, int) and value < (0 if key in HALVES else 1):
-                raise damaged(source, f"config.json has {key} {value}, and without layers every answer would be noise")
+                raise damaged_model_error(
+                    source, f"config.json has {key} {value}, and without layers every answer would be noise"
+                )
 
 
 class GenerationSettings(BaseModel):
@@ -159,25 +169,29 @@ class GenerationSettings(BaseModel):
     force_words_ids: list[Any] | None = None
 
 
-def _check_size(source: Any, config: Mapping[str, Any], headers: list[dict[str, Stored]]) -> None:
+def _check_size(source: Any, config: Mapping[str, Any], headers: list[dict[str, TensorHeader]]) -> None:
     """Whether a config's layers and sizes are such that the tensors of its files could fill them."""
     tensors = sum(map(len, headers))
-    numbers = sum(map(_numbers, headers))
-    for key, value in _sizes(config):
+    numbers = sum(map(_count_numbers, headers))
+    for key, value in _config_integers(config):
         if key in LAYERS and value > max(tensors, 1):
-            raise damaged(source, f"config.json has {key} {value:,}, and its files hold {tensors:,} tensors")
+            raise damaged_model_error(
+                source, f"config.json has {key} {value:,}, and its files hold {tensors:,} tensors"
+            )
         # Packed numbers are up to 32 in one.
         if key in ("vocab_size", "hidden_size", "intermediate_size", "n_embd", "d_model") and value > 32 * max(
             numbers, 1
         ):
-            raise damaged(source, f"config.json has {key} {value:,}, and its files hold {numbers:,} numbers")
+            raise damaged_model_error(
+                source, f"config.json has {key} {value:,}, and its files hold {numbers:,} numbers"
+            )
 
 
-def _sizes(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+def _config_integers(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     """Every whole number of a config with its key, also of the configs in it."""
-    for part in (held for _, held in walk(config) if isinstance(held, dict)):
+    for part in (held for _, held in walk_values(config) if isinstance(held, dict)):
         yield from ((key, value) for key, value in part.items() if isinstance(value, int))
 
 
-def _numbers(header: dict[str, Stored]) -> int:
+def _count_numbers(header: dict[str, TensorHeader]) -> int:
     return sum(tensor.numbers for tensor in header.values())

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from freemoe.compat.transformers import is_quantised
 from freemoe.core.errors import DataError
-from freemoe.models.checkpoints.checks.load_report import shape
+from freemoe.models.checkpoints.checks.load_report import format_shape
 from freemoe.models.checkpoints.identity import settings_of
 from freemoe.models.gates import EXPERT_COUNTS
 from freemoe.models.offload import named_values
@@ -70,14 +70,14 @@ def require_sound(source: Any, model: Any) -> None:
             continue
         if tuple(values.shape) != wanted[name]:
             raise DataError(
-                f"The base model {str(source)!r} is not whole: {name!r} is {shape(values.shape)} in its files and "
-                f"{shape(wanted[name])} by its config.json. Check config.json, or copy the model again."
+                f"The base model {str(source)!r} is not whole: {name!r} is {format_shape(values.shape)} in its files and "
+                f"{format_shape(wanted[name])} by its config.json. Check config.json, or copy the model again."
             )
         if not values.is_floating_point():
             raise DataError(
                 f"The base model {str(source)!r} has {name!r} as {values.dtype}, and weights are floating-point numbers."
             )
-        if not _finite(values):
+        if not _is_finite(values):
             raise DataError(
                 f"The base model {str(source)!r} has NaN or infinity in {name!r} (as {values.dtype}). Every answer would be "
                 "noise. Copy the model again; if its files are whole, load it in another dtype (--dtype float32)."
@@ -126,7 +126,7 @@ def require_tokenizer(source: Any, model: Any, tokenizer: Any) -> None:
         )
 
 
-def _finite(values: Tensor) -> bool:
+def _is_finite(values: Tensor) -> bool:
     flat = values.detach().reshape(-1)
     for start in range(0, flat.numel(), _CHUNK):
         part = flat[start : start + _CHUNK]

@@ -17,8 +17,8 @@ from typing import Any
 from freemoe.compat.transformers import is_quantised
 from freemoe.core.errors import DataError, FamilyError
 from freemoe.models.checkpoints.checks.headers import INDEX, SINGLE, named_by, stored_tensors
-from freemoe.models.checkpoints.checks.load_report import tensors
-from freemoe.models.checkpoints.gguf_header import Header, is_gguf, read_header
+from freemoe.models.checkpoints.checks.load_report import format_tensors
+from freemoe.models.checkpoints.gguf_header import GGUFHeader, is_gguf, read_header
 from freemoe.models.spec import family_of, find_layers
 
 log = logging.getLogger(__name__)
@@ -48,16 +48,16 @@ def require_plain_files(source: Any, model: Any, path: Path) -> None:
         _require_used(source, header, model)
         odd = [f"{name}: {kind}" for name, kind in kinds.items() if kind in _GGUF_INTEGERS]
     else:
-        kinds = _once(source, {file.name: _kinds(source, file) for file in _files(source, path)})
+        kinds = _merge_types(source, {file.name: _tensor_types(source, file) for file in _weight_files(source, path)})
         odd = [f"{name}: {kind}" for name, kind in kinds.items() if kind not in _FLOATS and _is_weight(name, model)]
     if odd and not is_quantised(model):
         raise DataError(
-            f"The base model {str(source)!r} stores {tensors(odd)} as integers or in 8 bits, and its config.json does not say "
+            f"The base model {str(source)!r} stores {format_tensors(odd)} as integers or in 8 bits, and its config.json does not say "
             "how they are turned into weights. Copy the model again, with its quantization_config, or dequantise it."
         )
 
 
-def _require_used(source: Any, header: Header, model: Any) -> None:
+def _require_used(source: Any, header: GGUFHeader, model: Any) -> None:
     """Raise where a GGUF file says more than the model does: transformers leaves that out without a word.
 
     Raises:
@@ -96,7 +96,7 @@ def _require_used(source: Any, header: Header, model: Any) -> None:
         )
 
 
-def _files(source: Any, folder: Path) -> list[Path]:
+def _weight_files(source: Any, folder: Path) -> list[Path]:
     """The weight files that transformers reads of a folder, in its order of preference."""
     for single, index in ((SINGLE, INDEX), (PICKLED, PICKLED_INDEX)):
         if (folder / single).is_file() and (folder / index).is_file():
@@ -113,7 +113,7 @@ def _files(source: Any, folder: Path) -> list[Path]:
     return []
 
 
-def _kinds(source: Any, path: Path) -> dict[str, str]:
+def _tensor_types(source: Any, path: Path) -> dict[str, str]:
     """Tensor -> name of its type."""
     if path.suffix == ".safetensors":
         return {name: tensor.kind for name, tensor in stored_tensors(source, path).items()}
@@ -126,7 +126,7 @@ def _kinds(source: Any, path: Path) -> dict[str, str]:
     return {k: str(v.dtype).removeprefix("torch.") for k, v in held.items() if isinstance(v, torch.Tensor)}
 
 
-def _once(source: Any, headers: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+def _merge_types(source: Any, headers: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     """The types of all tensors.
 
     Raises:

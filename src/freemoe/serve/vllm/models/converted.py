@@ -19,7 +19,7 @@ from vllm.model_executor.models.mistral import MistralForCausalLM
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
 
-from freemoe.compat.transformers import unfilled
+from freemoe.compat.transformers import make_uninitialised
 from freemoe.core.errors import ArtifactError, RecipeError
 from freemoe.serve.vllm.models.plain import require_plain
 from freemoe.tomoe import modeling
@@ -28,7 +28,7 @@ _ROTARY = ("dynamic", "longrope")
 """Rotary embeddings that depend on the longest sequence of a batch."""
 
 
-class _Paged(nn.Module):
+class _PagedAttention(nn.Module):
     """Comes before an exported attention: it attends in vLLM's cache."""
 
     def attend_in(self, paged: nn.Module, rotary: nn.Module) -> None:
@@ -53,7 +53,7 @@ class _Paged(nn.Module):
         return output[None, :, :heads, :width], None
 
 
-class _Converted(nn.Module):
+class _ConvertedModel(nn.Module):
     """Comes before a family's class of vLLM: exchanges attention and MLP of its layers.
 
     Raises:
@@ -68,7 +68,7 @@ class _Converted(nn.Module):
         _require_rotary(config)
         super().__init__(vllm_config=vllm_config, prefix=prefix)  # pyright: ignore[reportCallIssue]
         device = next(self.parameters()).device
-        made = _modules(type(self).exported, config, vllm_config.model_config.dtype)
+        made = _exported_modules(type(self).exported, config, vllm_config.model_config.dtype)
         rotary = type(made.rotary_emb)(config=config).to(device)
         self._own: dict[str, Tensor] = {}
         for number, (layer, own) in enumerate(zip(self.model.layers, made.layers, strict=True)):  # pyright: ignore
@@ -87,7 +87,7 @@ class _Converted(nn.Module):
         """
         loaded: set[str] = set()
 
-        def others() -> Iterator[tuple[str, Tensor]]:
+        def other_weights() -> Iterator[tuple[str, Tensor]]:
             for name, value in weights:
                 if name not in self._own:
                     yield name, value
@@ -100,7 +100,7 @@ class _Converted(nn.Module):
                 target.data.copy_(value)
                 loaded.add(name)
 
-        rest = super().load_weights(others())  # pyright: ignore[reportAttributeAccessIssue]
+        rest = super().load_weights(other_weights())  # pyright: ignore[reportAttributeAccessIssue]
         if missing := sorted(self._own.keys() - loaded):
             raise ArtifactError(f"{missing[0]} is missing ({len(missing)} such tensors). Export the model again.")
         for number, layer in enumerate(self.model.layers):  # pyright: ignore
@@ -109,12 +109,12 @@ class _Converted(nn.Module):
         return rest | loaded
 
 
-def _modules(exported: Any, config: Any, dtype: torch.dtype) -> Any:
+def _exported_modules(exported: Any, config: Any, dtype: torch.dtype) -> Any:
     """The exported model's inside without numbers, its attention one that vLLM can drive."""
-    attention = type(f"Paged{exported.attention.__name__}", (_Paged, exported.attention), {})
+    attention = type(f"Paged{exported.attention.__name__}", (_PagedAttention, exported.attention), {})
     own = type(exported.__name__, (exported,), {"attention": attention})
     with torch.device("meta"):
-        return unfilled(own, config, dtype, "eager").model
+        return make_uninitialised(own, config, dtype, "eager").model
 
 
 def _require_rotary(config: Any) -> None:
@@ -126,31 +126,31 @@ def _require_rotary(config: Any) -> None:
         )
 
 
-class ToMoELlamaForCausalLM(_Converted, LlamaForCausalLM):
+class ToMoELlamaForCausalLM(_ConvertedModel, LlamaForCausalLM):
     """A converted Llama."""
 
     exported = modeling.ToMoELlamaForCausalLM
 
 
-class ToMoEMistralForCausalLM(_Converted, MistralForCausalLM):
+class ToMoEMistralForCausalLM(_ConvertedModel, MistralForCausalLM):
     """A converted Mistral."""
 
     exported = modeling.ToMoEMistralForCausalLM
 
 
-class ToMoEQwen2ForCausalLM(_Converted, Qwen2ForCausalLM):
+class ToMoEQwen2ForCausalLM(_ConvertedModel, Qwen2ForCausalLM):
     """A converted Qwen2."""
 
     exported = modeling.ToMoEQwen2ForCausalLM
 
 
-class ToMoEQwen3ForCausalLM(_Converted, Qwen3ForCausalLM):
+class ToMoEQwen3ForCausalLM(_ConvertedModel, Qwen3ForCausalLM):
     """A converted Qwen3."""
 
     exported = modeling.ToMoEQwen3ForCausalLM
 
 
-class ToMoEGemmaForCausalLM(_Converted, GemmaForCausalLM):
+class ToMoEGemmaForCausalLM(_ConvertedModel, GemmaForCausalLM):
     """A converted Gemma."""
 
     exported = modeling.ToMoEGemmaForCausalLM

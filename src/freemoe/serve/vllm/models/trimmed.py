@@ -22,7 +22,7 @@ from vllm.model_executor.models.qwen3_moe import Qwen3MoeForCausalLM
 from freemoe.compat.vllm import mixtures_made_with
 from freemoe.hookmoe.adapter import Trimmed, load_trimmed
 from freemoe.hookmoe.hooks.hook import Hook
-from freemoe.hookmoe.plans.apply import truncated
+from freemoe.hookmoe.plans.apply import truncate_slots
 from freemoe.hookmoe.plans.layers import moe_layers
 from freemoe.models.spec import family_of
 from freemoe.serve.vllm.models.plain import require_plain
@@ -32,7 +32,7 @@ _LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 
 @dataclass(frozen=True)
-class Route:
+class LayerRouting:
     """How one layer's tokens choose their experts.
 
     Attributes:
@@ -54,11 +54,11 @@ class Route:
         if self.normalise:
             weights = weights / weights.sum(-1, keepdim=True)
         if chosen > self.kept:
-            weights, index = truncated(weights, index, self.kept, self.rescale == "renorm")
+            weights, index = truncate_slots(weights, index, self.kept, self.rescale == "renorm")
         return weights, index.int()
 
 
-class _Hooked(nn.Module):
+class _HookedBlock(nn.Module):
     """A mixture block with its hook.
 
     Args:
@@ -78,7 +78,7 @@ class _Hooked(nn.Module):
         return self.block(hidden_states + shift) if self.before else self.block(hidden_states) + shift
 
 
-class _Trimmed(nn.Module):
+class _TrimmedModel(nn.Module):
     """Comes before a family's class of vLLM: trims its mixtures.
 
     Raises:
@@ -91,16 +91,16 @@ class _Trimmed(nn.Module):
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         require_plain(vllm_config, "Trimmed mixtures", "serve the whole mixture", eager=True)
         folder = getattr(vllm_config.model_config.hf_config, TRIMMED_FOLDER)
-        trimmed, routes = _read(folder, vllm_config.model_config.model)
+        trimmed, routes = _load_artefact(folder, vllm_config.model_config.model)
         module = sys.modules[next(c for c in type(self).__mro__ if c.__module__.startswith("vllm.")).__module__]
 
-        def arguments(name: str) -> dict[str, Any]:
+        def mixture_arguments(name: str) -> dict[str, Any]:
             found = _LAYER.search(f"{name}.")
             assert found is not None
             route = routes[int(found[1])]
             return {"top_k": route.kept, "custom_routing_function": route}
 
-        with mixtures_made_with(module, arguments):
+        with mixtures_made_with(module, mixture_arguments):
             super().__init__(vllm_config=vllm_config, prefix=prefix)  # pyright: ignore[reportCallIssue]
         # In no module's tree, or its weights would be waited for in the base's files.
         self._trimmed = trimmed
@@ -113,14 +113,16 @@ class _Trimmed(nn.Module):
             return loaded
         for number, hook in hooks.items():
             layer: Any = self.model.layers[number]  # pyright: ignore
-            setattr(layer, self.block, _Hooked(getattr(layer, self.block), hook.to(device), hooks.position == "pre"))
+            setattr(
+                layer, self.block, _HookedBlock(getattr(layer, self.block), hook.to(device), hooks.position == "pre")
+            )
             path = f"model.layers.{number}.{self.block}."
             loaded = {f"{path}block.{n.removeprefix(path)}" if n.startswith(path) else n for n in loaded}
             loaded |= {f"{path}hook.{name}" for name, _ in hook.named_parameters()}
         return loaded
 
 
-def _read(folder: str, base: str) -> tuple[Trimmed, dict[int, Route]]:
+def _load_artefact(folder: str, base: str) -> tuple[Trimmed, dict[int, LayerRouting]]:
     """An artefact, and how each mixture layer of its base routes."""
     # vLLM has its own device and type open where models are made.
     dtype = torch.get_default_dtype()
@@ -136,24 +138,24 @@ def _read(folder: str, base: str) -> tuple[Trimmed, dict[int, Route]]:
     normalise = rule == "always" or (rule != "never" and bool(getattr(model.config, rule, False)))
     kept = trimmed.plan.ks
     return trimmed, {
-        layer.number: Route(kept[layer.number] or layer.k, layer.k, normalise, trimmed.rescale)
+        layer.number: LayerRouting(kept[layer.number] or layer.k, layer.k, normalise, trimmed.rescale)
         for layer in moe_layers(model)
     }
 
 
-class TrimmedMixtralForCausalLM(_Trimmed, MixtralForCausalLM):
+class TrimmedMixtralForCausalLM(_TrimmedModel, MixtralForCausalLM):
     """A trimmed Mixtral."""
 
     block = "block_sparse_moe"
 
 
-class TrimmedOlmoeForCausalLM(_Trimmed, OlmoeForCausalLM):
+class TrimmedOlmoeForCausalLM(_TrimmedModel, OlmoeForCausalLM):
     """A trimmed OLMoE."""
 
     block = "mlp"
 
 
-class TrimmedQwen3MoeForCausalLM(_Trimmed, Qwen3MoeForCausalLM):
+class TrimmedQwen3MoeForCausalLM(_TrimmedModel, Qwen3MoeForCausalLM):
     """A trimmed Qwen3-MoE."""
 
     block = "mlp"
