@@ -62,7 +62,7 @@ def write_artefact(folder: Path, base: Path, model: Any, names: str) -> Path:
         "base_model_name_or_path": str(base),
         "base_fingerprint": fingerprint_model(model),
         IDENTITY: identify_base(model, tiny_tokenizer()),
-        "experts": [e.describe() for e in experts],
+        "experts": [e.manifest_entry() for e in experts],
         "router": router.describe(),
         "chat": False,
     }

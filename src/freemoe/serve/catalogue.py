@@ -6,9 +6,9 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -107,15 +107,17 @@ class CatalogueEntry:
 
 @dataclass(frozen=True)
 class ExpertCatalogue:
-    """Experts that can be asked for, loaded or not. Of two catalogues the one with the higher version is in force.
+    """Experts that can be asked for, loaded or not.
 
     Attributes:
         version: Nanoseconds since 1970, or one more than the version before where the clock stands behind it.
         entries: In the order of their coming.
+        dropped: Of experts that were dropped, by name, the version since which they are gone.
     """
 
     version: int = 0
     entries: tuple[CatalogueEntry, ...] = ()
+    dropped: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def expert_names(self) -> list[str]:
@@ -146,11 +148,23 @@ class ExpertCatalogue:
             for expert in read_manifest(folder, check=False).get("experts", ())
         )
         require_new_names([entry.name for entry in new], self.expert_names)
-        return ExpertCatalogue(version, self.entries + new)
+        return ExpertCatalogue(version, self.entries + new, self.dropped)
 
     def without_expert(self, name: str) -> ExpertCatalogue:
         """The next catalogue, without an expert."""
-        return ExpertCatalogue(self._next_version(), tuple(entry for entry in self.entries if entry.name != name))
+        version = self._next_version()
+        left = tuple(entry for entry in self.entries if entry.name != name)
+        return ExpertCatalogue(version, left, {**self.dropped, name: version})
+
+    def merge(self, other: ExpertCatalogue) -> ExpertCatalogue:
+        """What both say together: of each name what was done last, in whichever order catalogues are merged."""
+        dropped = {
+            name: max(self.dropped.get(name, 0), other.dropped.get(name, 0))
+            for name in {**self.dropped, **other.dropped}
+        }
+        entries = [entry for entry in self.entries + other.entries if entry.since > dropped.get(entry.name, 0)]
+        newest = {entry.name: entry for entry in sorted(entries, key=lambda entry: entry.since)}
+        return ExpertCatalogue(max(self.version, other.version), tuple(newest.values()), dropped)
 
     def _next_version(self) -> int:
         return max(time.time_ns(), self.version + 1)
@@ -172,11 +186,18 @@ class OnDemandExperts(LoadedExperts):
     Args:
         engine: Its host is a `FreeMoE` without experts.
         catalogue: Those that can be asked for.
+        announce: Lets others know the catalogue after a change.
     """
 
-    def __init__(self, engine: InferenceEngine, catalogue: ExpertCatalogue) -> None:
+    def __init__(
+        self,
+        engine: InferenceEngine,
+        catalogue: ExpertCatalogue,
+        announce: Callable[[ExpertCatalogue], Awaitable[None]] | None = None,
+    ) -> None:
         super().__init__(engine)
         self.catalogue = catalogue
+        self._announce = announce
         self._held: dict[str, CatalogueEntry] = {}
         self._leaving: dict[str, Future[None]] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -197,12 +218,10 @@ class OnDemandExperts(LoadedExperts):
         return self.catalogue.version
 
     def update_catalogue(self, catalogue: ExpertCatalogue) -> None:
-        """Take over a catalogue, if it is newer; what it has no longer, or reads elsewhere, is let go of."""
-        if catalogue.version <= self.catalogue.version:
-            return
-        self.catalogue = catalogue
+        """Take over what is newer in a catalogue; what was dropped, or is read elsewhere now, is let go of."""
+        self.catalogue = self.catalogue.merge(catalogue)
         for name, entry in list(self._held.items()):
-            if catalogue.find_entry(name) != entry:
+            if self.catalogue.find_entry(name) != entry:
                 self._start_drop(name)
 
     async def wait_all_dropped(self) -> None:
@@ -272,6 +291,8 @@ class OnDemandExperts(LoadedExperts):
         for entry in self.catalogue.entries:
             if entry.name in loaded:
                 self._mark_loaded(entry)
+        if self._announce is not None:
+            await self._announce(self.catalogue)
         return loaded
 
     async def drop_expert(self, name: str) -> None:
@@ -283,4 +304,6 @@ class OnDemandExperts(LoadedExperts):
         if self.catalogue.find_entry(name) is None:
             raise unknown_name("expert", name, self.expert_names)
         self.update_catalogue(self.catalogue.without_expert(name))
+        if self._announce is not None:
+            await self._announce(self.catalogue)
         await self.wait_all_dropped()

@@ -84,5 +84,5 @@ class ServeSettings(BaseModel):
 
     @property
     def request_limits(self) -> RequestLimits:
-        """Of requests; those that are open at one time are of all replicas together."""
-        return RequestLimits(self.max_body_bytes, self.patience_seconds, at_once=RequestLimits.at_once * self.replicas)
+        """Of requests to one process."""
+        return RequestLimits(self.max_body_bytes, self.patience_seconds)

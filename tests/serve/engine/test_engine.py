@@ -232,7 +232,13 @@ def test_an_error_of_the_model_ends_what_it_touches_and_the_engine_goes_on(moe):
 @pytest.mark.parametrize("error", [RuntimeError, SystemExit])
 @pytest.mark.parametrize(
     ("part", "method"),
-    [("_scheduler", "admit"), ("_scheduler", "step"), ("_scheduler", "tell"), ("runner", "open"), ("runner", "rest")],
+    [
+        ("_scheduler", "admit_waiting"),
+        ("_scheduler", "step"),
+        ("_scheduler", "report_queue_sizes"),
+        ("runner", "add_sequence"),
+        ("runner", "release_model"),
+    ],
 )
 def test_an_engine_that_fails_tells_all_who_wait_and_takes_nobody_else(caplog, part, method, error):
     model = tiny_model("llama", num_hidden_layers=1, max_position_embeddings=128)
@@ -338,7 +344,7 @@ def test_any_number_of_combinations_is_answered_and_those_used_last_are_held(moe
             for name in names[:70]:
                 answer = read(engine.submit([ask(moe, "x", name, 1)])[0])
                 assert answer.error is None or "is the base itself" in str(answer.error)
-        assert len(set(moe._board.known) & set(names)) <= 2
+        assert len(set(moe._board.expert_names) & set(names)) <= 2
         assert len(set(moe._mixed_board.known) & set(names)) <= 2
     finally:
         for one, most in limits:

@@ -44,7 +44,7 @@ def rounds(model, runner, seed, context=48):
     number = 0
     for _ in range(12):
         while len(held) < 4 and rng.random() < 0.7:
-            runner.open(number)
+            runner.add_sequence(number)
             held[number] = []
             number += 1
         rows = []
@@ -58,7 +58,7 @@ def rounds(model, runner, seed, context=48):
                 true = true[-len(row.tokens) :] if row.wanted == "every" else true[-1:]
                 torch.testing.assert_close(found, true, atol=2e-4, rtol=2e-3)
         for n in [n for n in held if len(held[n]) > context - 8 or rng.random() < 0.2]:
-            runner.close(n)
+            runner.remove_sequence(n)
             del held[n]
 
 

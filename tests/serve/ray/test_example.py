@@ -99,7 +99,7 @@ def test_fields_have_the_flags_defaults() -> None:
 
 
 def test_replicas_share_a_machine_of_their_own(folders: SimpleNamespace) -> None:
-    from freemoe.serve.ray.application import share_of
+    from freemoe.serve.ray.launch import share_of
 
     assert share_of(2, 2, 1) == 1
     assert share_of(2, 4, 1) == 0.5
@@ -113,7 +113,7 @@ def test_a_cluster_without_room_is_told_before_anything_starts(monkeypatch: pyte
     import ray
 
     from freemoe.core.errors import WorkerError
-    from freemoe.serve.ray.application import require_room
+    from freemoe.serve.ray.launch import require_room
 
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 8.0})
     require_room(2, 4.0, False)

@@ -93,20 +93,19 @@ def until(done: Callable[[], object], seconds: float = 120) -> None:
 
 
 def ready(there: Any) -> int:
-    try:
-        answer = there.client.get("/ready")
-    except httpx.TransportError:
-        return 0
-    return answer.json()["replicas"] if answer.status_code == 200 else 0
+    """Replicas that answer."""
+    with contextlib.suppress(httpx.TransportError, ValueError):
+        return len(counted(there, "freemoe_loaded_experts"))
+    return 0
 
 
-def processes(there: Any, name: str) -> list[psutil.Process]:
-    """Of one deployment; Ray writes its name into the process's."""
+def replicas_of(there: Any) -> list[psutil.Process]:
+    """Their processes; Ray writes the deployment's name into theirs."""
     found = []
     for one in psutil.Process(there.process.pid).children(recursive=True):
         # One that was killed may be a zombie for a moment.
         with contextlib.suppress(psutil.NoSuchProcess):
-            if f"freemoe:{name}" in " ".join(one.cmdline()):
+            if "freemoe:Replica" in " ".join(one.cmdline()):
                 found.append(one)
     return found
 
@@ -178,24 +177,24 @@ def test_a_client_that_is_gone_frees_its_slot(there: Any) -> None:
     assert sum(counted(there, "freemoe_running_sequences").values()) == 0
 
 
-def test_a_killed_replica_costs_its_open_requests_an_error_and_no_other(there: Any, true: dict[str, str]) -> None:
+def test_a_killed_replica_costs_its_open_requests_and_no_other(there: Any, true: dict[str, str]) -> None:
     loaded = there.client.post(EXPERTS, json={"path": "more", "prefix": "x-"})
     assert loaded.json()["loaded"] == ["x-c", "x-d"]
     streams = [Stream(there, NAMES[number % 3]) for number in range(8)]
     until(lambda: all(len(stream.events) > 2 for stream in streams))
-    [killed, kept] = processes(there, "Replica")
+    [killed, kept] = replicas_of(there)
+    # Others on this machine do not get the token from a file or a command line.
+    assert kept.environ()["RAY_AUTH_MODE"] == "token"
+    assert len(kept.environ()["RAY_AUTH_TOKEN"]) == 64
     killed.send_signal(signal.SIGKILL)
     for stream in streams:
         stream.join()
-        assert stream.broken is None
-    right = [stream for stream in streams if stream.events[-1] == "[DONE]"]
-    wrong = [stream for stream in streams if stream.events[-1] != "[DONE]"]
-    assert right
-    assert wrong
-    assert all(stream.text == true[stream.name_of_expert] for stream in right)
-    for stream in wrong:
-        assert stream.events[-1]["error"]["code"] == "replica_lost"
         assert true[stream.name_of_expert].startswith(stream.text.rstrip("\ufffd"))
+        # What breaks off looks like nothing else.
+        assert (
+            (stream.broken is None) == (stream.events[-1] == "[DONE]") == (stream.text == true[stream.name_of_expert])
+        )
+    assert {stream.broken is None for stream in streams} == {True, False}
     # Nobody else notices, also before there are two again.
     # Connections of their own: one that lay idle may be closed by the server just as a request comes.
     for number in range(6):
@@ -204,7 +203,7 @@ def test_a_killed_replica_costs_its_open_requests_an_error_and_no_other(there: A
         )
         assert found.json()["choices"][0]["text"] == true[NAMES[number % 3]]
     until(lambda: ready(there) == 2)
-    assert kept.pid in {one.pid for one in processes(there, "Replica")}
+    assert kept.pid in {one.pid for one in replicas_of(there)}
 
 
 def test_the_replica_that_took_its_place_knows_what_was_loaded_meanwhile(there: Any, true: dict[str, str]) -> None:
@@ -220,17 +219,6 @@ def test_the_replica_that_took_its_place_knows_what_was_loaded_meanwhile(there: 
     assert there.client.delete(f"{EXPERTS}/x-c").json()["deleted"] is True
     for _ in range(4):
         assert there.client.post(TEXT, json=body("x-c")).status_code == 404
-
-
-def test_what_was_loaded_outlives_the_ingress(there: Any, true: dict[str, str]) -> None:
-    [ingress] = processes(there, "Ingress")
-    # Others on this machine do not get the token from a file or a command line.
-    assert ingress.environ()["RAY_AUTH_MODE"] == "token"
-    assert len(ingress.environ()["RAY_AUTH_TOKEN"]) == 64
-    ingress.send_signal(signal.SIGKILL)
-    until(lambda: [one.pid for one in processes(there, "Ingress")] not in ([], [ingress.pid]) and ready(there) == 2)
-    assert there.client.post(TEXT, json=body("x-d")).json()["choices"][0]["text"] == true["b"]
-    assert there.client.post(TEXT, json=body("x-c")).status_code == 404
 
 
 def test_running_answers_are_finished_at_the_end(there: Any, true: dict[str, str]) -> None:

@@ -93,7 +93,7 @@ class InOnePass(ByExpert):
         if self._mixed is None:
             super().release_model()
             self._mixed = self._block.enter_context(self._host.mixed())
-        if self._mixed.names != tuple(names):
+        if self._mixed.assigned_experts != tuple(names):
             self._mixed.assign(names)
 
     def activate_experts(self, names: Sequence[str]) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import logging
+import math
 import os
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,15 +21,16 @@ from freemoe.core.run.places import ExecutorSpec
 from freemoe.distributed.executors import require_cluster
 from freemoe.distributed.ray_pool import connect_ray, set_auth_token
 from freemoe.serve.listening import address_of
-from freemoe.serve.ray.application import build_application, ended_by_signals, require_room, run_application, share_of
-from freemoe.serve.ray.replica import ReplicaSetup
+from freemoe.serve.ray.replica import EngineReplica
 from freemoe.serve.served import ServeTarget, resolve_settings
 from freemoe.serve.settings import KEY, ServeSettings
 
-INSTALL = "Replicas need Ray Serve: pip install 'freemoe[serve-ray]'"
+_NAME = "freemoe"
 
-_PACKAGES = ("ray", "grpc_reflection", "watchfiles")
-"""Ray, and what Ray Serve cannot be imported without."""
+_PERIOD = 2.0
+"""Seconds between two looks whether a replica is there."""
+
+_QUIET = {"log_level": "WARNING", "enable_access_log": False}
 
 
 def app(args: dict[str, Any]) -> Any:
@@ -43,8 +47,43 @@ def app(args: dict[str, Any]) -> Any:
     settings = ServeSettings.model_validate(args)
     key = os.environ.get(KEY) or None
     _require_no_number(settings.device)
-    setup = _build_replica_setup(resolve_settings(settings, key), settings.threads or 1)
-    return build_application(setup, key, float(setup.threads), _wants_accelerator(settings))
+    threads = settings.threads or 1
+    return build_application(resolve_settings(settings, key), key, threads, float(threads))
+
+
+def build_application(served: ServeTarget, key: str | None, threads: int, cpus: float) -> Any:
+    """What Ray Serve runs: replicas behind its proxy.
+
+    Args:
+        served: What is served.
+        key: That requests have to show.
+        threads: CPU threads of each replica.
+        cpus: That each replica asks Ray for; may be a part of one.
+    """
+    from ray import serve
+
+    settings = served.settings
+    _, config = served.base_config()
+    if config is not None:
+        # Told here, and not by every replica that tries to start.
+        served.engine_limits(SimpleNamespace(config=config))
+    if Path(served.base).exists():
+        served = replace(served, base=str(Path(served.base).absolute()))
+    paths = [served.base, *(str(source.folder) for source in served.sources)]
+    deployment: Any = serve.deployment(
+        serve.ingress()(EngineReplica),
+        name="Replica",
+        num_replicas=settings.replicas,
+        # More than a replica lets in, so that it is the one to refuse.
+        max_ongoing_requests=2 * settings.request_limits.at_once,
+        health_check_period_s=_PERIOD,
+        graceful_shutdown_wait_loop_s=_PERIOD / 4,
+        graceful_shutdown_timeout_s=settings.drain_seconds,
+        ray_actor_options={"num_cpus": cpus, "num_gpus": int(_wants_accelerator(settings))},
+        logging_config=_QUIET,
+    )
+    needs = [path for path in paths if Path(path).exists()]
+    return deployment.bind(served, key, threads, needs, package_versions(DECIDING))
 
 
 def require_ray(place: ExecutorSpec, settings: ServeSettings, key: str | None) -> None:
@@ -55,7 +94,9 @@ def require_ray(place: ExecutorSpec, settings: ServeSettings, key: str | None) -
         WorkerError: Ray Serve is not installed, or nobody answers at the cluster's address.
     """
     if missing := missing_packages():
-        raise WorkerError(f"{INSTALL}. Not found: {', '.join(missing)}.")
+        raise WorkerError(
+            f"Replicas need Ray Serve: pip install 'freemoe[serve-ray]'. Not found: {', '.join(missing)}."
+        )
     _require_no_number(settings.device)
     if place.address is not None:
         if key is None:
@@ -67,7 +108,8 @@ def require_ray(place: ExecutorSpec, settings: ServeSettings, key: str | None) -
 
 def missing_packages() -> list[str]:
     """Packages of Ray Serve that are not installed; none is imported, as how a Ray is closed to others is decided before."""
-    return [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    # Ray, and what Ray Serve cannot be imported without.
+    return [name for name in ("ray", "grpc_reflection", "watchfiles") if importlib.util.find_spec(name) is None]
 
 
 def _require_no_number(device: str) -> None:
@@ -75,6 +117,35 @@ def _require_no_number(device: str) -> None:
         raise RecipeError(
             f"--device {device} is a device of one machine; Ray gives each replica one of its own: --device cuda."
         )
+
+
+def _wants_accelerator(settings: ServeSettings) -> bool:
+    import torch
+
+    return settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
+
+
+def require_room(replicas: int, cpus: float, accelerator: bool) -> None:
+    """Raise where the cluster, as it is now, has no room for all replicas; ``cpus`` and ``accelerator`` are each one's.
+
+    Raises:
+        WorkerError: Says what it has.
+    """
+    import ray
+
+    has = ray.cluster_resources()
+    wanted = {"CPU": replicas * cpus, "GPU": replicas * int(accelerator)}
+    if any(has.get(kind, 0) < count - 1e-6 for kind, count in wanted.items()):
+        raise WorkerError(
+            f"{replicas} replicas do not fit into the Ray cluster: they want {wanted['CPU']:g} CPUs and {wanted['GPU']} "
+            f"accelerators, and it has {has.get('CPU', 0):g} and {has.get('GPU', 0):g} in all. Ask for fewer --replicas, for fewer "
+            "--threads, or for --device cpu."
+        )
+
+
+def share_of(cpus: float, replicas: int, threads: int) -> float:
+    """What a replica asks a Ray of this machine alone for: its threads, or its part of the machine where that is less."""
+    return min(float(threads), math.floor(cpus / replicas * 1000) / 1000)
 
 
 def serve_on_ray(
@@ -88,50 +159,46 @@ def serve_on_ray(
         port: Where to listen.
         tell: Is told the address.
         address: Of the cluster; None for a Ray of this machine alone.
+
+    Raises:
+        WorkerError: There is no room for the replicas, they do not start, or an application of this name runs already.
     """
     if address is None:
         # Before ray is imported.
         set_auth_token()
     import ray
+    from ray import serve
 
     settings, cores = served.settings, os.cpu_count() or 1
     replicas = settings.replicas
     threads = settings.threads or (max(1, cores // replicas) if address is None else 1)
     # A Ray of this machine alone is shared by them.
     cpus = share_of(cores, replicas, threads) if address is None else float(threads)
-    accelerator = _wants_accelerator(settings)
-    made = build_application(_build_replica_setup(served, threads), key, cpus, accelerator)
+    built = build_application(served, key, threads, cpus)
     with contextlib.ExitStack() as stack:
         if connect_ray(address, cores):
             stack.callback(ray.shutdown)
-        require_room(replicas, cpus, accelerator)
-        # Ray has handlers of its own, which clean nothing up.
-        stack.enter_context(ended_by_signals())
-        listens = stack.enter_context(run_application(made, settings.host, port, stays=address is not None))
-        where = (
-            address_of(settings.host, port) if listens else "the address of the cluster's Ray Serve, which ran before"
-        )
-        tell(f"serving on {where}, {replicas} replicas")
+        require_room(replicas, cpus, _wants_accelerator(settings))
+        # Ray has handlers of its own, which clean nothing up. A second signal ends the wait for running requests.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            stack.callback(signal.signal, number, signal.signal(number, signal.default_int_handler))
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        status = serve.status()
+        if _NAME in status.applications:
+            raise WorkerError(
+                f"An application {_NAME!r} runs on this cluster already. End it where it was started, or by `serve shutdown`."
+            )
+        serve.start(http_options={"host": settings.host, "port": port}, logging_config=_QUIET)
+        if address is not None and not status.proxies:
+            stack.callback(serve.shutdown)
+        # No more requests are taken; those that are open are waited for.
+        stack.callback(serve.delete, _NAME)
+        try:
+            serve.run(built, name=_NAME, route_prefix="/", logging_config=_QUIET)
+        except RuntimeError as error:
+            raise WorkerError(f"The replicas did not start: {error}") from None
+        where = "the address of the cluster's Ray Serve, which ran before"
+        tell(f"serving on {where if status.proxies else address_of(settings.host, port)}, {replicas} replicas")
         with contextlib.suppress(KeyboardInterrupt):
             while True:
                 time.sleep(3600)
-
-
-def _wants_accelerator(settings: ServeSettings) -> bool:
-    import torch
-
-    return settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
-
-
-def _build_replica_setup(served: ServeTarget, threads: int) -> ReplicaSetup:
-    """What every replica is made of."""
-    _, config = served.base_config()
-    if config is not None:
-        # Told here, and not by every replica that tries to start.
-        served.engine_limits(SimpleNamespace(config=config))
-    if Path(served.base).exists():
-        served = replace(served, base=str(Path(served.base).absolute()))
-    needs = [served.base, *(str(source.folder) for source in served.sources)]
-    return ReplicaSetup(
-        served, threads, tuple(path for path in needs if Path(path).exists()), package_versions(DECIDING)
-    )

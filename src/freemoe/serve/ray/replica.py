@@ -1,12 +1,18 @@
-"""A replica: one base, its engine, and the experts that somebody has asked it for."""
+"""A replica: one base, its engine, and the app of the single server, to which Ray Serve's proxy brings requests."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
 
-from prometheus_client import Gauge
+from prometheus_client import Gauge, generate_latest
 from prometheus_client.core import Metric
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from freemoe.core.environment import use_threads
 from freemoe.core.errors import WorkerError
@@ -15,54 +21,62 @@ from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.serve.catalogue import ExpertCatalogue, LoadedExperts, OnDemandExperts
 from freemoe.serve.engine.engine import InferenceEngine
 from freemoe.serve.http.app import make_paths
-from freemoe.serve.http.metrics import ServerMetrics
-from freemoe.serve.ray.passing import ForwardedRequest, Message, stream_answer
+from freemoe.serve.http.gate import AuthMiddleware
+from freemoe.serve.http.metrics import CONTENT_TYPE, ServerMetrics
 from freemoe.serve.served import ServeTarget
 
+log = logging.getLogger(__name__)
 
-@dataclass(frozen=True)
-class ReplicaSetup:
-    """What a replica is made of; it is sent to each of them.
-
-    Attributes:
-        served: What is served, by paths that are the same wherever a process works.
-        threads: CPU threads.
-        needs: Paths that it reads.
-        versions: Of the packages that decide results.
-    """
-
-    served: ServeTarget
-    threads: int
-    needs: tuple[str, ...]
-    versions: dict[str, str]
+_SECONDS = 5.0
+"""In which the other replicas say what they know."""
 
 
 class EngineReplica:
-    """Answers requests that were read by the ingress; every request brings the catalogue that is in force.
+    """Answers as the single server does; experts are loaded when they are asked for, and all replicas know the same ones.
 
     Args:
-        setup: What it is made of.
+        served: What is served, by paths that are the same on every machine.
+        key: That requests have to show; None for none.
+        threads: CPU threads.
+        needs: Paths that are read.
+        versions: Of the packages that decide results.
 
     Raises:
         WorkerError: This machine lacks a file, or has other versions.
     """
 
-    def __init__(self, setup: ReplicaSetup) -> None:
-        require_alike(setup.needs, setup.versions)
-        use_threads(setup.threads)
-        served = setup.served
+    def __init__(
+        self, served: ServeTarget, key: str | None, threads: int, needs: Sequence[str], versions: dict[str, str]
+    ) -> None:
+        require_alike(needs, versions)
+        use_threads(threads)
         host, limits = served.load_host()
+        bounds, self._metrics = served.settings.request_limits, ServerMetrics()
         can_load = isinstance(host, FreeMoE)
         if can_load:
             # Its experts, which have been read and fit, are put onto it when they are asked for.
             host = FreeMoE(host.model, [], host.router, host.tokenizer)
-        self._metrics = ServerMetrics()
         self._engine = InferenceEngine(host, limits, self._metrics).start()
-        self._on_demand = OnDemandExperts(self._engine, served.catalogue) if can_load else None
+        self._on_demand = OnDemandExperts(self._engine, served.catalogue, self._announce) if can_load else None
         experts = self._on_demand or LoadedExperts(self._engine)
-        self._app = make_paths(self._engine, experts, self._metrics, served.settings.request_limits, served.roots)
+        app = make_paths(self._engine, experts, self._metrics, bounds, served.roots)
+        # Before the one of the same path that shows this replica's numbers alone.
+        app.router.routes.insert(0, Route("/metrics", self.get_metrics))
+        self._gate = AuthMiddleware(app, self._metrics, bounds, key, served.settings.host)
         loaded = Gauge("freemoe_loaded_experts", "Experts on the base.", registry=self._metrics.registry)
         loaded.set_function(lambda: len(self._engine.experts))
+        self._recovery: asyncio.Task[None] | None = None
+
+    def __serve_build_asgi_app__(self) -> Any:
+        """What Ray Serve runs: the gate, which before the first request hears what was loaded and dropped elsewhere."""
+
+        async def answer(scope: Any, receive: Any, send: Any) -> None:
+            if scope["type"] == "http":
+                self._recovery = self._recovery or asyncio.create_task(self._recover_catalogue())
+                await asyncio.shield(self._recovery)
+            await self._gate(scope, receive, send)
+
+        return answer
 
     def check_health(self) -> None:
         """Ray Serve asks, and replaces a replica that raises.
@@ -73,32 +87,14 @@ class EngineReplica:
         if not self._engine.is_alive:
             raise WorkerError("The engine has ended.")
 
-    async def answer(self, asked: ForwardedRequest, catalogue: ExpertCatalogue) -> AsyncIterator[list[Message]]:
-        """A request's answer, as it comes."""
-        self._update_catalogue(catalogue)
-        async for messages in stream_answer(self._app, asked):
-            yield messages
-
-    async def change(
-        self, asked: ForwardedRequest, catalogue: ExpertCatalogue
-    ) -> tuple[list[Message], ExpertCatalogue]:
-        """The whole answer to a request after which other experts can be asked for, and the catalogue then."""
-        self._update_catalogue(catalogue)
-        messages = [message async for some in stream_answer(self._app, asked) for message in some]
-        return messages, self.catalogue()
-
     async def adopt(self, catalogue: ExpertCatalogue) -> None:
-        """Take over a newer catalogue; returns when what it has no longer is gone."""
-        self._update_catalogue(catalogue)
-        if self._on_demand is not None:
-            await self._on_demand.wait_all_dropped()
-
-    def _update_catalogue(self, catalogue: ExpertCatalogue) -> None:
+        """Learn what was loaded and dropped elsewhere; returns when what was dropped is gone."""
         if self._on_demand is not None:
             self._on_demand.update_catalogue(catalogue)
+            await self._on_demand.wait_all_dropped()
 
     def catalogue(self) -> ExpertCatalogue:
-        """The newest catalogue that it was told of."""
+        """Which experts can be asked for."""
         return ExpertCatalogue() if self._on_demand is None else self._on_demand.catalogue
 
     def counts(self) -> tuple[str, list[Metric]]:
@@ -106,3 +102,43 @@ class EngineReplica:
         from ray import serve
 
         return serve.get_replica_context().replica_id.unique_id, list(self._metrics.registry.collect())
+
+    async def get_metrics(self, request: Request) -> Response:
+        """What all replicas have counted, side by side."""
+        counted = dict(await self.call_replicas("counts", seconds=_SECONDS))
+        return Response(render_replica_metrics(counted), media_type=CONTENT_TYPE)
+
+    async def call_replicas(self, method: str, *arguments: Any, seconds: float | None = None) -> list[Any]:
+        """What all replicas that answer say, this one too."""
+        from ray import serve
+
+        context = serve.get_replica_context()
+        try:
+            replicas = serve.get_deployment_handle(context.deployment, context.app_name)
+            results = await replicas.broadcast(method, *arguments).results_async(
+                timeout_s=seconds, return_exceptions=True
+            )
+        except Exception as error:
+            log.warning("The replicas do not answer: %s", error)
+            return []
+        return [one for one in results if not isinstance(one, BaseException)]
+
+    async def _announce(self, catalogue: ExpertCatalogue) -> None:
+        await self.call_replicas("adopt", catalogue)
+
+    async def _recover_catalogue(self) -> None:
+        if self._on_demand is not None:
+            for catalogue in await self.call_replicas("catalogue", seconds=_SECONDS):
+                self._on_demand.update_catalogue(catalogue)
+
+
+def render_replica_metrics(counted: Mapping[str, Sequence[Metric]]) -> bytes:
+    """Metrics by who counted them, as Prometheus reads them; each sample has the label ``replica``."""
+    merged: dict[str, Metric] = {}
+    for replica, metrics in counted.items():
+        for metric in metrics:
+            one = merged.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
+            for sample in metric.samples:
+                one.add_sample(sample.name, {"replica": replica, **sample.labels}, sample.value)
+    # All that is asked of a registry.
+    return generate_latest(SimpleNamespace(collect=merged.values))  # type: ignore[arg-type]
