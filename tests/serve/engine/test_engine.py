@@ -345,7 +345,7 @@ def test_any_number_of_combinations_is_answered_and_those_used_last_are_held(moe
                 answer = read(engine.submit([ask(moe, "x", name, 1)])[0])
                 assert answer.error is None or "is the base itself" in str(answer.error)
         assert len(set(moe._board.expert_names) & set(names)) <= 2
-        assert len(set(moe._mixed_board.known) & set(names)) <= 2
+        assert len(set(moe._mixed_board.expert_names) & set(names)) <= 2
     finally:
         for one, most in limits:
             one._most_bytes = most
