@@ -33,7 +33,7 @@ def test_nothing_is_printed_that_json_has_no_word_for(capsys: pytest.CaptureFixt
         "e": [1, 2.5],
         "3": "é",
     }
-    assert "é" in out
+    assert out.isascii()
 
 
 @pytest.mark.parametrize(

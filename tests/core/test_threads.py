@@ -22,7 +22,7 @@ def is_free(turn):
     entered = threading.Event()
 
     def work():
-        with turn.held(given_up=given_up):
+        with turn.hold_lock(given_up=given_up):
             entered.set()
 
     given_up = threading.Event()
@@ -62,7 +62,7 @@ def interrupt_at(number_of_event, work):
 
 
 def use_nested(turn):
-    with turn.held(), turn.held():
+    with turn.hold_lock(), turn.hold_lock():
         assert turn.is_owned()
 
 
@@ -70,7 +70,7 @@ def use_after_another(turn):
     inside, leave = threading.Event(), threading.Event()
 
     def work():
-        with turn.held():
+        with turn.hold_lock():
             inside.set()
             leave.wait(0.005)
 
@@ -78,7 +78,7 @@ def use_after_another(turn):
     thread.start()
     inside.wait()
     try:
-        with turn.held():
+        with turn.hold_lock():
             pass
     finally:
         leave.set()

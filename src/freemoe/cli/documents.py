@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from freemoe.core.neutral import escape_json
 from freemoe.core.numbers import format_bytes
 
 FORMAT = 1
@@ -24,7 +23,8 @@ def print_json(command: str, value: Mapping[str, Any]) -> None:
         value: Plain data. Paths become text; NaN and infinity, which JSON does not know, become null.
     """
     document = {"schema": f"freemoe.{command}/{FORMAT}", **_to_json_value(value)}
-    sys.stdout.write(escape_json(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)) + "\n")
+    # Characters beyond ASCII are escaped, so that no terminal obeys one; DEL is ASCII.
+    sys.stdout.write(json.dumps(document, indent=1, allow_nan=False).replace("\x7f", "\\u007f") + "\n")
 
 
 def _to_json_value(value: Any) -> Any:

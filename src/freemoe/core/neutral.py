@@ -1,4 +1,4 @@
-"""Names and texts of others, made harmless where they are shown: in a terminal, in Markdown, in HTML and SVG, in JSON.
+"""Names and texts of others, made harmless where they are shown: in a terminal, in Markdown, in HTML and SVG.
 
 A terminal obeys escape sequences, a bidirectional override turns what stands behind it around, and Markdown and HTML have
 characters of their own. What is shown is what was written: nothing is left out, an unsafe character becomes its escape.
@@ -61,24 +61,9 @@ def escape_html(text: object) -> str:
     return _html.escape(escape_terminal(text))
 
 
-def escape_json(document: str) -> str:
-    """A JSON document in which unsafe characters stand as JSON's own escapes: it means the same."""
-    return _UNSAFE.sub(_json_escape, document)
-
-
 def _escape_character(found: re.Match[str]) -> str:
     number = ord(found[0])
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
-
-
-def _json_escape(found: re.Match[str]) -> str:
-    number = ord(found[0])
-    if number < 0x20:  # between the tokens of a document: its own line ends
-        return found[0]
-    if number < 0x10000:
-        return f"\\u{number:04x}"
-    number -= 0x10000
-    return f"\\u{0xD800 + (number >> 10):04x}\\u{0xDC00 + (number & 0x3FF):04x}"
 
 
 def _escape_mark(found: re.Match[str]) -> str:

@@ -39,15 +39,6 @@ MOST_TEXT = 1 << 33
 _UNSURE = re.compile(r"\\u(?:d[89a-f]|0000)", re.IGNORECASE)
 
 
-def is_there(path: Path) -> bool:
-    """Whether there is anything under a name; False for one that cannot be: too long, with NUL, below a folder that is closed."""
-    try:
-        path.stat()
-    except (OSError, ValueError):
-        return False
-    return True
-
-
 def require_file(path: Path, error: type[FreeMoEError] = DataError) -> int:
     """Bytes of a file that can be read.
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from freemoe.core.errors import WorkerError
-from freemoe.core.run.places import ExecutorSpec, ParallelRecipe, executor_spec_of
+from freemoe.core.run.places import ExecutorSpec, executor_spec_of
 from freemoe.core.run.pool import WorkerPool
 from freemoe.core.run.processes import ProcessPool
 
@@ -18,13 +18,13 @@ _READ = ("model", "base", "artefact", "text", "domains", "root", "data_root", "t
 """Fields of recipes, and of their sections, that may name files."""
 
 
-def executor_of(recipe: ParallelRecipe) -> WorkerPool:
+def executor_of(recipe: Any) -> WorkerPool:
     """Who does a recipe's units: processes of this machine, or actors on Ray.
 
     Raises:
         WorkerError: There is no such Ray, or no room on it.
     """
-    plain = recipe.model_dump(mode="json")  # type: ignore[attr-defined]
+    plain = recipe.model_dump(mode="json")
     return make_pool(
         executor_spec_of(recipe),
         plain.get("threads"),
@@ -39,7 +39,7 @@ def has_ray() -> bool:
     return importlib.util.find_spec("ray") is not None
 
 
-def require_place(recipe: ParallelRecipe) -> None:
+def require_place(recipe: Any) -> None:
     """Raise before the expensive part where a recipe's units can be done nowhere.
 
     Raises:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from freemoe.core.errors import RecipeError
-from freemoe.core.untrusted import dump_yaml, is_there, read_yaml
+from freemoe.core.untrusted import dump_yaml, read_yaml
 from freemoe.recipes.build import BuildRecipe
 from freemoe.recipes.convert import ConvertRecipe
 from freemoe.recipes.evaluate import EvalRecipe
@@ -107,7 +108,8 @@ def set_path(target: dict[str, Any], path: str, value: Any) -> None:
 def load_recipe(path: str | Path) -> Recipe:
     """Read a recipe from a YAML file."""
     file = Path(path)
-    if not is_there(file) or file.is_dir():
+    # A name that cannot be (too long, with NUL) is not there, where Path.exists raises.
+    if not os.path.exists(file) or file.is_dir():  # noqa: PTH110
         raise RecipeError(f"Recipe {str(path)!r} is not a file. Print one with: freemoe build ... --print-recipe")
     data = read_yaml(file, RecipeError)
     return recipe_from(data, str(path))

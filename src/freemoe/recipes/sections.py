@@ -208,7 +208,7 @@ class SpreadSection(RecipeSection):
 
     @model_validator(mode="after")
     def _one_number_of_workers(self) -> Self:
-        executor_spec_of(self)  # type: ignore[arg-type]
+        executor_spec_of(self)
         return self
 
 

@@ -22,7 +22,7 @@ HOLDER = """
 import sys, time
 from pathlib import Path
 from freemoe.core.run.lock import output_lock
-with alone(Path(sys.argv[1])):
+with output_lock(Path(sys.argv[1])):
     print("began", flush=True)
     time.sleep(60)
 """

@@ -59,8 +59,6 @@ class RunFiles:
         self._run = run
         self._share = share
         self._sent: dict[Path, tuple[tuple[int, int], FileRef]] = {}
-        self.bytes_up = 0
-        self.bytes_back = 0
 
     def upload_files(self, wanted: Callable[[str], bool]) -> dict[str, FileRef]:
         """The run's own files, and the tensors of those units that are wanted: path in its folder -> the file."""
@@ -78,7 +76,6 @@ class RunFiles:
         blob = path.read_bytes()
         sent = FileRef(hashlib.sha256(blob).hexdigest(), self._share(blob))
         self._sent[path] = (mark, sent)
-        self.bytes_up += len(blob)
         return sent
 
     def write_results(self, part: str, found: Mapping[str, bytes]) -> None:
@@ -87,7 +84,6 @@ class RunFiles:
             path = self._run.partial / name
             path.parent.mkdir(exist_ok=True)
             write_atomic(path, blob)
-            self.bytes_back += len(blob)
 
 
 def run_remote_part(

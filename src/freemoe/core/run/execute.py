@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel
 
@@ -33,37 +33,6 @@ NOT_DECIDING = ("workers", "place", "unit_seconds", "preset")
 
 RESULT_FORMAT = 1
 """Of ``result.json``; raised when an entry that was there is called otherwise or means something else."""
-
-
-class DumpableModel(Protocol):
-    """Whatever has fields."""
-
-    def model_dump(self, *, mode: str) -> dict[str, Any]:
-        """The recipe as plain data."""
-        ...
-
-
-class RunRecipe(DumpableModel, Protocol):
-    """What every run reads of a recipe."""
-
-    @property
-    def model(self) -> str:
-        """The base."""
-        ...
-
-    @property
-    def revision(self) -> str | None:
-        """Of the base's repository."""
-        ...
-
-    @property
-    def output(self) -> str:
-        """The folder to write."""
-        ...
-
-    def notes(self) -> list[str]:
-        """What the result must say of its size."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -87,18 +56,18 @@ class RunOutput:
     cost: dict[str, Any] = field(default_factory=dict)
 
 
-def identity_fields(recipe: DumpableModel, *others: str) -> dict[str, Any]:
+def identity_fields(recipe: Any, *others: str) -> dict[str, Any]:
     """The fields of a recipe that decide what the result is, without some others."""
     return {k: v for k, v in recipe.model_dump(mode="json").items() if k not in (*NOT_DECIDING, *others)}
 
 
-def is_finished(recipe: RunRecipe) -> bool:
+def is_finished(recipe: Any) -> bool:
     """Whether a run of this recipe was killed right after its folder had appeared; what it left there is removed now."""
     return strip_if_finished(recipe.output, identity_fields(recipe))
 
 
 @contextlib.contextmanager
-def open_run(recipe: RunRecipe, *, overwrite: bool = False, resume: bool = True) -> Iterator[RunFolder]:
+def open_run(recipe: Any, *, overwrite: bool = False, resume: bool = True) -> Iterator[RunFolder]:
     """The working folder of a recipe's run, for as long as it lasts.
 
     Args:
@@ -123,7 +92,7 @@ def open_run(recipe: RunRecipe, *, overwrite: bool = False, resume: bool = True)
 def publish_run(
     run: RunFolder,
     typed: type[R],
-    recipe: RunRecipe,
+    recipe: Any,
     output: RunOutput,
     check: Callable[[Path], Any],
     card: Callable[[R], str],

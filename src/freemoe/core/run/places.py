@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 from freemoe.core.errors import RecipeError
 
@@ -14,25 +14,6 @@ MOST_WORKERS = 4096
 ALLOWED = "local, local:N (N processes), ray (a Ray of this machine alone), ray://HOST:PORT (a cluster)"
 
 _CLUSTER = re.compile(r"ray://[^\s/:@]+:([0-9]{1,5})|ray://\[[0-9a-fA-F:]+\]:([0-9]{1,5})")
-
-
-class ParallelRecipe(Protocol):
-    """What is read of a recipe whose units may be done side by side."""
-
-    @property
-    def place(self) -> str:
-        """Where."""
-        ...
-
-    @property
-    def workers(self) -> int:
-        """By how many."""
-        ...
-
-    @property
-    def unit_seconds(self) -> float | None:
-        """How long a unit may take."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -85,6 +66,6 @@ def parse_executor_spec(text: str, workers: int = 1) -> ExecutorSpec:
     )
 
 
-def executor_spec_of(recipe: ParallelRecipe) -> ExecutorSpec:
+def executor_spec_of(recipe: Any) -> ExecutorSpec:
     """Where a recipe's units are done."""
     return parse_executor_spec(recipe.place, recipe.workers)

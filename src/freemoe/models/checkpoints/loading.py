@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import tempfile
 import weakref
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,7 @@ from freemoe.assets import BUNDLED, BUNDLED_MOE, demo_model_path, demo_moe_path
 from freemoe.compat.transformers import dequantise_options, make_plain, panics_as_errors, set_model_name
 from freemoe.core.errors import DataError, FreeMoEError, HubError, RecipeError
 from freemoe.core.registry import load_model_type
-from freemoe.core.untrusted import is_there, read_json
+from freemoe.core.untrusted import read_json
 from freemoe.hub.fetch import HubAccess, fetch_model
 from freemoe.models.checkpoints.checks.load_report import require_whole
 from freemoe.models.checkpoints.checks.plausible import require_fillable, require_plausible
@@ -259,7 +260,7 @@ def _local_folder(model: str | Path) -> Path | None:
     looks_local = path.is_absolute() or str(model).startswith(".") or path.exists() or str(model).count("/") > 1
     if not looks_local:
         return None
-    if not is_there(path / "config.json"):
+    if not os.path.exists(path / "config.json"):  # noqa: PTH110
         held = [str(p) for p in sorted(path.glob("*.gguf"))] if path.is_dir() else []
         hint = f" It holds a GGUF file: give its path, {held[0]}" if held else ""
         raise DataError(
