@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import random
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,5 +79,22 @@ def serving(
     context = min(1024, context_length(moe.model, moe.tokenizer))
     engine = InferenceEngine(moe, EngineLimits(context, batch=slots, batch_invariant=batch_invariant), metrics).start()
     server = EngineServer(make_app(engine, metrics, roots=roots), engine, "127.0.0.1", 0)
-    with server.run_in_thread() as url:
+    with run_in_thread(server) as url:
         yield url, engine
+
+
+@contextlib.contextmanager
+def run_in_thread(server: EngineServer) -> Iterator[str]:
+    """Run a server on a thread of its own inside a ``with`` block; yields the address."""
+    thread = threading.Thread(target=server.run, name="freemoe server", daemon=True)
+    thread.start()
+    while not server.started:
+        if not thread.is_alive():
+            raise RuntimeError(f"The server did not start on {server.config.host}:{server.config.port}.")
+        time.sleep(0.01)
+    try:
+        yield f"http://{server.config.host}:{server.port}"
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        server.engine.stop()

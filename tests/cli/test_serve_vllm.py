@@ -120,12 +120,7 @@ def test_it_becomes_vllm_with_the_key_in_the_environment_alone(
     ("line", "words"),
     [
         (["{own}", "--on", "ray"], "--on is of freemoe's own engine"),
-        (["{own}", "--replicas", "2"], "--replicas is of"),
         (["{own}", "--queue", "256"], "--queue is of freemoe's own engine"),
-        (["{own}", "--prefill-tokens", "64"], "--prefill-tokens is of"),
-        (["{own}", "--max-body-bytes", "2048"], "--max-body-bytes is of"),
-        (["{own}", "--patience-seconds", "1"], "--patience-seconds is of"),
-        (["{own}", "--drain-seconds", "1"], "--drain-seconds is of"),
         (["{own}", "--expert-root", "."], "--expert-root is of"),
         (["{own}", "--device", "cpu"], "--device is of"),
         (["{base}", "--experts", "{own}", "--experts", "{more}"], "experts of one folder"),

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from benchmarks.serve.material import run_in_thread
 from freemoe import FreeMoE
 from freemoe.core.artifacts import write_manifest
 from freemoe.domain_experts.route.router import DomainRouter, train_router
@@ -142,7 +143,7 @@ def served(host: Any, limits: EngineLimits | None = None, **how: Any) -> Iterato
     metrics = ServerMetrics()
     engine = InferenceEngine(host, limits or EngineLimits(128, batch=8), metrics).start()
     server = EngineServer(make_app(engine, metrics, **how), engine, "127.0.0.1", 0)
-    with server.run_in_thread() as url, httpx.Client(base_url=url, timeout=60) as client:
+    with run_in_thread(server) as url, httpx.Client(base_url=url, timeout=60) as client:
         yield SimpleNamespace(url=url, client=client, engine=engine, metrics=metrics, server=server)
 
 

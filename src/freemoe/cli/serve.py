@@ -118,13 +118,13 @@ def _with_vllm(settings: ServeSettings, key: str | None, values: Mapping[str, An
     python = python_of_vllm(values["vllm_python"])
     served = resolve_settings(settings, key)
     calm_libraries()
-    ready = build_launch_command(served, python, key, values["port"])
+    plan, command, environment = build_launch_command(served, python, key, values["port"])
     if values["dry_run"]:
-        print_fields("serve-plan", ready.plan | {"command": shlex.join(ready.command)}, values["as_json"])
+        print_fields("serve-plan", plan | {"command": shlex.join(command)}, values["as_json"])
         return
     require_free(settings.host, values["port"])
-    _print_status(f"models: {', '.join(ready.plan['models'])}")
-    ready.exec_command()
+    _print_status(f"models: {', '.join(plan['models'])}")
+    os.execve(command[0], command, {**os.environ, **environment})
 
 
 def _with_own_engine(settings: ServeSettings, key: str | None, values: Mapping[str, Any]) -> None:

@@ -173,14 +173,6 @@ def test_log_probabilities_are_the_model_s(moe):
     assert [t.offset for t in found.read] == list(range(len("a treaty")))
 
 
-def test_a_prompt_can_be_scored_without_a_new_token(moe):
-    with engine_on(moe) as engine:
-        scored = read(engine.submit([ask(moe, "a treaty", tokens=0, logprobs=1, echo=True)])[0])
-        nothing = read(engine.submit([ask(moe, "a treaty", tokens=0)])[0])
-    assert len(scored.read) == 8
-    assert (scored.text, scored.reason, nothing.text, nothing.reason) == ("", "length", "", "length")
-
-
 def test_stop_texts_end_an_answer(moe):
     whole = alone(moe, "court?", "a")
     for stop in (whole[3:5], whole[5]):

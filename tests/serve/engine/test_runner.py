@@ -148,22 +148,6 @@ def test_bytes_per_token_are_those_of_the_cache(family):
     assert runner.cache.num_bytes == token_bytes(model.config, 4) * 16
 
 
-def test_experts_are_switched_back_when_it_rests():
-    model = tiny_model("llama")
-    before = {k: v.clone() for k, v in model.state_dict().items()}
-    moe = FreeMoE(model, experts_on(model))
-    runner = SlotRunner(model, ByExpert(moe), EngineLimits(16, batch=1))
-    runner.add_sequence(0)
-    with torch.no_grad():
-        runner.forward([BatchRow(0, (5,), "a")])
-        assert moe.active == "a"
-        runner.forward([BatchRow(0, (5,), "b")])
-        assert moe.active == "b"
-    runner.release_model()
-    assert moe.active == "base"
-    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
-
-
 @pytest.mark.parametrize("worth", [True, False])
 def test_rows_of_several_experts_share_a_pass_where_that_is_quicker(monkeypatch, worth):
     model = tiny_model("llama")

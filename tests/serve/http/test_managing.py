@@ -1,9 +1,6 @@
 """Experts that come and go while the server runs: from the folders that were named alone, and never in use."""
 
-import json
 import shutil
-import threading
-import time
 from urllib.parse import quote
 
 import pytest
@@ -67,29 +64,6 @@ def test_names_that_mean_something_else_are_refused(there, folders, before):
         error = error_of(there.client.post(EXPERTS, json={"path": str(path), "prefix": before}), 400)
         assert "The name " in error["message"] or "invalid_json" in error["code"]
     assert names(there) == ["a", "b"]
-
-
-def test_an_expert_in_use_is_gone_when_its_answers_are_there(there, host):
-    true = alone(host, "court?", "a", 100)
-    step = there.engine.runner.forward
-    there.engine.runner.forward = lambda rows: time.sleep(0.005) or step(rows)
-    body = {**GOOD, "prompt": "court?", "model": "a", "max_tokens": 100, "stream": True}
-    done = []
-    with there.client.stream("POST", TEXT, json=body) as answer:
-        lines = (line.removeprefix("data: ") for line in answer.iter_lines() if line)
-        first = json.loads(next(lines))["choices"][0]["text"]
-        deleting = threading.Thread(target=lambda: done.append(there.client.delete(f"{EXPERTS}/a")))
-        deleting.start()
-        until = time.monotonic() + 10
-        while "a" in there.engine.experts and time.monotonic() < until:
-            time.sleep(0.005)
-        error_of(there.client.post(TEXT, json={**GOOD, "model": "a"}), 404)
-        assert not done
-        rest = [json.loads(line)["choices"][0]["text"] for line in lines if line != "[DONE]"]
-    assert first + "".join(rest) == true
-    deleting.join(10)
-    assert done[0].status_code == 200
-    assert host.experts == ["b"]
 
 
 @pytest.mark.parametrize(

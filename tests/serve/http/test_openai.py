@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import threading
 import time
 
 import openai
@@ -246,24 +245,6 @@ def test_the_openai_client_with_asyncio(there, moe):
 
     keys = [(p, e) for p in PROMPTS for e in ("base", "a", "b", "c+d")]
     assert asyncio.run(all_of_them()) == [alone(moe, p, e) for p, e in keys]
-
-
-def test_experts_at_once_over_http_are_what_they_are_alone(there, moe):
-    true = {(p, e): alone(moe, p, e) for p in PROMPTS for e in MODELS.values()}
-    wrong = []
-
-    def client(keys):
-        for prompt, expert in keys:
-            if complete(there, model=expert, prompt=prompt).json()["choices"][0]["text"] != true[prompt, expert]:
-                wrong.append((prompt, expert))
-
-    keys = list(true)
-    threads = [threading.Thread(target=client, args=(keys[i::4] * 2,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert wrong == []
 
 
 def test_signs_and_metrics(there):

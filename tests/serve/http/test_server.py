@@ -16,7 +16,7 @@ from freemoe.serve.http.app import make_app
 from freemoe.serve.http.metrics import ServerMetrics
 from freemoe.serve.listening import require_free
 from freemoe.serve.settings import EngineLimits
-from tests.serve.conftest import alone, ask, read, served
+from tests.serve.conftest import alone, served
 from tests.serve.http.test_hostile import GOOD, TEXT, error_of
 
 LONG = {**GOOD, "prompt": "court?", "max_tokens": 60, "stream": True}
@@ -72,22 +72,13 @@ def test_what_takes_too_long_is_ended_with_an_error(moe, twice):
         assert chunks[-1]["error"]["code"] == "stopping"
 
 
-def break_engine(engine):
-    """Let its next step raise what no request is to blame for."""
-
-    def fail():
-        raise RuntimeError("planted")
-
-    engine._scheduler.step = fail
-
-
 def test_a_server_whose_engine_fails_says_so_and_ends(moe):
     with served(moe, EngineLimits(128, batch=1)) as there:
         slow(there, 0.01)
         with there.client.stream("POST", TEXT, json=LONG) as answer:
             lines = answer.iter_lines()
             next(lines)
-            break_engine(there.engine)
+            there.engine._scheduler.step = lambda: 1 / 0
             assert streamed(lines)[-1]["error"]["code"] == "engine_failed"
         until = time.monotonic() + 20
         with contextlib.suppress(httpx.TransportError):
@@ -97,7 +88,8 @@ def test_a_server_whose_engine_fails_says_so_and_ends(moe):
         assert time.monotonic() < until
 
 
-def test_a_failed_engine_is_not_healthy(moe):
+@pytest.mark.parametrize(("failure", "word"), [(None, "ended"), (RuntimeError(), "failed")])
+def test_an_engine_that_does_not_work_is_not_healthy(moe, failure, word):
     engine = InferenceEngine(moe, EngineLimits(128)).start()
     transport = httpx.ASGITransport(make_app(engine, ServerMetrics()))
 
@@ -106,19 +98,10 @@ def test_a_failed_engine_is_not_healthy(moe):
             return await client.get(path)
 
     assert asyncio.run(get("/health")).status_code == 200
-    break_engine(engine)
-    with pytest.raises(RuntimeError, match="planted"):
-        raise failure_of(engine, moe)
-    for path in ("/health", "/ready"):
-        assert asyncio.run(get(path)).status_code == 503
-    assert "failed" in asyncio.run(get("/health")).json()["error"]["message"]
-
-
-def failure_of(engine, moe):
-    """What ended it, after one more request."""
-    read(engine.submit([ask(moe, "x")])[0])
     engine.stop()
-    return engine.failure
+    engine.failure = failure
+    assert word in error_of(asyncio.run(get("/health")), 503)["message"]
+    assert asyncio.run(get("/ready")).status_code == 503
 
 
 def test_a_port_that_is_taken_is_told_before_anything_is_loaded(there):

@@ -76,7 +76,8 @@ class StandIn:
         }
         self.key: str | None = None
         self.template = True
-        self.html, self.headers = load_page().body, dict(load_page().headers)
+        self.html, headers = load_page()
+        self.headers = dict(headers)
         self.asked: list[Asked] = []
         self.gone = threading.Event()
         self.address = ""

@@ -9,16 +9,17 @@ import re
 from freemoe.report.palette import COLOURS
 from freemoe.serve.page import content_security_policy, load_page
 
+HTML, HEADERS = load_page()[0].decode(), load_page()[1]
+
 
 def hashed(inside: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()}'"
 
 
 def test_the_policy_names_what_stands_in_the_file_and_nothing_else() -> None:
-    html = load_page().body.decode()
-    policy = dict(rule.split(" ", 1) for rule in load_page().headers["content-security-policy"].split("; "))
-    (script,) = re.findall(r"<script>(.*)</script>", html, re.DOTALL)
-    (style,) = re.findall(r"<style>(.*)</style>", html, re.DOTALL)
+    policy = dict(rule.split(" ", 1) for rule in HEADERS["content-security-policy"].split("; "))
+    (script,) = re.findall(r"<script>(.*)</script>", HTML, re.DOTALL)
+    (style,) = re.findall(r"<style>(.*)</style>", HTML, re.DOTALL)
     assert policy["default-src"] == "'none'"
     assert policy["script-src"] == hashed(script)
     assert policy["style-src"] == hashed(style)
@@ -34,21 +35,20 @@ def test_the_policy_of_other_pages() -> None:
 
 
 def test_the_page_needs_no_other_file_and_no_other_place() -> None:
-    html = load_page().body.decode()
-    assert "//" not in re.sub(r"^\s*//.*$|(?<= )// .*$|[\"']//?[\"']", "", html, flags=re.MULTILINE)
+    assert "//" not in re.sub(r"^\s*//.*$|(?<= )// .*$|[\"']//?[\"']", "", HTML, flags=re.MULTILINE)
     assert not re.search(
-        r"""\bon\w+\s*=\s*["']|style\s*=\s*["']|\bsrc\s*=|@import|url\(|innerHTML|insertAdjacent|eval\(""", html
+        r"""\bon\w+\s*=\s*["']|style\s*=\s*["']|\bsrc\s*=|@import|url\(|innerHTML|insertAdjacent|eval\(""", HTML
     )
-    assert "\r" not in html
+    assert "\r" not in HTML
 
 
 def test_its_colours_are_the_reports() -> None:
-    found = re.findall(r"--([\w-]+): light-dark\((#\w+), (#\w+)\);", load_page().body.decode())
+    found = re.findall(r"--([\w-]+): light-dark\((#\w+), (#\w+)\);", HTML)
     assert len(found) > 8
     assert {name: (light, dark) for name, light, dark in found} == {name: COLOURS[name] for name, _, _ in found}
 
 
 def test_its_headers() -> None:
-    assert load_page().headers["content-type"] == "text/html; charset=utf-8"
-    assert load_page().headers["x-content-type-options"] == "nosniff"
-    assert all(re.fullmatch(r"[\x20-\x7e]+", value) for value in load_page().headers.values())
+    assert HEADERS["content-type"] == "text/html; charset=utf-8"
+    assert HEADERS["x-content-type-options"] == "nosniff"
+    assert all(re.fullmatch(r"[\x20-\x7e]+", value) for value in HEADERS.values())

@@ -26,8 +26,7 @@ def said(there: Any, model: str) -> str:
 
 def test_the_page_talks_to_the_server(tab: Browser, there: Any) -> None:
     home = there.client.get("/")
-    assert home.content == load_page().body
-    assert {name: home.headers[name] for name in load_page().headers} == dict(load_page().headers)
+    assert (home.content, {name: home.headers[name] for name in load_page()[1]}) == load_page()
     tab.open(f"{there.url}/", 1280)
     tab.until("document.getElementById('expert').options.length")
     assert read(tab, "#expert option") == ["auto", "base", *"abcd"]

@@ -118,14 +118,11 @@ class SequenceState:
         text = self._text.add_token(token)
         self._made += len(text)
         told, stopped = self._stops.add_text(text)
+        self._emit_text(told, cut=stopped)
         if stopped:
-            self._emit_text(told, cut=True)
             self._finish_sequence("stop", flush=False)
         elif len(self.written) == self.ask.max_tokens:
-            self._emit_text(told)
             self._finish_sequence("length")
-        else:
-            self._emit_text(told)
 
     def _emit_text(self, text: str, cut: bool = False) -> None:
         """Hand on text with the tokens that begin in it."""

@@ -127,7 +127,8 @@ def make_paths(
 
 async def start_page(request: Request) -> Response:
     """The page for people."""
-    return Response(load_page().body, headers=load_page().headers)
+    html, headers = load_page()
+    return Response(html, headers=headers)
 
 
 async def error_response(request: Request, error: Exception) -> Response:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import uvicorn
 
 from freemoe.core.environment import use_threads
-from freemoe.core.errors import RecipeError
 from freemoe.serve.engine.engine import InferenceEngine
 from freemoe.serve.http.app import make_app
 from freemoe.serve.http.metrics import ServerMetrics
@@ -85,23 +83,6 @@ class EngineServer(uvicorn.Server):
             time.sleep(0.02)
         self.engine.stop()
         self.should_exit = True
-
-    @contextlib.contextmanager
-    def run_in_thread(self, timeout: float = 30.0) -> Iterator[str]:
-        """Run on a thread of its own inside a ``with`` block; yields the address."""
-        thread = threading.Thread(target=self.run, name="freemoe server", daemon=True)
-        thread.start()
-        until = time.monotonic() + timeout
-        while not self.started:
-            if not thread.is_alive() or time.monotonic() > until:
-                raise RecipeError(f"The server did not start on {self.config.host}:{self.config.port}.")
-            time.sleep(0.01)
-        try:
-            yield f"http://{self.config.host}:{self.port}"
-        finally:
-            self.should_exit = True
-            thread.join(timeout)
-            self.engine.stop()
 
 
 def serve_here(served: ServeTarget, key: str | None, port: int, tell: Callable[[str], None]) -> None:

@@ -6,7 +6,6 @@ import base64
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from types import MappingProxyType
@@ -14,23 +13,13 @@ from types import MappingProxyType
 _INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class ServerPage:
-    """What to answer to ``GET /``.
-
-    Attributes:
-        body: The HTML, UTF-8.
-        headers: With it: the type, and a Content-Security-Policy under which only this file's own script and style run, nothing is
-            loaded, and only this server is talked to.
-    """
-
-    body: bytes
-    headers: Mapping[str, str]
-
-
 @cache
-def load_page() -> ServerPage:
-    """The page of the server, read once."""
+def load_page() -> tuple[bytes, Mapping[str, str]]:
+    """What to answer to ``GET /``: the HTML, UTF-8, and its headers.
+
+    They hold the type, and a Content-Security-Policy under which only this file's own script and style run, nothing is loaded, and
+    only this server is talked to.
+    """
     html = resources.files(__name__).joinpath("index.html").read_text(encoding="utf-8")
     headers = {
         "content-type": "text/html; charset=utf-8",
@@ -39,7 +28,7 @@ def load_page() -> ServerPage:
         "referrer-policy": "no-referrer",
         "cache-control": "no-cache",
     }
-    return ServerPage(html.encode(), MappingProxyType(headers))
+    return html.encode(), MappingProxyType(headers)
 
 
 def content_security_policy(html: str) -> str:

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Collection
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -44,25 +43,6 @@ _LOOK = (
     "import importlib.util as u, json; has = lambda name: u.find_spec(name) is not None; "
     "print(json.dumps([has('vllm'), __import__('freemoe').__version__ if has('freemoe') else None]))"
 )
-
-
-@dataclass(frozen=True)
-class LaunchCommand:
-    """What is to be run.
-
-    Attributes:
-        plan: As ``freemoe serve --dry-run`` has it.
-        command: Program and arguments.
-        environment: What is added to this process's environment.
-    """
-
-    plan: dict[str, Any]
-    command: list[str]
-    environment: dict[str, str]
-
-    def exec_command(self) -> None:
-        """Become it."""
-        os.execve(self.command[0], self.command, {**os.environ, **self.environment})
 
 
 def require_heeded(given: Collection[str]) -> None:
@@ -144,8 +124,10 @@ def _artefact_and_base(served: ServeTarget) -> tuple[str, str | None]:
     return str(folder), base
 
 
-def build_launch_command(served: ServeTarget, python: str, key: str | None, port: int) -> LaunchCommand:
-    """The command that serves what was asked for, as the options of ``freemoe serve`` say.
+def build_launch_command(
+    served: ServeTarget, python: str, key: str | None, port: int
+) -> tuple[dict[str, Any], list[str], dict[str, str]]:
+    """What is served, as a dry run tells it; the command that serves it; and what is added to this process's environment for it.
 
     Args:
         served: What is served.
@@ -172,4 +154,4 @@ def build_launch_command(served: ServeTarget, python: str, key: str | None, port
     environment = {} if key is None else {KEY: key}
     if (threads := served.settings.threads) is not None:
         environment |= {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    return LaunchCommand(plan, serve_command(folder, base, more, python), environment)
+    return plan, serve_command(folder, base, more, python), environment

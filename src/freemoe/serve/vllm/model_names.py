@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from starlette.datastructures import MutableHeaders
+from starlette.responses import JSONResponse
+
 from freemoe.core.errors import DataError, RecipeError
 from freemoe.serve.vllm import requests
 from freemoe.serve.vllm.settings import BASE
@@ -34,12 +37,12 @@ class ModelNames:
             return
         raw = await _read_body(receive)
         if raw is None:
-            await _send_error(send, 413, f"The body is larger than {_LARGEST:,} bytes.")
+            await _error_response(413, f"The body is larger than {_LARGEST:,} bytes.")(scope, receive, send)
             return
         try:
             raw, expert = _rewrite_body(raw)
         except RecipeError as error:
-            await _send_error(send, 400, str(error))
+            await _error_response(400, str(error))(scope, receive, send)
             return
         await self.app(_with_length(scope, len(raw)), _replay_body(raw, receive), _with_expert_header(send, expert))
 
@@ -102,23 +105,24 @@ def _replay_body(raw: bytes, receive: Any) -> Any:
 
 
 def _with_length(scope: Any, length: int) -> Any:
-    headers = [(k, v) for k, v in scope["headers"] if k.lower() not in (b"content-length", b"transfer-encoding")]
-    return {**scope, "headers": [*headers, (b"content-length", str(length).encode())]}
+    headers = MutableHeaders(raw=list(scope["headers"]))
+    headers["content-length"] = str(length)
+    del headers["transfer-encoding"]
+    return {**scope, "headers": headers.raw}
 
 
 def _with_expert_header(send: Any, expert: str) -> Any:
     async def send_with_header(message: Any) -> None:
         if message["type"] == "http.response.start" and message["status"] == 200:
             # Headers are Latin-1; a name may be any text.
-            value = expert.encode("latin-1", "backslashreplace").replace(b"\r", b" ").replace(b"\n", b" ")
-            message = {**message, "headers": [*message.get("headers", ()), (b"x-freemoe-expert", value)]}
+            value = expert.encode("latin-1", "backslashreplace").decode("latin-1")
+            MutableHeaders(scope=message)["x-freemoe-expert"] = value.replace("\r", " ").replace("\n", " ")
         await send(message)
 
     return send_with_header
 
 
-async def _send_error(send: Any, status: int, what: str) -> None:
-    raw = json.dumps({"error": {"message": what, "type": "BadRequestError", "param": "model", "code": status}}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(raw)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": raw})
+def _error_response(status: int, what: str) -> JSONResponse:
+    return JSONResponse(
+        {"error": {"message": what, "type": "BadRequestError", "param": "model", "code": status}}, status
+    )
