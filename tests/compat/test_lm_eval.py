@@ -44,10 +44,6 @@ def test_loggers_are_quiet_inside_alone():
         assert logger.level == before
 
 
-def test_the_command_can_be_called():
-    assert callable(compat.lm_eval_main())
-
-
 def test_a_configuration_is_lm_evals_own():
     assert compat.official_config("gsm8k/gsm8k.yaml")["task"] == "gsm8k"
     # Functions that a file names are functions here.
@@ -59,12 +55,6 @@ def test_a_task_that_this_release_has_not():
         VersionError, match=r"^lm-eval [\d.]+ has no .*nothing/nothing\.yaml; .* tried with lm-eval>=0\.4"
     ):
         compat.official_config("nothing/nothing.yaml")
-
-
-def test_yaml_that_is_read_elsewhere(monkeypatch):
-    monkeypatch.setitem(sys.modules, "lm_eval.tasks._yaml_loader", None)
-    with pytest.raises(VersionError, match=r"has no lm_eval\.tasks\._yaml_loader\.load_yaml"):
-        compat.official_config("gsm8k/gsm8k.yaml")
 
 
 def test_a_name_is_found_without_the_whole_index(monkeypatch):
@@ -84,7 +74,7 @@ def test_a_name_is_found_without_the_whole_index(monkeypatch):
 
 def test_what_is_found_is_what_lm_evals_whole_index_has():
     index = compat._whole_index()
-    names = [*list(index)[::397], "ai2_arc", "hellaswag", "bbh_cot_fewshot_navigate", "squadv2", "truthfulqa_mc1"]
+    names = [*list(index)[::1500], "ai2_arc", "hellaswag", "bbh_cot_fewshot_navigate", "squadv2", "truthfulqa_mc1"]
     for name in names:
         found = compat.find_task(name)
         assert found is not None, name
@@ -161,8 +151,3 @@ def test_each_token_of_a_text_is_predicted_once():
     assert [token for _, continuation in windows for token in continuation] == list(range(10, 17))
     assert windows[0][0] == [1]
     assert all(len(context) + len(continuation) <= 4 for context, continuation in windows)
-
-
-def test_lm_evals_own_models_are_listed():
-    compat.list_models()
-    assert "lm_eval.models" in sys.modules

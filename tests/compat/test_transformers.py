@@ -8,13 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
-from torch import nn
-from transformers import cache_utils, pytorch_utils
 from transformers.integrations import moe
 
-from freemoe.compat import caches
 from freemoe.compat import transformers as compat
-from freemoe.core.errors import VersionError
 from tests.tiny import tiny_model
 
 IDS = torch.arange(3, 17).view(2, 7)
@@ -25,14 +21,7 @@ def logits(model):
     return model(input_ids=IDS).logits
 
 
-def test_which_side_of_a_weight_its_inputs_stand():
-    assert compat.is_conv1d(pytorch_utils.Conv1D(2, 3))
-    assert not compat.is_conv1d(nn.Linear(2, 3))
-    assert not compat.is_conv1d(None)
-
-
 def test_a_gguf_is_dequantised_where_it_has_to_be_asked_for(monkeypatch):
-    import transformers
 
     if hasattr(transformers, "GgufConfig"):  # 5.16 has none yet
         assert compat.dequantise_options()["quantization_config"].dequantize is True
@@ -51,18 +40,6 @@ def test_the_function_of_attention(attention):
     model = tiny_model("llama")
     model.set_attn_implementation(attention)
     assert compat.attention_of(model.config) == attention
-
-
-def test_other_configurations_need_not_name_their_attention():
-    assert compat.attention_of(SimpleNamespace()) is None
-    assert compat.attention_of(SimpleNamespace(_attn_implementation="sdpa")) == "sdpa"
-
-
-def test_attention_of_a_release_without_it(monkeypatch):
-    config = tiny_model("llama").config
-    monkeypatch.delattr(transformers.PreTrainedConfig, "_attn_implementation")
-    with pytest.raises(VersionError, match=r"has no LlamaConfig\._attn_implementation; .* how attention is computed"):
-        compat.attention_of(config)
 
 
 def test_a_model_that_is_to_be_filled():
@@ -101,15 +78,6 @@ def test_experts_run_by_a_function_of_ours():
         moe.ALL_EXPERTS_FUNCTIONS._global_mapping.pop("nothing")
 
 
-def test_experts_of_a_release_without_the_list(monkeypatch):
-    monkeypatch.delattr(moe, "ALL_EXPERTS_FUNCTIONS")
-    with (
-        pytest.raises(VersionError, match=r"has no transformers\.integrations\.moe\.ALL_EXPERTS_FUNCTIONS"),
-        compat.experts_run_by(tiny_model("mixtral"), "nothing", print),
-    ):
-        pass
-
-
 def test_the_gate_of_experts_and_another_in_its_place():
     model = tiny_model("mixtral")
     experts = model.model.layers[0].mlp.experts
@@ -130,15 +98,3 @@ def test_the_gate_of_experts_and_another_in_its_place():
     with pytest.raises(RuntimeError, match="on purpose"), compat.gate_replaced(experts, print):
         raise RuntimeError("on purpose")
     assert torch.equal(logits(model), plain)
-
-
-def test_experts_of_a_release_without_a_gate():
-    with pytest.raises(
-        VersionError, match=r"has no Linear\._apply_gate; .* what the experts' down projection multiplies"
-    ):
-        compat.gate_of(nn.Linear(2, 2))
-
-
-def test_classes_of_caches():
-    assert caches.Cache is cache_utils.Cache
-    assert caches.DynamicLayer is cache_utils.DynamicLayer

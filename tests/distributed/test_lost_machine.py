@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.test_ray_pool import needs_ray
+from tests.distributed.test_pools import needs_ray
 
 pytestmark = [needs_ray, pytest.mark.slow]
 

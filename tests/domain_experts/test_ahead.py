@@ -22,7 +22,7 @@ from freemoe.domain_experts.build import build, work_ahead
 from freemoe.domain_experts.cost.dry_run import plan_build
 from freemoe.evals.engine.evaluator import Evaluator
 from freemoe.recipes import dump
-from tests.distributed.test_ray_pool import needs_ray
+from tests.distributed.test_pools import needs_ray
 from tests.domain_experts.conftest import task_recipe
 from tests.domain_experts.test_build_resume import same
 

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 
-from freemoe.core import files
 from freemoe.core.errors import ArtifactError, DiskError
 from freemoe.core.files import as_disk_error, disk_error, write_atomic
 from freemoe.core.run.folder import RunFolder
@@ -93,18 +92,6 @@ def test_wherever_the_disk_refuses_the_run_goes_on(
         assert (found / name).read_bytes() == (whole / name).read_bytes()
 
 
-def test_finished_units_are_not_done_again_after_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = RunFolder(tmp_path / "out", {"a": 1})
-    run.run_unit("first", lambda: 1)
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "fsync", Refusing(errno.ENOSPC, 0))
-        with pytest.raises(DiskError):
-            run.run_tensor_unit("second", lambda: {"x": torch.ones(2)})
-    again = RunFolder(tmp_path / "out", {"a": 1})
-    assert again.run_unit("first", never) == 1
-    assert "second" not in again.journal
-
-
 def test_a_full_disk_while_the_steps_prepare_throws_nothing_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,6 +143,10 @@ def test_what_is_no_disk_is_left_alone(tmp_path: Path) -> None:
     ):
         assert as_disk_error(error, tmp_path) is None
     assert as_disk_error(FileNotFoundError(errno.ENOENT, "absent"), tmp_path / "gone") is not None
+    # Room is told of the nearest folder that there is.
+    error = disk_error(OSError(errno.ENOSPC, ""), tmp_path / "not" / "there", 7)
+    assert "(7 bytes were to be written, " in str(error)
+    assert "(7 bytes were to be written, 0 are" not in str(error)
 
 
 @pytest.mark.parametrize("what", ["unit", "tensors", "state", "file", "publish"])
@@ -255,13 +246,3 @@ def test_a_true_disk_that_is_full(small_disk: Path) -> None:
     again.run_tensor_unit("second", lambda: {"x": torch.zeros(10_000)})
     assert again.journal.path.read_bytes().count(b"\n") == 2
     again.publish_folder()
-
-
-def test_nobody_watches_an_ordinary_run() -> None:
-    assert files.WATCHERS == []
-
-
-def test_room_is_told_of_the_nearest_folder_that_there_is(tmp_path: Path) -> None:
-    error = disk_error(OSError(errno.ENOSPC, ""), tmp_path / "not" / "there", 7)
-    assert "(7 bytes were to be written, " in str(error)
-    assert "(7 bytes were to be written, 0 are" not in str(error)

@@ -85,15 +85,12 @@ def test_what_its_own_reader_refuses_is_not_published_and_no_work_is_lost(
         System(recipe).run()
     assert [path.name for path in tmp_path.iterdir()] == ["out.partial"]
     monkeypatch.setitem(globals(), "readable", lambda folder: None)
+    # Neither is what its type refuses.
+    with pytest.raises(ArtifactError, match=r"is not published, .*The result is not whole: sum: .*integer"):
+        System(Plain(str(tmp_path / "other"), number=0.25)).run()  # type: ignore[arg-type]
     mended = System(recipe)
     assert (mended.run() / "numbers.txt").read_text() == "4"
     assert mended.did == 0
-
-
-def test_what_its_type_refuses_is_not_published(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match=r"is not published, .*The result is not whole: sum: .*integer"):
-        System(Plain(str(tmp_path / "out"), number=0.25)).run()  # type: ignore[arg-type]
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_run_that_is_killed_while_its_page_is_drawn_goes_on(tmp_path: Path) -> None:
@@ -127,39 +124,23 @@ def test_everything_is_written_and_vouched_for(tmp_path: Path) -> None:
     assert not (tmp_path / "out.partial").exists()
 
 
-def test_a_run_that_died_goes_on_and_ends_alike(tmp_path: Path) -> None:
-    recipe = Plain(str(tmp_path / "out"))
-    with pytest.raises(KeyboardInterrupt):
-        System(recipe, dies_at=2).run()
-    assert (tmp_path / "out.partial" / "journal.jsonl").exists()
-    again = System(recipe)
-    folder = again.run()
-    assert again.did == 1
-    result = json.loads((folder / "result.json").read_text())
-    assert (result["sum"], result["cost"]["units_reused"]) == (2, 2)
-
-
-def test_one_that_ends_before_any_work_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="nothing to read"):
-        System(Plain(str(tmp_path / "out")), dies_at=0).run()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_one_that_is_stopped_before_any_work_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        System(Plain(str(tmp_path / "out")), dies_at=1).run()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_another_input_is_not_gone_on_with(tmp_path: Path) -> None:
+def test_a_run_that_died_goes_on_and_with_the_same_input_alone(tmp_path: Path) -> None:
     recipe = Plain(str(tmp_path / "out"))
     with pytest.raises(KeyboardInterrupt):
         System(recipe, dies_at=2).run()
     with pytest.raises(DataError, match=r"was started with another text.*--no-resume"):
         System(recipe, text="other").run()
-    fresh = System(recipe, text="other")
-    fresh.run(resume=False)
-    assert fresh.did == 2
+    again = System(recipe)
+    result = json.loads((again.run() / "result.json").read_text())
+    assert again.did == 1
+    assert (result["sum"], result["cost"]["units_reused"]) == (2, 2)
+
+
+@pytest.mark.parametrize(("dies_at", "error"), [(0, DataError), (1, KeyboardInterrupt)])
+def test_one_that_ends_before_any_work_leaves_nothing(dies_at: int, error: type[BaseException], tmp_path: Path) -> None:
+    with pytest.raises(error):
+        System(Plain(str(tmp_path / "out")), dies_at=dies_at).run()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_finished_one_is_replaced_only_when_asked(tmp_path: Path) -> None:

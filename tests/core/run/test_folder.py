@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from freemoe.core.environment import describe_environment
+from freemoe.core.environment import describe_environment, package_versions
 from freemoe.core.errors import ArtifactError
 from freemoe.core.files import MANIFEST, write_atomic
 from freemoe.core.memory import peak_memory_bytes
@@ -22,7 +22,6 @@ from freemoe.core.run import folder as run_folder
 from freemoe.core.run import lock
 from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.journal import RunJournal
-from freemoe.core.run.progress import QuietProgress
 from tests.core.run.test_journal import full_disk, inside, never
 
 RECIPE = {"command": "build", "seed": 0, "bands": {"p": "2", "step": 0.1}, "domains": {"math": ["gsm8k"]}}
@@ -55,12 +54,6 @@ def test_publishing_makes_the_folder_appear_whole(tmp_path: Path) -> None:
     assert inside(tmp_path / "out") == ["result"]
 
 
-def test_a_killed_run_goes_on(tmp_path: Path) -> None:
-    started(tmp_path / "out")
-    again = RunFolder(tmp_path / "out", RECIPE)
-    assert again.journal.run_unit("u", never) == 1
-
-
 def test_killed_before_the_publishing_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = started(tmp_path / "out")
     run.run_tensor_unit("t", lambda: {"a": torch.ones(2)})
@@ -68,54 +61,52 @@ def test_killed_before_the_publishing_rename(tmp_path: Path, monkeypatch: pytest
     def killed(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Path, "rename", killed)
-    with pytest.raises(KeyboardInterrupt):
-        run.publish_folder()
-    monkeypatch.undo()
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run.publish_folder()
     again = RunFolder(tmp_path / "out", RECIPE)
     assert again.journal.run_unit("u", never) == 1
     assert torch.equal(again.run_tensor_unit("t", never)["a"], torch.ones(2))
-    with pytest.raises(ArtifactError, match="another recipe"):
-        RunFolder(tmp_path / "out", {**RECIPE, "seed": 1})
 
 
-def test_another_recipe_is_refused_and_the_fields_are_named(tmp_path: Path) -> None:
+OTHER = {**RECIPE, "seed": 1}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "known"),
+    [
+        (RECIPE, {}, True),
+        (RECIPE, {"resume": False}, False),
+        (OTHER, {"resume": False}, False),
+        (RECIPE, {"overwrite": True}, True),
+        (OTHER, {"overwrite": True}, False),
+    ],
+)
+def test_whose_unfinished_work_is_gone_on_with(
+    recipe: dict[str, Any], options: dict[str, bool], known: bool, tmp_path: Path
+) -> None:
+    started(tmp_path / "out")
+    assert ("u" in RunFolder(tmp_path / "out", recipe, **options).journal) is known
+
+
+def test_another_recipe_is_refused_and_the_fields_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started(tmp_path / "out")
     other = {**RECIPE, "seed": 1, "bands": {"p": "4", "step": 0.1}, "threads": 2}
     with pytest.raises(ArtifactError, match=r"differs in: seed, bands.p, threads\).*--no-resume to discard"):
         RunFolder(tmp_path / "out", other)
-    assert RunFolder(tmp_path / "out", RECIPE).journal.run_unit("u", never) == 1
-
-
-def test_another_version_is_refused_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started(tmp_path / "out")
-    monkeypatch.setattr(
-        run_folder, "package_versions", lambda packages: {"freemoe": "0.0.1", "torch": torch.__version__}
-    )
-    with pytest.raises(ArtifactError, match=r"differs in: .*versions\.freemoe"):
+    with monkeypatch.context() as patched:
+        patched.setattr(run_folder, "package_versions", lambda packages: {**package_versions(packages), "torch": "0"})
+        with pytest.raises(ArtifactError, match=r"differs in: versions\.torch\)"):
+            RunFolder(tmp_path / "out", RECIPE)
+    # Neither is a damaged identity taken for ours.
+    (tmp_path / "out.partial" / "identity.json").write_text("{")
+    with pytest.raises(ArtifactError, match="another recipe"):
         RunFolder(tmp_path / "out", RECIPE)
 
 
-def test_no_resume_starts_over(tmp_path: Path) -> None:
-    started(tmp_path / "out")
-    assert "u" not in RunFolder(tmp_path / "out", RECIPE, resume=False).journal
-    started(tmp_path / "out")
-    assert "u" not in RunFolder(tmp_path / "out", {**RECIPE, "seed": 1}, resume=False).journal
-
-
-def test_overwrite_keeps_the_same_recipes_unfinished_work_and_drops_anothers(tmp_path: Path) -> None:
-    started(tmp_path / "out")
-    assert "u" in RunFolder(tmp_path / "out", RECIPE, overwrite=True).journal
-    assert "u" not in RunFolder(tmp_path / "out", {**RECIPE, "seed": 1}, overwrite=True).journal
-
-
-def test_a_run_that_did_nothing_yet_is_in_nobodys_way(tmp_path: Path) -> None:
+def test_one_that_only_noted_its_inputs_is_in_nobodys_way(tmp_path: Path) -> None:
     RunFolder(tmp_path / "out", {**RECIPE, "domains": {"math": ["gsm8kk"]}})
-    started(tmp_path / "out")
-    assert "u" in RunFolder(tmp_path / "out", RECIPE).journal
-
-
-def test_one_that_only_noted_its_inputs_is_in_nobodys_way_either(tmp_path: Path) -> None:
     RunFolder(tmp_path / "out", {**RECIPE, "seed": 3}).require_same_inputs({"text": "a"})
     run = RunFolder(tmp_path / "out", RECIPE)
     run.require_same_inputs({"text": "b"})
@@ -142,22 +133,22 @@ def test_what_is_left_of_a_run_that_did_not_end(
     assert (tmp_path / "out.partial").exists() is left
 
 
-def test_a_finished_folder_is_not_touched_without_overwrite(tmp_path: Path) -> None:
+def test_overwrite_replaces_when_all_is_written_and_nothing_else_does(tmp_path: Path) -> None:
     artefact(tmp_path / "out")
     with pytest.raises(ArtifactError, match=r"exists already.*--overwrite"):
         RunFolder(tmp_path / "out", RECIPE)
-    assert (tmp_path / "out" / "content").read_text() == "old"
-    assert inside(tmp_path) == ["out"]
-
-
-def test_overwrite_replaces_only_when_all_is_written(tmp_path: Path) -> None:
-    artefact(tmp_path / "out")
+    # What is drawn of a result goes with its artefact.
+    for name in ("report.html", ".report.html.lock", "plans.svg", "journal.jsonl"):
+        (tmp_path / "out" / name).write_text("x")
     run = started(tmp_path / "out", overwrite=True)
     assert (tmp_path / "out" / "content").read_text() == "old"
     write_atomic(run.partial / "content", b"new")
     run.publish_folder()
     assert (tmp_path / "out" / "content").read_text() == "new"
     assert inside(tmp_path) == ["out"]
+    assert inside(tmp_path / "out") == ["content"]
+    (tmp_path / "empty").mkdir()
+    assert started(tmp_path / "empty").publish_folder() == tmp_path / "empty"
 
 
 def test_overwrite_never_deletes_what_freemoe_did_not_write(tmp_path: Path) -> None:
@@ -192,20 +183,6 @@ def test_a_file_of_the_users_inside_an_artefact_stops_the_run_that_would_replace
     assert (tmp_path / "out" / "content").read_text() == "new"
 
 
-def test_what_is_drawn_of_a_result_goes_with_its_artefact(tmp_path: Path) -> None:
-    for name in ("report.html", ".report.html.lock", "plans.svg", "journal.jsonl"):
-        (tmp_path / "out" if (tmp_path / "out").exists() else artefact(tmp_path / "out")).joinpath(name).write_text("x")
-    started(tmp_path / "out", overwrite=True).publish_folder()
-    assert inside(tmp_path / "out") == []
-
-
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_an_empty_folder_may_be_replaced(tmp_path: Path, overwrite: bool) -> None:
-    (tmp_path / "out").mkdir()
-    started(tmp_path / "out", overwrite=overwrite).publish_folder()
-    assert inside(tmp_path / "out") == []
-
-
 def test_neighbours_with_like_names_stay(tmp_path: Path) -> None:
     artefact(tmp_path / "out")
     artefact(tmp_path / "out.old", "mine")
@@ -223,14 +200,6 @@ def test_killed_before_the_first_file_was_whole(tmp_path: Path) -> None:
     (tmp_path / "out.partial").mkdir()
     (tmp_path / "out.partial" / "identity.json.tmp").write_text('{"comm')
     assert started(tmp_path / "out").publish_folder() == tmp_path / "out"
-
-
-def test_a_damaged_identity_is_not_taken_for_ours(tmp_path: Path) -> None:
-    started(tmp_path / "out")
-    (tmp_path / "out.partial" / "identity.json").write_text("{")
-    with pytest.raises(ArtifactError, match="another recipe"):
-        RunFolder(tmp_path / "out", RECIPE)
-    assert "u" not in RunFolder(tmp_path / "out", RECIPE, resume=False).journal
 
 
 def test_a_folder_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
@@ -266,21 +235,18 @@ def test_an_output_that_names_no_folder(output: str, tmp_path: Path, monkeypatch
 
 
 def test_an_output_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(ArtifactError, match="could not be written: Not a directory"):
-        RunFolder(tmp_path / "file" / "out", RECIPE)
-    monkeypatch.setattr(Path, "mkdir", full_disk)
-    with pytest.raises(ArtifactError, match="The disk is full"):
-        RunFolder(tmp_path / "out", RECIPE)
-
-
-def test_a_full_disk_at_the_start_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full_disk)
         with pytest.raises(ArtifactError, match="The disk is full"):
             RunFolder(tmp_path / "out", RECIPE)
     assert inside(tmp_path / "out.partial") == []
     assert started(tmp_path / "out").publish_folder().exists()
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ArtifactError, match="could not be written: Not a directory"):
+        RunFolder(tmp_path / "file" / "out", RECIPE)
+    monkeypatch.setattr(Path, "mkdir", full_disk)
+    with pytest.raises(ArtifactError, match="The disk is full"):
+        RunFolder(tmp_path / "new", RECIPE)
 
 
 # ------------------------------------------------------------------ tensors as units
@@ -297,18 +263,13 @@ def test_tensors_come_back_bit_equal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", [lambda p: p.unlink(), lambda p: p.write_bytes(p.read_bytes()[:-1])])
-def test_lost_or_damaged_tensors_are_made_again(harm: Any, tmp_path: Path) -> None:
+def test_lost_or_damaged_tensors_are_made_again_and_must_be_the_same(harm: Any, tmp_path: Path) -> None:
     RunFolder(tmp_path / "out", RECIPE).run_tensor_unit("t", lambda: {"a": torch.ones(3)})
     (file,) = (tmp_path / "out.partial" / "units").iterdir()
     harm(file)
     again = RunFolder(tmp_path / "out", RECIPE)
     assert torch.equal(again.run_tensor_unit("t", lambda: {"a": torch.ones(3)})["a"], torch.ones(3))
-
-
-def test_tensors_that_come_out_differently_are_refused(tmp_path: Path) -> None:
-    RunFolder(tmp_path / "out", RECIPE).run_tensor_unit("t", lambda: {"a": torch.ones(3)})
-    (file,) = (tmp_path / "out.partial" / "units").iterdir()
-    file.unlink()
+    harm(file)
     with pytest.raises(ArtifactError, match=r"another result. Start over with --no-resume"):
         RunFolder(tmp_path / "out", RECIPE).run_tensor_unit("t", lambda: {"a": torch.zeros(3)})
 
@@ -391,9 +352,3 @@ def test_the_peak_of_a_process_is_its_own() -> None:
     asked = [sys.executable, "-c", "from freemoe.core.memory import peak_memory_bytes; print(peak_memory_bytes())"]
     child = int(subprocess.run(asked, capture_output=True, text=True, check=True).stdout)
     assert child < len(held) <= peak_memory_bytes()
-
-
-def test_quiet_progress_takes_steps() -> None:
-    with QuietProgress().stage("calibration", 3) as advance:
-        advance(1)
-    QuietProgress().say("a line")

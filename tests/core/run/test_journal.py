@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
-import math
 import os
 from pathlib import Path
 from typing import Any
@@ -32,13 +30,6 @@ def inside(folder: Path) -> list[str]:
 # ------------------------------------------------------------------ writing
 
 
-def test_a_file_is_written_whole(tmp_path: Path) -> None:
-    write_atomic(tmp_path / "a", b"one")
-    write_atomic(tmp_path / "a", b"two")
-    assert (tmp_path / "a").read_bytes() == b"two"
-    assert inside(tmp_path) == ["a"]
-
-
 @pytest.mark.parametrize("fails", ["fsync", "open", "replace"])
 def test_a_full_disk_leaves_the_old_file(fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_atomic(tmp_path / "a", b"old")
@@ -48,11 +39,9 @@ def test_a_full_disk_leaves_the_old_file(fails: str, tmp_path: Path, monkeypatch
     monkeypatch.undo()
     assert (tmp_path / "a").read_bytes() == b"old"
     assert inside(tmp_path) == ["a"]
-
-
-def test_another_failure_says_which(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match=r"The folder is not there: .* could not be written"):
-        write_atomic(tmp_path / "absent" / "a", b"x")
+    write_atomic(tmp_path / "a", b"new")
+    assert (tmp_path / "a").read_bytes() == b"new"
+    assert inside(tmp_path) == ["a"]
 
 
 def test_digest_depends_on_content_not_on_order() -> None:
@@ -73,6 +62,7 @@ VALUES: list[Any] = [
     'ü\n"quoted"',
     float("inf"),
     float("-inf"),
+    float("nan"),
 ]
 
 
@@ -81,17 +71,11 @@ def test_a_resumed_journal_gives_identical_values(tmp_path: Path) -> None:
     given = [first.run_unit(f"unit {i}", lambda v=v: v) for i, v in enumerate(VALUES)]
     assert (first.done, first.reused) == (len(VALUES), 0)
     second = RunJournal(tmp_path / "j")
-    assert [second.run_unit(f"unit {i}", never) for i in range(len(VALUES))] == given == VALUES
+    again = [second.run_unit(f"unit {i}", never) for i in range(len(VALUES))]
+    assert repr(again) == repr(given) == repr(VALUES)  # NaN is not equal to itself
     assert (second.done, second.reused) == (0, len(VALUES))
     assert "unit 0" in second
     assert "unit 99" not in second
-
-
-def test_nan_survives(tmp_path: Path) -> None:
-    RunJournal(tmp_path / "j").run_unit("u", lambda: [1.0, float("nan")])
-    value = RunJournal(tmp_path / "j").run_unit("u", never)
-    assert value[0] == 1.0
-    assert math.isnan(value[1])
 
 
 def test_an_unbroken_run_sees_what_a_resumed_one_sees(tmp_path: Path) -> None:
@@ -119,6 +103,10 @@ def test_a_torn_last_line_is_dropped_wherever_it_is_torn(tmp_path: Path, caplog:
         journal.run_unit("c", lambda: "value of c")
         assert path.read_bytes() == b"".join(lines), cut
     assert "done again" in caplog.text
+    caplog.clear()
+    RunJournal(path)
+    assert not caplog.records
+    assert path.read_bytes() == b"".join(lines)
 
 
 @pytest.mark.parametrize(
@@ -140,14 +128,6 @@ def test_what_stands_behind_a_damaged_line_does_not_count(damage: Any, tmp_path:
     journal = RunJournal(path)
     assert ["a" in journal, "b" in journal, "c" in journal] == [True, False, False]
     assert path.read_bytes() == lines[0]
-
-
-def test_a_journal_that_is_whole_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    lines = three_units(tmp_path / "j")
-    with caplog.at_level(logging.WARNING):
-        RunJournal(tmp_path / "j")
-    assert not caplog.records
-    assert (tmp_path / "j").read_bytes() == b"".join(lines)
 
 
 def test_a_full_disk_leaves_whole_lines_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
