@@ -14,6 +14,7 @@ import pytest
 from freemoe.cli import main
 from freemoe.cli.failures import FAULT
 from freemoe.results.documents import DOCUMENTS
+from tests.serve.conftest import folders  # noqa: F401  (a fixture)
 
 
 class Done(NamedTuple):

@@ -18,7 +18,6 @@ import pytest
 
 from freemoe.core.errors import RecipeError
 from tests.cli.conftest import Freemoe
-from tests.serve.conftest import folders  # noqa: F401  (a fixture)
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +25,7 @@ def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FREEMOE_API_KEY", raising=False)
 
 
-def test_a_dry_run_names_models_and_memory(folders: SimpleNamespace, freemoe: Freemoe) -> None:  # noqa: F811
+def test_a_dry_run_names_models_and_memory(folders: SimpleNamespace, freemoe: Freemoe) -> None:
     line = ["serve", str(folders.base), "--experts", str(folders.own), "--experts", f"x-={folders.more}", "--dry-run"]
     done = freemoe(*line, "--json", "--context", "100", "--max-batch", "3")
     assert done.code == 0, done.err
@@ -63,7 +62,7 @@ def test_a_dry_run_names_models_and_memory(folders: SimpleNamespace, freemoe: Fr
         (["{own}", "--on", "ray://127.0.0.1:{port}", "--api-key", "long-enough"], "Nobody answers"),
     ],
 )
-def test_what_is_refused(folders: SimpleNamespace, freemoe: Freemoe, line: list[str], words: str) -> None:  # noqa: F811
+def test_what_is_refused(folders: SimpleNamespace, freemoe: Freemoe, line: list[str], words: str) -> None:
     with socket.socket() as listening, socket.socket() as free:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
@@ -108,9 +107,7 @@ def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_replicas_without_ray_serve_name_what_to_install(
-    folders: SimpleNamespace,  # noqa: F811
-    freemoe: Freemoe,
-    monkeypatch: pytest.MonkeyPatch,
+    folders: SimpleNamespace, freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import importlib.util
 
@@ -121,7 +118,7 @@ def test_replicas_without_ray_serve_name_what_to_install(
     assert "pip install 'freemoe[serve-ray]'. Not found: ray" in " ".join(done.err.split())
 
 
-def test_a_plain_model_and_other_kinds_can_be_hosts(folders: SimpleNamespace) -> None:  # noqa: F811
+def test_a_plain_model_and_other_kinds_can_be_hosts(folders: SimpleNamespace) -> None:
     from freemoe import FreeMoE
     from freemoe.evals.engine.answering import Answering
     from freemoe.serve.engine.hosts import VariantHost
@@ -139,7 +136,7 @@ def test_a_plain_model_and_other_kinds_can_be_hosts(folders: SimpleNamespace) ->
 
 @pytest.mark.parametrize("quiet", [[], ["--quiet"]])
 def test_requests_are_logged_and_an_engine_that_fails_ends_the_command(
-    folders: SimpleNamespace,  # noqa: F811
+    folders: SimpleNamespace,
     any_freemoe: Freemoe,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -164,7 +161,7 @@ def test_requests_are_logged_and_an_engine_that_fails_ends_the_command(
     assert "RuntimeError: planted" in " ".join(done.err.split())
 
 
-def test_it_serves_and_ends_at_a_signal(folders: SimpleNamespace, tmp_path: Path) -> None:  # noqa: F811
+def test_it_serves_and_ends_at_a_signal(folders: SimpleNamespace, tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

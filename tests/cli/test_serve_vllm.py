@@ -15,7 +15,6 @@ import pytest
 
 from freemoe.core.version import __version__
 from tests.cli.conftest import Freemoe
-from tests.serve.conftest import folders  # noqa: F401  (a fixture)
 
 KEY = "a-key-of-ours"
 
@@ -51,7 +50,7 @@ def options(command: list[str]) -> dict[str, list[str]]:
     return found
 
 
-def test_a_dry_run_prints_the_command(folders: SimpleNamespace, freemoe: Freemoe, python: str) -> None:  # noqa: F811
+def test_a_dry_run_prints_the_command(folders: SimpleNamespace, freemoe: Freemoe, python: str) -> None:
     line = ["serve", str(folders.own), "--engine", "vllm", "--vllm-python", python, "--dry-run", "--json"]
     done = freemoe(*line, "--context", "100", "--max-batch", "3", "--port", "8123", "--api-key", KEY)
     assert done.code == 0, done.err
@@ -75,7 +74,7 @@ def test_a_dry_run_prints_the_command(folders: SimpleNamespace, freemoe: Freemoe
     assert KEY not in done.out + done.err
 
 
-def test_experts_on_a_base_and_a_plain_model(folders: SimpleNamespace, freemoe: Freemoe, python: str) -> None:  # noqa: F811
+def test_experts_on_a_base_and_a_plain_model(folders: SimpleNamespace, freemoe: Freemoe, python: str) -> None:
     line = ["--engine", "vllm", "--vllm-python", python, "--dry-run", "--json", "--dtype", "bfloat16"]
     found = json.loads(freemoe("serve", str(folders.base), "--experts", str(folders.own), *line).out)
     asked = options(shlex.split(found["command"]))
@@ -89,10 +88,7 @@ def test_experts_on_a_base_and_a_plain_model(folders: SimpleNamespace, freemoe: 
 
 
 def test_it_becomes_vllm_with_the_key_in_the_environment_alone(
-    folders: SimpleNamespace,  # noqa: F811
-    freemoe: Freemoe,
-    python: str,
-    monkeypatch: pytest.MonkeyPatch,
+    folders: SimpleNamespace, freemoe: Freemoe, python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[Any] = []
 
@@ -137,12 +133,7 @@ def test_it_becomes_vllm_with_the_key_in_the_environment_alone(
     ],
 )
 def test_what_is_refused(
-    folders: SimpleNamespace,  # noqa: F811
-    freemoe: Freemoe,
-    python: str,
-    tmp_path: Path,
-    line: list[str],
-    words: str,
+    folders: SimpleNamespace, freemoe: Freemoe, python: str, tmp_path: Path, line: list[str], words: str
 ) -> None:
     places: dict[str, Any] = {
         "own": folders.own,
@@ -164,10 +155,7 @@ def test_what_is_refused(
 
 
 def test_without_vllm_it_says_where_vllm_lives(
-    folders: SimpleNamespace,  # noqa: F811
-    freemoe: Freemoe,
-    python: str,
-    monkeypatch: pytest.MonkeyPatch,
+    folders: SimpleNamespace, freemoe: Freemoe, python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("freemoe.serve.vllm.launch.find_spec", lambda name: None)
     done = freemoe("serve", str(folders.own), "--engine", "vllm")

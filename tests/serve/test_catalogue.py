@@ -13,7 +13,7 @@ import pytest
 
 from freemoe import FreeMoE
 from freemoe.core.errors import DataError, FreeMoEError, UnknownNameError
-from freemoe.serve.catalogue import ExpertCatalogue, LoadedExperts, NotLoadedError, OnDemandExperts
+from freemoe.serve.catalogue import ExpertCatalogue, NotLoadedError, OnDemandExperts
 from freemoe.serve.engine.routing import route_prompts
 from tests.serve.conftest import alone, ask, engine_on, read, write_artefact
 from tests.tiny import tiny_model
@@ -144,16 +144,3 @@ def test_what_is_loaded_while_it_runs(there: Any, folders: SimpleNamespace, whol
     # Its name is free again.
     there.experts.update_catalogue(there.experts.catalogue.without_expert("x-d"))
     assert asyncio.run(there.experts.load_experts(folders.more, "x-")) == ["x-c", "x-d"]
-
-
-def test_where_all_are_loaded_nothing_is_brought(whole: FreeMoE, folders: SimpleNamespace) -> None:
-    with engine_on(whole) as engine:
-        experts = LoadedExperts(engine)
-        assert experts.expert_names == whole.experts
-        asyncio.run(experts.ensure_loaded("a"))
-        changes = experts.state_version
-        assert asyncio.run(experts.load_experts(folders.more, "y-")) == ["y-c", "y-d"]
-        asyncio.run(experts.drop_expert("y-c"))
-        asyncio.run(experts.drop_expert("y-d"))
-        assert experts.state_version > changes
-        assert experts.expert_names == ["a", "b", "c", "d"]

@@ -101,16 +101,6 @@ def test_an_answer_of_another_server_may_be_sent_on_as_it_came(there):
     assert done.headers["x-freemoe-ignored"] == "parallel_tool_calls"
 
 
-def test_a_line_per_request(there, caplog):
-    caplog.set_level("INFO", "uvicorn.access")
-    there.client.get("/v1/models")
-    there.client.post("/v1/completions", content=b"{")
-    assert [line.split(" - ")[1] for line in caplog.messages] == [
-        '"GET /v1/models HTTP/1.1" 200',
-        '"POST /v1/completions HTTP/1.1" 415',
-    ]
-
-
 def test_auto_is_what_the_router_says(there, moe):
     for prompt in PROMPTS:
         text, expert = moe.generate_text(prompt, expert="auto", max_new_tokens=12, do_sample=False)
