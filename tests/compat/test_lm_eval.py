@@ -84,16 +84,6 @@ def test_what_is_found_is_what_lm_evals_whole_index_has():
     assert set(compat.known_tasks()) == set(index)
 
 
-def test_which_metrics_are_means():
-    metrics = [
-        {"metric": "exact_match", "aggregation": "mean", "higher_is_better": True},
-        {"metric": "ter", "aggregation": "mean", "higher_is_better": False},
-        {"metric": "bleu", "aggregation": "bleu", "higher_is_better": True},
-    ]
-    task = compat.task_of({**config(), "metric_list": metrics})
-    assert compat.averaged_metrics(task) == {"exact_match": True, "ter": False, "bleu": False}
-
-
 def test_a_task_and_its_filters():
     from lm_eval.api.instance import Instance
 
@@ -136,14 +126,6 @@ def test_the_metric_of_code_is_replaced_inside_alone():
     with pytest.raises(RuntimeError, match="on purpose"), compat.code_metric_replaced(7):
         raise RuntimeError("on purpose")
     assert evaluate.load is load
-
-
-def test_settings_of_a_generation():
-    found = compat.generation_settings({"until": "\n", "max_new_tokens": 5}, 256)
-    assert (found["until"], found["max_gen_toks"], found["do_sample"]) == (["\n"], 5, False)
-    assert compat.generation_settings({"until": []}, 7)["max_gen_toks"] == 7
-    assert compat.stop_strings(["\n"], "</s>") == ["\n", "</s>"]
-    assert compat.stop_strings(None, None) == []
 
 
 def test_each_token_of_a_text_is_predicted_once():

@@ -10,11 +10,7 @@ import pytest
 
 from freemoe.core import threads
 from freemoe.core.errors import BusyError
-from freemoe.core.threads import ModelLock, model_lock_of
-
-
-class Thing:
-    """Stands for a model."""
+from freemoe.core.threads import ModelLock
 
 
 def is_free(turn):
@@ -134,12 +130,6 @@ def test_interrupts_at_random_leave_one_thread_at_a_time_and_the_turn_free():
     assert is_free(turn)
 
 
-def test_everybody_asks_the_same_turn():
-    thing = Thing()
-    assert model_lock_of(thing) is model_lock_of(thing)
-    assert model_lock_of(thing) is not model_lock_of(Thing())
-
-
 def test_first_come_first_served():
     turn, order = ModelLock(), []
 
@@ -181,11 +171,3 @@ def test_who_gives_up_waits_no_longer():
     assert found == ["The text was closed before the model was free to begin it."]
     with turn.hold_lock("raise"):
         pass
-
-
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_an_error_ends_a_turn(error):
-    turn = ModelLock()
-    with pytest.raises(error), turn.hold_lock():
-        raise error
-    assert is_free(turn)

@@ -44,11 +44,14 @@ def reads(stage: str, name: str, unit: str) -> bool:
     return unit in ("common", f"mask|{name}")
 
 
-def test_what_they_finish_stands_in_the_run_as_if_it_had_been_done_there(tmp_path: Path) -> None:
+def test_what_they_finish_stands_in_the_run_as_if_it_had_been_done_there(tmp_path: Path, temporary: Path) -> None:
     run, executor, told = begun(tmp_path), SerialAway(), list[str]()
     with ParallelStages(run, executor, WORK, {"times": 2}, reads) as ahead:
         assert ahead.run_stage("search", ["one", "two"], told.append) == {"one", "two"}
         assert told == ["one", "two"]
+        # Common tensors and each one's mask; and what was found there.
+        (here,) = temporary.glob(f"{away.PREFIX}*")
+        assert len(list(here.glob("*/run.partial/units/*"))) == 3 + 2
         before = len(executor.shared)
         # The journal has changed, and is sent again; nothing else is, and what is finished there is known.
         ahead.run_stage("search", ["one", "two"], told.append)
@@ -59,14 +62,6 @@ def test_what_they_finish_stands_in_the_run_as_if_it_had_been_done_there(tmp_pat
     assert torch.equal(run.run_tensor_unit("search|one/found", never)["sum"], torch.tensor([3.0, 0.0]))
     assert (run.journal.done, run.journal.reused) == (9, 0)
     assert not list((run.partial / "parts").iterdir())
-
-
-def test_a_part_sees_only_what_it_reads(tmp_path: Path, temporary: Path) -> None:
-    with ParallelStages(begun(tmp_path), SerialAway(), WORK, {"times": 0}, reads) as ahead:
-        ahead.run_stage("search", ["one", "three"], lambda name: None)
-    (here,) = temporary.glob(f"{away.PREFIX}*")
-    # The journal and the identity; common tensors and one mask; and what was found there.
-    assert len(list(here.glob("*/run.partial/units/*"))) == 2 + 2
 
 
 def test_an_error_comes_as_itself_and_what_was_finished_stays(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -212,37 +212,3 @@ def test_a_true_limit_of_the_system(tmp_path: Path) -> None:
     assert lines.count(b"\n") == 1
     assert lines.endswith(b"\n")
     assert child(str(tmp_path / "out")) == ["done", "x"]
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 KiB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)]
-    try:
-        allowed = subprocess.run(mount, capture_output=True, check=False).returncode == 0
-    except FileNotFoundError:
-        allowed = False
-    if not allowed:
-        pytest.skip("mounting a small file system is not allowed here")
-    yield place
-    # Lazily: the run that was refused still has its lock open.
-    subprocess.run(["umount", "-l", str(place)], check=True)
-
-
-def test_a_true_disk_that_is_full(small_disk: Path) -> None:
-    run = RunFolder(small_disk / "out", {"a": 1})
-    run.run_unit("first", lambda: 1)
-    (small_disk / "other").write_bytes(b"x" * 30_000)
-    with pytest.raises(
-        DiskError, match=r"The disk is full: .* could not be written \([\d,]+ bytes .*, [\d,]+ are free there\)"
-    ):
-        run.run_tensor_unit("second", lambda: {"x": torch.zeros(10_000)})
-    assert not list((small_disk / "out.partial" / "units").iterdir())
-    (small_disk / "other").unlink()
-    again = RunFolder(small_disk / "out", {"a": 1})
-    assert again.run_unit("first", never) == 1
-    again.run_tensor_unit("second", lambda: {"x": torch.zeros(10_000)})
-    assert again.journal.path.read_bytes().count(b"\n") == 2
-    again.publish_folder()

@@ -19,7 +19,6 @@ from freemoe.core.errors import ArtifactError
 from freemoe.core.files import MANIFEST, write_atomic
 from freemoe.core.memory import peak_memory_bytes
 from freemoe.core.run import folder as run_folder
-from freemoe.core.run import lock
 from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.journal import RunJournal
 from tests.core.run.test_journal import full_disk, inside, never
@@ -42,16 +41,6 @@ def artefact(folder: Path, content: str = "old") -> Path:
     (folder / MANIFEST).write_text('{"format": 3, "kind": "x", "files": {"content": "its checksum"}}')
     (folder / "content").write_text(content)
     return folder
-
-
-def test_publishing_makes_the_folder_appear_whole(tmp_path: Path) -> None:
-    run = started(tmp_path / "out")
-    run.run_tensor_unit("t", lambda: {"a": torch.ones(2)})
-    write_atomic(run.partial / "result", b"r")
-    assert not (tmp_path / "out").exists()
-    assert run.publish_folder() == tmp_path / "out"
-    assert inside(tmp_path) == ["out"]
-    assert inside(tmp_path / "out") == ["result"]
 
 
 def test_killed_before_the_publishing_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,12 +314,6 @@ def test_a_folder_that_another_process_writes_is_refused(
     assert ("u" in run.journal) is options.get("resume", True)
     folder = run.publish_folder()
     assert not (folder / run_folder.RUNNING).exists()
-
-
-def test_without_locks_nobody_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "fcntl", None)
-    started(tmp_path / "out").publish_folder()
-    assert (tmp_path / "out").is_dir()
 
 
 # ------------------------------------------------------------------ records

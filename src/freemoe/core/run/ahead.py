@@ -8,19 +8,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
-from freemoe.core.run.away import ObjectRef, RunFiles, run_remote_part
+from freemoe.core.run.away import RunFiles, run_remote_part
 from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.units import Unit, UnitExecutor
-
-
-class ObjectStore(Protocol):
-    """An executor whose workers do not see this machine's files."""
-
-    def share(self, blob: bytes) -> ObjectRef:
-        """Put bytes where all of them find them."""
-        ...
 
 
 class ParallelStages:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -30,7 +31,7 @@ SECONDS = 2.0
 SHARE = 0.05
 """Of a unit's time that keeping states may take: those of large models are kept less often."""
 
-_DONE, _ORDER = "|done", "|order|"
+_DONE = "|done"
 # Letters of the checksum that a file begins with.
 _SUM = 64
 
@@ -66,7 +67,9 @@ class UnitState:
         blob = path.read_bytes()
         if hashlib.sha256(blob[_SUM:]).hexdigest().encode() != blob[:_SUM]:
             return None
-        return _unpack_tensors(blob[_SUM:])
+        import torch
+
+        return torch.load(io.BytesIO(blob[_SUM:]), weights_only=True)
 
     def write_state(self, state: Callable[[], State], *, now: bool = False) -> bool:
         """Keep a state, if it is time to; says whether it was.
@@ -81,13 +84,17 @@ class UnitState:
         path, began = self._state_path, time.monotonic()
         if path is None or (not now and began < self._due):
             return False
-        from safetensors.torch import save
+        import torch
 
         try:
             path.parent.mkdir(exist_ok=True)
         except OSError as error:
             raise disk_error(error, path.parent) from error
-        blob = save(_pack_tensors(state()))
+        buffer = io.BytesIO()
+        # A view would bring all of its storage along. The order of dimensions in memory stays: products of a transposed matrix
+        # have other last bits.
+        torch.save({name: tensor.detach().cpu().clone() for name, tensor in state().items()}, buffer)
+        blob = buffer.getvalue()
         write_atomic(path, hashlib.sha256(blob).hexdigest().encode() + blob, f"state {self._unit}")
         ended = time.monotonic()
         self._due = ended + max(SECONDS, (ended - began) / SHARE if SHARE else 0.0)
@@ -173,42 +180,6 @@ class UnitState:
 def _number_states(states: list[State], first: int) -> State:
     """States from a number on as one: ``number|name``."""
     return {f"{n}|{name}": t for n, own in enumerate(states[first:], first) for name, t in own.items()}
-
-
-def _pack_tensors(state: State) -> State:
-    """Tensors as safetensors takes them: on the CPU, in one piece each, none sharing its memory with another.
-
-    The order of dimensions in memory is kept beside one that is not the usual: products of a transposed matrix have other last
-    bits.
-    """
-    import torch
-
-    found: State = {}
-    seen: set[int] = set()
-    for name, tensor in state.items():
-        own = tensor.detach().cpu()
-        order = sorted(range(own.ndim), key=lambda n, own=own: -own.stride(n))
-        if not own.is_contiguous() and own.permute(order).is_contiguous():
-            own = own.permute(order)
-            found[f"{_ORDER}{name}"] = torch.tensor(order)
-        own = own.contiguous()
-        place = own.untyped_storage().data_ptr()
-        found[name] = own.clone() if place in seen else own
-        seen.add(place)
-    return found
-
-
-def _unpack_tensors(blob: bytes) -> State:
-    """Inverse of `_pack_tensors`, in memory of the tensors' own: what a processor does with it may hang on where it begins."""
-    from safetensors.torch import load
-
-    found = load(blob)
-    orders = {name: found.pop(name).tolist() for name in list(found) if name.startswith(_ORDER)}
-    state = {name: tensor.clone() for name, tensor in found.items()}
-    for name, order in orders.items():
-        name = name.removeprefix(_ORDER)
-        state[name] = state[name].permute([order.index(n) for n in range(len(order))])
-    return state
 
 
 NOT_KEPT = UnitState(None, "")
