@@ -10,7 +10,6 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Collection, Generator, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 from freemoe.core.errors import WorkerError
@@ -26,7 +25,7 @@ class WorkerDied(Exception):
 
 
 class PoolWorker(Protocol):
-    """Who does one unit at a time."""
+    """Who does one unit at a time, and says first that it is ready."""
 
     def send(self, unit: Unit) -> None:
         """Let it begin a unit; one that is dead already shows when it is asked for its answer."""
@@ -36,19 +35,13 @@ class PoolWorker(Protocol):
         """Its answer, of a worker that has one: whether it went well, and the result or the error; a new one's is empty.
 
         Raises:
-            Died: Instead of an answer.
+            WorkerDied: Instead of an answer.
         """
         ...
 
     def end(self) -> None:
         """Kill it, unless it is dead."""
         ...
-
-
-@dataclass
-class _RunningUnit:
-    unit: Unit
-    since: float
 
 
 class WorkerPool(ABC):
@@ -111,7 +104,7 @@ class WorkerPool(ABC):
             WorkerError: When the workers of a unit died, or it took too long, too often; when there is no worker to be had.
             Exception: What a unit raised.
         """
-        waiting, busy, lost = deque(units), dict[PoolWorker, _RunningUnit](), Counter[tuple[str, str]]()
+        waiting, busy, lost = deque(units), dict[PoolWorker, tuple[Unit, float]](), Counter[tuple[str, bool]]()
         trouble: Exception | None = None
         try:
             while busy or (waiting and trouble is None):
@@ -122,12 +115,11 @@ class WorkerPool(ABC):
                         failed = self._finish_start(worker)
                         trouble = trouble or failed
                         continue
-                    unit = busy.pop(worker).unit
+                    unit, _ = busy.pop(worker)
                     try:
                         good, found = worker.receive()
                     except WorkerDied as death:
-                        trouble = trouble or self._backend_error()
-                        trouble = trouble or self._retry_unit(unit, "died", str(death), waiting, lost)
+                        trouble = trouble or self._backend_error() or self._retry_unit(unit, death, waiting, lost)
                         continue
                     self._idle.append(worker)
                     if good:
@@ -135,10 +127,9 @@ class WorkerPool(ABC):
                     else:
                         trouble = trouble or found
                 now, limit = time.monotonic(), self.limit or float("inf")
-                for worker in [w for w, begun in busy.items() if now - begun.since >= limit]:
+                for worker in [w for w, (_, since) in busy.items() if now - since >= limit]:
                     worker.end()
-                    unit = busy.pop(worker).unit
-                    trouble = trouble or self._retry_unit(unit, "hung", "", waiting, lost)
+                    trouble = trouble or self._retry_unit(busy.pop(worker)[0], None, waiting, lost)
                 trouble = trouble or self._no_workers(busy)
             if trouble is not None:
                 raise trouble
@@ -146,7 +137,7 @@ class WorkerPool(ABC):
             for worker in busy:
                 worker.end()
 
-    def _fill_workers(self, waiting: deque[Unit], busy: dict[PoolWorker, _RunningUnit]) -> None:
+    def _fill_workers(self, waiting: deque[Unit], busy: dict[PoolWorker, tuple[Unit, float]]) -> None:
         """Give every idle worker a unit, and begin as many more workers as there is work for."""
         while len(busy) + len(self._idle) + len(self._starting) < min(self.count, len(busy) + len(waiting)):
             worker, ready = self._start()
@@ -156,13 +147,13 @@ class WorkerPool(ABC):
                 self._starting[worker] = time.monotonic()
         # The number may have been made smaller since they were started.
         while waiting and self._idle and len(busy) < self.count:
-            worker = self._idle.pop()
-            busy[worker] = _RunningUnit(waiting.popleft(), time.monotonic())
-            worker.send(busy[worker].unit)
+            worker, unit = self._idle.pop(), waiting.popleft()
+            busy[worker] = unit, time.monotonic()
+            worker.send(unit)
 
-    def _wait_seconds(self, busy: dict[PoolWorker, _RunningUnit]) -> float | None:
+    def _wait_seconds(self, busy: dict[PoolWorker, tuple[Unit, float]]) -> float | None:
         """Seconds until somebody must be looked after who does not answer."""
-        ends = [begun.since + self.limit for begun in busy.values()] if self.limit else []
+        ends = [since + self.limit for _, since in busy.values()] if self.limit else []
         ends += [time.monotonic() + EVERY] if self._starting else []
         return max(0.0, min(ends) - time.monotonic()) if ends else None
 
@@ -184,26 +175,27 @@ class WorkerPool(ABC):
         return None
 
     def _retry_unit(
-        self, unit: Unit, what: str, how: str, waiting: deque[Unit], lost: Counter[tuple[str, str]]
+        self, unit: Unit, death: WorkerDied | None, waiting: deque[Unit], lost: Counter[tuple[str, bool]]
     ) -> Exception | None:
-        """Put a unit back to the front; the trouble, where that was done before."""
-        lost[unit.name, what] += 1
-        times = lost[unit.name, what]
-        if times <= (1 if what == "hung" else self.again):
+        """Put a unit back to the front whose worker died, or hung; the trouble, where that was done before."""
+        hung = death is None
+        lost[unit.name, hung] += 1
+        times = lost[unit.name, hung]
+        if times <= (1 if hung else self.again):
             waiting.appendleft(unit)
             return None
-        if what == "hung":
+        if hung:
             return WorkerError(
                 f"{unit.name!r} took longer than {self.limit:g} seconds, twice, each time by another worker. All units that were "
                 "finished are kept; run the same command again with a larger --unit-seconds, or without one."
             )
         often = {2: "twice", 3: "three times"}.get(times, f"{times} times")
         return WorkerError(
-            f"The process that did {unit.name!r} died {often} ({how}){self._advice(how)} All units that were finished are kept; "
-            "run the same command again with fewer --workers."
+            f"The process that did {unit.name!r} died {often} ({death}){self._advice(str(death))} All units that were finished "
+            "are kept; run the same command again with fewer --workers."
         )
 
-    def _no_workers(self, busy: dict[PoolWorker, _RunningUnit]) -> Exception | None:
+    def _no_workers(self, busy: dict[PoolWorker, tuple[Unit, float]]) -> Exception | None:
         """Log how long workers have been starting; the trouble of a pool without any, that has waited long enough."""
         now, alone = time.monotonic(), not busy and not self._idle
         began = min(self._starting.values(), default=now)
