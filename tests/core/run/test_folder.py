@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -303,9 +304,10 @@ def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 def test_a_folder_that_another_process_writes_is_refused(
     options: dict[str, Any], running: subprocess.Popen[str], tmp_path: Path
 ) -> None:
-    before = sorted(str(p) for p in tmp_path.rglob("*"))
+    before, began = sorted(str(p) for p in tmp_path.rglob("*")), time.monotonic()
     with pytest.raises(ArtifactError, match=rf"being written by another run \(process {running.pid}\)"):
         RunFolder(tmp_path / "out", {"command": "build"}, **options)
+    assert time.monotonic() - began < 1
     assert sorted(str(p) for p in tmp_path.rglob("*")) == before
     # Killed, it is in nobody's way, and what it finished is not done again.
     running.kill()

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import subprocess
-import sys
 import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,41 +15,6 @@ from freemoe.core.run import lock
 from freemoe.core.run.folder import RunFolder, strip_if_finished
 from freemoe.core.run.lock import acquire_lock, output_lock, release_lock
 from tests.core.run.test_folder import artefact
-
-HOLDER = """
-import sys, time
-from pathlib import Path
-from freemoe.core.run.lock import output_lock
-with output_lock(Path(sys.argv[1])):
-    print("began", flush=True)
-    time.sleep(60)
-"""
-
-
-@pytest.fixture
-def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """Another process that writes ``scores.json``."""
-    command = [sys.executable, "-c", HOLDER, str(tmp_path / "scores.json")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "began\n"
-        yield process
-        process.kill()
-
-
-def test_the_second_is_told_at_once_and_who_is_first(holder: subprocess.Popen[str], tmp_path: Path) -> None:
-    began = time.monotonic()
-    says = rf"scores.json' is being written by another run \(process {holder.pid}\)"
-    with pytest.raises(LockedError, match=says), output_lock(tmp_path / "scores.json"):
-        pytest.fail("two at once")
-    assert time.monotonic() - began < 1
-    with output_lock(tmp_path / "other.json"):
-        pass
-    holder.kill()
-    holder.wait()
-    with output_lock(tmp_path / "scores.json"):
-        pass
-    assert [p.name for p in tmp_path.iterdir()] == []
 
 
 def test_a_thread_is_told_too_and_the_same_one_may_come_back(tmp_path: Path) -> None:

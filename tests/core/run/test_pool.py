@@ -78,16 +78,18 @@ def test_while_workers_start_their_number_and_the_limit_are_logged(caplog: pytes
     assert all(line.endswith("at most 0.3 s") for line in lines)
 
 
-def test_workers_that_never_start_end_the_run_at_the_limit() -> None:
+@pytest.mark.parametrize(
+    ("start", "gone", "says", "least", "most"),
+    [
+        (9.0, False, r"within 0\.3 seconds.*units that were finished are kept", 0.3, 2),
+        (0.0, True, "the cluster is gone", 0, 0.25),
+        (9.0, True, "the cluster is gone", 0, 0.25),
+    ],
+)
+def test_who_gets_no_worker_is_told_why_and_soon(
+    start: float, gone: bool, says: str, least: float, most: float
+) -> None:
     began = time.monotonic()
-    with pytest.raises(WorkerError, match=r"within 0\.3 seconds.*units that were finished are kept"):
-        list(LatePool(9).run(UNITS))
-    assert 0.3 <= time.monotonic() - began < 2
-
-
-@pytest.mark.parametrize("start", [0.0, 9.0])
-def test_a_cluster_that_is_gone_is_named_before_the_limit(start: float) -> None:
-    began = time.monotonic()
-    with pytest.raises(WorkerError, match="the cluster is gone"):
-        list(LatePool(start, gone=True).run(UNITS))
-    assert time.monotonic() - began < 0.25
+    with pytest.raises(WorkerError, match=says):
+        list(LatePool(start, gone=gone).run(UNITS))
+    assert least <= time.monotonic() - began < most
