@@ -16,10 +16,11 @@ from freemoe.core.errors import FreeMoEError, NumericError, WorkerError
 from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.pool import WorkerPool
 from freemoe.core.run.processes import ProcessPool
-from freemoe.core.run.units import SerialExecutor, Unit, UnitExecutor
+from freemoe.core.run.units import Unit
 from freemoe.distributed import actor
 from freemoe.distributed.executors import has_ray
 from freemoe.distributed.ray_pool import RayPool
+from tests.core.run.away import SerialExecutor
 from tests.core.run.test_journal import never
 
 needs_ray = pytest.mark.skipif(not has_ray(), reason="needs ray: pip install 'freemoe[ray]'")
@@ -29,7 +30,7 @@ def unit(name: str, function: str, module: str = "work", **arguments: Any) -> Un
     return Unit(name, f"tests.core.run.{module}:{function}", arguments)
 
 
-def results(executor: UnitExecutor, units: list[Unit]) -> Iterator[tuple[str, Any]]:
+def results(executor: Any, units: list[Unit]) -> Iterator[tuple[str, Any]]:
     for done, found in executor.run(units):
         yield done.name, found
 

@@ -15,13 +15,13 @@ import pytest
 
 from freemoe.core.errors import NumericError
 from freemoe.core.run.journal import RunJournal
-from freemoe.core.run.units import SerialExecutor
 from freemoe.domain_experts import build as build_file
 from freemoe.domain_experts.ahead import ParallelBuildStages
 from freemoe.domain_experts.build import build, work_ahead
 from freemoe.domain_experts.cost.dry_run import plan_build
 from freemoe.evals.engine.evaluator import Evaluator
 from freemoe.recipes import dump
+from tests.core.run.away import SerialExecutor
 from tests.distributed.test_pools import needs_ray
 from tests.domain_experts.conftest import task_recipe
 from tests.domain_experts.test_build_resume import same

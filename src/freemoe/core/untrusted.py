@@ -118,9 +118,8 @@ def parse_json(text: str, where: str, error: type[FreeMoEError] = DataError, fin
         value = (_STRICT if finite else _LOOSE).decode(text)
     except json.JSONDecodeError as trouble:
         place = f"{where}:{trouble.lineno}" if "\n" in text.strip() else where
-        raise error(
-            f"{place}: not JSON ({trouble.msg} at column {trouble.colno}): {_excerpt_at(text, trouble.pos)!r}."
-        ) from None
+        around = text[max(0, trouble.pos - 40) : trouble.pos + 40].strip()
+        raise error(f"{place}: not JSON ({trouble.msg} at column {trouble.colno}): {around!r}.") from None
     except RecursionError:
         raise _depth_error(where, error) from None
     except ValueError as trouble:  # of the hooks below, and of numbers of thousands of digits
@@ -310,10 +309,6 @@ _STRICT = json.JSONDecoder(
     object_pairs_hook=_require_unique_keys, parse_float=_parse_finite, parse_constant=_no_constant
 )
 _LOOSE = json.JSONDecoder(object_pairs_hook=_require_unique_keys)
-
-
-def _excerpt_at(text: str, at: int) -> str:
-    return text[max(0, at - 40) : at + 40].strip()
 
 
 def _depth_error(where: str, error: type[FreeMoEError]) -> FreeMoEError:

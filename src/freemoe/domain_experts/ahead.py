@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from freemoe.core.run import ahead
 from freemoe.core.run.folder import RunFolder
-from freemoe.core.run.units import UnitExecutor
+from freemoe.core.run.pool import WorkerPool
 from freemoe.distributed.executors import executor_of
 from freemoe.models.precision import compute_dtype
 from freemoe.recipes import BuildRecipe
@@ -35,7 +35,7 @@ class ParallelBuildStages(ahead.ParallelStages):
     """
 
     def __init__(
-        self, recipe: BuildRecipe, model: Any, run: RunFolder, division: str, executor: UnitExecutor | None = None
+        self, recipe: BuildRecipe, model: Any, run: RunFolder, division: str, executor: WorkerPool | None = None
     ) -> None:
         known = {"recipe": _worker_recipe(recipe, model), "division": division}
         super().__init__(run, executor or executor_of(recipe), WORK, known, _needs_tensors)

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from freemoe.core.run.units import SerialExecutor
+from freemoe.core.run.units import Unit
+
+
+class SerialExecutor:
+    """Does units in this process, one after the other."""
+
+    def run(self, units: Sequence[Unit]) -> Generator[tuple[Unit, Any], None, None]:
+        for unit in units:
+            yield unit, unit.work()
+
+    def close(self) -> None:
+        pass
 
 
 @dataclass(frozen=True)

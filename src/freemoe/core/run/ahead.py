@@ -12,7 +12,8 @@ from typing import Any, Self
 
 from freemoe.core.run.away import RunFiles, run_remote_part
 from freemoe.core.run.folder import RunFolder
-from freemoe.core.run.units import Unit, UnitExecutor
+from freemoe.core.run.pool import WorkerPool
+from freemoe.core.run.units import Unit
 
 
 class ParallelStages:
@@ -24,22 +25,22 @@ class ParallelStages:
         function: Does a part, as ``package.module:function``: called with ``output``, ``stage``, ``name`` and what is known, it
             leaves what it finished in the `RunPart` named ``STAGE|NAME`` of that output.
         known: More arguments of the function: plain data that is the same for every part.
-        needs: Stage, name of a part, name of a unit whose tensors the run keeps -> whether that part reads them. All if None.
+        needs: Stage, name of a part, name of a unit whose tensors the run keeps -> whether that part reads them.
     """
 
     def __init__(
         self,
         run: RunFolder,
-        executor: UnitExecutor,
+        executor: WorkerPool,
         function: str,
         known: dict[str, Any],
-        needs: Callable[[str, str, str], bool] | None = None,
+        needs: Callable[[str, str, str], bool],
     ) -> None:
         self._run = run
         self._executor = executor
         self._function = function
         self._known = known
-        self._needs = needs or (lambda stage, name, unit: True)
+        self._needs = needs
         share = getattr(executor, "share", None)
         self._luggage = RunFiles(run, share) if share is not None else None
 

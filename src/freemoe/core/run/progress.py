@@ -150,11 +150,6 @@ class StageTimer:
             del self._samples[1:-1:2]
 
     @property
-    def elapsed_seconds(self) -> float:
-        """Seconds since the stage began."""
-        return self.clock() - self._samples[0][0]
-
-    @property
     def left(self) -> str:
         """Time until the last step, as hours, minutes and seconds; ``unknown`` as long as no more than one report came.
 
@@ -170,7 +165,8 @@ class StageTimer:
     def format_line(self, name: str) -> str:
         """All of it as one line."""
         share = 100 * self.done / max(1, self.total)
-        return f"progress: {name} {self.done}/{self.total} ({share:.0f} %) elapsed {_format_duration(self.elapsed_seconds)} left {self.left}"
+        elapsed = _format_duration(self.clock() - self._samples[0][0])
+        return f"progress: {name} {self.done}/{self.total} ({share:.0f} %) elapsed {elapsed} left {self.left}"
 
 
 class LineProgress:
@@ -197,7 +193,8 @@ class LineProgress:
     @contextlib.contextmanager
     def stage(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
         """Open a stage; its lines come from a thread, so that a long step does not silence them."""
-        pace, name, ended = StageTimer(total, self.clock), _replace_unprintable(name), self.event()
+        name = "".join(c if c.isprintable() else " " for c in name)
+        pace, ended = StageTimer(total, self.clock), self.event()
 
         def write_lines() -> None:
             while not ended.wait(EVERY):
@@ -215,10 +212,6 @@ class LineProgress:
     def say(self, line: str) -> None:
         """Write a line that stays."""
         self.write(line)
-
-
-def _replace_unprintable(text: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def _format_duration(seconds: float) -> str:

@@ -100,15 +100,6 @@ class UnitState:
         self._due = ended + max(SECONDS, (ended - began) / SHARE if SHARE else 0.0)
         return True
 
-    def memoize_state(self, work: Callable[[], State]) -> State:
-        """What the work returns: done once, and kept until the unit is finished."""
-        found = self.read_state()
-        if found is None:
-            found = work()
-            if self._folder is not None:
-                self.write_state(lambda: found, now=True)
-        return found
-
     def resume_iter(
         self,
         items: Iterable[T],

@@ -1,4 +1,4 @@
-"""Units of work, and the simplest who does them: this process, one after the other.
+"""Units of work, and how a process does one for another.
 
 A unit is a name, the path of a function and plain arguments, so that it means the same wherever it is done: here, in other
 processes (`processes`), or on other machines (`freemoe.distributed`).
@@ -9,9 +9,9 @@ from __future__ import annotations
 import importlib
 import pickle
 import traceback
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from freemoe.core.errors import FreeMoEError
 
@@ -34,30 +34,6 @@ class Unit:
         """Do it here and now."""
         module, _, name = self.function.partition(":")
         return getattr(importlib.import_module(module), name)(**self.arguments)
-
-
-class UnitExecutor(Protocol):
-    """Who does units of work."""
-
-    def run(self, units: Sequence[Unit]) -> Generator[tuple[Unit, Any], None, None]:
-        """Do the units and yield each with its result, in the order in which they are finished."""
-        ...
-
-    def close(self) -> None:
-        """End whatever lives between two runs."""
-        ...
-
-
-class SerialExecutor:
-    """Does units in this process, one after the other."""
-
-    def run(self, units: Sequence[Unit]) -> Generator[tuple[Unit, Any], None, None]:
-        """Do the units in their order."""
-        for unit in units:
-            yield unit, unit.work()
-
-    def close(self) -> None:
-        """Nothing lives between two runs."""
 
 
 def run_pickled(unit: Unit, where: str) -> bytes:
