@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.vllm.test_experts import CLOSE, NEW
-from tests.vllm.world import SHAPE, differences, prompts
+from tests.vllm.world import SHAPE, differences, max_difference, prompts, token_logprobs
 
 # Case -> family, how the experts are held, whether value dimensions are the same for all tokens, whether heads are gone.
 CASES: dict[str, tuple[str, str, bool, bool]] = {
@@ -56,13 +56,6 @@ def said(folders: dict[str, Path], ask_each: Callable[..., list[list[Any]]]) -> 
     return dict(zip(folders, ask_each("v1", models), strict=True))
 
 
-def likely(model: Any, ids: list[int]) -> torch.Tensor:
-    """(tokens - 1,) log-probability of every token but the first, from transformers."""
-    with torch.no_grad():
-        logits = model(input_ids=torch.tensor([ids])).logits[0]
-    return logits.log_softmax(-1)[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
-
-
 def compare(folder: Path, steps: list[dict[str, Any]], answers: list[Any]) -> float:
     """Largest difference of log-probabilities, of what was written and of scored prompts."""
     from transformers import AutoModelForCausalLM
@@ -74,16 +67,7 @@ def compare(folder: Path, steps: list[dict[str, Any]], answers: list[Any]) -> fl
 
 def compare_with(model: Any, steps: list[dict[str, Any]], answers: list[Any]) -> float:
     """The same for a model as it stands."""
-    found = []
-    for step, answered in zip(steps, answers, strict=True):
-        for asked, answer in zip(step["batch"], answered, strict=True):
-            assert len(answer["tokens"]) == asked["new"]
-            wanted = likely(model, asked["ids"] + answer["tokens"])
-            found.append((wanted[-asked["new"] :] - torch.tensor(answer["logprobs"])).abs().max())
-            if asked.get("score"):
-                scored = torch.tensor(answer["prompt_logprobs"])
-                found.append((wanted[: len(scored)] - scored).abs().max())
-    return float(max(found))
+    return max_difference(steps, answers, lambda ids, _: token_logprobs(model, ids))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -11,7 +11,7 @@ import torch
 
 from tests.vllm.test_converted import STEPS, compare_with
 from tests.vllm.test_experts import CLOSE
-from tests.vllm.world import SHAPE, differences, prompts
+from tests.vllm.world import SHAPE, differences, prompts, token_logprobs
 
 _EXPERTS: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 4, "moe_intermediate_size": 64}
 
@@ -104,12 +104,11 @@ def test_second_runner_answers_as_transformers(folders: dict[str, Path], ask: Ca
 @pytest.mark.parametrize("name", CASES)
 def test_the_trim_changes_far_more_than_that(name: str, folders: dict[str, Path]) -> None:
     from freemoe.hookmoe.adapter import load_trimmed
-    from tests.vllm.test_converted import likely
 
     model, _, trimmed = load_trimmed(folders[name], None, "auto", "cpu")
-    whole = likely(model, prompts()[5])
+    whole = token_logprobs(model, prompts()[5])
     with trimmed.attached(model):
-        assert float((likely(model, prompts()[5]) - whole).abs().max()) > 100 * CLOSE
+        assert float((token_logprobs(model, prompts()[5]) - whole).abs().max()) > 100 * CLOSE
 
 
 def test_another_base_is_refused(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,3 +58,27 @@ def prompts(count: int = 6, seed: int = 0) -> list[list[int]]:
     generator = torch.Generator().manual_seed(seed)
     lengths = [9, 40, 120, 65, 33, 90, 64, 12][:count]
     return [torch.randint(3, 259, (n,), generator=generator).tolist() for n in lengths]
+
+
+def token_logprobs(model: Any, ids: list[int]) -> torch.Tensor:
+    """(tokens - 1,) log-probability of every token but the first, from transformers."""
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([ids])).logits[0]
+    return logits.log_softmax(-1)[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+
+
+def max_difference(
+    steps: list[dict[str, Any]], answers: list[Any], logprobs: Callable[[list[int], str | None], torch.Tensor]
+) -> float:
+    """Largest difference of log-probabilities, of what was written and of scored prompts; ``logprobs(ids, expert)`` has them."""
+    found = []
+    for step, answered in zip(steps, answers, strict=True):
+        for asked, answer in zip(step["batch"], answered, strict=True):
+            assert len(answer["tokens"]) == asked["new"]
+            wanted = logprobs(asked["ids"] + answer["tokens"], asked.get("expert"))
+            found.append((wanted[-asked["new"] :] - torch.tensor(answer["logprobs"])).abs().max())
+            if asked.get("score"):
+                scored = torch.tensor(answer["prompt_logprobs"])
+                assert len(scored) == len(asked["ids"]) - 1
+                found.append((wanted[: len(scored)] - scored).abs().max())
+    return float(max(found))

@@ -270,11 +270,8 @@ class OnDemandExperts(LoadedExperts):
 
     async def _wait_dropped(self, name: str) -> None:
         """Wait until an expert of this name that was let go of is gone."""
-        leaving = self._leaving.get(name)
-        if leaving is not None:
-            await asyncio.wrap_future(leaving)
-            if self._leaving.get(name) is leaving:
-                del self._leaving[name]
+        if name in self._leaving:
+            await asyncio.wrap_future(self._leaving[name])
 
     async def load_experts(self, folder: Path, prefix: str) -> list[str]:
         """Let the experts of an artefact be asked for too; they are put onto the engine at once, which shows that they belong there.
