@@ -97,8 +97,10 @@ def test_each_answers_as_the_single_server_and_loads_what_it_is_asked_for(
 
 
 def test_experts_come_and_go_on_all_and_one_that_starts_later_knows_them(
-    replicas: list[Replica], served: ServeTarget, whole: FreeMoE
+    replicas: list[Replica], served: ServeTarget, whole: FreeMoE, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("freemoe.serve.ray.replica._PERIOD", 0.1)
+
     async def ask(replica: Replica, name: str) -> httpx.Response:
         return await replica.client.post(TEXT, json={**GOOD, "model": name})
 
@@ -118,10 +120,15 @@ def test_experts_come_and_go_on_all_and_one_that_starts_later_knows_them(
             assert (await ask(replica, "x-d")).status_code == 200
             assert (await replica.client.delete(f"{EXPERTS}/x-c")).status_code == 404
         assert late._engine.experts == ["x-d"]
-        # Two change something at the same moment.
+        # Two change something at the same moment; an announcement that is lost is made up for.
+        late.peers = [late]
         loads = (one.client.post(EXPERTS, json={"path": "more", "prefix": f"{one.name}-"}) for one in (first, second))
         await asyncio.gather(*loads, late.client.delete(f"{EXPERTS}/x-d"))
         names = ["base:a", "base:b", "base:r0-c", "base:r0-d", "base:r1-c", "base:r1-d"]
+        late.peers = replicas
+        async with asyncio.timeout(30):
+            while any(len(replica.catalogue().entries) != len(names) for replica in replicas):
+                await asyncio.sleep(0.05)
         for replica in replicas:
             models = [row["id"] for row in (await replica.client.get("/v1/models")).json()["data"]]
             assert sorted(models) == ["auto", "base", *names]

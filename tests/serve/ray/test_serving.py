@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -181,6 +182,8 @@ def test_a_killed_replica_costs_its_open_requests_and_no_other(there: Any, true:
     loaded = there.client.post(EXPERTS, json={"path": "more", "prefix": "x-"})
     assert loaded.json()["loaded"] == ["x-c", "x-d"]
     streams = [Stream(there, NAMES[number % 3]) for number in range(8)]
+    pool = ThreadPoolExecutor(6)
+    whole = [pool.submit(there.client.post, TEXT, json=body("base")) for _ in range(6)]
     until(lambda: all(len(stream.events) > 2 for stream in streams))
     [killed, kept] = replicas_of(there)
     # Others on this machine do not get the token from a file or a command line.
@@ -195,6 +198,10 @@ def test_a_killed_replica_costs_its_open_requests_and_no_other(there: Any, true:
             (stream.broken is None) == (stream.events[-1] == "[DONE]") == (stream.text == true[stream.name_of_expert])
         )
     assert {stream.broken is None for stream in streams} == {True, False}
+    # 500 is what OpenAI's client asks again after.
+    answers = [answer.result() for answer in whole]
+    assert {answer.status_code for answer in answers} == {200, 500}
+    assert {a.json()["choices"][0]["text"] for a in answers if a.status_code == 200} == {true["base"]}
     # Nobody else notices, also before there are two again.
     # Connections of their own: one that lay idle may be closed by the server just as a request comes.
     for number in range(6):

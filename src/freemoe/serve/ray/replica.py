@@ -30,6 +30,9 @@ log = logging.getLogger(__name__)
 _SECONDS = 5.0
 """In which the other replicas say what they know."""
 
+_PERIOD = 30.0
+"""Seconds after which they are asked again, should an announcement have been lost."""
+
 
 class EngineReplica:
     """Answers as the single server does; experts are loaded when they are asked for, and all replicas know the same ones.
@@ -65,15 +68,15 @@ class EngineReplica:
         self._gate = AuthMiddleware(app, self._metrics, bounds, key, served.settings.host)
         loaded = Gauge("freemoe_loaded_experts", "Experts on the base.", registry=self._metrics.registry)
         loaded.set_function(lambda: len(self._engine.experts))
-        self._recovery: asyncio.Task[None] | None = None
+        self._known, self._follower = asyncio.Event(), None
 
     def __serve_build_asgi_app__(self) -> Any:
         """What Ray Serve runs: the gate, which before the first request hears what was loaded and dropped elsewhere."""
 
         async def answer(scope: Any, receive: Any, send: Any) -> None:
             if scope["type"] == "http":
-                self._recovery = self._recovery or asyncio.create_task(self._recover_catalogue())
-                await asyncio.shield(self._recovery)
+                self._follower = self._follower or asyncio.create_task(self._follow_catalogue())
+                await self._known.wait()
             await self._gate(scope, receive, send)
 
         return answer
@@ -126,10 +129,15 @@ class EngineReplica:
     async def _announce(self, catalogue: ExpertCatalogue) -> None:
         await self.call_replicas("adopt", catalogue)
 
-    async def _recover_catalogue(self) -> None:
-        if self._on_demand is not None:
-            for catalogue in await self.call_replicas("catalogue", seconds=_SECONDS):
-                self._on_demand.update_catalogue(catalogue)
+    async def _follow_catalogue(self) -> None:
+        while True:
+            try:
+                if self._on_demand is not None:
+                    for catalogue in await self.call_replicas("catalogue", seconds=_SECONDS):
+                        self._on_demand.update_catalogue(catalogue)
+            finally:
+                self._known.set()
+            await asyncio.sleep(_PERIOD)
 
 
 def render_replica_metrics(counted: Mapping[str, Sequence[Metric]]) -> bytes:
