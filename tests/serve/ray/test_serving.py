@@ -194,14 +194,13 @@ def test_a_killed_replica_costs_its_open_requests_and_no_other(there: Any, true:
         stream.join()
         assert true[stream.name_of_expert].startswith(stream.text.rstrip("\ufffd"))
         # What breaks off looks like nothing else.
-        assert (
-            (stream.broken is None) == (stream.events[-1] == "[DONE]") == (stream.text == true[stream.name_of_expert])
-        )
+        assert (stream.broken is None) == (stream.events[-1] == "[DONE]")
+        assert stream.broken or stream.text == true[stream.name_of_expert]
     assert {stream.broken is None for stream in streams} == {True, False}
-    # 500 is what OpenAI's client asks again after.
+    # 500, after which OpenAI's client asks again, where one had not begun; all may be the other replica's, or done.
     answers = [answer.result() for answer in whole]
-    assert {answer.status_code for answer in answers} == {200, 500}
-    assert {a.json()["choices"][0]["text"] for a in answers if a.status_code == 200} == {true["base"]}
+    assert {answer.status_code for answer in answers} <= {200, 500}
+    assert {a.json()["choices"][0]["text"] for a in answers if a.status_code == 200} <= {true["base"]}
     # Nobody else notices, also before there are two again.
     # Connections of their own: one that lay idle may be closed by the server just as a request comes.
     for number in range(6):
