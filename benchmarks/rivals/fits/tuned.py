@@ -11,7 +11,7 @@ from torch import nn
 from benchmarks.rivals.fits.masks import lowest, mask_bytes
 from benchmarks.rivals.rival import Fitted, Materials, Terms, restored
 from benchmarks.rivals.training import train_lora, tune
-from freemoe.compat.peft import unwrap_peft
+from freemoe.compat.transformers import unwrap_peft
 from freemoe.models.switching import switched_off
 
 # As a checkpoint in bfloat16 ships them, though they were trained in float32.

@@ -45,6 +45,12 @@ def set_model_name(model: Any, tokenizer: Any, name: str) -> None:
         tokenizer.name_or_path = name
 
 
+def unwrap_peft(model: Any) -> Any:
+    """The language model itself, where PEFT (0.18 to 0.21) has wrapped it."""
+    unwrap = getattr(model, "get_base_model", None)
+    return unwrap() if callable(unwrap) else model
+
+
 @contextmanager
 def panics_as_errors() -> Iterator[None]:
     """Inside, a panic of the Rust code of tokenizers is an error of ours: it derives from no ``Exception``, and cannot be imported.

@@ -91,6 +91,14 @@ def write_atomic(path: Path, data: bytes, what: str = "") -> None:
     notify_watchers("done", what)
 
 
+def make_folder(path: Path, parents: bool = False) -> None:
+    """Make a folder where there is none; a DiskError where the system refuses."""
+    try:
+        path.mkdir(parents=parents, exist_ok=True)
+    except OSError as error:
+        raise disk_error(error, path) from error
+
+
 _GO_ON = "run the same command again: finished work is kept and not done twice"
 _ADVICE = {
     errno.ENOSPC: ("The disk is full", f"Free some space and {_GO_ON}."),

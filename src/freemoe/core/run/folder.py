@@ -19,7 +19,16 @@ from typing import Any
 
 from freemoe.core.environment import DECIDING, package_versions
 from freemoe.core.errors import ArtifactError, DataError
-from freemoe.core.files import MANIFEST, PAGES, TEMPORARY, disk_error, json_digest, notify_watchers, write_atomic
+from freemoe.core.files import (
+    MANIFEST,
+    PAGES,
+    TEMPORARY,
+    disk_error,
+    json_digest,
+    make_folder,
+    notify_watchers,
+    write_atomic,
+)
 from freemoe.core.run.journal import JournalPart, RunJournal
 from freemoe.core.run.lock import acquire_lock, release_lock
 from freemoe.core.run.unit_state import UnitState, delete_states
@@ -113,10 +122,7 @@ class RunFolder:
                     f"{', '.join(_differing_fields(known, identity))}). Finish it with its own, or choose another -o, or "
                     "--no-resume to discard it."
                 )
-        try:
-            self.partial.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise disk_error(error, self.partial) from error
+        make_folder(self.partial, parents=True)
         if self._claim is None:
             self._claim = acquire_lock(self.partial / RUNNING, self.partial)
         if not mark.exists():
@@ -194,10 +200,7 @@ class RunFolder:
             expected = self.journal.run_unit(name, dict)
             if hashlib.sha256(path.read_bytes()).hexdigest() == expected["sha256"]:
                 return load_file(path)
-        try:
-            path.parent.mkdir(exist_ok=True)
-        except OSError as error:
-            raise disk_error(error, path.parent) from error
+        make_folder(path.parent)
         blob = save({k: v.contiguous() for k, v in work().items()})
         write_atomic(path, blob, f"unit {name}")
         seen = self.run_unit(name, lambda: {"sha256": hashlib.sha256(blob).hexdigest()})

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from freemoe.core.errors import LockedError
-from freemoe.core.files import disk_error
+from freemoe.core.files import disk_error, make_folder
 
 # Where there are no such locks (Windows), two runs on one output are not told apart.
 try:
@@ -96,10 +96,7 @@ def output_lock(output: Path) -> Iterator[None]:
         DiskError: Nothing can be written there.
     """
     path = output.with_name(f".{output.name}.lock")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise disk_error(error, path.parent) from error
+    make_folder(path.parent, parents=True)
     opened = acquire_lock(path, output)
     try:
         yield

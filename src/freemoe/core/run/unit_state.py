@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from freemoe.core.files import disk_error, json_digest, write_atomic
+from freemoe.core.files import json_digest, make_folder, write_atomic
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,10 +86,7 @@ class UnitState:
             return False
         import torch
 
-        try:
-            path.parent.mkdir(exist_ok=True)
-        except OSError as error:
-            raise disk_error(error, path.parent) from error
+        make_folder(path.parent)
         buffer = io.BytesIO()
         # A view would bring all of its storage along. The order of dimensions in memory stays: products of a transposed matrix
         # have other last bits.

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from freemoe.compat.peft import unwrap_peft
+from freemoe.compat.transformers import unwrap_peft
 from freemoe.models.hooks import (
     combined_hooks,
     forward_hook,
