@@ -12,23 +12,6 @@ from freemoe.core.errors import VersionError
 
 lm_eval = pytest.importorskip("lm_eval")
 
-CONFIG = {
-    "task": "made_up",
-    "test_split": "reported",
-    "output_type": "generate_until",
-    "doc_to_text": "Q: {{q}}\nA:",
-    "doc_to_target": "{{a}}",
-    "generation_kwargs": {"until": ["\n"], "do_sample": False},
-    "metric_list": [{"metric": "exact_match"}],
-}
-
-
-def config():
-    from datasets import Dataset
-
-    rows = {"reported": Dataset.from_list([{"q": "2+2?", "a": "4"}])}
-    return {**CONFIG, "custom_dataset": lambda **_: rows}
-
 
 def test_loggers_are_quiet_inside_alone():
     logger = logging.getLogger("lm_eval.tasks")
@@ -84,22 +67,6 @@ def test_what_is_found_is_what_lm_evals_whole_index_has():
     assert set(compat.known_tasks()) == set(index)
 
 
-def test_a_task_and_its_filters():
-    from lm_eval.api.instance import Instance
-
-    task = compat.task_of(config())
-    doc = task.dataset["reported"][0]
-    assert task.fewshot_context(doc, num_fewshot=0) == "Q: 2+2?\nA:"
-    (chain,) = compat.filters_of(task)
-    instance = Instance(request_type="generate_until", doc=doc, arguments=("", {}), idx=0)
-    instance.resps = ["4"]
-    chain.apply([instance])
-    assert task.process_results(doc, [instance.filtered_resps[chain.name]]) == {"exact_match": 1.0}
-    del task._filters
-    with pytest.raises(VersionError, match=r"has no ConfigurableTask\._filters"):
-        compat.filters_of(task)
-
-
 def test_templates_are_compiled_once():
     from lm_eval.utils import env
 
@@ -126,10 +93,3 @@ def test_the_metric_of_code_is_replaced_inside_alone():
     with pytest.raises(RuntimeError, match="on purpose"), compat.code_metric_replaced(7):
         raise RuntimeError("on purpose")
     assert evaluate.load is load
-
-
-def test_each_token_of_a_text_is_predicted_once():
-    windows = compat.rolling_windows(list(range(10, 17)), 1, 3)
-    assert [token for _, continuation in windows for token in continuation] == list(range(10, 17))
-    assert windows[0][0] == [1]
-    assert all(len(context) + len(continuation) <= 4 for context, continuation in windows)

@@ -15,11 +15,6 @@ from freemoe.core.errors import VersionError
 PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 
 
-def test_a_name_is_found():
-    assert name_of("transformers", "importlib.metadata:version", "test") is metadata.version
-    assert name_of("transformers", "importlib.metadata", "test") is metadata
-
-
 @pytest.mark.parametrize(
     "path", ["transformers:NoSuchName", "transformers.no_such_module:Name", "transformers.no_such"]
 )

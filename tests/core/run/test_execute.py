@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -141,12 +141,3 @@ def test_one_that_ends_before_any_work_leaves_nothing(dies_at: int, error: type[
     with pytest.raises(error):
         System(Plain(str(tmp_path / "out")), dies_at=dies_at).run()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_finished_one_is_replaced_only_when_asked(tmp_path: Path) -> None:
-    recipe = Plain(str(tmp_path / "out"))
-    System(recipe).run()
-    with pytest.raises(ArtifactError, match="exists already"):
-        System(replace(recipe, number=3)).run()
-    folder = System(replace(recipe, number=3)).run(overwrite=True)
-    assert (folder / "numbers.txt").read_text() == "6"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
@@ -21,7 +20,6 @@ from freemoe.core.files import MANIFEST, write_atomic
 from freemoe.core.memory import peak_memory_bytes
 from freemoe.core.run import folder as run_folder
 from freemoe.core.run.folder import RunFolder
-from freemoe.core.run.journal import RunJournal
 from tests.core.run.test_journal import full_disk, inside, never
 
 RECIPE = {"command": "build", "seed": 0, "bands": {"p": "2", "step": 0.1}, "domains": {"math": ["gsm8k"]}}
@@ -42,22 +40,6 @@ def artefact(folder: Path, content: str = "old") -> Path:
     (folder / MANIFEST).write_text('{"format": 3, "kind": "x", "files": {"content": "its checksum"}}')
     (folder / "content").write_text(content)
     return folder
-
-
-def test_killed_before_the_publishing_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = started(tmp_path / "out")
-    run.run_tensor_unit("t", lambda: {"a": torch.ones(2)})
-
-    def killed(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "rename", killed)
-        with pytest.raises(KeyboardInterrupt):
-            run.publish_folder()
-    again = RunFolder(tmp_path / "out", RECIPE)
-    assert again.journal.run_unit("u", never) == 1
-    assert torch.equal(again.run_tensor_unit("t", never)["a"], torch.ones(2))
 
 
 OTHER = {**RECIPE, "seed": 1}
@@ -262,18 +244,6 @@ def test_lost_or_damaged_tensors_are_made_again_and_must_be_the_same(harm: Any, 
     harm(file)
     with pytest.raises(ArtifactError, match=r"another result. Start over with --no-resume"):
         RunFolder(tmp_path / "out", RECIPE).run_tensor_unit("t", lambda: {"a": torch.zeros(3)})
-
-
-def test_tensors_written_but_not_yet_journalled_are_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = RunFolder(tmp_path / "out", RECIPE)
-    with monkeypatch.context() as patched:
-        patched.setattr(RunJournal, "run_unit", full_disk)
-        with contextlib.suppress(OSError):
-            run.run_tensor_unit("t", lambda: {"a": torch.ones(3)})
-    calls = []
-    found = RunFolder(tmp_path / "out", RECIPE).run_tensor_unit("t", lambda: calls.append(1) or {"a": torch.ones(3)})
-    assert calls == [1]
-    assert torch.equal(found["a"], torch.ones(3))
 
 
 # ------------------------------------------------------------------ two at once
