@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from freemoe.core.errors import ArtifactError, DataError, FamilyError, RecipeError, UnknownNameError
+from freemoe.core.run.folder import RunFolder
 from freemoe.evals.engine.answering import BASE
 from freemoe.evals.evaluation import EvalTarget, make_variant
 from freemoe.evals.evaluation import evaluate_target as evaluate_as
@@ -117,15 +118,16 @@ def test_a_killed_trim_goes_on_to_the_same_artefact(
 ) -> None:
     whole = trim(recipe(saved, tmp_path / "whole"))
     asked = recipe(saved, tmp_path / "killed")
-    keep, left = trim_module.CheckpointStore.load_or_compute, [kill]
+    keep, left = RunFolder.run_tensor_unit, [kill]
 
     def dying(self: Any, name: str, work: Any) -> Any:
-        if left[0] == 0:
-            raise _Killed
-        left[0] -= 1
+        if name.startswith(("hooks|", "control|")):
+            if left[0] == 0:
+                raise _Killed
+            left[0] -= 1
         return keep(self, name, work)
 
-    monkeypatch.setattr(trim_module.CheckpointStore, "load_or_compute", dying)
+    monkeypatch.setattr(RunFolder, "run_tensor_unit", dying)
     with pytest.raises(_Killed):
         trim(asked)
     assert not (tmp_path / "killed").exists()
@@ -382,11 +384,3 @@ def test_the_better_of_both_starts_is_taken(saved: Path, tmp_path: Path, monkeyp
     assert worse["start"]["kept"] == "zero"
     # Training begins at the plan alone.
     assert worse["losses"]["hooks"][0] == pytest.approx(worse["start"]["held_out_kl"]["zero"], rel=1e-5)
-
-
-def test_hooks_wider_than_twice_the_hidden_size_are_trained(saved: Path, tmp_path: Path) -> None:
-    hooks = {"layers": "one", "units": 100}
-    folder = trim(recipe(saved, tmp_path / "out", {"control": False, "steps": 2}, hooks=hooks))
-    result = json.loads((folder / "result.json").read_text())
-    assert list(result["hooks"]["widths"].values()) == [100]
-    assert result["test"]["rows"]["hooks"]["kl"] < result["test"]["rows"]["plan"]["kl"]

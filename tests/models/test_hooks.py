@@ -80,16 +80,6 @@ def test_they_run_in_the_order_in_which_they_were_opened(linear):
     assert seen == ["before 1", "before 2", "before 3", "after 1", "after 2"]
 
 
-def test_they_nest(linear):
-    seen = []
-    with forward_hook(linear, lambda *_: seen.append("outer")):
-        with forward_hook(linear, lambda *_: seen.append("inner")):
-            linear(X)
-        linear(X)
-    linear(X)
-    assert seen == ["outer", "inner", "outer"]
-
-
 def test_nothing_stands_before_the_block_is_open(linear):
     later = combined_hooks(forward_pre_hook(linear, print), forward_hook(linear, print))
     assert not has_hooks(linear)

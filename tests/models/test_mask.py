@@ -52,14 +52,6 @@ def test_numbers_come_back_from_every_form(size: int, share: float) -> None:
     assert mask.num_bytes <= min(-(-size // 8), 2 * mask.count + blocks)
 
 
-def test_few_are_places_and_many_are_bits() -> None:
-    few, many = made(drawn(4 * BLOCK, 0.01), 4 * BLOCK), made(drawn(4 * BLOCK, 0.1), 4 * BLOCK)
-    assert few.bits is None
-    assert many.places is None
-    assert few.num_bytes < 4 * BLOCK / 8 / 5
-    assert many.num_bytes == 4 * BLOCK / 8
-
-
 @pytest.mark.parametrize("size", [9, BLOCK + 5])
 @pytest.mark.parametrize("shares", [(0.0, 0.01), (0.01, 0.3), (0.3, 0.3), (0.01, 0.01), (1.0, 0.2)])
 def test_joining_equals_sets(size: int, shares: tuple[float, float]) -> None:

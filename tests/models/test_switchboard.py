@@ -31,6 +31,18 @@ def board_of(weights, shares=(0.1, 0.3, 0.02)):
     return board, experts
 
 
+def check_switching(model, weights, names, after=lambda: None, shares=(0.1, 0.3, 0.02)):
+    """Switch to the experts one after the other, and at last to the base: each time it is what plain switching gives."""
+    board, experts = board_of(weights, shares)
+    masked = {name: expected(model, weights, mask) for name, mask in experts.items()} | {None: bits(model)}
+    for name in [*names, None]:
+        board.activate_expert(name)
+        assert board.active_expert == name
+        assert equal(bits(model), masked[name]), name
+        after()
+    return board
+
+
 @pytest.mark.parametrize(
     ("case", "dtype"),
     [(case, torch.float32) for case in CASES]
@@ -38,17 +50,8 @@ def board_of(weights, shares=(0.1, 0.3, 0.02)):
 )
 def test_any_order_of_experts_gives_what_plain_switching_gives(case, dtype):
     model = tiny_model(case).to(dtype)
-    weights = find_weights(model)
-    board, experts = board_of(weights)
-    masked = {name: expected(model, weights, mask) for name, mask in experts.items()}
-    masked[None] = bits(model)
-    rng = random.Random(0)
-    for name in [*experts, None, *rng.choices([*experts, None], k=12)]:
-        board.activate_expert(name)
-        assert board.active_expert == name
-        assert equal(bits(model), masked[name]), name
-    board.activate_expert(None)
-    assert equal(bits(model), masked[None])
+    names = ["e0", "e1", "e2", None]
+    check_switching(model, find_weights(model), [*names, *random.Random(0).choices(names, k=12)])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -79,33 +82,17 @@ def test_many_blocks_do_the_same(monkeypatch, case):
     monkeypatch.setattr(switchboard, "_BLOCK_BYTES", 4 * 300)
     model = tiny_model(case)
     weights = find_weights(model)
-    board, experts = board_of(weights, (0.1, 0.3, 0.001))
+    board = check_switching(model, weights, ["e0", "e1", "e2", "e0", "e2"], shares=(0.1, 0.3, 0.001))
     assert all(len(blocks) == -(-w.size // 300) for w, blocks in zip(weights, board._blocks, strict=True))
-    masked = {name: expected(model, weights, mask) for name, mask in experts.items()}
-    before = bits(model)
-    for name in ("e0", "e1", "e2", "e0", "e2"):
-        board.activate_expert(name)
-        assert equal(bits(model), masked[name])
-    board.activate_expert(None)
-    assert equal(bits(model), before)
 
 
 def test_threads_do_the_same(monkeypatch):
-    model = tiny_model("mixtral")
-    weights = find_weights(model)
-    board, experts = board_of(weights)
-    masked = {name: expected(model, weights, mask) for name, mask in experts.items()}
-    before = bits(model)
-    seen = []
-    pool = threads.ThreadPoolExecutor
+    seen, pool = [], threads.ThreadPoolExecutor
     monkeypatch.setattr(switchboard, "_WORTH_THREADS", 0)
     monkeypatch.setattr(threads, "ThreadPoolExecutor", lambda n: seen.append(n) or pool(n))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    for name in ("e0", "e1", "e2", "e0"):
-        board.activate_expert(name)
-        assert equal(bits(model), masked[name])
-    board.activate_expert(None)
-    assert equal(bits(model), before)
+    model = tiny_model("mixtral")
+    check_switching(model, find_weights(model), ["e0", "e1", "e2", "e0"])
     assert seen == [3] * 5
 
 
@@ -197,7 +184,7 @@ def test_broken_off_twice(monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(switchboard._ExpertBlock, "overwrite", broken)
+        patch.setattr(switchboard._ExpertBlock, "restore_values", broken)
         patch.setattr(switchboard._ExpertBlock, "add", broken)
         with pytest.raises(KeyboardInterrupt):
             board.activate_expert("e0")
@@ -208,15 +195,7 @@ def test_broken_off_twice(monkeypatch):
 def test_a_model_made_under_inference_mode():
     with torch.inference_mode():
         model = tiny_model("llama")
-    weights = find_weights(model)
-    before = bits(model)
-    board, experts = board_of(weights)
-    masked = {name: expected(model, weights, mask) for name, mask in experts.items()}
-    for name in ("e0", "e1", "e0"):
-        board.activate_expert(name)
-        assert equal(bits(model), masked[name])
-    board.activate_expert(None)
-    assert equal(bits(model), before)
+    check_switching(model, find_weights(model), ["e0", "e1", "e0"])
 
 
 def test_a_parameter_that_is_not_contiguous():
@@ -229,14 +208,7 @@ def test_a_parameter_that_is_not_contiguous():
     down.data = room[::2].copy_(down.data)
     weights = find_weights(model, "mlp")
     assert not any(w.parameter.is_contiguous() for w in weights[1:3])
-    before = bits(model)
-    board, experts = board_of(weights)
-    masked = {name: expected(model, weights, mask) for name, mask in experts.items()}
-    for name in ("e0", "e1"):
-        board.activate_expert(name)
-        assert equal(bits(model), masked[name])
-    board.activate_expert(None)
-    assert equal(bits(model), before)
+    check_switching(model, weights, ["e0", "e1"])
     assert bool((room[1::2] == 9).all())
 
 
@@ -244,16 +216,12 @@ def test_weights_that_move_take_their_expert_along():
     """As on the way to another device: the same numbers, elsewhere in memory."""
     model = tiny_model("llama")
     weights = find_weights(model)
-    before = bits(model)
-    board, experts = board_of(weights)
-    masked = {name: expected(model, weights, mask) for name, mask in experts.items()}
-    for name in ("e0", "e1", "e0", "e2"):
-        board.activate_expert(name)
-        assert equal(bits(model), masked[name])
+
+    def move():
         for weight in weights:
             weight.parameter.data = weight.parameter.data.clone()
-    board.activate_expert(None)
-    assert equal(bits(model), before)
+
+    check_switching(model, weights, ["e0", "e1", "e0", "e2"], move)
 
 
 def test_the_type_of_numbers_must_stay_under_an_expert():
@@ -334,7 +302,7 @@ def test_what_was_not_used_for_longest_goes_when_room_is_short():
     masks = {name: some(weights, 0.1, seed) for seed, name in enumerate("abcd")}
     each = 8 * max(mask.count for mask in masks.values())
     board = ExpertCache(weights, most_bytes=2 * each)
-    before = bits(model)
+    before, masked = bits(model), expected(model, weights, masks["d"])
     for name in "ab":
         board.add_expert(name, masks[name])
     board.activate_expert("a")
@@ -344,7 +312,7 @@ def test_what_was_not_used_for_longest_goes_when_room_is_short():
     # What is switched in stays, however long ago that was.
     assert [n for n in masks if n in board] == ["a", "d"]
     board.activate_expert("d")
-    assert equal(bits(model), expected_of(tiny_model("llama"), masks["d"]))
+    assert equal(bits(model), masked)
     board.add_expert("b", masks["b"])
     assert [n for n in masks if n in board] == ["b", "d"]
     board.activate_expert(None)
@@ -362,7 +330,3 @@ def test_one_expert_that_is_larger_than_the_room_is_held_all_the_same():
         assert board.active_expert == name
     board.add_expert("c", some(weights, 0.1, 2))
     assert [n for n in "abc" if n in board] == ["b", "c"]
-
-
-def expected_of(model, mask):
-    return expected(model, find_weights(model), mask)

@@ -141,16 +141,6 @@ def test_a_parameter_that_is_not_contiguous():
     assert equal(bits(model), before)
 
 
-def test_positions_mean_the_same_weight_in_every_layout():
-    for case in ("llama", "gpt2", "mixtral", "gpt_oss"):
-        weight = find_weights(tiny_model(case), "mlp")[-1]
-        expert, row, column = weight.num_experts - 1, 3, 5
-        where = torch.tensor([(expert * weight.num_rows + row) * weight.num_columns + column])
-        with switched_off([weight], mask_of({weight.name: where}, [weight])):
-            off = (weight.canonical_view() == 0).nonzero()
-        assert off.tolist() == [[expert, row, column]], case
-
-
 def test_a_mask_of_other_weights_touches_nothing():
     model = tiny_model("llama")
     weights = find_weights(model)

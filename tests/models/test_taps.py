@@ -155,20 +155,6 @@ def test_nested_taps_hear_the_same(implementation):
         torch.testing.assert_close(outer[key], x, rtol=1e-4, atol=1e-5)
 
 
-def test_taps_nest():
-    model = tiny_model("mixtral")
-    weights = find_weights(model)
-    outer, inner = [], []
-    with tap_inputs(model, weights, lambda tap, *_: outer.append(tap)):
-        logits(model)
-        once = len(outer)
-        with tap_inputs(model, find_weights(model, "attention"), lambda tap, *_: inner.append(tap)):
-            logits(model)
-        logits(model)
-    assert len(outer) == 3 * once
-    assert len(inner) == 4
-
-
 def test_taps_vanish_after_an_error():
     model = tiny_model("qwen2_moe")
     before = hooks(model)

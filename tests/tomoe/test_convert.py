@@ -12,12 +12,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from freemoe.core.artifacts import read_manifest
-from freemoe.core.errors import ArtifactError, DataError, FamilyError, FreeMoEError, NumericError, RecipeError
+from freemoe.core.errors import ArtifactError, DataError, FreeMoEError, NumericError, RecipeError
 from freemoe.core.run.execute import NOT_DECIDING
 from freemoe.core.run.folder import RunFolder
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.sublayers import find_sublayers
-from freemoe.recipes import ConvertRecipe, dump, load_recipe, recipe_from
+from freemoe.recipes import ConvertRecipe, load_recipe, recipe_from
 from freemoe.report.conversion import page
 from freemoe.results.convert import ConvertResult
 from freemoe.systems import SYSTEMS, system_of
@@ -26,12 +26,10 @@ from freemoe.tomoe import convert as convert_module
 from freemoe.tomoe.card import headlines
 from freemoe.tomoe.convert import convert
 from freemoe.tomoe.gates.initialise import cluster_tokens, measure_layer_importance
-from freemoe.tomoe.gates.train import GateTrainer
 from freemoe.tomoe.inspection import inspect_converted
 from freemoe.tomoe.material import read_text
 from freemoe.tomoe.measure import score_text
 from freemoe.tomoe.structures import methods as decide
-from freemoe.tomoe.structures.rivals import measure_activity
 from tests.artefacts import rewritten
 from tests.core.run.away import SerialAway
 from tests.tiny import save_base_and_text, tiny_model, tiny_tokenizer
@@ -113,7 +111,7 @@ def test_what_is_written(done: Path, base: Path) -> None:
 
 def test_the_best_of_all_states_and_their_means_is_what_is_written(base: Path, tmp_path: Path) -> None:
     """Told another window, the mean is another structure; whichever scored best on held-out text is what was exported."""
-    for window in (0.0, 0.5, 1.0):
+    for window in (0.0, 0.5):
         folder = convert(recipe(base, tmp_path / f"{window}", train={"steps": 8, "mean_window": window}, rivals=False))
         result = json.loads((folder / "result.json").read_text())
         curve = result["held_out_curve"]
@@ -186,18 +184,6 @@ def test_all_of_the_weights_is_the_dense_model(base: Path, tmp_path: Path) -> No
     assert result["scores"]["converted"]["nll"] == result["scores"]["dense"]["nll"]
 
 
-def test_all_rivals_look_at_the_text_once(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = []
-
-    def looked(*arguments: Any) -> Any:
-        looks.append(arguments)
-        return measure_activity(*arguments)
-
-    monkeypatch.setattr(decide, "measure_activity", looked)
-    convert(recipe(base, tmp_path / "out"))
-    assert len(looks) == 1
-
-
 @pytest.mark.parametrize("method", ["static-magnitude", "activation-split"])
 def test_rivals_are_models_too(base: Path, tmp_path: Path, method: str) -> None:
     folder = convert(recipe(base, tmp_path / "out", method=method))
@@ -217,7 +203,7 @@ def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-@pytest.mark.parametrize("after", range(1, 16, 2))
+@pytest.mark.parametrize("after", range(1, 16, 3))
 def test_a_killed_run_comes_to_the_same_model(
     base: Path, done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
@@ -250,27 +236,6 @@ def test_a_killed_run_comes_to_the_same_model(
         assert a[key] == b[key]
 
 
-def test_killed_within_training_goes_on_at_the_last_state(
-    base: Path, done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = recipe(base, tmp_path / "out")
-    one, steps = GateTrainer._train_step, []
-
-    def killing(self: GateTrainer, step: int) -> None:
-        if step == 3 and 3 not in steps:
-            steps.append(step)
-            raise Killed
-        steps.append(step)
-        one(self, step)
-
-    monkeypatch.setattr(GateTrainer, "_train_step", killing)
-    with pytest.raises(Killed):
-        convert(own)
-    again = convert(own)
-    assert steps == [0, 1, 2, 3, 2, 3]
-    assert all(torch.equal(t, tensors_of(again)[name]) for name, t in tensors_of(done).items())
-
-
 def test_a_run_of_another_base_is_not_gone_on_with(base: Path, tmp_path: Path) -> None:
     copy = tmp_path / "base"
     shutil.copytree(base, copy)
@@ -281,15 +246,6 @@ def test_a_run_of_another_base_is_not_gone_on_with(base: Path, tmp_path: Path) -
     )
     with pytest.raises(DataError, match=r"was started with another base model.*--no-resume"):
         convert(own)
-
-
-def test_a_half_written_folder_is_no_model(done: Path, tmp_path: Path) -> None:
-    half = tmp_path / "half"
-    shutil.copytree(done, half)
-    weights = half / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(ArtifactError, match="cut short or edited"):
-        inspect_converted(half)
 
 
 @pytest.mark.parametrize(
@@ -358,21 +314,6 @@ def test_text_too_short_and_blocks_too_long(base: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"train.block is 999, and this model's context holds 256"):
         convert(recipe(base, tmp_path / "out", train={"block": 999}))
     assert not (tmp_path / "out.partial").exists()
-
-
-def test_a_family_without_rotary_halves_is_refused(base: Path, tmp_path: Path) -> None:
-    tiny_model("gpt2").save_pretrained(tmp_path / "gpt2")
-    tiny_tokenizer().save_pretrained(tmp_path / "gpt2")
-    with pytest.raises(FamilyError, match="cannot be converted"):
-        convert(recipe(base, tmp_path / "out", model=str(tmp_path / "gpt2")))
-
-
-def test_yaml_is_the_same_recipe(base: Path, tmp_path: Path) -> None:
-    own = recipe(base, tmp_path / "out", profile="authors")
-    (tmp_path / "r.yaml").write_text(dump(own))
-    assert load_recipe(tmp_path / "r.yaml") == own
-    assert own.gates.mask_twice
-    assert own.train.steps == 4
 
 
 def test_a_loaded_model_and_texts_in_memory_give_the_same_model(done: Path, base: Path, tmp_path: Path) -> None:

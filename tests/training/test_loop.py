@@ -12,7 +12,7 @@ from torch import nn
 from freemoe.core.errors import ArtifactError, NumericError
 from freemoe.core.run.folder import RunFolder
 from freemoe.training.descent import optimizer_step
-from freemoe.training.loop import CheckpointStore, TrainingCheckpoints, eval_steps, run_training_loop
+from freemoe.training.loop import TrainingCheckpoints, eval_steps, run_training_loop
 from freemoe.training.states import (
     BestCheckpoint,
     State,
@@ -62,7 +62,7 @@ class Fit:
         self.best.load_state(state)
 
     def train(self, **changed: Any) -> Fit:
-        kept = TrainingCheckpoints(CheckpointStore(self.run), "fit", self.state, self.load) if self.run else None
+        kept = TrainingCheckpoints(self.run, "fit", self.state, self.load) if self.run else None
         use = {"step": self.step, "look": self.look, "steps": STEPS, "every": EVERY, "kept": kept, **changed}
         run_training_loop(**use)
         return self

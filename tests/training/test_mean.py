@@ -36,17 +36,6 @@ def test_the_mean_weighs_steps_as_its_decay_says(steps: int, window: float) -> N
     torch.testing.assert_close(found.double(), weights @ rows, rtol=1e-5, atol=1e-5)
 
 
-def test_no_window_is_the_last_step_and_all_steps_their_plain_mean() -> None:
-    rows = walk(30)
-    assert torch.equal(mean_of(rows, 0.0).values["p"], rows[-1])
-    torch.testing.assert_close(mean_of(rows, 1.0).values["p"], rows.mean(0))
-
-
-def test_it_stands_still_where_steps_flip_to_and_fro() -> None:
-    flips = torch.tensor([1.0, -1.0]).repeat(100)[:, None].expand(-1, 5)
-    assert float(mean_of(flips, 0.2).values["p"].abs().max()) < 0.05
-
-
 def test_parameters_are_put_back_to_the_bit_also_after_an_error() -> None:
     found = mean_of(walk(9), 0.5)
     p = found.parameters["p"]

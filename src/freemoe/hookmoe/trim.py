@@ -63,7 +63,6 @@ from freemoe.models.spec import family_of
 from freemoe.recipes import HookTraining, TrimRecipe
 from freemoe.results import TrimResult
 from freemoe.text.blocks import PackedBlocks, row_texts
-from freemoe.training.loop import CheckpointStore
 
 
 def trim(
@@ -257,7 +256,7 @@ def _train_hooks(
         material,
         schedule,
         rescale=rescale,
-        store=CheckpointStore(run),
+        run=run,
         progress=progress,
         name=name,
     )

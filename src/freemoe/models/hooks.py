@@ -25,11 +25,8 @@ def forward_pre_hook(module: nn.Module, hook: Hook, *, kwargs: bool = False) -> 
         hook: The hook.
         kwargs: Call ``hook(module, args, kwargs)`` instead; it returns both or None.
     """
-    handle = module.register_forward_pre_hook(hook, with_kwargs=kwargs)
-    try:
+    with module.register_forward_pre_hook(hook, with_kwargs=kwargs):
         yield
-    finally:
-        handle.remove()
 
 
 @contextmanager
@@ -41,11 +38,8 @@ def forward_hook(module: nn.Module, hook: Hook, *, kwargs: bool = False) -> Iter
         hook: The hook.
         kwargs: Call ``hook(module, args, kwargs, output)`` instead.
     """
-    handle = module.register_forward_hook(hook, with_kwargs=kwargs)
-    try:
+    with module.register_forward_hook(hook, with_kwargs=kwargs):
         yield
-    finally:
-        handle.remove()
 
 
 @contextmanager
@@ -56,11 +50,8 @@ def post_accumulate_grad_hook(parameter: Tensor, hook: Callable[[Tensor], None])
         parameter: A leaf that asks for gradients.
         hook: It may take the gradient away.
     """
-    handle = parameter.register_post_accumulate_grad_hook(hook)
-    try:
+    with parameter.register_post_accumulate_grad_hook(hook):
         yield
-    finally:
-        handle.remove()
 
 
 def on_gradient(tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> None:

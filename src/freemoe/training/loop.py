@@ -11,31 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from freemoe.core.run.folder import RunFolder
-from freemoe.core.run.unit_state import UnitState
 from freemoe.training.states import State
-
-
-@dataclass(frozen=True)
-class CheckpointStore:
-    """A run folder, as training keeps its states in it."""
-
-    run: RunFolder
-
-    def has_state(self, name: str) -> bool:
-        """See `RunFolder.has_tensors`."""
-        return self.run.has_tensors(name)
-
-    def load_or_compute(self, name: str, work: Callable[[], State]) -> State:
-        """See `RunFolder.run_tensor_unit`."""
-        return self.run.run_tensor_unit(name, work)
-
-    def drop_state(self, name: str) -> None:
-        """See `RunFolder.delete_tensors`."""
-        self.run.delete_tensors(name)
-
-    def resume_state(self, name: str) -> UnitState:
-        """See `RunFolder.unit_state`."""
-        return self.run.unit_state(name)
 
 
 @dataclass(frozen=True)
@@ -43,14 +19,14 @@ class TrainingCheckpoints:
     """How a training is kept.
 
     Attributes:
-        store: Where; each state replaces the one before.
+        run: Where; each state replaces the one before.
         name: Of the training: states are called ``name|steps``.
         state: Everything that the next step depends on.
         load: Go on from a state.
         between: Keep states between two looks too.
     """
 
-    store: CheckpointStore
+    run: RunFolder
     name: str
     state: Callable[[], State]
     load: Callable[[State], None]
@@ -58,7 +34,7 @@ class TrainingCheckpoints:
 
     def last_step(self, steps: int, every: int) -> int:
         """Steps done at the last state that is kept; 0 where there is none."""
-        return max((n for n in eval_steps(steps, every) if self.store.has_state(f"{self.name}|{n}")), default=0)
+        return max((n for n in eval_steps(steps, every) if self.run.has_tensors(f"{self.name}|{n}")), default=0)
 
 
 def eval_steps(steps: int, every: int) -> list[int]:
@@ -105,9 +81,9 @@ def run_training_loop(
         if kept is None:
             train_to_eval()
         else:
-            kept.load(kept.store.load_or_compute(f"{kept.name}|{end}", train_to_eval))
+            kept.load(kept.run.run_tensor_unit(f"{kept.name}|{end}", train_to_eval))
             if done < end:
-                kept.store.drop_state(f"{kept.name}|{done}")
+                kept.run.delete_tensors(f"{kept.name}|{done}")
         if look(end):
             return
         done = end
@@ -117,5 +93,5 @@ def _remaining_steps(kept: TrainingCheckpoints | None, numbers: range, advance: 
     """The steps up to a look, without those that a process which was stopped between two looks has done."""
     if kept is None or not kept.between:
         return numbers
-    between = kept.store.resume_state(f"{kept.name}|{numbers.stop}")
+    between = kept.run.unit_state(f"{kept.name}|{numbers.stop}")
     return between.resume_iter(numbers, kept.state, kept.load, advance)

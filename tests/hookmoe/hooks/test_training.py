@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from freemoe.core.errors import NumericError
-from freemoe.core.run.unit_state import NOT_KEPT, UnitState
+from freemoe.core.run.folder import RunFolder
 from freemoe.hookmoe.hooks.closed_form import fit_scale_bias
 from freemoe.hookmoe.hooks.hook import HookSet, new_hooks
 from freemoe.hookmoe.hooks.teacher import compute_teacher_logits, kl_from_teacher, logits_of, top_of
@@ -23,7 +24,6 @@ from freemoe.hookmoe.plans.layers import decoder_layers, moe_layers
 from freemoe.hookmoe.plans.plan import LayerPlan, uniform_plan
 from freemoe.models.hooks import forward_hook, forward_pre_hook
 from freemoe.text.blocks import PackedBlocks
-from freemoe.training.states import State
 from tests.hookmoe.conftest import blocks_of, logits
 
 QUICK = TrainingSchedule(steps=6, rows=2, rate=1e-2, every=2)
@@ -128,50 +128,32 @@ class _Killed(Exception):
     pass
 
 
-class Memory:
-    """Keeps states; dies after so many."""
+@pytest.mark.parametrize("alive", [0, 1, 3])
+def test_a_killed_training_goes_on_to_the_same_hooks(
+    mixtral: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alive: int
+) -> None:
+    given = material(mixtral)
 
-    def __init__(self) -> None:
-        self.states: dict[str, State] = {}
-        self.left = 10**9
+    def trained(run: RunFolder | None = None) -> tuple[list[float], list[torch.Tensor]]:
+        hooks = new_hooks(mixtral, {1: 6}, "block", "pre")
+        losses = train_compensation(mixtral, LayerPlan((1, 1, 1)), hooks, given, QUICK, run=run)
+        return losses, list(hooks.parameters())
 
-    def has(self, name: str) -> bool:
-        return name in self.states
+    run = RunFolder(tmp_path / "out", {})
+    keep, left = run.run_tensor_unit, iter(range(alive))
 
-    def keep(self, name: str, work: Any) -> State:
-        if name not in self.states:
-            if self.left == 0:
-                raise _Killed
-            self.left -= 1
-            self.states[name] = work()
-        return self.states[name]
+    def dying(name: str, work: Any) -> Any:
+        if next(left, None) is None:
+            raise _Killed
+        return keep(name, work)
 
-    def drop(self, name: str) -> None:
-        self.states.pop(name, None)
-
-    def on_the_way(self, name: str) -> UnitState:
-        return NOT_KEPT
-
-
-@pytest.mark.parametrize("alive", [0, 1, 2, 3])
-def test_a_killed_training_goes_on_to_the_same_hooks(mixtral: Any, alive: int) -> None:
-    plan, given = LayerPlan((1, 1, 1)), material(mixtral)
-
-    def fresh() -> HookSet:
-        return new_hooks(mixtral, {1: 6}, "block", "pre")
-
-    whole = fresh()
-    losses = train_compensation(mixtral, plan, whole, given, QUICK)
-    store = Memory()
-    store.left = alive
+    monkeypatch.setattr(run, "run_tensor_unit", dying)
     with pytest.raises(_Killed):
-        train_compensation(mixtral, plan, fresh(), given, QUICK, store=store)
-    store.left = 10**9
-    resumed = fresh()
-    assert train_compensation(mixtral, plan, resumed, given, QUICK, store=store) == losses
-    for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):
-        assert torch.equal(a, b)
-    assert len(store.states) == 1
+        trained(run)
+    run._release_claim()
+    (losses, whole), (again, resumed) = trained(), trained(RunFolder(tmp_path / "out", {}))
+    assert again == losses
+    assert all(torch.equal(a, b) for a, b in zip(whole, resumed, strict=True))
 
 
 def test_a_rate_that_breaks_the_loss_is_an_error(mixtral: Any) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
-from freemoe.core.errors import DataError
 from freemoe.models.mixed.rows import ExpertAssignment
 
 HOST = torch.device("cpu")
@@ -20,11 +18,6 @@ def test_rows_of_sequences_tokens_and_beams() -> None:
     rows, starts = given.rows_and_starts(6, ("base", "a"))
     assert rows.tolist() == [2, 3, 0, 1, 4, 5]
     assert starts.tolist() == [0, 2, 6]
-
-
-def test_rows_that_are_no_equal_parts() -> None:
-    with pytest.raises(DataError, match="3 sequences have experts assigned, and a module is given 4 rows"):
-        ExpertAssignment(["a", "b", "a"]).rows_per_sequence(4)
 
 
 def test_what_is_kept_does_not_grow_for_ever() -> None:

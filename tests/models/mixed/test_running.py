@@ -26,7 +26,7 @@ STRATEGIES = ("fused", "scratch", "auto")
 
 def masks_of(weights: list) -> dict[str, Mask]:
     """A few single places, a third of everything, whole rows and columns, and all of these."""
-    dense = [w for w in weights if not w.fused]
+    dense = [w for w in weights if not w.is_fused]
     thin = mask_of({w.name: torch.arange(i % 7, w.size, 41) for i, w in enumerate(dense)}, weights)
     band = mask_of({w.name: torch.arange(0, w.size, 3) for w in dense}, weights)
     lines = Mask(
@@ -178,7 +178,7 @@ def test_wrong_asks() -> None:
         run.assign(NAMES)
         with pytest.raises(KeyError):
             run.assign(["nobody"])
-        assert run.names == tuple(NAMES)
+        assert run.assigned_experts == tuple(NAMES)
 
 
 @pytest.mark.parametrize("family", MIXTURES[:2])

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.progress import Progress, QuietProgress
 from freemoe.core.run.unit_state import NOT_KEPT, UnitState
 from freemoe.hookmoe.hooks.teacher import TeacherLogits, ending_of, kl_from_teacher
@@ -27,8 +28,7 @@ from freemoe.hookmoe.plans.plan import LayerPlan
 from freemoe.text.blocks import PackedBlocks
 from freemoe.training.descent import optimizer_step, warm_cosine
 from freemoe.training.distillation import summed_in_chunks
-from freemoe.training.loop import CheckpointStore, TrainingCheckpoints
-from freemoe.training.loop import run_training_loop as run
+from freemoe.training.loop import TrainingCheckpoints, run_training_loop
 from freemoe.training.states import (
     BestCheckpoint,
     State,
@@ -135,7 +135,7 @@ def train_compensation(
     schedule: TrainingSchedule,
     *,
     rescale: str = "none",
-    store: CheckpointStore | None = None,
+    run: RunFolder | None = None,
     progress: Progress | None = None,
     name: str = "hooks",
 ) -> list[float]:
@@ -148,7 +148,7 @@ def train_compensation(
         material: Text and teacher.
         schedule: How.
         rescale: See `apply_plan`.
-        store: Keeps the state before every look; None: nothing is kept.
+        run: Keeps the state before every look; None: nothing is kept.
         progress: Where to report.
         name: Of the stage and of the states.
 
@@ -172,7 +172,7 @@ def train_compensation(
         best.load_state(state)
 
     with frozen_model(model), (progress or QuietProgress()).stage(name, schedule.steps) as advance:
-        fixed = store.resume_state(f"{name}, what is fixed") if store else NOT_KEPT
+        fixed = run.unit_state(f"{name}, what is fixed") if run else NOT_KEPT
         loss = _CompensationLoss(model, plan, compensation, material, schedule, rescale, fixed)
 
         def clip_gradients() -> None:
@@ -187,8 +187,8 @@ def train_compensation(
             best.record_loss(loss.held_out())
             return False
 
-        kept = TrainingCheckpoints(store, name, to_state, load_state) if store else None
-        run(train_step, eval_held_out, schedule.steps, schedule.every, kept=kept, advance=advance)
+        kept = TrainingCheckpoints(run, name, to_state, load_state) if run else None
+        run_training_loop(train_step, eval_held_out, schedule.steps, schedule.every, kept=kept, advance=advance)
     best.restore_best()
     return best.losses
 

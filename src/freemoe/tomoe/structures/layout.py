@@ -5,14 +5,8 @@ A run of neighbouring rows is a matrix as it stands; neurons that lie apart have
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-
 import torch
 from torch import Tensor
-
-from freemoe.core.errors import DataError
-from freemoe.tomoe.structures.structure import Structure
 
 
 def union_order(experts: Tensor) -> Tensor:
@@ -59,40 +53,3 @@ def contiguous_runs(members: Tensor) -> list[tuple[int, int]]:
     """
     edges = torch.diff(members.int(), prepend=torch.zeros(1).int(), append=torch.zeros(1).int())
     return list(zip((edges == 1).nonzero().flatten().tolist(), (edges == -1).nonzero().flatten().tolist(), strict=True))
-
-
-def equal_widths(structure: Structure, scores: Sequence[Tensor]) -> Structure:
-    """Raise every expert of a layer to the width of its widest (ToMoE App. E).
-
-    Neurons that no expert covers yet come first, then by score; so the union grows where it can.
-
-    Args:
-        structure: Left as it is.
-        scores: Per layer (N, width), how much each expert wants each neuron, e.g. the logits of its mask.
-
-    Returns:
-        A structure whose experts hold at least what they held, all of one width within a layer.
-
-    Raises:
-        DataError: Scores of other shapes, or NaN among them.
-    """
-    if len(scores) != len(structure):
-        raise DataError(
-            f"Scores of {len(scores)} layers for a structure of {len(structure)}; give one tensor per layer."
-        )
-    raised = []
-    for number, (layer, score) in enumerate(zip(structure, scores, strict=True)):
-        if score.shape != layer.experts.shape or bool(score.isnan().any()):
-            raise DataError(
-                f"Layer {number}: scores of shape {tuple(score.shape)}, and numbers of shape "
-                f"{tuple(layer.experts.shape)} are needed: one per expert and neuron."
-            )
-        experts, widest = layer.experts.clone(), max(layer.neuron_counts)
-        for expert, wanted in zip(experts, score, strict=True):
-            free = (~expert).nonzero().flatten()
-            # Two stable sorts: by score, then what no expert covers before the rest.
-            free = free[wanted[free].argsort(descending=True, stable=True)]
-            free = free[experts.any(dim=0)[free].int().argsort(stable=True)]
-            expert[free[: widest - int(expert.sum())]] = True
-        raised.append(replace(layer, experts=experts))
-    return raised

@@ -31,7 +31,7 @@ from freemoe.tomoe.structures.structure import (
     require_structure_fits,
     to_tensors,
 )
-from freemoe.training.loop import CheckpointStore, TrainingCheckpoints, eval_steps, run_training_loop
+from freemoe.training.loop import TrainingCheckpoints, eval_steps, run_training_loop
 
 _WORTHS = ("qk", "vo", "vo_ranked", "mlp")
 _MEAN = "mean_"
@@ -133,7 +133,7 @@ def _train_gates(context: ConversionContext, trainer: GateTrainer) -> list[dict[
     run, settings = context.own_run, context.recipe.train
     # Of several processes only the first one writes, and all others must go on from the same state: that of a look.
     alone = trainer.devices.count == 1
-    kept = TrainingCheckpoints(CheckpointStore(run), "state", trainer.to_state, trainer.load_state, between=alone)
+    kept = TrainingCheckpoints(run, "state", trainer.to_state, trainer.load_state, between=alone)
     begun = trainer.devices.broadcast_number(kept.last_step(settings.steps, settings.save_every))
     trainer.devices.wait_for_all()
     before = [mark for mark in eval_steps(settings.steps, settings.save_every) if mark < begun]
