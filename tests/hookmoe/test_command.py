@@ -14,48 +14,20 @@ SMALL = ["--steps", "2", "--block", "32", "--limit", "6", "--set", "training.hel
 
 
 def test_every_flag_is_a_field(freemoe: Freemoe) -> None:  # noqa: F811
-    done = freemoe(
-        *("trim", "m", "--text", "t.txt", "-o", "out", "--plan", "tlnle:2,2", "--rescale", "renorm", "--hooks", "0,3"),
-        *(
-            "--units",
-            "9",
-            "--scope",
-            "routed",
-            "--position",
-            "parallel",
-            "--start",
-            "ridge",
-            "--loss",
-            "lm",
-            "--steps",
-            "7",
-        ),
-        *("--rate", "0.01", "--block", "64", "--limit", "5", "--no-control", "--seed", "3", "--threads", "1"),
-        *("--compare", "sweep:4 top_p:0.6,0.2 naee", "--speed", "64,128", "--new-tokens", "9", "--rounds", "2"),
-        *("--set", "plan.best=4", "--print-recipe"),
-    )
+    line = "trim m --text t.txt -o out --plan tlnle:2,2 --rescale renorm --hooks 0,3 --units 9 --scope routed"
+    line += " --position parallel --start ridge --loss lm --steps 7 --rate 0.01 --block 64 --limit 5 --no-control"
+    line += " --seed 3 --threads 1 --speed 64,128 --new-tokens 9 --rounds 2 --set plan.best=4 --print-recipe"
+    done = freemoe(*line.split(), "--compare", "sweep:4 top_p:0.6,0.2 naee")
     assert done.code == 0, done.err
     found = yaml.safe_load(done.out)
     assert found["plan"]["given"] == "tlnle:2,2"
     assert (found["plan"]["rescale"], found["plan"]["best"]) == ("renorm", 4)
     assert found["plan"]["compare"] == ["sweep:4", "top_p:0.6,0.2", "naee"]
     assert found["timing"] == {"prompts": [64, 128], "new_tokens": 9, "rounds": 2}
-    assert found["hooks"] == {
-        "layers": [0, 3],
-        "units": 9,
-        "scope": "routed",
-        "position": "parallel",
-        "start": "ridge",
-        "bias": False,
-    }
-    assert [found["training"][k] for k in ("loss", "steps", "rate", "block", "limit", "control")] == [
-        "lm",
-        7,
-        0.01,
-        64,
-        5,
-        False,
-    ]
+    where = {"layers": [0, 3], "units": 9, "scope": "routed", "position": "parallel"}
+    assert found["hooks"] == where | {"start": "ridge", "bias": False}
+    training = {"loss": "lm", "steps": 7, "rate": 0.01, "block": 64, "limit": 5, "control": False}
+    assert found["training"] | training == found["training"]
     assert (found["seed"], found["threads"], found["output"]) == (3, 1, "out")
 
 

@@ -21,84 +21,40 @@ from freemoe.hookmoe.plans.apply import apply_plan, plan_of
 from freemoe.hookmoe.plans.plan import LayerPlan, uniform_plan
 from tests.hookmoe.conftest import blocks_of
 
-_MIXTRAL = {"vocab_size": 32000, "num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2}
+
+def sizes(layers: int, hidden: int, width: int, vocabulary: int, heads: int, kept: int, **more: Any) -> dict[str, Any]:
+    """A configuration."""
+    own = {"num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": width, "vocab_size": vocabulary}
+    return {**own, "num_attention_heads": heads, "num_key_value_heads": heads, "num_experts_per_tok": kept, **more}
+
+
+_MLA = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "q_lora_rank": None}
+_GROUPS = {"n_group": 1, "topk_group": 1, "topk_method": "greedy", "n_routed_experts": 64, "n_shared_experts": 2}
 
 # Name -> (model type, configuration, reduced k, billions: total, active, active reduced; hook: width, weights in millions)
 PUBLISHED: dict[str, tuple[str, dict[str, Any], int, tuple[float, float, float], int, float]] = {
     "Mixtral-8x7B": (
         "mixtral",
-        {
-            **_MIXTRAL,
-            "num_hidden_layers": 32,
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_attention_heads": 32,
-        },
-        1,
-        (46.703, 12.880, 7.243),
-        14336,
-        117.44,
+        sizes(32, 4096, 14336, 32000, 32, 2, num_key_value_heads=8, num_local_experts=8),
+        *(1, (46.703, 12.880, 7.243), 14336, 117.44),
     ),
     "Mixtral-8x22B": (
         "mixtral",
-        {
-            **_MIXTRAL,
-            "num_hidden_layers": 56,
-            "hidden_size": 6144,
-            "intermediate_size": 16384,
-            "num_attention_heads": 48,
-        },
-        1,
-        (140.621, 39.152, 22.241),
-        16384,
-        201.33,
+        sizes(56, 6144, 16384, 32000, 48, 2, num_key_value_heads=8, num_local_experts=8),
+        *(1, (140.621, 39.152, 22.241), 16384, 201.33),
     ),
     "Qwen1.5-MoE-A2.7B": (
         "qwen2_moe",
-        {
-            "vocab_size": 151936,
-            "num_hidden_layers": 24,
-            "hidden_size": 2048,
-            "intermediate_size": 5632,
-            "moe_intermediate_size": 1408,
-            "shared_expert_intermediate_size": 5632,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 16,
-            "num_experts": 60,
-            "num_experts_per_tok": 4,
-        },
-        1,
-        (14.316, 2.689, 2.066),
-        2816,
-        11.53,
+        sizes(
+            *(24, 2048, 5632, 151936, 16, 4),
+            **{"moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632, "num_experts": 60},
+        ),
+        *(1, (14.316, 2.689, 2.066), 2816, 11.53),
     ),
     "DeepSeek-V2-Lite": (
         "deepseek_v2",
-        {
-            "vocab_size": 102400,
-            "num_hidden_layers": 27,
-            "hidden_size": 2048,
-            "intermediate_size": 10944,
-            "moe_intermediate_size": 1408,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 16,
-            "n_routed_experts": 64,
-            "n_shared_experts": 2,
-            "num_experts_per_tok": 6,
-            "first_k_dense_replace": 1,
-            "n_group": 1,
-            "topk_group": 1,
-            "q_lora_rank": None,
-            "kv_lora_rank": 512,
-            "qk_nope_head_dim": 128,
-            "qk_rope_head_dim": 64,
-            "v_head_dim": 128,
-            "topk_method": "greedy",
-        },
-        3,
-        (15.706, 2.661, 1.986),
-        2816,
-        11.53,
+        sizes(27, 2048, 10944, 102400, 16, 6, moe_intermediate_size=1408, first_k_dense_replace=1, **_MLA, **_GROUPS),
+        *(3, (15.706, 2.661, 1.986), 2816, 11.53),
     ),
 }
 

@@ -182,15 +182,6 @@ def test_the_rule_for_router_weights_is_the_best_of_the_plan_on_held_out_text(sa
     assert list(evaluate_text(str(tmp_path / "kept_mass"))["rows"]) == ["full", "plan", "rescaled"]
 
 
-def test_hooks_stand_beside_their_rule_for_router_weights_alone(saved: Path, tmp_path: Path) -> None:
-    plan = {"given": "uniform:1", "rescale": "kept_mass"}
-    bare = trim(recipe(saved, tmp_path / "bare", plan=plan, hooks={"layers": "none"}))
-    hooked = trim(recipe(saved, tmp_path / "hooked", {"control": False}, plan=plan))
-    rows = [json.loads((folder / "result.json").read_text())["test"]["rows"] for folder in (bare, hooked)]
-    assert list(rows[1]) == ["full", "plan", "rescaled", "scale and bias", "hooks"]
-    assert rows[1]["rescaled"]["kl"] == rows[0]["rescaled"]["kl"] != rows[1]["hooks"]["kl"]
-
-
 def test_the_papers_search_deploys_one_hook_at_its_layer(saved: Path, tmp_path: Path) -> None:
     plan = {"search": "two_stage", "tolerance": 0.1}
     folder = trim(recipe(saved, tmp_path / "out", {"control": False, "loss": "lm"}, plan=plan, hooks={"layers": "one"}))

@@ -247,7 +247,7 @@ def test_what_is_held():
     board.activate_expert("e0")
     assert board.held_bytes("e0") == 6 * off
     # The sparse matrices that torch adds are views of the same memory.
-    for part in [part for blocks in board._experts["e0"] for part in blocks]:
+    for part in [part for blocks in board._experts["e0"].blocks for part in blocks]:
         assert part.row.col_indices().data_ptr() == part.places.data_ptr()
         assert part.row.values().data_ptr() == part.values.data_ptr()
     assert "e0" in board

@@ -49,16 +49,7 @@ def test_outputs_are_bit_equal_and_taps_vanish(case):
 def test_token_is_the_flat_index_of_its_row(case):
     """The first tap of the model sees its embeddings: each row must be what that token alone gives."""
     model = tiny_model(case)
-    rows = {}
-    weights = find_weights(model)
-    with tap_inputs(model, weights, lambda tap, e, x, token: rows.setdefault((tap, e), (x, token))):
-        logits(model)
-    alone = {}
-    with (
-        tap_inputs(model, weights, lambda tap, e, x, token: alone.setdefault((tap, e), (x, token))),
-        torch.no_grad(),
-    ):
-        model(input_ids=IDS[1:2])
+    (rows, _), (alone, _) = (overheard(model, find_weights(model), ids) for ids in (IDS, IDS[1:2]))
     # Document 1 stands at 7..13 of the batch; computed alone it stands at 0..6.
     for key, (x, token) in alone.items():
         batch_x, batch_token = rows[key]
@@ -79,13 +70,22 @@ def test_any_experts_implementation(case, implementation):
     assert model.config._experts_implementation == implementation
 
 
+def overheard(model, weights, ids=IDS):
+    """(tap, expert) -> the rows that it was given, and their tokens; then the model's logits."""
+    seen = {}
+    with (
+        tap_inputs(model, weights, lambda tap, e, x, token: seen.setdefault((tap, e), (x, token))),
+        torch.no_grad(),
+    ):
+        found = model(input_ids=ids).logits
+    return seen, found
+
+
 def experts_of(case):
     """A model with fused experts, their module's parameter names, and the reference inputs of its down projection."""
     model = tiny_model(case)
     model.set_experts_implementation("eager")
-    seen = {}
-    with tap_inputs(model, find_weights(model, "mlp"), lambda tap, e, x, token: seen.update({(tap, e): (x, token)})):
-        logits(model)
+    seen, _ = overheard(model, find_weights(model, "mlp"))
     return model, {key: value for key, value in seen.items() if key[0].endswith("down_proj")}
 
 
@@ -94,7 +94,7 @@ def experts_of(case):
 def test_what_is_overheard_is_what_eager_computes_anew(case, implementation):
     model, eager = experts_of(case)
     model.set_experts_implementation(implementation)
-    before, seen, anew = vars(model.model.layers[-1].mlp.experts).copy(), {}, []
+    before, anew = vars(model.model.layers[-1].mlp.experts).copy(), []
     compute = taps._intermediate_states
 
     def counted(module, gate, experts, expert, x):
@@ -103,10 +103,7 @@ def test_what_is_overheard_is_what_eager_computes_anew(case, implementation):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(taps, "_intermediate_states", counted)
-        with tap_inputs(
-            model, find_weights(model, "mlp"), lambda tap, e, x, token: seen.update({(tap, e): (x, token)})
-        ):
-            logits(model)
+        seen, _ = overheard(model, find_weights(model, "mlp"))
     # Two single rows per layer make sure of the order; nothing else is computed again.
     assert set(anew) == {1}
     for key, (x, token) in eager.items():
@@ -130,9 +127,7 @@ def test_an_unknown_order_of_rows_is_computed_anew(monkeypatch):
 
     monkeypatch.setitem(ALL_EXPERTS_FUNCTIONS._global_mapping, "turned", turned)
     model.config._experts_implementation = "turned"
-    seen = {}
-    with tap_inputs(model, find_weights(model, "mlp"), lambda tap, e, x, token: seen.update({(tap, e): (x, token)})):
-        turned_logits = logits(model)
+    seen, turned_logits = overheard(model, find_weights(model, "mlp"))
     for key, (x, token) in eager.items():
         assert torch.equal(seen[key][1], token)
         torch.testing.assert_close(seen[key][0], x, rtol=1e-4, atol=1e-5)

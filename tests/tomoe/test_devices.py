@@ -16,22 +16,11 @@ from safetensors.torch import load_file
 from freemoe.tomoe.devices import DistributedContext
 from tests.tiny import save_base_and_text
 
-FLAGS = [
-    "--steps",
-    "4",
-    "--block",
-    "32",
-    "--batch-tokens",
-    "128",
-    "--experts",
-    "3",
-    "--dtype",
-    "float32",
-    "--no-rivals",
-    "-q",
-]
 # Each process balances its own tokens, so that this term alone differs.
-FLAGS += ["--set", "losses.balance=0", "--set", "train.save_every=2", "--device", "cpu", "--threads", "1"]
+FLAGS = (
+    "--steps 4 --block 32 --batch-tokens 128 --experts 3 --dtype float32 --no-rivals -q --set losses.balance=0 "
+    "--set train.save_every=2 --device cpu --threads 1"
+)
 TWO = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
 KILLED = 3
 # Runs the command, and dies at the look after two steps, once the state of these is kept.
@@ -48,7 +37,18 @@ main()
 
 def convert(folder: Path, output: str, launcher: list[str], ends: int = 0) -> Path:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *launcher, "freemoe", "convert", "model", "--text", "text.jsonl", *FLAGS, "-o", output]
+    command = [
+        sys.executable,
+        *launcher,
+        "freemoe",
+        "convert",
+        "model",
+        "--text",
+        "text.jsonl",
+        *FLAGS.split(),
+        "-o",
+        output,
+    ]
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False
     )

@@ -18,7 +18,6 @@ from freemoe.tomoe.export import build_converted_model
 from freemoe.tomoe.gates.discretize import equalise_widths
 from freemoe.tomoe.modeling import CLASSES, MODES
 from freemoe.tomoe.structures.masked import apply_structure
-from freemoe.tomoe.structures.structure import dense_structure
 from tests.tiny import tiny_model
 from tests.tomoe.random_structures import random_structure
 
@@ -113,15 +112,6 @@ def test_one_layer_equals_its_masked_layer(family: str) -> None:
         got = ours.self_attn(x, position_embeddings=angles, attention_mask=None)[0]
         torch.testing.assert_close(got, want_attention, rtol=0, atol=1e-12)
         torch.testing.assert_close(ours.mlp(x), want_mlp, rtol=0, atol=1e-12)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("family", CONVERTIBLE)
-def test_keeping_everything_is_the_dense_model(family: str) -> None:
-    model = tiny_model(family)
-    structure = dense_structure(find_sublayers(model))
-    for mode in MODES:
-        torch.testing.assert_close(logits(build_converted_model(model, structure, mode)), logits(model), **CLOSE)
 
 
 @torch.no_grad()

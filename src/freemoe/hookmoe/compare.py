@@ -6,6 +6,7 @@ and a sweep of a paper's table is a list of spellings.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -156,23 +157,24 @@ def compare_plans(
     if needy and calibration is None:
         raise RecipeError(f"{', '.join(needy)}: thresholds come from calibration text, and none was given.")
     progress = progress or QuietProgress()
-    teacher: list[TeacherLogits] = []
-    seen: list[dict[int, Tensor] | None] = []
 
-    def compute_row(way: RoutingVariant) -> dict[str, Any]:
-        if not teacher:
-            teacher.append(
-                compute_teacher_logits(
-                    model, blocks, top, progress, kept=run.unit_state("compare|teacher") if run else NOT_KEPT
-                )
-            )
-        if way.needs_calibration and not seen:
-            seen.append(calibration_weights(model, [way], calibration))
-        kept = run.unit_state(unit_of(way)) if run else NOT_KEPT
-        return _measure_variant(model, blocks, teacher[0], way, rescale, seen[0] if seen else None, kept)
+    @functools.cache
+    def teacher() -> TeacherLogits:
+        kept = run.unit_state("compare|teacher") if run else NOT_KEPT
+        return compute_teacher_logits(model, blocks, top, progress, kept=kept)
+
+    @functools.cache
+    def seen() -> dict[int, Tensor]:
+        assert calibration is not None
+        return router_weights(model, calibration.select_rows(range(min(_CALIBRATION_ROWS, len(calibration)))))
 
     def unit_of(way: RoutingVariant) -> str:
         return f"compare|{rescale}|{way.name}"
+
+    def compute_row(way: RoutingVariant) -> dict[str, Any]:
+        given, weights = teacher(), seen() if way.needs_calibration else None
+        kept = run.unit_state(unit_of(way)) if run else NOT_KEPT
+        return _measure_variant(model, blocks, given, way, rescale, weights, kept)
 
     rows = []
     full = RoutingVariant("full", plan_of(model))
@@ -214,17 +216,17 @@ def _measure_variant(
     teacher: TeacherLogits,
     way: RoutingVariant,
     rescale: str,
-    seen: Mapping[int, Tensor] | None,
+    weights: Mapping[int, Tensor] | None,
     kept: UnitState,
 ) -> dict[str, Any]:
-    with apply_variant(model, way, seen, rescale) as counts:
+    with apply_variant(model, way, weights, rescale) as counts:
         # A rule's counts are of all tokens that ran: such a way is measured in one go.
         quality = measure_quality(model, blocks, teacher, kept if way.plan is not None else NOT_KEPT)
     act = {str(n): executed / tokens for n, (executed, tokens) in counts.items()}
     if way.plan is not None:
         how: dict[str, Any] = {"plan": list(way.plan.ks)}
     else:
-        how = {"thresholds": {str(n): t for n, t in _make_rule(model, way, seen).thresholds.items()}}
+        how = {"thresholds": {str(n): t for n, t in _make_rule(model, way, weights).thresholds.items()}}
     return {
         "name": way.name,
         **how,
@@ -248,12 +250,3 @@ def _make_rule(model: Any, way: RoutingVariant, weights: Mapping[int, Tensor] | 
     assert way.start is not None
     layers = [layer.number for layer in moe_layers(model)]
     return DynamicRule(way.rule, ramp_thresholds(way.rule, way.start, layers, way.span, len(plan_of(model).ks)))
-
-
-def calibration_weights(
-    model: Any, ways: Sequence[RoutingVariant], text: PackedBlocks | None
-) -> dict[int, Tensor] | None:
-    """What `apply_variant` wants of calibration text; None where no way is ``calibrated``."""
-    if text is None or not any(way.needs_calibration for way in ways):
-        return None
-    return router_weights(model, text.select_rows(range(min(_CALIBRATION_ROWS, len(text)))))

@@ -8,9 +8,10 @@ is kept, the test part is measured once, at the end.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ from freemoe.hookmoe.plans.methods import (
 from freemoe.hookmoe.plans.plan import LayerPlan
 from freemoe.models.checkpoints.fingerprint import fingerprint_model
 from freemoe.models.checkpoints.identity import IDENTITY, identify_base
+from freemoe.models.hooks import combined_hooks
 from freemoe.models.spec import family_of
 from freemoe.recipes import HookTraining, TrimRecipe
 from freemoe.results import TrimResult
@@ -130,11 +132,14 @@ def _run_trim(recipe: TrimRecipe, run: RunFolder, progress: Progress) -> RunOutp
     if widths:
         train_teacher = _teacher_logits(model, text.train, training.top, run, progress, "train")
         material = TrainingData(text.train, train_teacher, text.held_out, held_out_teacher)
+        hidden = moe_layers(model)[0].hidden
+        train = functools.partial(train_compensation, model, run=run, progress=progress)
         hooks, start = _initial_hooks(model, recipe, found, widths, material, drops[rescale](found.plan), run)
-        losses["hooks"] = _train_hooks(model, found.plan, hooks, material, recipe, run, progress, "hooks", rescale)
+        losses["hooks"] = train(found.plan, hooks, material, schedule_of(recipe, hidden), rescale=rescale)
         if training.control:
+            # At full k the teacher has nothing to teach the control: it learns the text instead, as `lm` hooks could.
             control = make_hooks(model, recipe, widths)
-            losses["control"] = _train_hooks(model, base, control, material, recipe, run, progress, "control")
+            losses["control"] = train(base, control, material, schedule_of(recipe, hidden, "lm"), name="control")
 
     trimmed = Trimmed(found.plan, hooks, rescale).as_type(model.dtype)
     save_adapter(trimmed, model, run.partial)
@@ -235,33 +240,6 @@ def schedule_of(recipe: TrimRecipe, hidden: int, loss: str | None = None) -> Tra
     )
 
 
-def _train_hooks(
-    model: Any,
-    plan: LayerPlan,
-    hooks: HookSet,
-    material: TrainingData,
-    recipe: TrimRecipe,
-    run: RunFolder,
-    progress: Progress,
-    name: str,
-    rescale: str = "none",
-) -> list[float]:
-    # At full k the teacher has nothing to teach the control: it learns the text instead, as `lm` hooks could.
-    loss = "lm" if name == "control" else recipe.training.loss
-    schedule = schedule_of(recipe, moe_layers(model)[0].hidden, loss)
-    return train_compensation(
-        model,
-        plan,
-        hooks,
-        material,
-        schedule,
-        rescale=rescale,
-        run=run,
-        progress=progress,
-        name=name,
-    )
-
-
 def _parameter_costs(model: Any, base: LayerPlan, trimmed: Trimmed) -> dict[str, Any]:
     found: dict[str, Any] = {
         "full": count_parameters(model, base).as_json(),
@@ -304,14 +282,6 @@ def _compare_speed(model: Any, recipe: TrimRecipe, trimmed: Trimmed, text: TextP
     return compare_prompts(recipe.timing, sides, text.test.ids.flatten().to(model.device), lengths, run)
 
 
-@contextmanager
-def _combine_contexts(*contexts: AbstractContextManager[Any]) -> Iterator[None]:
-    with ExitStack() as stack:
-        for context in contexts:
-            stack.enter_context(context)
-        yield
-
-
 def rows_of(model: Any, trimmed: Trimmed) -> dict[str, AbstractContextManager[Any]]:
     """What every look compares: the base, the plan alone, the plan under the artefact's rule for router weights, its hooks."""
     rows: dict[str, AbstractContextManager[Any]] = {
@@ -340,7 +310,7 @@ def _measure_test_rows(
     fit = fit_scale_bias(model, plan, some, rescale, run.unit_state("scale and bias"))
     rows = rows_of(model, trimmed)
     hooks = rows.pop("hooks", None)
-    rows["scale and bias"] = _combine_contexts(apply_plan(model, plan, rescale), fit.attached(model))
+    rows["scale and bias"] = combined_hooks(apply_plan(model, plan, rescale), fit.attached(model))
     if hooks is not None:
         rows["hooks"] = hooks
     if control is not None:

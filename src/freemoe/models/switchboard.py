@@ -8,10 +8,10 @@ add exactly, so that every bit comes back.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -80,8 +80,57 @@ Step = Callable[[_ExpertBlock | None, _ExpertBlock | None, Tensor], None]
 
 State = list[tuple[torch.dtype, int, int]]
 
+Held = TypeVar("Held")
 
-class ExpertCache:
+
+class RecentExperts(Generic[Held]):
+    """What is held of experts of one base; where that becomes too much, what was not used for longest goes first.
+
+    Args:
+        weights: Those of which something is held.
+        most_bytes: What all experts together may take. None: half of the weights' own bytes, or 1 GiB where that is more.
+    """
+
+    def __init__(self, weights: Sequence[WeightMatrix], most_bytes: int | None) -> None:
+        own = sum(w.size * w.parameter.element_size() for w in weights)
+        self._most_bytes = max(_LEAST_MOST, own // 2) if most_bytes is None else most_bytes
+        # What was used last stands last.
+        self._experts: dict[str, Held] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._experts
+
+    @property
+    def expert_names(self) -> list[str]:
+        """The experts that are held."""
+        return list(self._experts)
+
+    def _make_room(self, sizes: dict[str, int], needed: Collection[str | None]) -> None:
+        """Forget experts, of these sizes in bytes, until the others fit; never one that is needed."""
+        for oldest in [name for name in self._experts if name not in needed]:
+            if sum(sizes.values()) <= self._most_bytes:
+                return
+            del self._experts[oldest], sizes[oldest]
+
+
+@dataclass(frozen=True, eq=False)
+class _CachedExpert:
+    """What is held of one expert.
+
+    Attributes:
+        blocks: What it switches off of weights in memory.
+        count: Weights that it switches off.
+        routers: Gates that leave experts out, and which.
+        stored: What is off of weights that are not in memory.
+    """
+
+    blocks: Parts
+    count: int
+    routers: list[tuple[Any, Tensor]]
+    stored: list[tuple[WeightMatrix, TensorMask]]
+
+
+class ExpertCache(RecentExperts[_CachedExpert]):
     """Experts of one base, one or none of them switched in.
 
     Of every expert that it knows it holds 4 bytes and the value for each switched-off weight; the model is never
@@ -97,16 +146,10 @@ class ExpertCache:
     def __init__(self, weights: Sequence[WeightMatrix], most_bytes: int | None = None) -> None:
         self._all = list(weights)
         self._weights = [w for w in weights if w.stored is None]
-        own = sum(w.size * w.parameter.element_size() for w in self._weights)
-        self._most_bytes = max(_LEAST_MOST, own // 2) if most_bytes is None else most_bytes
+        super().__init__(self._weights, most_bytes)
         self._blocks = [_split_blocks(weight) for weight in self._weights]
-        self._nothing: Parts = [[None] * len(blocks) for blocks in self._blocks]
-        self._experts: dict[str, Parts] = {}
-        self._off: dict[str | None, int] = {None: 0}
-        # By expert: routers that leave experts out, and what is off of weights that are not in memory. Then what of both
-        # is so now.
-        self._routers: dict[str, list[tuple[Any, Tensor]]] = {}
-        self._stored: dict[str, list[tuple[WeightMatrix, TensorMask]]] = {}
+        self._base = _CachedExpert([[None] * len(blocks) for blocks in self._blocks], 0, [], [])
+        # Routers that leave experts out now, and stored weights that are read with zeros.
         self._others = ExitStack()
         self._active: str | None = None
         # The experts between which a switching was broken off.
@@ -114,22 +157,14 @@ class ExpertCache:
         self._left: State = []
         _no_beta_warning()
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._experts
-
     @property
     def active_expert(self) -> str | None:
         """The expert that is switched in; None for the base."""
         return self._active
 
-    @property
-    def expert_names(self) -> list[str]:
-        """The experts that were learned and not forgotten."""
-        return list(self._experts)
-
     def held_bytes(self, name: str) -> int:
         """Memory that is held for an expert, in bytes."""
-        parts = [part for blocks in self._experts[name] for part in blocks if part is not None]
+        parts = [part for blocks in self._experts[name].blocks for part in blocks if part is not None]
         tensors = [t for part in parts for t in (part.places, part.values) if t is not None]
         return sum(t.numel() * t.element_size() for t in tensors)
 
@@ -165,23 +200,12 @@ class ExpertCache:
                     for block, first, end in zip(blocks, cuts, cuts[1:], strict=False)
                 ]
             )
-        # What was learned or used last stands last.
+        stored = [(w, mask[w.name]) for w in self._all if w.stored is not None and w.name in mask]
         self.remove_expert(name)
-        self._experts[name], self._off[name] = parts, mask.count
-        self._routers[name] = left_out(self._all, mask)
-        self._stored[name] = [(w, mask[w.name]) for w in self._all if w.stored is not None and w.name in mask]
-        self._make_room(name)
-
-    def _make_room(self, name: str) -> None:
-        """Forget what was not used for longest, until the others fit beside the expert ``name``."""
+        self._experts[name] = _CachedExpert(parts, mask.count, left_out(self._all, mask), stored)
         each = 4 + max((w.parameter.element_size() for w in self._weights), default=0)
-        held = {known: each * self._off[known] for known in self._experts}
-        for oldest in list(self._experts):
-            if sum(held.values()) <= self._most_bytes:
-                return
-            if oldest not in (name, self._active, *(self._broken or ())):
-                self.remove_expert(oldest)
-                del held[oldest]
+        sizes = {known: each * own.count for known, own in self._experts.items()}
+        self._make_room(sizes, (name, self._active, *(self._broken or ())))
 
     def remove_expert(self, name: str) -> None:
         """Let go of an expert's memory.
@@ -192,9 +216,6 @@ class ExpertCache:
         if name == self._active:
             raise DataError(f"Expert {name!r} is switched in: switch to another before it is forgotten.")
         self._experts.pop(name, None)
-        self._off.pop(name, None)
-        self._routers.pop(name, None)
-        self._stored.pop(name, None)
 
     def activate_expert(self, name: str | None) -> None:
         """Switch to an expert that was learned, or with None back to the base, bit by bit.
@@ -233,32 +254,31 @@ class ExpertCache:
             self._others.close()
             self._for_each_block(swap_block, self._active, name)
             if name is not None:
-                self._others.enter_context(exclude_experts(self._routers[name]))
-                for weight, mask in self._stored[name]:
+                self._others.enter_context(exclude_experts(self._experts[name].routers))
+                for weight, mask in self._experts[name].stored:
                     self._others.enter_context(read_with_zeros(weight, mask))
         except BaseException:
             self._recover_base(self._active, name)
             raise
         self._active, self._broken, self._left = name, None, self._parameter_versions()
 
-    def _expert_blocks(self, name: str | None) -> Parts:
-        return self._nothing if name is None else self._experts[name]
-
     def _for_each_block(self, step: Step, old: str | None, new: str | None) -> None:
         """Do a step for every block that one of two experts touches, on several threads where that pays."""
-        gone, come = self._expert_blocks(old), self._expert_blocks(new)
+        gone, come = (self._base if name is None else self._experts[name] for name in (old, new))
 
         def process_weight(number: int) -> None:
             weight = self._weights[number]
             with edit_mode(weight):
                 bits = bits_of(weight)[None]
-                for block, out, into in zip(self._blocks[number], gone[number], come[number], strict=True):
+                for block, out, into in zip(
+                    self._blocks[number], gone.blocks[number], come.blocks[number], strict=True
+                ):
                     if out is not None or into is not None:
                         step(out, into, bits[:, block])
 
         numbers = range(len(self._weights))
         on_cpu = all(w.device.type == "cpu" for w in self._weights)
-        if on_cpu and self._off[old] + self._off[new] >= _WORTH_THREADS:
+        if on_cpu and gone.count + come.count >= _WORTH_THREADS:
             on_threads(process_weight, numbers)
             return
         for number in numbers:
@@ -278,8 +298,8 @@ class ExpertCache:
                 f"The model's numbers changed their type while expert {self._active!r} was switched in (the first is "
                 f"{changed[0]!r}), so its weights cannot be put back. Switch to the base before converting a model."
             )
-        for name, parts in self._experts.items():
-            for weight, blocks in zip(self._weights, parts, strict=True):
+        for name, own in self._experts.items():
+            for weight, blocks in zip(self._weights, own.blocks, strict=True):
                 for part in blocks:
                     if part is not None and name != self._active:
                         part.drop_values(weight.device)

@@ -6,7 +6,7 @@ attribute that the gate itself reads. The probe looks at what the gate gives out
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -101,12 +101,11 @@ def truncate_slots(
     return kept, index.gather(-1, slot)
 
 
-def routed_shapes(model: Any, layers: Sequence[MoELayer] | None = None, tokens: int = 4) -> dict[int, int]:
+def routed_shapes(model: Any) -> dict[int, int]:
     """Experts per token that reach each layer's experts in one forward pass of a few tokens: the shape probe."""
-    layers = moe_layers(model) if layers is None else layers
     seen: dict[int, int] = {}
     with ExitStack() as stack:
-        for layer in layers:
+        for layer in moe_layers(model):
 
             def record_shape(
                 module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], number: int = layer.number
@@ -115,7 +114,7 @@ def routed_shapes(model: Any, layers: Sequence[MoELayer] | None = None, tokens: 
                 seen[number] = int(index.shape[-1])
 
             stack.enter_context(forward_pre_hook(layer.experts, record_shape, kwargs=True))
-        ids = torch.arange(tokens, device=model.device)[None] % model.config.get_text_config().vocab_size
+        ids = torch.arange(4, device=model.device)[None] % model.config.get_text_config().vocab_size
         with torch.no_grad():
             model(input_ids=ids, use_cache=False)
     return seen
@@ -132,7 +131,7 @@ def probe_router_k(model: Any) -> None:
     for k in (1, 2):
         wanted = LayerPlan(tuple(None if c is None else min(k, c) for c in counts))
         with apply_plan(model, wanted):
-            seen = routed_shapes(model, layers)
+            seen = routed_shapes(model)
         dead = [layer for layer in layers if seen.get(layer.number) != wanted.ks[layer.number]]
         if dead:
             first = dead[0]

@@ -12,18 +12,17 @@ _TOKENS = 256
 
 
 @torch.no_grad()
-def perturbation_profile(model: Any, seed: int = 0, tokens: int = _TOKENS) -> dict[tuple[int, int], float]:
+def perturbation_profile(model: Any, seed: int = 0) -> dict[tuple[int, int], float]:
     """(layer, k) -> |y_k - y| / |y| over random normal inputs, scaled as the layer's own norm scales.
 
     Args:
         model: A mixture model at full k.
         seed: Of the inputs.
-        tokens: Random inputs per layer.
     """
     found = {}
     generator = torch.Generator().manual_seed(seed)
     for layer in moe_layers(model):
-        x = torch.randn(1, tokens, layer.hidden, generator=generator)
+        x = torch.randn(1, _TOKENS, layer.hidden, generator=generator)
         norm = getattr(decoder_layers(model)[layer.number], "post_attention_layernorm", None)
         weight = next(layer.block.parameters())
         x = x.to(weight.device, weight.dtype)

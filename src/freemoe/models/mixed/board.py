@@ -9,10 +9,8 @@ from freemoe.core.errors import DataError
 from freemoe.kernels.sparse import bands
 from freemoe.models.mask import Mask
 from freemoe.models.mixed.parts import WeightMask
+from freemoe.models.switchboard import RecentExperts
 from freemoe.models.weights import WeightMatrix
-
-# Below this, all that is held is no burden to any machine.
-_LEAST_MOST = 1 << 30
 
 Parts = dict[str, WeightMask]
 """Weight -> what is off of it; weights that an expert leaves alone are absent."""
@@ -21,7 +19,7 @@ Tiles = Mapping[str, bands.BandTile]
 """Weight -> the band of it that is off, where an expert is nothing but such bands."""
 
 
-class MixedBoard:
+class MixedBoard(RecentExperts[Parts]):
     """What experts of one base have off, by weight; the model is never touched.
 
     Args:
@@ -31,20 +29,10 @@ class MixedBoard:
     """
 
     def __init__(self, weights: Sequence[WeightMatrix], most_bytes: int | None = None) -> None:
+        super().__init__(weights, most_bytes)
         self.weights = {w.name: w for w in weights}
-        own = sum(w.size * w.parameter.element_size() for w in weights)
-        self._most_bytes = max(_LEAST_MOST, own // 2) if most_bytes is None else most_bytes
-        self._experts: dict[str, Parts] = {}
         # Buffers for masked copies of weights, by device and type.
         self.scratch: dict[Any, Any] = {}
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._experts
-
-    @property
-    def expert_names(self) -> list[str]:
-        """The experts that are held."""
-        return list(self._experts)
 
     def held_bytes(self, name: str) -> int:
         """Memory that is held for an expert, in bytes; 0 for one that was not used yet."""
@@ -92,13 +80,8 @@ class MixedBoard:
             parts = self._experts.pop(name, None)
             if parts is None:
                 parts = self._in_tiles(name, tiles_of) or self._from_mask(name, mask_of(name))
-            # What was used last stands last.
             self._experts[name] = found[name] = parts
-        held = {name: self.held_bytes(name) for name in self._experts}
-        for oldest in [name for name in self._experts if name not in found]:
-            if sum(held.values()) <= self._most_bytes:
-                break
-            del self._experts[oldest], held[oldest]
+        self._make_room({name: self.held_bytes(name) for name in self._experts}, found)
         return found
 
     def _in_tiles(self, name: str, tiles_of: Callable[[str], Tiles | None]) -> Parts | None:

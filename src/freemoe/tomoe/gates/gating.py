@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from freemoe.models.hooks import combined_hooks, forward_hook, forward_pre_hook
+from freemoe.models.hooks import combined_hooks, forward_pre_hook
 from freemoe.models.sublayers import DecoderSublayers
 from freemoe.recipes import GateSection
 from freemoe.tomoe.gates.budget import LayerWidths
 from freemoe.tomoe.gates.hypernetwork import Hypernetwork, LayerLogits
 from freemoe.tomoe.gates.losses import mask_union
-from freemoe.tomoe.structures.masked import by_head, per_head
+from freemoe.tomoe.structures.masked import by_head, mask_attention
 from freemoe.training.straight_through import gumbel_sigmoid, gumbel_softmax, hard_top_k
 
 
@@ -80,6 +80,7 @@ class _ExpertMask(torch.autograd.Function):
         return grad * table.to(grad.dtype)[expert], value @ table.T, by_expert
 
 
+@dataclass(eq=False)
 class GateSampler:
     """How logits become masks, by a recipe.
 
@@ -91,19 +92,11 @@ class GateSampler:
         value_unions: Whether to note which value dimensions some token keeps.
     """
 
-    def __init__(
-        self,
-        sublayers: Sequence[DecoderSublayers],
-        recipe: GateSection,
-        seed: int,
-        rank: int = 0,
-        value_unions: bool = False,
-    ) -> None:
-        self.sublayers = list(sublayers)
-        self.recipe = recipe
-        self.seed = seed
-        self.rank = rank
-        self.value_unions = value_unions
+    sublayers: Sequence[DecoderSublayers]
+    recipe: GateSection
+    seed: int
+    rank: int = 0
+    value_unions: bool = False
 
     def noise_generator(
         self, step: int | None, site: int, device: torch.device, rank: int = 0
@@ -166,40 +159,22 @@ class GateSampler:
         width: LayerWidths | None,
         step: int | None,
     ) -> AbstractContextManager[None]:
-        recipe, seen, head_dim = self.recipe, made.seen[layer.number], layer.rotary.head_dim
+        recipe, seen = self.recipe, made.seen[layer.number]
         heads = made.heads[layer.number]
         if heads is not None:
             return _mask_whole_heads(layer, heads, seen)
-        kept = layer.rotary.expand_bits(made.qk[layer.number])
-        now: dict[str, Tensor] = {}
 
-        def on_queries(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-            return per_head(output, kept, head_dim)
-
-        def on_input(module: nn.Module, args: Any) -> None:
+        def mask_values(x: Tensor) -> Tensor:
             local = recipe.local_embedding and recipe.value_masks == "tokens"
-            scores = gates.values(args[0], own.value_embedding, local)
+            scores = gates.values(x, own.value_embedding, local)
             noise = self.noise_generator(step, 5 * layer.number + 2, scores.device, self.rank)
             mask = self._sample_mask(scores, width.vo if width else None, noise)
             seen.value_counts = mask.sum(dim=-1).flatten()
             if self.value_unions:
                 seen.value_union = mask_union(mask.flatten(0, -2))
-            now["mask"] = mask
+            return mask
 
-        def on_values(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-            return per_head(output, now["mask"], head_dim)
-
-        def on_output(module: nn.Module, args: Any) -> tuple[Tensor, ...] | None:
-            mask = now.pop("mask")
-            return (per_head(args[0], mask, head_dim), *args[1:]) if recipe.mask_output else None
-
-        return combined_hooks(
-            forward_hook(layer.q, on_queries),
-            forward_hook(layer.k, on_queries),
-            forward_pre_hook(layer.v, on_input),
-            forward_hook(layer.v, on_values),
-            forward_pre_hook(layer.o, on_output),
-        )
+        return mask_attention(layer, made.qk[layer.number], mask_values, mask_output=recipe.mask_output)
 
     def _mask_mlp(
         self, layer: DecoderSublayers, gates: Any, own: LayerLogits, made: GateMasks, step: int | None

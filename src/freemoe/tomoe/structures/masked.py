@@ -6,7 +6,8 @@ anyway. Every other form must equal this one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -38,29 +39,44 @@ def apply_structure(
         for layer, kept in zip(sublayers, structure, strict=True):
             # Once, and not in every pass.
             own = kept.to_device(layer.q.weight.device)
-            stack.enter_context(_mask_attention(layer, own))
+            stack.enter_context(mask_attention(layer, own.qk.float(), functools.partial(_value_mask, own), own.heads))
             stack.enter_context(_mask_mlp(layer, own))
         yield
 
 
-def _mask_attention(layer: DecoderSublayers, own: LayerStructure) -> AbstractContextManager[None]:
-    head_dim = layer.rotary.head_dim
-    kept = layer.rotary.expand_bits(own.qk.float())
-    seen: dict[str, Tensor] = {}
-    heads = own.heads
+def mask_attention(
+    layer: DecoderSublayers,
+    bits: Tensor,
+    mask_values: Callable[[Tensor], Tensor],
+    heads: Tensor | None = None,
+    mask_output: bool = True,
+) -> AbstractContextManager[None]:
+    """While open, a layer's attention computes with masks.
+
+    Args:
+        layer: Of the dense model.
+        bits: (bits,) of queries and keys.
+        mask_values: From a layer's input (..., hidden) to the mask of its value dimensions, for all tokens or each.
+        heads: (kv_heads,) those that are kept; None: all.
+        mask_output: Mask what the output projection reads as well.
+    """
+    head_dim, kept = layer.rotary.head_dim, layer.rotary.expand_bits(bits)
+    now: dict[str, Tensor] = {}
 
     def on_queries(module: nn.Module, args: Any, output: Tensor) -> Tensor:
         return per_head(output, kept, head_dim)
 
     def on_input(module: nn.Module, args: Any) -> None:
-        vo = own.vo
-        seen["vo"] = vo.token_mask(args[0]) if isinstance(vo, ValueGateTensors) else vo.float()
+        now["mask"] = mask_values(args[0])
 
     def on_values(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        return per_head(output, seen["vo"], head_dim)
+        return per_head(output, now["mask"], head_dim)
 
-    def on_output(module: nn.Module, args: Any) -> tuple[Tensor, ...]:
-        output = per_head(args[0], seen.pop("vo"), head_dim)
+    def on_output(module: nn.Module, args: Any) -> tuple[Tensor, ...] | None:
+        mask = now.pop("mask")
+        if not mask_output:
+            return None
+        output = per_head(args[0], mask, head_dim)
         return (output if heads is None else by_head(output, heads), *args[1:])
 
     return combined_hooks(
@@ -70,6 +86,10 @@ def _mask_attention(layer: DecoderSublayers, own: LayerStructure) -> AbstractCon
         forward_hook(layer.v, on_values),
         forward_pre_hook(layer.o, on_output),
     )
+
+
+def _value_mask(own: LayerStructure, x: Tensor) -> Tensor:
+    return own.vo.token_mask(x) if isinstance(own.vo, ValueGateTensors) else own.vo.float()
 
 
 def _mask_mlp(layer: DecoderSublayers, own: LayerStructure) -> AbstractContextManager[None]:
