@@ -115,8 +115,8 @@ def test_the_folder_says_what_it_is(exported: tuple[Path, Any, Any]) -> None:
     assert config.tomoe["scale"] == pytest.approx(8**-0.5)
     assert config.tomoe["about"] == {"active": 0.5}
     for layer, own in zip(config.tomoe["layers"], structure, strict=True):
-        assert layer["widths"] == own.widths
-        assert layer["neurons"] == own.union
+        assert layer["widths"] == own.neuron_counts
+        assert layer["neurons"] == own.union_width
         # At most 15 patterns of 4 experts, next to each other.
         assert max(layer["runs"]) <= 8
         assert layer["value_keep"] == own.value_width

@@ -78,7 +78,7 @@ def test_tokens_go_where_the_masks_on_the_dense_model_send_them(made: Any) -> No
     for layer, shares in zip(found, usage, strict=True):
         assert shares == pytest.approx([float((layer == n).float().mean()) for n in range(3)], abs=1e-6)
     # What the result says is of the same text's first rows.
-    few = expert_usage(model, held_out.rows(range(min(8, len(held_out)))))
+    few = expert_usage(model, held_out.select_rows(range(min(8, len(held_out)))))
     assert torch.tensor(few).flatten().tolist() == pytest.approx(
         torch.tensor(result["usage"]).flatten().tolist(), abs=0.02
     )

@@ -139,7 +139,7 @@ def _run_conversion(
         "base": {"name": recipe.model, "fingerprint": base, "model_type": model_type},
         "blocks": {
             "length": context.train.row_length,
-            **{part: getattr(context, part).tokens for part in ("train", "held_out", "test")},
+            **{part: getattr(context, part).num_tokens for part in ("train", "held_out", "test")},
             "test_groups": context.test.group_numbers(),
         },
         "parameters": parameters,

@@ -255,7 +255,7 @@ def test_paper_profile_ends_with_equal_widths_and_a_counted_k() -> None:
     structure = finished(own)
     require_structure_fits(structure, own.sublayers)
     for layer in structure:
-        assert len(set(layer.widths)) == 1
+        assert len(set(layer.neuron_counts)) == 1
         assert 1 <= layer.value_width <= 8
 
 
