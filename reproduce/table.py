@@ -1,6 +1,6 @@
 """What a paper's table or figure is here: its numbers as data, and for each row the recipe that measures ours.
 
-Numbers of the papers are facts; each table names where they stand. Everything here is plain data: no model, no torch.
+Tables stand in YAML files, one a paper: what they print is facts. Everything here is plain data: no model, no torch.
 """
 
 from __future__ import annotations
@@ -8,8 +8,11 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
+
+import yaml
 
 from freemoe.core.registry import Registry, unknown_name
 
@@ -213,17 +216,49 @@ class Table:
 
 
 PAPERS: Registry[str] = Registry("paper")
-"""Name of a paper -> module whose ``TABLES`` are its tables and figures."""
-PAPERS.add("mode", "reproduce.mode.mode", "MoDE: domain experts (DENoise)")
-PAPERS.add("free-moe", "reproduce.mode.free_moe", "Free-MoE: domain experts (DOWP)")
-PAPERS.add("tomoe", "reproduce.tomoe.tables", "ToMoE: a dense model as a mixture")
-PAPERS.add("hookmoe", "reproduce.hookmoe.tables", "HookMoE: fewer experts per token, and small hooks")
+"""Name of a paper -> the file beside this one with its tables and figures."""
+PAPERS.add("mode", "mode/mode.yaml", "MoDE: domain experts (DENoise)")
+PAPERS.add("free-moe", "mode/free_moe.yaml", "Free-MoE: domain experts (DOWP)")
+PAPERS.add("tomoe", "tomoe/tables.yaml", "ToMoE: a dense model as a mixture")
+PAPERS.add("hookmoe", "hookmoe/tables.yaml", "HookMoE: fewer experts per token, and small hooks")
 
 
+@cache
 def all_tables() -> dict[str, Table]:
     """Every table and figure by its name, paper by paper."""
-    found = (table for paper in PAPERS for table in importlib.import_module(PAPERS.get(paper)).TABLES)
-    return {table.name: table for table in found}
+    tables = [table for paper in PAPERS for table in _read_tables(paper)]
+    return {table.name: table for table in tables}
+
+
+def _read_tables(paper: str) -> list[Table]:
+    """A paper's tables: entries with the fields of `Table`; ``each`` holds what all rows of a table share.
+
+    Rows are entries with the fields of `Row`, whose ``paper`` may be a list: numbers of the table's first columns. Or they are
+    ``by``, a function at ``package.module:name`` that returns such entries, and its keyword arguments.
+    """
+    text = (Path(__file__).parent / PAPERS.get(paper)).read_text(encoding="utf-8")
+    tables = []
+    for fields in yaml.safe_load(text)["tables"]:
+        rows, each, columns = fields.pop("rows", []), fields.pop("each", {}), fields.get("columns", {})
+        if isinstance(rows, dict):
+            rows = load_function(rows.pop("by"))(**rows)
+        name, way, needs = f"{paper}/{fields.pop('name')}", fields.pop("way", None), fields.pop("needs", None)
+        tables.append(
+            Table(
+                name,
+                rows=tuple(_read_row({**each, **row}, columns) for row in rows),
+                way=way and Way(**way),
+                needs=needs and Needs(**needs),
+                **fields,
+            )
+        )
+    return tables
+
+
+def _read_row(fields: dict[str, Any], columns: Mapping[str, str]) -> Row:
+    numbers, way = fields.get("paper", {}), fields.get("way")
+    numbers = dict(zip(columns, numbers, strict=False)) if isinstance(numbers, list) else numbers
+    return Row(**{**fields, "paper": numbers, "way": way and Way(**way)})
 
 
 def find(names: list[str]) -> list[Table]:

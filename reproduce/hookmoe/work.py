@@ -15,7 +15,7 @@ from freemoe.core.files import json_digest, write_atomic
 from freemoe.core.run.progress import Progress
 from freemoe.recipes import TrimRecipe
 from reproduce.scoring import scored
-from reproduce.table import Measured, Row, Scene, Way
+from reproduce.table import Measured, Row, Scene
 
 # Column of the paper -> the benchmark's name here.
 TASKS = {
@@ -251,10 +251,3 @@ def planned_rows(record: dict[str, Any], row: Row) -> dict[str, Measured]:
         found["Act"] = Measured(text["act"])
         found |= {f"layer {n}": Measured(act) for n, act in text["act_per_layer"].items()}
     return found | scores(own, way)
-
-
-_HERE = "reproduce.hookmoe.work"
-TRIMS = Way(f"{_HERE}:at_scale", f"{_HERE}:trim_record", f"{_HERE}:trimmed_rows")
-CURVES = Way(f"{_HERE}:at_scale", f"{_HERE}:trim_record", f"{_HERE}:training_rows")
-SPEEDS = Way(f"{_HERE}:at_scale", f"{_HERE}:trim_record", f"{_HERE}:speed_rows")
-PLANS = Way(f"{_HERE}:at_scale", f"{_HERE}:plans_record", f"{_HERE}:planned_rows")

@@ -9,7 +9,7 @@ from typing import Any
 from freemoe.core.errors import DataError
 from freemoe.core.run.progress import Progress
 from freemoe.recipes import BuildRecipe
-from reproduce.table import Measured, Row, Scene, Way
+from reproduce.table import Measured, Row, Scene
 
 KINDS = {"mmlu": "general", "gsm8k": "math", "mathqa": "math", "mbpp": "code", "humaneval": "code"}
 """The paper's task -> the bundled domain of its kind, which stands for it at ``tiny``."""
@@ -214,16 +214,3 @@ def improved_tasks(record: dict[str, Any], row: Row) -> dict[str, Measured]:
         "worse": Measured(sum(g < 0 for g in gains)),
         "tasks": Measured(len(gains)),
     }
-
-
-def _way(read: str, scaled: str = "at_scale") -> Way:
-    here = "reproduce.mode.work"
-    return Way(scaled=f"{here}:{scaled}", work=f"{here}:build_record", read=f"{here}:{read}")
-
-
-BUILDS = _way("domain_rows")
-GAINS = _way("gain_rows")
-BOXES = _way("gain_boxes")
-SWEEPS = _way("band_rows")
-ACCURACY = _way("accuracy_rows")
-FIELDS = _way("improved_tasks", "every_field")

@@ -18,7 +18,7 @@ from freemoe.core.run.progress import Progress
 from freemoe.recipes import ConvertRecipe
 from reproduce.mode.work import SMALL_MODEL
 from reproduce.scoring import scored
-from reproduce.table import Scene, Way
+from reproduce.table import Scene
 
 if TYPE_CHECKING:
     from freemoe.evals.evaluation import EvalTarget
@@ -269,12 +269,3 @@ def _tokens_per_second(dense: Any, new: Any, batch: int, seed: int, rounds: int 
                 if number:
                     seconds[way].append(time.perf_counter() - began)
     return {way: ids.numel() / statistics.median(values) for way, values in seconds.items()}
-
-
-_HERE = "reproduce.tomoe.work"
-_READ = "reproduce.tomoe.reading"
-
-
-def way(read: str, scale: str = "at_scale") -> Way:
-    """A conversion at a scale, read by a function of `reading`."""
-    return Way(f"{_HERE}:{scale}", f"{_HERE}:conversion_record", f"{_READ}:{read}")

