@@ -86,7 +86,9 @@ def test_the_rule_for_router_weights_is_part_of_the_artefact(mixtral: Any, tmp_p
         wanted = logits(mixtral)
     with Trimmed(trimmed.plan).attached(mixtral):
         assert not torch.equal(logits(mixtral), wanted)
-    with load_adapter(written(mixtral, trimmed, tmp_path / "a"), mixtral).attached(mixtral):
+    loaded = load_adapter(written(mixtral, trimmed, tmp_path / "a"), mixtral)
+    assert (loaded.hooks, loaded.plan) == (None, trimmed.plan)
+    with loaded.attached(mixtral):
         assert torch.equal(logits(mixtral), wanted)
 
 
@@ -105,12 +107,6 @@ def test_the_folder_is_no_adapter_of_pefts_and_one_with_its_names_still_loads(mi
     assert tensors.keys() == trimmed.hook_tensors().keys()
     assert all(torch.equal(value, tensors[name]) for name, value in trimmed.hook_tensors().items())
     assert inspect_trimmed(folder)["bytes"] > 0
-
-
-def test_a_plan_alone_is_an_artefact_too(mixtral: Any, tmp_path: Path) -> None:
-    loaded = load_adapter(written(mixtral, Trimmed(LayerPlan((1, 2, 1))), tmp_path / "a"), mixtral)
-    assert loaded.hooks is None
-    assert loaded.plan == LayerPlan((1, 2, 1))
 
 
 def test_another_base_family_shape_or_kind_is_refused(mixtral: Any, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from freemoe.hookmoe.hooks.hook import HookSet, new_hooks
+from freemoe.hookmoe.hooks.hook import new_hooks
 from freemoe.hookmoe.metrics import (
     act_equivalent,
     act_per_layer,
@@ -119,8 +119,3 @@ def test_the_load_of_a_perfect_and_of_a_broken_router() -> None:
     assert load_cv({0: torch.zeros(8, 1, dtype=torch.long)}, {0: 4})[0] == pytest.approx(3**0.5)
     # A slot left out is no load, and not executed.
     assert act_per_layer({0: torch.tensor([[0, 4], [4, 4]])}, {0: 4}) == {0: 0.5}
-
-
-def test_no_hooks_no_parameters(mixtral: Any) -> None:
-    assert HookSet({}).num_parameters == 0
-    assert count_parameters(mixtral, LayerPlan((2, 2, 2))).hooks == 0

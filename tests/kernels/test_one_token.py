@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -102,23 +101,24 @@ def test_equals_the_reference(norms: str, hook: str, seed: int) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("asked", [1, 3, EXPERTS])
-@pytest.mark.parametrize("kept", [1, 3])
-@pytest.mark.parametrize("normalise", [False, True])
-@pytest.mark.parametrize("renormalise", [False, True])
-def test_every_rule_of_the_router(asked: int, kept: int, normalise: bool, renormalise: bool) -> None:
+@pytest.mark.parametrize(
+    "rule",
+    [
+        *(
+            {"asked": asked, "kept": min(kept, asked), "normalise": normalise, "renormalise": renormalise}
+            for asked in (1, 3, EXPERTS)
+            for kept in (1, 3)
+            for normalise in (False, True)
+            for renormalise in (False, True)
+        ),
+        *({"activation": activation} for activation in ACTIVATIONS),
+    ],
+    ids=str,
+)
+def test_every_rule_of_the_mixture(rule: dict[str, Any]) -> None:
     made = Made(2)
     layer = made.layer()
-    rule = {"asked": asked, "kept": min(kept, asked), "normalise": normalise, "renormalise": renormalise}
     compare(replace(layer, mixture=replace(layer.mixture, **rule)), made.token())
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("activation", [*ACTIVATIONS])
-def test_every_activation(activation: str) -> None:
-    made = Made(3)
-    layer = made.layer()
-    compare(replace(layer, mixture=replace(layer.mixture, activation=activation)), made.token())
 
 
 @torch.no_grad()
@@ -171,23 +171,15 @@ def test_the_reference_of_all_experts_is_their_weighted_sum() -> None:
     torch.testing.assert_close(reference_mixture(everyone, x), want, rtol=0, atol=1e-5)
 
 
-def _half(layer: LayerWeights) -> LayerWeights:
-    return replace(layer, mixture=replace(layer.mixture, up=layer.mixture.up.half()))
-
-
-def _transposed(layer: LayerWeights) -> LayerWeights:
-    return replace(layer, mixture=replace(layer.mixture, down=layer.mixture.down.transpose(1, 2)))
-
-
-def _unknown(layer: LayerWeights) -> LayerWeights:
-    return replace(layer, mixture=replace(layer.mixture, activation="tanh"))
-
-
-@pytest.mark.parametrize("change", [_half, _transposed, _unknown])
-def test_what_the_loops_do_not_know(change: Callable[[LayerWeights], LayerWeights]) -> None:
-    assert not one_token_available(change(Made().layer()))
-
-
-def test_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(one_token, "importable", lambda package: False)
-    assert not one_token_available(Made().layer())
+@pytest.mark.parametrize("what", ["half precision", "another order in memory", "an unknown activation", "no numba"])
+def test_what_the_loops_do_not_know(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = Made().layer()
+    own = layer.mixture
+    changes: dict[str, dict[str, Any]] = {
+        "half precision": {"up": own.up.half()},
+        "another order in memory": {"down": own.down.transpose(1, 2)},
+        "an unknown activation": {"activation": "tanh"},
+    }
+    if what == "no numba":
+        monkeypatch.setattr(one_token, "importable", lambda package: False)
+    assert not one_token_available(replace(layer, mixture=replace(own, **changes.get(what, {}))))

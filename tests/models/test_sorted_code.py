@@ -68,13 +68,9 @@ def test_numbers_that_have_no_code(bad):
 
 def test_a_code_that_is_cut_short_or_too_long():
     code = encode_sorted(torch.tensor([5, 1000, 70000]))
-    for length in range(len(code)):
-        with pytest.raises(ArtifactError, match="cut short"):
-            decode_sorted(code[:length])
-    for tail in (0, 1):
-        with pytest.raises(ArtifactError, match="cut short or edited"):
-            decode_sorted(torch.cat([code, torch.tensor([tail], dtype=torch.uint8)]))
     edited = code.clone()
     edited[1] += 1
-    with pytest.raises(ArtifactError, match="cut short or edited"):
-        decode_sorted(edited)
+    longer = (torch.cat([code, torch.tensor([tail], dtype=torch.uint8)]) for tail in (0, 1))
+    for damaged in (*(code[:length] for length in range(len(code))), *longer, edited):
+        with pytest.raises(ArtifactError, match="cut short"):
+            decode_sorted(damaged)

@@ -244,6 +244,9 @@ def parameter_summary(context: ConversionContext, structure: Structure) -> dict[
     )
     gates = sum(t.numel() for name, t in to_tensors(structure).items() if "router" in name or ".vo." in name)
     total = sum(p.numel() for p in context.model.parameters())
+    # A token's hidden state is multiplied by all weights but an embedding table that is no head as well.
+    table = context.model.get_input_embeddings().weight
+    multiplied = total if table is context.model.get_output_embeddings().weight else total - table.numel()
     return {
         "dense_linears": dense,
         "active_linears": nominal,
@@ -255,8 +258,8 @@ def parameter_summary(context: ConversionContext, structure: Structure) -> dict[
         "gates": gates,
         # Two per weight and token: multiply and add. Attention over the context comes on top, the same for both.
         "flops_per_token": {
-            "dense": 2 * total_multiplied(total, context),
-            "converted": 2 * (total_multiplied(total, context) - dense + real + gates),
+            "dense": 2 * multiplied,
+            "converted": 2 * (multiplied - dense + real + gates),
         },
     }
 
@@ -264,12 +267,6 @@ def parameter_summary(context: ConversionContext, structure: Structure) -> dict[
 def missed_budget(asked: float, got: float) -> dict[str, dict[str, float]]:
     """What the result says where a token uses more than was asked for by more than a hundredth of it: no entry elsewhere."""
     return {"missed_budget": {"asked": asked, "got": got}} if got > 1.01 * asked else {}
-
-
-def total_multiplied(total: int, context: ConversionContext) -> int:
-    """Weights that a token's hidden state is multiplied by: all but an embedding table that is no head as well."""
-    table = context.model.get_input_embeddings().weight
-    return total if table is context.model.get_output_embeddings().weight else total - table.numel()
 
 
 @torch.no_grad()

@@ -40,14 +40,12 @@ def act(rule: str, weights: torch.Tensor, threshold: float) -> float:
     return float(kept_slots(rule, weights, threshold).sum() / len(weights))
 
 
-@pytest.mark.parametrize("p", [0.52, 0.6, 0.7])
-def test_top_p_on_uniform_ratios_has_act_3_minus_1_over_p(p: float) -> None:
-    assert act("top_p", uniform_q(), p) == pytest.approx(3 - 1 / p, abs=0.01)
-
-
-@pytest.mark.parametrize("tau", [0.5, 0.6, 0.9])
-def test_relative_threshold_on_uniform_ratios_has_act_2_minus_tau(tau: float) -> None:
-    assert act("rel_threshold", uniform_q(), tau) == pytest.approx(2 - tau, abs=0.01)
+@pytest.mark.parametrize(
+    ("rule", "threshold", "wanted"),
+    [*(("top_p", p, 3 - 1 / p) for p in (0.52, 0.6, 0.7)), *(("rel_threshold", t, 2 - t) for t in (0.5, 0.6, 0.9))],
+)
+def test_the_act_of_a_threshold_on_uniform_ratios(rule: str, threshold: float, wanted: float) -> None:
+    assert act(rule, uniform_q(), threshold) == pytest.approx(wanted, abs=0.01)
 
 
 def test_naees_median_gives_act_one_and_a_half() -> None:

@@ -108,18 +108,22 @@ def test_the_header_is_what_the_package_reads(tmp_path: Path) -> None:
     assert header.values == scalars
 
 
-def test_what_is_not_there_or_not_a_gguf(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"There is no file .*none\.gguf"):
-        load_base(tmp_path / "none.gguf")
-    (tmp_path / "zip.gguf").write_bytes(b"PK\3\4" + bytes(100))
-    with pytest.raises(DataError, match=r"is not a GGUF file: it begins with b'PK"):
-        load_tokenizer(tmp_path / "zip.gguf")
-    (tmp_path / "empty.gguf").write_bytes(b"")
-    with pytest.raises(DataError, match=r"is not a GGUF file: it begins with b''"):
-        load_base(tmp_path / "empty.gguf")
-    (tmp_path / "old.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 1, 0, 0))
-    with pytest.raises(DataError, match="is GGUF version 1; versions that can be read: 2 and 3"):
-        load_base(tmp_path / "old.gguf")
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (None, r"There is no file .*m\.gguf"),
+        (b"PK\3\4" + bytes(100), r"is not a GGUF file: it begins with b'PK"),
+        (b"", r"is not a GGUF file: it begins with b''"),
+        (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "is GGUF version 1; versions that can be read: 2 and 3"),
+    ],
+    ids=["nothing", "a zip", "empty", "version 1"],
+)
+def test_what_is_not_there_or_not_a_gguf(data: bytes | None, message: str, tmp_path: Path) -> None:
+    if data is not None:
+        (tmp_path / "m.gguf").write_bytes(data)
+    for load in (load_base, load_tokenizer):
+        with pytest.raises(DataError, match=message):
+            load(tmp_path / "m.gguf")
 
 
 def test_truncated_anywhere(tmp_path: Path) -> None:

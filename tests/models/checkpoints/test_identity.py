@@ -144,38 +144,44 @@ def swapped(said: dict[str, Any]) -> None:
     vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
 
 
-def test_another_tokenizer_of_the_same_size() -> None:
-    model, own = tiny_model("llama"), tiny_tokenizer()
-    said = manifest(model, own)
-    require_base(said, model, edited(lambda said: None))
-    with pytest.raises(ArtifactError, match=r"another tokenizer \(its vocabulary, way of splitting text\)"):
-        require_base(said, model, edited(swapped))
-    with pytest.raises(
-        ArtifactError, match=r"another tokenizer \(its way of splitting text, way of putting text together\)"
-    ):
-        require_base(said, model, edited(lambda said: said.update(normalizer={"type": "Lowercase"})))
-    other = tiny_tokenizer()
-    other.eos_token = "<s>"
-    with pytest.raises(ArtifactError, match=r"another tokenizer \(its special tokens\)"):
-        require_base(said, model, other)
-    require_base(said, model, None)
-
-
-def test_merges_in_another_order() -> None:
+def merging(order: list[int]) -> Any:
+    """A tokenizer that merges these pairs, the first one first."""
     pairs = [["Ġ", "t"], ["h", "e"], ["t", "h"], ["q", "z"], ["z", "q"]]
 
-    def merging(order: list[list[str]]) -> Any:
-        def edit(said: dict[str, Any]) -> None:
-            vocabulary = said["model"]["vocab"]
-            vocabulary.update({a + b: len(vocabulary) + n for n, (a, b) in enumerate(pairs)})
-            said["model"]["merges"] = order
+    def edit(said: dict[str, Any]) -> None:
+        vocabulary = said["model"]["vocab"]
+        vocabulary.update({a + b: len(vocabulary) + n for n, (a, b) in enumerate(pairs)})
+        said["model"]["merges"] = [pairs[n] for n in order]
 
-        return edited(edit)
+    return edited(edit)
 
+
+def ending(token: str) -> Any:
+    other = tiny_tokenizer()
+    other.eos_token = token
+    return other
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "what"),
+    [
+        (tiny_tokenizer, lambda: edited(swapped), "vocabulary, way of splitting text"),
+        (
+            tiny_tokenizer,
+            lambda: edited(lambda said: said.update(normalizer={"type": "Lowercase"})),
+            "way of splitting text, way of putting text together",
+        ),
+        (tiny_tokenizer, lambda: ending("<s>"), "special tokens"),
+        (lambda: merging([0, 1, 2, 3, 4]), lambda: merging([0, 1, 2, 4, 3]), "merges"),
+    ],
+)
+def test_another_tokenizer_of_the_same_size(own: Any, other: Any, what: str) -> None:
     model = tiny_model("llama")
-    said = manifest(model, merging(pairs))
-    with pytest.raises(ArtifactError, match=r"another tokenizer \(its merges\)"):
-        require_base(said, model, merging([*pairs[:3], pairs[4], pairs[3]]))
+    said = manifest(model, own())
+    for same in (own(), None):
+        require_base(said, model, same)
+    with pytest.raises(ArtifactError, match=rf"another tokenizer \(its {what}\)"):
+        require_base(said, model, other())
 
 
 def test_the_chat_template_counts_where_it_was_used() -> None:

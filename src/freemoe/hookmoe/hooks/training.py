@@ -210,20 +210,18 @@ class _CompensationLoss:
         self.material, self.kind, self.rescale = material, schedule.loss, rescale
         self.checkpointing = schedule.checkpointing
         self.start = compensation.lowest
+        self.inputs: Tensor | None = None
+        self.states: Tensor | None = None
         with torch.no_grad():
             # At layer 0 the embeddings are as quick as the cache.
-            self.inputs = self._compute_inputs(kept.part_state("inputs")) if self.start else None
-            self.states = self._teacher_states(kept.part_state("states")) if self.kind == "state" else None
-
-    def _compute_inputs(self, kept: UnitState) -> Tensor:
-        with apply_plan(self.model, self.plan, self.rescale):
-            return inputs_of(self.model, self.material.train, self.start, kept=kept)
-
-    def _teacher_states(self, kept: UnitState) -> Tensor:
-        parts = kept.map_items(
-            self.material.train.iter_batches(), lambda batch: {"last": _last_state(self.model, batch).cpu()}
-        )
-        return torch.cat([own["last"] for own in parts])
+            if self.start:
+                with apply_plan(model, plan, rescale):
+                    self.inputs = inputs_of(model, material.train, self.start, kept=kept.part_state("inputs"))
+            if self.kind == "state":
+                parts = kept.part_state("states").map_items(
+                    material.train.iter_batches(), lambda batch: {"last": _last_state(model, batch).cpu()}
+                )
+                self.states = torch.cat([own["last"] for own in parts])
 
     def iter_losses(self, which: Tensor) -> Generator[Tensor, None, None]:
         """The mean loss of some rows as a sum, some rows at a time; the model stays as it trains until the next is asked for."""
