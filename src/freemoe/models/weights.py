@@ -232,13 +232,6 @@ class WeightSummary:
         """The weights found as a share of all parameters, 0 to 1."""
         return sum(self.weights.values()) / self.parameters
 
-    def __str__(self) -> str:
-        parts = ", ".join(f"{s} {self.weights[s]:,} in {self.matrices[s]:,} matrices" for s in self.weights)
-        return (
-            f"{self.family}: {self.layers} decoder layers; weights that can be switched: {parts}; "
-            f"{self.switchable_share:.1%} of {self.parameters:,} parameters"
-        )
-
 
 def describe_weights(model: nn.Module) -> WeightSummary:
     """Count the weights of a model per sublayer; raises like ``find_weights``."""

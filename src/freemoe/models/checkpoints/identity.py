@@ -200,12 +200,7 @@ def _setting_differences(told: Mapping[str, Any], seen: Mapping[str, Any]) -> li
 
 
 def _values_equal(a: Any, b: Any) -> bool:
-    if (
-        isinstance(a, int | float)
-        and isinstance(b, int | float)
-        and not isinstance(a, bool)
-        and not isinstance(b, bool)
-    ):
+    if {type(a), type(b)} <= {int, float}:
         # A GGUF file has the same number in 32 bits.
         return math.isclose(a, b, rel_tol=1e-6)
     if isinstance(a, list) and isinstance(b, list):
