@@ -7,6 +7,7 @@ machine's speed drifts by more than most differences. Figures are ratios; second
 from __future__ import annotations
 
 import fnmatch
+import functools
 import importlib
 import json
 import math
@@ -188,21 +189,16 @@ def in_turns(
         Seconds of every round, by side.
     """
     from benchmarks.devices import wait
+    from freemoe.evals import speed
 
-    names = list(sides)
-    if warm:
-        for name in names:
-            sides[name]()
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(repeats):
-        turn = number % len(names)
-        for name in names[turn:] + names[:turn]:
-            wait()
-            began = clock()
-            sides[name]()
-            wait()
-            seconds[name].append(clock() - began)
-    return seconds
+    def timed(side: Callable[[], Any]) -> float:
+        wait()
+        began = clock()
+        side()
+        wait()
+        return clock() - began
+
+    return speed.in_turns({name: functools.partial(timed, side) for name, side in sides.items()}, repeats, warm)
 
 
 def ratio(seconds: dict[str, list[float]], over: str, under: str) -> float:

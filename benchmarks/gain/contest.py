@@ -105,7 +105,7 @@ def compete(job: Job) -> dict[str, Any]:
         found |= {
             "losses": list(switches.losses),
             "numbers": switches.mask.count,
-            "share_off": switches.mask.share(weights),
+            "share_off": switches.mask.off_share(weights),
             "bytes": sum(t.numel() * t.element_size() for t in expert.to_tensors().values()),
         }
         with switched_off(weights, switches.mask):

@@ -121,7 +121,7 @@ def _case(case: str, recipe: BuildRecipe, rounds: int) -> tuple[list[Figure], di
     for name, data in domains.items():
         documents = data.reported.open(choice)
         found = prompt_features(model, [scorer.prompt_ids(d) for d in documents], kind)
-        known = [divided[name].names[k] for k in divided[name].assign(documents, found)]
+        known = [divided[name].names[k] for k in divided[name].assign_documents(documents, found)]
         for level2, (router, _) in trained.items():
             routes = router.route(found)
             # Level 1 is the same whatever level 2 is.

@@ -162,12 +162,15 @@ def plans_record(
         Name -> ``tasks``: name -> row -> score and gain, for ``full`` and ``plan``; ``text``: their rows of `compare_plans`.
     """
     from freemoe.evals.evaluation import EvalTarget, make_variant
-    from freemoe.hookmoe.compare import apply_variant, calibration_weights, compare_plans, read_variants
+    from freemoe.hookmoe.compare import apply_variant, compare_plans, read_variants
     from freemoe.hookmoe.material import prepare_trim
+    from freemoe.hookmoe.plans.dynamic import router_weights
 
     model, tokenizer, text = prepare_trim(recipe)
     ways = {name: read_variants([_spelled(plan, model)], model)[0] for name, plan in plans.items()}
-    weights = calibration_weights(model, list(ways.values()), text.train)
+    # As many rows as `compare_plans` reads.
+    calibrated = any(way.needs_calibration for way in ways.values())
+    weights = router_weights(model, text.train.select_rows(range(min(32, len(text.train))))) if calibrated else None
     found: dict[str, Any] = {}
     with progress.stage("plans", len(plans)) as advance:
         for name, way in ways.items():

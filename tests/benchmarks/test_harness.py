@@ -39,7 +39,7 @@ def test_the_line_says_name_value_target_and_verdict() -> None:
 def test_sides_take_turns_and_each_comes_first_as_often() -> None:
     calls: list[str] = []
     seconds = in_turns({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 4)
-    assert calls == ["a", "b"] + ["a", "b", "b", "a"] * 2
+    assert calls == ["b", "a"] + ["a", "b", "b", "a"] * 2
     assert {name: len(s) for name, s in seconds.items()} == {"a": 4, "b": 4}
 
 

@@ -105,12 +105,13 @@ def compare_speed(
     return found
 
 
-def in_turns(sides: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
+def in_turns(sides: Mapping[str, Callable[[], T]], rounds: int, warm: bool = True) -> dict[str, list[T]]:
     """What each side says of itself, round after round, the first side changing; a round before them warms up."""
-    found: dict[str, list[T]] = {name: [] for name in sides}
-    for number in range(rounds + 1):
+    names, found = list(sides), {name: [] for name in sides}
+    for number in range(0 if warm else 1, rounds + 1):
         # Neither is always the one that finds the caches warm.
-        for name in list(sides)[:: 1 if number % 2 else -1]:
+        turn = (number - 1) % len(names)
+        for name in names[turn:] + names[:turn]:
             said = sides[name]()
             if number:
                 found[name].append(said)

@@ -34,10 +34,10 @@ def test_a_step_of_switches_goes_all_the_way_and_leaves_the_model_alone(monkeypa
         masks.append(mask)
         return mask, line
 
-    monkeypatch.setattr(bench, "_switch", spy)
+    monkeypatch.setattr(bench, "_switch_topk", spy)
     step = bench.switches_step(model, weights, bench.random_batch(model, Settings(quick=True)), False)
     step()
     step()
     assert 0 < masks[0].count <= sum(w.size for w in weights) // 100
-    assert not masks[0].same(masks[1])
+    assert not masks[0].is_equal(masks[1])
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())

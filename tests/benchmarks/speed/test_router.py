@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from benchmarks.harness import Settings
 from benchmarks.speed import router as bench
-from benchmarks.speed.router import real_recipe, run, wide_router
+from benchmarks.speed.router import real_recipe, run
 from freemoe.evals.tasks.documents import ReportedSplit
 
 
@@ -32,7 +31,7 @@ def outcome(events: list[str]) -> bench.Outcome:
             return opened(split, choice)
 
         patch.setattr(bench, "train_on_subdomains", counted_train)
-        patch.setattr(ReportedSplit, "open_documents", counted_open)
+        patch.setattr(ReportedSplit, "open", counted_open)
         return run(Settings(quick=True))
 
 
@@ -58,22 +57,6 @@ def test_figures_of_a_quick_run(outcome: bench.Outcome) -> None:
 def test_reported_documents_open_after_training(outcome: bench.Outcome, events: list[str]) -> None:
     assert outcome.figures
     assert events == ["train", "train", "open", "open", "open"]
-
-
-def test_the_wide_router_is_as_wide_as_it_says() -> None:
-    router = wide_router(0)
-    assert router.domain.weight.shape == (3, 4096)
-    assert [level.weight.shape for level in router.subdomain.values()] == [(8, 4096)] * 3
-    found = router.route(torch.randn(50, 4096, generator=torch.Generator().manual_seed(0)))
-    assert len({r.subdomain for r in found}) > 12
-
-
-def test_the_real_case_reads_prompts_of_the_data_folder(tmp_path: Path) -> None:
-    recipe = real_recipe(tmp_path, 3, 500)
-    assert recipe.model == str(tmp_path / "models" / "stories260k")
-    assert recipe.data.root == str(tmp_path)
-    assert list(recipe.domains) == ["math", "code", "general"]
-    assert (recipe.seed, recipe.data.limit) == (3, 500)
 
 
 @pytest.mark.realdata

@@ -57,11 +57,6 @@ def test_a_folder_that_needs_freemoe_is_an_error(tmp_path: Path, monkeypatch: py
         seconds_alone(tmp_path / "dense", tmp_path / "ours", (1,), 1, Settings(quick=True))
 
 
-def test_the_full_shape_is_large_enough() -> None:
-    h, i, n = (tomoe_speed.SHAPE[k] for k in ("hidden_size", "intermediate_size", "num_hidden_layers"))
-    assert n * (4 * h * h + 3 * h * i) >= 100_000_000
-
-
 def test_random_masks_keep_exactly_half() -> None:
     sublayers = find_sublayers(model())
     structure = random_masks(Settings(), sublayers)

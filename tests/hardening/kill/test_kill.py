@@ -13,7 +13,6 @@ import pytest
 
 from freemoe.core.errors import FreeMoEError
 from freemoe.core.files import CARD, MANIFEST
-from freemoe.recipes import recipe_from
 from tests.hardening import full
 from tests.hardening.kill import dying
 from tests.hardening.kill.compare import differences
@@ -44,11 +43,6 @@ def test_places_are_of_every_kind_and_inside_the_longest_unit() -> None:
     assert places(found, 10**6) == list(range(len(found)))
     assert len(places(found, 3)) == 3
     assert places([], 5) == []
-
-
-def test_every_recipe_is_one() -> None:
-    for recipe in RECIPES.values():
-        recipe_from({**recipe, "output": OUTPUT})
 
 
 def finished(folder: Path, **result: object) -> Path:

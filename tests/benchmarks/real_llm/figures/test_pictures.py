@@ -48,7 +48,3 @@ def test_the_table_and_pictures_show_every_method(tmp_path: Path) -> None:
     assert speeds == {"base": 1.0, "lora-r1": 1.0, "learned-1%": 1.0, "structured-20%": 1.2}
     without = {**HEAD, **tables_of({k: v for k, v in records.items() if "structured" not in k})}
     assert "real-figure-speed.svg" not in [p.name for p in draw_all(without, tmp_path / "c")]
-
-
-def test_without_cells_there_is_a_table_and_no_picture(tmp_path: Path) -> None:
-    assert [p.name for p in draw_all(HEAD, tmp_path)] == ["real.md"]

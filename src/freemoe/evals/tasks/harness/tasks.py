@@ -175,9 +175,9 @@ def named_task(
         rows = local_rows(row, root, subject, splits) if root else hub_rows(row, config, splits)
         part.assign_roles(rows, sources, seed)
         parts.append(part)
-    known = {part.key(r) for part in parts for _, r in part.rows["reported"]}
+    known = {part.row_content_key(r) for part in parts for _, r in part.rows["reported"]}
     for part in parts:
-        part.settle(known, sources, seed)
+        part.separate_splits(known, sources, seed)
     lender = None
     if row.lender:
         lender = named_task(
