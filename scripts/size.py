@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 CEILINGS = {
     "lines of src/freemoe": (57_600, 42_000),
-    "lines of benchmarks and reproduce": (16_800, 13_000),
+    "lines of benchmarks and reproduce": (15_200, 13_000),
     "lines of tests": (54_500, 40_000),
     "one-word names of functions and classes, %": (61, 35),
     "classes defined more than once": (44, 0),
