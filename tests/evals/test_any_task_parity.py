@@ -5,6 +5,7 @@ import pytest
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.domains import make_task
 from freemoe.models.checkpoints.loading import load_base
+from tests.evals.test_lm_eval_parity import arguments, same_choices
 from tests.lm_eval_files import CHOICE, GENERATE, SIZES, TARGET, write_task
 
 # lm-eval and its libraries warn of their own affairs.
@@ -35,15 +36,6 @@ def demo():
     return load_base("freemoe-demo", dtype="float32")
 
 
-def arguments(sample):
-    logged = sample["arguments"]
-    return [tuple(a) for a in (logged.values() if isinstance(logged, dict) else logged)]
-
-
-def responses(sample):
-    return [r[0] if isinstance(r[0], list | tuple) else r for r in sample["resps"]]
-
-
 @pytest.mark.parametrize(
     ("form", "kind", "shots"),
     [("json", CHOICE, 0), ("parquet", CHOICE, 2), ("csv", TARGET, 0)],
@@ -56,17 +48,7 @@ def test_answers_and_scores_are_lm_evals_own(form, kind, shots, tmp_path, demo):
     task = make_task(f"lm_eval:sums@{shots}", task_folder=folder)
     documents = task.reported()
     assert len(documents) == len(samples) == SIZES["test"]
-    scorer = Scorer(*demo, max_length=128)
-    scored = []
-    for document, sample in zip(documents, samples, strict=True):
-        assert arguments(sample) == [(document.prompt, answer) for answer in document.answers]
-        mine = scorer.loglikelihoods([(document.prompt, answer) for answer in document.answers])
-        for (ours, greedy), (theirs, their_greedy) in zip(mine, responses(sample), strict=True):
-            assert ours == pytest.approx(theirs, abs=1e-4)
-            assert greedy == their_greedy
-        grade = task.grade(document, mine)
-        assert grade == {name: sample[name] for name in (("acc",) if kind is TARGET else ("acc", "acc_norm"))}
-        scored.append(grade["acc"])
+    scored = same_choices(task, documents, samples, Scorer(*demo, max_length=128))
     assert task.metric == "acc"
     assert 0 < sum(scored) < len(scored) or kind is TARGET
     assert "left out: no mean over documents" in task.note

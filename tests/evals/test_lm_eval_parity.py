@@ -69,31 +69,32 @@ def test_choice(name, stories, data_root):
     config = official_config(row.yaml.format(subject=part.subject))
     shots = [r for _, r in part.rows["shots"]]
     samples = lm_eval_samples(config, rows_of(task, documents), shots, hflm(stories), num_fewshot=row.num_fewshot)
-    scorer = Scorer(*stories, max_length=512)
-    found = scorer.loglikelihoods([(d.prompt, answer) for d in documents for answer in d.answers])
-    assert len(samples) == len(documents) == 12
-    right = []
-    for document, sample in zip(documents, samples, strict=True):
-        assert [tuple(a) for a in _arguments(sample)] == [(document.prompt, a) for a in document.answers]
-        mine, found = found[: len(document.answers)], found[len(document.answers) :]
-        for (ours, greedy), (theirs, their_greedy) in zip(mine, _likelihoods(sample), strict=True):
-            assert ours == pytest.approx(theirs, abs=1e-4)
-            assert greedy == their_greedy
-        grade = task.grade(document, mine)
-        assert grade == {k: sample[k] for k in grade}
-        assert "acc" in grade
-        right.append(grade["acc"])
+    assert len(documents) == 12
+    right = same_choices(task, documents, samples, Scorer(*stories, max_length=512))
     assert 0 < sum(right) < 12  # neither all nor none: the comparison says something
 
 
-def _arguments(sample):
+def arguments(sample):
     """The requests of a document as lm-eval logs them."""
     logged = sample["arguments"]
-    return list(logged.values()) if isinstance(logged, dict) else [tuple(a) for a in logged]
+    return [tuple(a) for a in (logged.values() if isinstance(logged, dict) else logged)]
 
 
-def _likelihoods(sample):
-    return [r[0] if isinstance(r[0], list | tuple) else r for r in sample["resps"]]
+def same_choices(task, documents, samples, scorer, tolerance=1e-4):
+    """Check that requests, likelihoods and grades are those that lm-eval logged; return how each document was graded."""
+    right = []
+    for document, sample in zip(documents, samples, strict=True):
+        contexts = document.contexts or (document.prompt,) * len(document.answers)
+        assert arguments(sample) == list(zip(contexts, document.answers, strict=True))
+        ours = [(s.loglikelihood, s.is_greedy) for s in scorer.score(scorer.document_pairs(document))]
+        theirs = [r[0] if isinstance(r[0], list | tuple) else r for r in sample["resps"]]
+        for (mine, greedy), (their, their_greedy) in zip(ours, theirs, strict=True):
+            assert mine == pytest.approx(their, abs=tolerance)
+            assert greedy == their_greedy
+        grade = task.grade(document, ours)
+        assert grade == pytest.approx({name: sample[name] for name in grade}, abs=1e-4)
+        right.append(grade["acc"])
+    return right
 
 
 def test_generation(stories, data_root):
@@ -110,7 +111,7 @@ def test_generation(stories, data_root):
         logged = [s for s in samples if s["doc"]["question"] in document.prompt.rpartition("Question: ")[2]]
         assert {s["filter"] for s in logged} == {"strict-match", "flexible-extract"}
         assert logged[0]["resps"] == [[answer]]
-        assert _arguments(logged[0])[0][0] == document.prompt
+        assert arguments(logged[0])[0][0] == document.prompt
         _same_exact_match(task.grade(document, [answer]), logged)
 
 
@@ -147,7 +148,7 @@ def test_generation_of_right_and_odd_answers(data_root):
     config = official_config("gsm8k/gsm8k.yaml")
     samples = lm_eval_samples(config, rows_of(task, documents), [], answering(answers), num_fewshot=0)
     for document, text in zip(documents, texts, strict=True):
-        logged = [s for s in samples if _arguments(s)[0][0] == document.prompt]
+        logged = [s for s in samples if arguments(s)[0][0] == document.prompt]
         _same_exact_match(task.grade(document, [text]), logged)
 
 
@@ -224,7 +225,7 @@ def test_code(name, their_code_eval, stories, data_root):
     samples = lm_eval_samples(config, rows_of(task, documents[:2]), [], hflm(stories), num_fewshot=0)
     written = Scorer(*stories, max_length=512).generate([d.prompt for d in documents[:2]], documents[0].until, 8)
     for document, text, sample in zip(documents, written, samples, strict=False):
-        assert _arguments(sample)[0][0] == document.prompt
+        assert arguments(sample)[0][0] == document.prompt
         assert sample["resps"] == [[text]]
         assert task.grade(document, [text])["pass@1"] == sample.get("pass@1", sample.get("pass_at_1"))
 

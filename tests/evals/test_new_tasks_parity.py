@@ -11,7 +11,7 @@ from freemoe.core.errors import DataError
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.benchmarks import find_benchmark
 from freemoe.evals.tasks.domains import load_domain, make_task
-from tests.evals.test_lm_eval_parity import _arguments, _likelihoods, answering, lm_eval_samples, rows_of
+from tests.evals.test_lm_eval_parity import answering, arguments, lm_eval_samples, rows_of, same_choices
 from tests.tiny import tiny_model, tiny_tokenizer
 
 # lm-eval and its libraries warn of their own affairs.
@@ -104,16 +104,9 @@ def test_choice(spec, made_up, lm):
     shots = [r for _, r in part.rows["shots"]][: part.shots]
     config = {**official_config(task.row.yaml), "fewshot_config": {"sampler": "first_n"}}
     samples = lm_eval_samples(config, rows_of(task, documents), shots, lm[0], num_fewshot=part.shots)
-    assert len(samples) == len(documents) == 8
-    for document, sample in zip(documents, samples, strict=True):
-        contexts = document.contexts or (document.prompt,) * len(document.answers)
-        assert [tuple(a) for a in _arguments(sample)] == list(zip(contexts, document.answers, strict=True))
-        found = lm[1].score(lm[1].document_pairs(document))
-        ours = [(s.loglikelihood, s.is_greedy) for s in found]
-        for (one, greedy), (theirs, their_greedy) in zip(ours, _likelihoods(sample), strict=True):
-            assert one == pytest.approx(theirs, abs=1e-3)
-            assert greedy == their_greedy
-        assert task.grade(document, ours)["acc"] == pytest.approx(sample["acc"], abs=1e-4)
+    assert len(documents) == 8
+    same_choices(task, documents, samples, lm[1], tolerance=1e-3)
+    for document in documents:
         # The right answer, told to the grader as the likeliest, is right.
         told = [(0.0 if i == document.gold else -50.0, False) for i in range(len(document.answers))]
         assert task.grade(document, told)["acc"] == pytest.approx(1)
@@ -144,7 +137,7 @@ def _same_grades(spec, made_up, texts_of):
     assert len(samples) == 8
     grades = []
     for document, text in zip(documents, texts, strict=True):
-        (sample,) = [s for s in samples if _arguments(s)[0][0] == document.prompt]
+        (sample,) = [s for s in samples if arguments(s)[0][0] == document.prompt]
         grade = task.grade(document, [text])
         assert grade == {name: float(sample[name]) for name in grade}
         grades.append(grade["exact_match"])

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from freemoe.evals.engine import scorer as scorer_module
-from freemoe.evals.engine.likelihoods import branch_mask
 from freemoe.evals.engine.scorer import Scorer, TokenPair
 from freemoe.evals.engine.shared_cache import SharedCache
 from freemoe.evals.engine.sharing import masks_are_dense, sharing_problem, sliding_window
@@ -98,24 +97,6 @@ def test_a_prefix_longer_than_the_window(family):
     assert texts == whole.generate(prompts, (), 6)
 
 
-def test_the_window_matters():
-    model, narrow = tiny_model("mistral"), tiny_model("mistral", sliding_window=16)
-    answers = [Scorer(m, tiny_tokenizer()).loglikelihoods(documents()[:1]) for m in (model, narrow)]
-    assert answers[0] != answers[1]
-    assert sliding_window(tiny_model("qwen2_moe")) is None
-    assert sliding_window(tiny_model("llama")) is None
-
-
-@pytest.mark.parametrize("budget", [1, 150, 100000])
-def test_budgets_change_no_answer(budget):
-    model = tiny_model("llama")
-    pairs = documents()
-    expected = Scorer(model, tiny_tokenizer(), share_prefixes=False).loglikelihoods(pairs)
-    shared = Scorer(model, tiny_tokenizer(), batch_tokens=budget)
-    assert_same(shared.loglikelihoods(pairs), expected)
-    assert shared.loglikelihoods(pairs) == shared.loglikelihoods(pairs)
-
-
 def test_a_prefix_is_run_once_a_call_and_the_head_on_answers_only():
     model = tiny_model("llama")
     scorer = Scorer(model, tiny_tokenizer(), batch_tokens=400)
@@ -142,13 +123,6 @@ def test_branches_run_a_context_once():
     assert [rows for rows in heads if rows] == [1 + 4 + 4 + 5]
 
 
-def test_nothing_is_tried_where_nothing_is_shared():
-    model = tiny_model("llama")
-    inputs, _ = counted(model)
-    Scorer(model, tiny_tokenizer()).loglikelihoods([("One?", " A"), ("Two?", " B")])
-    assert inputs == [(2, 5)]
-
-
 def test_weights_may_change_between_calls():
     model = tiny_model("llama")
     whole, shared = both(model)
@@ -165,7 +139,7 @@ def test_weights_may_change_between_calls():
 def test_plans_are_kept_for_the_same_pairs_and_not_without_end(monkeypatch):
     made = []
     plan = scorer_module.plan
-    monkeypatch.setattr(scorer_module, "plan_batches", lambda *a, **k: made.append(1) or plan(*a, **k))
+    monkeypatch.setattr(scorer_module, "plan", lambda *a, **k: made.append(1) or plan(*a, **k))
     scorer = Scorer(tiny_model("llama"), tiny_tokenizer())
     pairs = [scorer.encode_pair(*p) for p in documents()]
     first = scorer.score(pairs)
@@ -183,14 +157,6 @@ def test_plans_are_kept_for_the_same_pairs_and_not_without_end(monkeypatch):
     monkeypatch.setattr(scorer_module, "_KEPT_TOKENS", 0)
     assert_same(scorer.score(pairs[:5]), first[:5])
     assert not scorer._plans
-
-
-def test_text_documents_keep_their_plan():
-    from freemoe.evals.tasks.documents import Document
-
-    scorer = Scorer(tiny_model("llama"), tiny_tokenizer())
-    block = Document("t", "1", "k", "text", "", answers=("ab",), tokens=(9, 8, 7), given=1)
-    assert scorer.document_pairs(block)[0] is scorer.document_pairs(block)[0]
 
 
 def test_half_precision_stays_close():
@@ -297,32 +263,6 @@ def test_prompts_share_their_prefix_and_finished_rows_leave():
 # --------------------------------------------------------------- the pieces of it
 
 
-def test_the_cache_writes_behind_its_prefix():
-    generator = torch.Generator().manual_seed(0)
-
-    def states(rows, length):
-        return [torch.randn(rows, 2, length, size, generator=generator) for size in (4, 3)]
-
-    cache = SharedCache()
-    prefix = states(1, 5)
-    cache.update(*prefix, 0)
-    cache.end_prefix()
-    for rows, length in ((3, 4), (2, 3), (4, 2), (1, 9)):
-        cache.reset_to_prefix()
-        assert cache.get_seq_length() == 5
-        own = states(rows, length)
-        found = cache.update(*own, 0)
-        for got, first, new in zip(found, prefix, own, strict=True):
-            assert torch.equal(got, torch.cat([first.expand(rows, -1, -1, -1), new], dim=2))
-    cache.reset_to_prefix()
-    own, more = states(4, 2), states(2, 1)
-    cache.update(*own, 0)
-    cache.select_rows(torch.tensor([0, 3]))
-    keys, values = cache.update(*more, 0)
-    assert torch.equal(keys, torch.cat([prefix[0].expand(2, -1, -1, -1), own[0][[0, 3]], more[0]], dim=2))
-    assert values.shape == (2, 2, 8, 3)
-
-
 def test_a_cache_with_room_does_not_grow():
     cache = SharedCache(room=8)
     cache.update(torch.ones(2, 1, 3, 4), torch.ones(2, 1, 3, 4), 0)
@@ -331,16 +271,3 @@ def test_a_cache_with_room_does_not_grow():
         cache.update(torch.ones(2, 1, 1, 4), torch.ones(2, 1, 1, 4), 0)
     assert cache.layers[0].keys.data_ptr() == place
     assert cache.get_seq_length() == 8
-
-
-def test_what_a_branch_sees():
-    branches = torch.tensor([[0, 0, 1, 1, 2, 0], [0, 1, 2, 2, 3, 3]])
-    mask = branch_mask(branches, 2, torch.float32)
-    assert mask.shape == (2, 1, 6, 8)
-    low = torch.finfo(torch.float32).min
-    for row in range(2):
-        for query in range(6):
-            for key in range(8):
-                place = key - 2
-                seen = place < 0 or (place <= query and int(branches[row, place]) in (0, int(branches[row, query])))
-                assert mask[row, 0, query, key] == (0 if seen else low)

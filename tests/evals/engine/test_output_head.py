@@ -106,36 +106,31 @@ def test_only_a_bare_linear_head_counts_as_plain() -> None:
     assert not plain(hooked)
     assert not plain(replaced)
 
-    class InPlace(type(model_of("llama"))):
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
-            found = super().forward(*args, **kwargs)
-            found.logits.mul_(2)
-            return found
 
+class ScaledInPlace(type(model_of("llama"))):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        found = super().forward(*args, **kwargs)
+        found.logits.mul_(2)
+        return found
+
+
+class HeadIsNoModule(type(model_of("llama"))):
+    def forward(self, input_ids: Any, **kwargs: Any) -> Any:
+        hidden = self.model(input_ids=input_ids, **kwargs)
+        hidden.logits = nn.functional.linear(hidden.last_hidden_state, self.lm_head.weight)
+        return hidden
+
+
+@pytest.mark.parametrize("kind", [ScaledInPlace, HeadIsNoModule])
+def test_other_forwards_give_the_same_loss_and_gradients(kind: type) -> None:
     model = model_of("llama")
-    model.__class__ = InPlace
-    assert not plain(model)
+    model.__class__ = kind
     parameters = inner(model)
     expected, slopes = slow(model, parameters)
     found, mine = fast(model, parameters)
     assert found == pytest.approx(expected, rel=1e-5)
-    torch.testing.assert_close(mine[0], slopes[0], rtol=1e-3, atol=1e-5)
-
-
-def test_a_head_that_is_no_module_gives_all_logits_at_once() -> None:
-    class Functional(type(model_of("llama"))):
-        def forward(self, input_ids: Any, **kwargs: Any) -> Any:
-            hidden = self.model(input_ids=input_ids, **kwargs)
-            hidden.logits = nn.functional.linear(hidden.last_hidden_state, self.lm_head.weight)
-            return hidden
-
-    model = model_of("llama")
-    model.__class__ = Functional
-    parameters = inner(model)
-    expected, slopes = slow(model, parameters)
-    found, mine = fast(model, parameters)
-    assert found == pytest.approx(expected, rel=1e-5)
-    torch.testing.assert_close(mine[1], slopes[1], rtol=1e-3, atol=1e-5)
+    for a, b in zip(mine, slopes, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
 
 
 class Largest(TorchDispatchMode):

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from freemoe.evals.engine.row_plan import ScoringRequest, SharedContext, group_by_context, plan, shared_prefixes
+from freemoe.evals.engine.row_plan import ScoringRequest, SharedContext, plan, shared_prefixes
 
 
 def requests_of(pairs):
@@ -55,16 +55,6 @@ def test_batches_keep_their_budget_and_hold_one_kind(seed):
                 assert len({len(s.branches) > 1 for s in batch}) == 1
 
 
-def test_batches_are_even_where_that_fits():
-    requests = requests_of([((i, *range(10, 19)), (1,)) for i in range(7)])
-    (group,) = plan(requests, 60)
-    assert [len(batch) for batch in group.batches] == [4, 3]
-    # One long row and many short ones: even batches would not fit.
-    requests += requests_of([((9, *range(10, 60)), (1,))])
-    (group,) = plan(requests, 60)
-    assert [len(batch) for batch in group.batches] == [1, 6, 1]
-
-
 def common(rows):
     shortest = min(map(len, rows)) - 1
     return next((i for i in range(shortest) if len({row[i] for row in rows}) > 1), shortest)
@@ -99,19 +89,6 @@ def test_of_groups_within_groups_the_better_are_taken(seed, cost):
         saved += (len(members) - 1) * len(prefix) - cost
         assert (len(members) - 1) * len(prefix) > cost
     assert saved == most_that_can_be_saved(sorted(rows), cost)
-
-
-def test_subjects_become_groups_and_strangers_stay_together():
-    subjects = [tuple(range(100 * k, 100 * k + 50)) for k in (3, 1, 2)]
-    rows = [(*subjects[k], i, 7) for i in range(5) for k in range(3)]
-    rows.insert(4, (1, 2, 3))
-    rows.insert(0, (9, 9))
-    groups = shared_prefixes(rows, 64)
-    assert [prefix for prefix, _ in groups] == [*sorted(subjects), ()]
-    assert [len(members) for _, members in groups] == [5, 5, 5, 2]
-    assert groups[-1][1] == [0, 5]
-    assert [prefix for prefix, _ in shared_prefixes(rows, 200)] == [()]
-    assert shared_prefixes([], 0) == []
 
 
 def test_rows_that_continue_each_other_are_grouped_quickly():
@@ -152,11 +129,3 @@ def test_branches_stay_within_a_window_and_a_batch():
     # Without branches the context is the prefix of its own answers.
     (group,) = plan(near, 1000, branch=False)
     assert group.prefix == tuple(range(19))
-
-
-def test_strands_keep_the_order_of_requests():
-    requests = requests_of([((1, 2), (5, 6)), ((3,), (4,)), ((1, 2), (5, 7)), ((1, 2), (5, 6))])
-    assert group_by_context(requests) == [
-        SharedContext((1, 2), {(5,): [(0, 6), (2, 7), (3, 6)]}),
-        SharedContext((3,), {(): [(1, 4)]}),
-    ]

@@ -71,19 +71,6 @@ def test_tokens_are_drawn_by_their_probability(top_p):
     assert all(shares[token] > 0 for token in ends)
 
 
-def test_pass_at_k_of_some_samples():
-    passed = [False, True, False, False]
-    assert passed_at(passed, 1) == pytest.approx(1 / 4)
-    assert passed_at(passed, 2) == pytest.approx(1 - 3 / 6)
-    assert passed_at(passed, 4) == 1.0
-    assert [passed_at(passed, k, "first") for k in (1, 2, 4)] == [0.0, 1.0, 1.0]
-    # With n = k both are the papers' Eq. 12.
-    assert passed_at(passed, 4) == passed_at(passed, 4, "first")
-    for estimator in ("unbiased", "first"):
-        with pytest.raises(ValueError, match="pass@k of n="):
-            passed_at(passed, 5, estimator)
-
-
 def test_programs_are_sampled_and_other_answers_are_not(model):
     asked = {}
 
@@ -168,7 +155,7 @@ def test_bad_sampling(values):
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingConfig(temperature=0.8)])
 def test_of_logits_that_are_nan_no_token_is_picked(sampling):
     logits = torch.zeros(2, 5)
-    tokens_to_list(sampling.pick(logits, torch.zeros(2)))
+    tokens_to_list(sampling.sample_tokens(logits, torch.zeros(2)))
     logits[1, 3] = float("nan")
     with pytest.raises(NumericError, match="next token's logits are NaN"):
-        tokens_to_list(sampling.pick(logits, torch.zeros(2)))
+        tokens_to_list(sampling.sample_tokens(logits, torch.zeros(2)))

@@ -1,6 +1,6 @@
 import pytest
 
-from freemoe.evals.sandbox.runner import pass_at_k
+from freemoe.evals.sandbox.runner import pass_at_k, passed_at
 
 
 def test_pass_at_k():
@@ -12,8 +12,8 @@ def test_pass_at_k():
     assert pass_at_k(20, 4, 5) == pytest.approx(1 - product)
     assert pass_at_k(5, 1, 5) == 1.0
     assert pass_at_k(5, 0, 5) == 0.0
-    assert pass_at_k(10, 1, 10, unbiased=False) == 1.0
-    with pytest.raises(ValueError, match="n = k"):
-        pass_at_k(10, 1, 5, unbiased=False)
+    # Whether one of the first k passed, as the papers' Eq. 12 counts.
+    assert [passed_at([False, True, False, False], k, "first") for k in (1, 2, 4)] == [0.0, 1.0, 1.0]
+    assert passed_at([False, True, False, False], 2) == pytest.approx(1 - 3 / 6)
     with pytest.raises(ValueError, match="needs"):
         pass_at_k(3, 4, 1)

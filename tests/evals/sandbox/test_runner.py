@@ -42,6 +42,8 @@ def test_leaving_before_the_tests_is_no_pass(leave):
         "import time; time.sleep(60)",
         "10**10**9",
         "while True:\n    try: x = 1/0\n    except: pass",
+        # Ignores every signal.
+        "from signal import *\nsetitimer(ITIMER_REAL, 0)\nsetitimer(ITIMER_PROF, 0)\nwhile True: pass",
     ],
 )
 def test_endless_programs_are_stopped(program):
@@ -49,14 +51,6 @@ def test_endless_programs_are_stopped(program):
     result = run_tests(program, timeout=0.5)
     assert result.status == "timeout"
     assert time.monotonic() - start < 5
-
-
-def test_a_program_that_ignores_every_signal_is_killed():
-    program = "import signal\nsignal.setitimer(signal.ITIMER_REAL, 0)\nsignal.setitimer(signal.ITIMER_PROF, 0)\n"
-    program += "while True: pass"
-    start = time.monotonic()
-    assert not run_tests(program, timeout=0.3).passed
-    assert time.monotonic() - start < 6
 
 
 def test_memory_bomb():

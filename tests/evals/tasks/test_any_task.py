@@ -8,7 +8,6 @@ import yaml
 from freemoe.core.errors import DataError, RecipeError, UnknownNameError
 from freemoe.evals.tasks.documents import FrozenChoice
 from freemoe.evals.tasks.domains import load_domain, make_task
-from freemoe.evals.tasks.harness.any_task import read_spec
 from tests.lm_eval_files import GENERATE, SIZES, rows, write_files, write_task
 
 # lm-eval and its libraries warn of their own affairs.
@@ -96,85 +95,47 @@ def test_functions_beside_the_yaml(tmp_path):
     assert task.grade(document, [(-4.0, False)] * 3) == {"sure": 0.0}
 
 
-def test_specs():
-    assert read_spec("lm_eval:sciq") == ("sciq", (), None)
-    assert read_spec("lm_eval:sciq+carve@5") == ("sciq", ("carve",), 5)
-
-
 # ---------------------------------------------------------------------------------------- refusals
 
+SAMPLED = {**GENERATE, "generation_kwargs": {"until": ["\n"], "do_sample": True}}
+
 REFUSED = {
-    "one split": (
-        {"training_split": None, "validation_split": None},
-        "lm_eval:sums",
-        r"one split only \(test\).*sums\+carve",
-    ),
-    "no split": (
-        {"validation_split": None, "test_split": None},
-        "lm_eval:sums",
-        "names neither a test nor a validation split",
-    ),
-    "a split that is not there": (
-        {"test_split": "tset"},
-        "lm_eval:sums",
-        "no split 'tset', but .*validation",
-    ),
-    "no training split to add": ({"training_split": None}, "lm_eval:sums+train", "no training split beside"),
-    "whole texts": ({"output_type": "loglikelihood_rolling"}, "lm_eval:sums", "text:FILE"),
-    "unknown output": ({"output_type": "draw"}, "lm_eval:sums", "output_type is 'draw'; taken are multiple_choice"),
-    "code": ({"unsafe_code": True}, "lm_eval:sums", "runs generated programs.*--allow-code-execution"),
-    "pictures": ({"doc_to_image": "picture"}, "lm_eval:sums", "pictures or sound"),
-    "several answers": ({**GENERATE, "repeats": 4}, "lm_eval:sums", "generates 4 answers"),
-    "sampled answers": (
-        {**GENERATE, "generation_kwargs": {"until": ["\n"], "do_sample": True}},
-        "lm_eval:sums",
-        "it samples its answers",
-    ),
+    "one split": ({"training_split": None, "validation_split": None}, r"one split only \(test\).*sums\+carve"),
+    "no split": ({"validation_split": None, "test_split": None}, "names neither a test nor a validation split"),
+    "a split that is not there": ({"test_split": "tset"}, "no split 'tset', but .*validation"),
+    "no training split to add": ({"training_split": None, "spec": "lm_eval:sums+train"}, "no training split beside"),
+    "whole texts": ({"output_type": "loglikelihood_rolling"}, "text:FILE"),
+    "unknown output": ({"output_type": "draw"}, "output_type is 'draw'; taken are multiple_choice"),
+    "code": ({"unsafe_code": True}, "runs generated programs.*--allow-code-execution"),
+    "pictures": ({"doc_to_image": "picture"}, "pictures or sound"),
+    "several answers": ({**GENERATE, "repeats": 4}, "generates 4 answers"),
+    "sampled answers": (SAMPLED, "it samples its answers"),
     "no mean": (
         {"metric_list": [{"metric": "f1", "aggregation": "f1", "higher_is_better": True}]},
-        "lm_eval:sums",
         "no metric that is a mean over documents.*lm-eval has f1",
     ),
     "less is better": (
         {"metric_list": [{"metric": "brier_score", "aggregation": "brier_score", "higher_is_better": False}]},
-        "lm_eval:sums",
         "no metric that is a mean over documents",
     ),
-    "different prompts": (
-        {"doc_to_text": "{{gold}}", "doc_to_target": "q"},
-        "lm_eval:sums",
-        "its choices are different prompts",
-    ),
-    "a template that asks for what is not there": (
-        {"doc_to_choice": "{{[first, fourth.x]}}"},
-        "lm_eval:sums",
-        "cannot render its first document.*fourth",
-    ),
-    "a right answer that is none": (
+    "different prompts": ({"doc_to_text": "{{gold}}", "doc_to_target": "q"}, "its choices are different prompts"),
+    "a missing column": ({"doc_to_choice": "{{[first, fourth.x]}}"}, "cannot render its first document.*fourth"),
+    "no right answer": (
         {"doc_to_target": "{{gold if gold < 2 else 7}}"},
-        "lm_eval:sums",
         "right answer 7, but lm-eval makes 3 choices",
     ),
-    "too many examples": ({}, "lm_eval:sums@31", "31 few-shot examples asked for, 30 there"),
-    "no file": (
-        {"dataset_kwargs": {"data_files": "none.json"}},
-        "lm_eval:sums",
-        "the files that its YAML names.*none.json",
-    ),
-    "no network": (
-        {"dataset_path": "some/where", "dataset_kwargs": None},
-        "lm_eval:sums",
-        "some/where from the hub.*Without",
-    ),
+    "too many examples": ({"spec": "lm_eval:sums@31"}, "31 few-shot examples asked for, 30 there"),
+    "no file": ({"dataset_kwargs": {"data_files": "none.json"}}, "the files that its YAML names.*none.json"),
+    "no network": ({"dataset_path": "some/where", "dataset_kwargs": None}, "some/where from the hub.*Without"),
 }
 
 
-@pytest.mark.parametrize("case", REFUSED, ids=list(REFUSED))
+@pytest.mark.parametrize("case", REFUSED)
 def test_refusals(case, tmp_path):
-    changes, spec, said = REFUSED[case]
-    folder = write_task(tmp_path, **changes)
+    changes, said = REFUSED[case]
+    folder = write_task(tmp_path, **{name: value for name, value in changes.items() if name != "spec"})
     with pytest.raises(DataError, match=r"(?s)sums.*" + said):
-        make_task(spec, task_folder=folder)
+        make_task(changes.get("spec", "lm_eval:sums"), task_folder=folder)
 
 
 def test_bad_specs_and_names(tmp_path):

@@ -26,7 +26,7 @@ def test_rows_name_two_splits_and_their_files(row):
         assert sources.is_carved == (sources.reported in sources.reference_splits)
         if sources.is_carved:
             assert "carved" in row.split_note
-    for split in row.local.needed(shots=True):
+    for split in row.local.required_splits(shots=True):
         assert split in row.paths
     if row.lender:
         assert BENCHMARKS[row.lender].kind == row.kind
@@ -305,5 +305,5 @@ def test_real_files(name, data_root, stories):
             name, tokenizer=stories[1], data_root=data_root, limit=limit, allow_code_execution=True
         )._parts
         assert tuple(sum(len(p.rows[r]) for p in parts) for r in ("reference", "reported")) == SIZES[name]
-        keys = [{p.key(row) for p in parts for _, row in p.rows[r]} for r in ("reference", "reported")]
+        keys = [{p.row_content_key(row) for p in parts for _, row in p.rows[r]} for r in ("reference", "reported")]
         assert not keys[0] & keys[1]

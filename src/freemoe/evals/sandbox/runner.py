@@ -152,20 +152,14 @@ def passed_at(passed: Sequence[bool], k: int, estimator: str = "unbiased") -> fl
     return pass_at_k(len(counted), sum(counted), k)
 
 
-def pass_at_k(n: int, c: int, k: int, *, unbiased: bool = True) -> float:
+def pass_at_k(n: int, c: int, k: int) -> float:
     """Chance that at least one of ``k`` samples passes, given that ``c`` of ``n`` did.
 
     Chen et al. 2021 (Evaluating Large Language Models Trained on Code), Eq. 1: ``1 - C(n-c, k) / C(n, k)``.
-    ``unbiased=False`` is the papers' Eq. 12, where the samples drawn are the samples counted (n = k): 1 if
-    any passed.
 
     Raises:
         ValueError: Unless ``0 <= c <= n`` and ``1 <= k <= n``.
     """
     if not (0 <= c <= n and 1 <= k <= n):
         raise ValueError(f"pass@k of n={n} samples, c={c} passing, k={k}: needs 0 <= c <= n and 1 <= k <= n.")
-    if not unbiased:
-        if n != k:
-            raise ValueError(f"Eq. 12 counts all samples drawn: it needs n = k, got n={n}, k={k}.")
-        return float(c > 0)
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
