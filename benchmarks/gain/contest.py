@@ -24,7 +24,7 @@ from freemoe.core.memory import peak_memory_bytes
 from freemoe.core.run.progress import Progress
 from freemoe.domain_experts.expert import switch_expert
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches, mean_loss
-from freemoe.domain_experts.purify.greedy import greedy_purify
+from freemoe.domain_experts.purify.greedy import PurifyTask, greedy_purify
 from freemoe.domain_experts.purify.learned import learn_switches
 from freemoe.evals.engine.evaluator import Evaluator
 from freemoe.evals.engine.scorer import Scorer, TokenPair
@@ -33,6 +33,7 @@ from freemoe.evals.tasks.task import TaskGrader, grade_choice
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
+from freemoe.recipes import SaliencySection
 
 Method = Literal["base", "greedy", "learned", "lora", "full"]
 
@@ -128,20 +129,18 @@ def compete(job: Job) -> dict[str, Any]:
 
 
 def _switches(job: Job, model: Any, weights: list, gradient: list[AnswerBatch], stop: list[AnswerBatch]) -> Any:
+    task = PurifyTask(model, weights, gradient, stop, seed=job.seed)
     if job.method == "greedy":
-        return greedy_purify(model, weights, gradient, stop, step=3e-4, budget=job.budget)
-    return learn_switches(
-        model,
-        weights,
-        gradient,
-        stop,
+        return greedy_purify(task, SaliencySection(step=3e-4, budget=job.budget, checkpointing=False))
+    section = SaliencySection(
         budget=job.budget,
         steps=job.schedule.steps,
         step_tokens=job.schedule.step_tokens,
         every=job.schedule.every,
         patience=job.schedule.patience,
-        seed=job.seed,
+        checkpointing=False,
     )
+    return learn_switches(task, section)
 
 
 def _batches(scorer: Scorer, pairs: Sequence[TokenPair]) -> list[AnswerBatch]:

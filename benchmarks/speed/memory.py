@@ -22,7 +22,7 @@ from freemoe.core.memory import free_now, peak_memory_bytes, reset_peak_memory, 
 from freemoe.domain_experts.cost.memory import STAGES, MemoryPeaks, stage_peaks
 from freemoe.domain_experts.expert import DomainExpert, switch_expert
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches, gold_rows
-from freemoe.domain_experts.purify.greedy import greedy_purify
+from freemoe.domain_experts.purify.greedy import PurifyTask, greedy_purify
 from freemoe.domain_experts.purify.learned import learn_switches
 from freemoe.domain_experts.rank.bands import Band, BandRankings
 from freemoe.domain_experts.rank.calibrate import InputNorms, calibrate
@@ -33,6 +33,7 @@ from freemoe.evals.tasks.documents import Document
 from freemoe.models.mask import Mask
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import WeightMatrix, find_weights
+from freemoe.recipes import SaliencySection
 
 # 1.1 G parameters, and a second one half as deep.
 SHAPE = {
@@ -210,18 +211,15 @@ def _search(bench: Bench) -> Callable[[], None]:
 
 def _greedy(bench: Bench) -> Callable[[], Any]:
     batches = bench.batches
-    return lambda: greedy_purify(
-        bench.model, bench.weights, batches[:1], batches[1:], step=CUT, budget=CUT, checkpointing="auto"
-    )
+    task = PurifyTask(bench.model, bench.weights, batches[:1], batches[1:])
+    return lambda: greedy_purify(task, SaliencySection(step=CUT, budget=CUT))
 
 
 def _learned(bench: Bench) -> Callable[[], Any]:
     # It stops on what it learns from, so that it finds something even in random weights: a forecast is made of that.
     batches = bench.batches[:1]
-    return lambda: learn_switches(
-        bench.model, bench.weights, batches, batches, budget=BUDGET, steps=3, step_tokens=TOKENS, every=3,
-        checkpointing="auto",
-    )  # fmt: skip
+    task = PurifyTask(bench.model, bench.weights, batches, batches)
+    return lambda: learn_switches(task, SaliencySection(budget=BUDGET, steps=3, step_tokens=TOKENS, every=3))
 
 
 def _report(bench: Bench) -> Callable[[], None]:

@@ -13,11 +13,13 @@ import torch
 
 from freemoe.domain_experts.purify import learned
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches
+from freemoe.domain_experts.purify.greedy import PurifyTask
 from freemoe.domain_experts.rank.calibrate import calibrate
 from freemoe.hookmoe.hooks import training
 from freemoe.hookmoe.hooks.hook import new_hooks
 from freemoe.hookmoe.plans.plan import LayerPlan
 from freemoe.models.weights import find_weights
+from freemoe.recipes import SaliencySection
 from freemoe.tomoe.gates.train import GateTrainer
 from tests.hookmoe.hooks.test_training import material
 from tests.tiny import tiny_model
@@ -61,9 +63,8 @@ def test_a_step_of_learned_switches_waits_for_less_than_one_thing_a_weight(
     model = tiny_model("llama", **shape).to(DEVICE)
     weights = find_weights(model)
     with each_call(pretend_accelerator, learned._SwitchTraining, "_train_step") as seen:
-        learned.learn_switches(
-            model, weights, answers(50, 0), answers(10, 1), budget=0.02, steps=8, step_tokens=40, every=8
-        )
+        task = PurifyTask(model, weights, answers(50, 0), answers(10, 1))
+        learned.learn_switches(task, SaliencySection(budget=0.02, steps=8, step_tokens=40, every=8))
     # The first step knows no line to look for the highest scores at, the last one looks at the stopping documents.
     for count in seen[2:-1]:
         assert count.total <= 11 < len(weights), count

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from freemoe.domain_experts.purify.batches import answer_batches, gold_rows
-from freemoe.domain_experts.purify.greedy import greedy_purify
+from freemoe.domain_experts.purify.greedy import PurifyTask, greedy_purify
 from freemoe.domain_experts.purify.learned import learn_switches
 from freemoe.domain_experts.rank.bands import Band, BandRankings
 from freemoe.domain_experts.rank.calibrate import calibrate
@@ -20,6 +20,7 @@ from freemoe.evals.tasks.task import TaskGrader
 from freemoe.models.switchboard import ExpertCache
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
+from freemoe.recipes import SaliencySection
 from tests.tiny import CASES, tiny_model, tiny_tokenizer
 
 
@@ -90,14 +91,14 @@ def board(world: World) -> Any:
 
 def greedy(world: World) -> Any:
     batches = world.batches()
-    return greedy_purify(world.model, world.weights, batches[:1], batches[1:], step=0.01, budget=0.03).losses
+    task = PurifyTask(world.model, world.weights, batches[:1], batches[1:])
+    return greedy_purify(task, SaliencySection(step=0.01, budget=0.03)).losses
 
 
 def learned(world: World) -> Any:
     batches = world.batches()
-    return learn_switches(
-        world.model, world.weights, batches[:1], batches[1:], budget=0.03, steps=6, step_tokens=4, every=3
-    ).losses
+    task = PurifyTask(world.model, world.weights, batches[:1], batches[1:])
+    return learn_switches(task, SaliencySection(budget=0.03, steps=6, step_tokens=4, every=3)).losses
 
 
 def numbers(value: Any) -> Iterator[float]:

@@ -17,7 +17,7 @@ def masked_gradients(model, weights, mask, rows):
     for weight in weights:
         ones = torch.ones(weight.size)
         ones[mask.get(weight.name, torch.empty(0, dtype=torch.long))] = 0
-        product = (weight.view() * ones.reshape(weight.shape)).requires_grad_(True)
+        product = (weight.canonical_view() * ones.reshape(weight.shape)).requires_grad_(True)
         shaped = product.transpose(1, 2) if weight.layout.endswith("columns") else product
         replaced[weight.name] = shaped.reshape(weight.parameter.shape)
         products.append(product)
@@ -46,7 +46,7 @@ def slow_learn(model, weights, gradient, stop, *, budget, steps, step_tokens, ev
     drawn = draw_steps(gradient, min(step_tokens, sum(b.answer_tokens for b in gradient) // 8), seed)
     curvature = measure_curvature(model, weights, [*next(drawn), *next(drawn)])
     h = torch.cat([curvature.weight_curvature(w).flatten() for w in weights])
-    own = torch.cat([w.view().reshape(-1) for w in weights])
+    own = torch.cat([w.canonical_view().reshape(-1) for w in weights])
     cost = own.abs() * h.sqrt()
     unit = float(cost.sort().values[round(0.1 * total) - 1])
     evidence, mean = torch.zeros(total), torch.zeros(total)

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -49,7 +50,7 @@ class Counter:
         unit, score, purify, feature = (
             RunJournal.run_unit,
             Evaluator.score,
-            purification.greedy_purify,
+            purification.METHODS.get("greedy").search,
             build_file.prompt_features,
         )
         self.stop_after = None
@@ -80,7 +81,9 @@ class Counter:
         monkeypatch.setattr(build_file, "prompt_features", counted_features)
         monkeypatch.setattr(RunJournal, "run_unit", counted_unit)
         monkeypatch.setattr(Evaluator, "score", counted_score)
-        monkeypatch.setattr(purification, "greedy_purify", counted_purify)
+        monkeypatch.setitem(
+            purification.METHODS._entries, "greedy", replace(purification.METHODS.get("greedy"), search=counted_purify)
+        )
 
 
 def same(a, b):
@@ -141,7 +144,7 @@ def test_killed_without_warning(world, unbroken, tmp_path):
     (tmp_path / "recipe.yaml").write_text(dump(recipe))
     script = f"""
 import os, signal
-from freemoe.core.run.journal import Journal
+from freemoe.core.run.journal import RunJournal
 unit, count = RunJournal.run_unit, 0
 def dying(journal, name, work):
     global count

@@ -2,6 +2,7 @@
 
 import math
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from freemoe.core.run.folder import RunFolder
 from freemoe.domain_experts.candidates import check_division, make_subdomains, purify_all
 from freemoe.domain_experts.context import prepare_context
 from freemoe.domain_experts.purify import methods as purification
-from freemoe.domain_experts.purify.greedy import PurifyResult
+from freemoe.domain_experts.purify.greedy import PurifyResult, PurifyTask
 from freemoe.domain_experts.route.subdomains import divide_domain
 from freemoe.evals.statistics import detectable_gain
 from freemoe.models.mask import Mask, TensorMask
@@ -67,6 +68,12 @@ def divided(context):
         name: divide_domain(name, data.reference, torch.zeros(len(data.reference), 32), context.recipe.subdomains, 0)
         for name, data in context.domains.items()
     }
+
+
+def put_method(monkeypatch, name, search):
+    """Let another function stand for a way of purifying."""
+    methods = purification.METHODS
+    monkeypatch.setitem(methods._entries, name, replace(methods.get(name), search=search))
 
 
 def test_parts_are_disjoint_and_whole(world, tmp_path):
@@ -150,20 +157,20 @@ def test_of_both_ways_the_lower_stopping_loss_is_kept(monkeypatch, greedy, learn
         return Mask({"w": TensorMask.of_indices(torch.tensor([place]), 9)})
 
     def stub(position, loss):
-        def run(model, weights, gradient, stop, **more):
+        def run(task, section):
             for number, value in ((1, loss), (2, 0.9)):
-                more["on_round"](number, value, 0.0)
+                task.on_round(number, value, 0.0)
             # The best round is not the last one; a round may be worse than the base.
             best = int(loss < 1)
             return PurifyResult(one_off(position) if best else Mask(), (1.0, loss, 0.9 + loss), best)
 
         return run
 
-    monkeypatch.setattr(purification, "greedy_purify", stub(1, greedy))
-    monkeypatch.setattr(purification, "learn_switches", stub(2, learned))
+    put_method(monkeypatch, "greedy", stub(1, greedy))
+    put_method(monkeypatch, "learned", stub(2, learned))
     told = []
     model = tiny_model("llama")
-    task = purification.PurifyTask(model, [], [], [], False, 0, lambda number, loss, off: told.append((number, loss)))
+    task = PurifyTask(model, [], [], [], False, 0, lambda number, loss, off: told.append((number, loss)))
     section = SaliencySection(method="both", budget=0.01, step=0.001)
     found = purification.METHODS.get("both").run(task, section)
     assert {name: at.tolist() for name, at in indices_of(found.mask).items()} == ({"w": [kept]} if kept else {})
@@ -185,15 +192,15 @@ def test_the_recipe_says_who_purifies(world, tmp_path, monkeypatch, method, make
     calls = []
 
     def stub(name):
-        def run(model, weights, gradient, stop, **more):
-            calls.append((name, more))
-            more["on_round"](1, 1.0, 0.0)
-            return PurifyResult(mask_of({weights[0].name: torch.tensor([1, 4])}, weights), (2.0, 1.0), 1)
+        def run(task, section):
+            calls.append((name, section))
+            task.on_round(1, 1.0, 0.0)
+            return PurifyResult(mask_of({task.weights[0].name: torch.tensor([1, 4])}, task.weights), (2.0, 1.0), 1)
 
         return run
 
-    monkeypatch.setattr(purification, "greedy_purify", stub("greedy"))
-    monkeypatch.setattr(purification, "learn_switches", stub("learned"))
+    put_method(monkeypatch, "greedy", stub("greedy"))
+    put_method(monkeypatch, "learned", stub("learned"))
     section = {"method": method, "patience": 3, "budget": 0.02, "checkpointing": True, "steps": 70, "every": 20}
     search = {"metrics": ["saliency"], "select": "argmax"}
     common = {"saliency": section, "seed": 1, "search": search, "subdomains": {"by": "none"}}
@@ -201,18 +208,13 @@ def test_the_recipe_says_who_purifies(world, tmp_path, monkeypatch, method, make
     told = Told()
     context = prepare_context(recipe, told)
     subs = make_subdomains(context, divided(context), None)
-    purify_all(context, RunFolder(tmp_path / "out", {}), subs)
+    subs = purify_all(context, RunFolder(tmp_path / "out", {}), subs)
     asked = ("learned" if make is text_recipe else "greedy") if method == "auto" else method
     expected = ["greedy", "learned"] if asked == "both" else [asked]
     assert [name for name, _ in calls] == expected * len(subs)
-    for name, more in calls:
-        assert (more["patience"], more["budget"], more["checkpointing"]) == (3, 0.02, True)
-        if name == "learned":
-            assert (more["steps"], more["every"], more["seed"]) == (70, 20, 1)
-        else:
-            assert more["step"] == (3e-4 if make is text_recipe else 5e-5)
+    assert all(given == recipe.saliency for _, given in calls)
     for sub in subs:
-        assert sub.curve == (2.0, 1.0)
+        assert sub.stopping_losses == (2.0, 1.0)
         assert indices_of(sub.candidate_mask("saliency"))[context.weights[0].name].tolist() == [1, 4]
     # The bar ends full, though every subdomain took one round only.
     most = {"learned": 4, "greedy": int(0.02 / (3e-4 if make is text_recipe else 5e-5))}

@@ -18,6 +18,7 @@ from torch import Tensor
 from benchmarks.real_llm.cells import Cell
 from benchmarks.real_llm.methods.weights import METHODS, Stand, Trained, lora, purify, trained_in
 from freemoe.domain_experts.expert import DomainExpert, unit_expert
+from freemoe.domain_experts.purify.greedy import PurifyTask
 from freemoe.domain_experts.structured.fitting import multiple_of
 from freemoe.domain_experts.structured.measure import compare_cost
 from freemoe.domain_experts.structured.ranking import measure_importance
@@ -112,24 +113,21 @@ def structured(stand: Stand, *, layout: str = "even", singles: bool = False) -> 
     return _cut(stand, units, off, inside, losses, facts)
 
 
-def _train(stand: Stand, units: ModelUnits, layout: str) -> tuple[UnitsOff, list[float], dict[str, Any]]:
+def _train(stand: Stand, units: ModelUnits, layout: Any) -> tuple[UnitsOff, list[float], dict[str, Any]]:
     """Neurons for the cell's budget, the stopping losses before and after, and what the record says of the training."""
     schedule = stand.schedule
     with trained_in(stand):
-        curve = train_units(
-            stand.model,
-            units,
-            stand.batches(stand.data.gradient),
-            stand.batches(stand.data.stop),
-            budgets=(stand.cell.budget,),
+        gradient, stop = stand.batches(stand.data.gradient), stand.batches(stand.data.stop)
+        section = UnitSection(
+            off=(stand.cell.budget,),
             layout=layout,
-            multiple=_multiple(stand),
             steps=schedule.steps,
             step_tokens=schedule.step_tokens,
             every=schedule.every,
             patience=schedule.patience,
-            seed=stand.cell.seed,
         )
+        task = PurifyTask(stand.model, stand.weights, gradient, stop, seed=stand.cell.seed)
+        curve = train_units(task, units, section, multiple=_multiple(stand))
     (point,) = curve.points
     facts = {
         "start": curve.start,

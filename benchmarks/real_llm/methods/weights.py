@@ -20,8 +20,8 @@ from benchmarks.real_llm.protocol import Protocol
 from benchmarks.rivals.training import Schedule, train_lora, tune, with_lora
 from freemoe.core.registry import Registry
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches, gold_rows
+from freemoe.domain_experts.purify.greedy import PurifyTask
 from freemoe.domain_experts.purify.methods import METHODS as PURIFICATIONS
-from freemoe.domain_experts.purify.methods import PurifyTask
 from freemoe.domain_experts.rank.bands import BandRankings, band_grid
 from freemoe.domain_experts.rank.calibrate import calibrate
 from freemoe.evals.engine.evaluator import DocumentScore, Evaluator

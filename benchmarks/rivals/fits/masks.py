@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.rivals.rival import Fitted, Materials, Terms
-from freemoe.domain_experts.purify.greedy import PurifyResult
-from freemoe.domain_experts.purify.methods import METHODS, PurifyTask
+from freemoe.domain_experts.purify.greedy import PurifyResult, PurifyTask
+from freemoe.domain_experts.purify.methods import METHODS
 from freemoe.domain_experts.rank.calibrate import calibrate
 from freemoe.domain_experts.rank.importance import METRICS
 from freemoe.models.mask import Mask, TensorMask
@@ -58,7 +58,7 @@ def _purify(model: Any, materials: Materials, terms: Terms, method: str) -> Puri
     )
     gradient, stop = materials.batches(materials.gradient), materials.batches(materials.stop)
     text = materials.kind == "text"
-    task = PurifyTask(model, materials.weights, gradient, stop, text, terms.seed, lambda *_: None)
+    task = PurifyTask(model, materials.weights, gradient, stop, text, terms.seed)
     return METHODS.get(method).run(task, section)
 
 

@@ -12,11 +12,13 @@ from torch import Tensor
 from benchmarks.rivals.fits.expert_drop import naee_scores, reap_scores
 from benchmarks.rivals.fits.masks import mask_bytes
 from benchmarks.rivals.rival import Fitted, Materials, Terms
+from freemoe.domain_experts.purify.greedy import PurifyTask
 from freemoe.domain_experts.structured.ranking import measure_importance
 from freemoe.domain_experts.structured.rivals import random_scores, taylor_scores
 from freemoe.domain_experts.structured.training import train_units
 from freemoe.domain_experts.structured.units import ModelUnits, UnitsOff, find_units, lowest_units
 from freemoe.models.switching import switched_off
+from freemoe.recipes import UnitSection
 
 
 def _taylor(model: Any, units: ModelUnits, materials: Materials, terms: Terms, counts: list[int]) -> list[Tensor]:
@@ -75,21 +77,17 @@ def trained(model: Any, materials: Materials, terms: Terms, *, kind: str) -> Ite
             yield fitted
         return
     schedule = terms.schedule
-    curve = train_units(
-        model,
-        units,
-        materials.batches(materials.gradient),
-        materials.batches(materials.stop),
+    gradient, stop = materials.batches(materials.gradient), materials.batches(materials.stop)
+    section = UnitSection(
         # The layers of a family have one width, so one share means these counts.
-        budgets=(counts[0] / units.layers[0].count,),
-        layout="even",
-        multiple=1,
+        off=(counts[0] / units.layers[0].count,),
         steps=schedule.steps,
         step_tokens=schedule.step_tokens,
         every=schedule.every,
         patience=schedule.patience,
-        seed=terms.seed,
     )
+    task = PurifyTask(model, materials.weights, gradient, stop, seed=terms.seed)
+    curve = train_units(task, units, section, multiple=1)
     (point,) = curve.points
     with _off(materials, units, point.off) as fitted:
         fitted.losses = [curve.base, point.loss]

@@ -27,7 +27,8 @@ from freemoe.core.run.progress import Progress, QuietProgress, default_progress
 from freemoe.distributed.executors import require_place
 from freemoe.domain_experts.ahead import ParallelBuildStages, Stage
 from freemoe.domain_experts.candidates import (
-    SubdomainState,
+    Subdomain,
+    SubdomainChoice,
     check_division,
     choose_all,
     make_expert,
@@ -109,13 +110,13 @@ class _PreparedBuild:
         context: Base and data.
         feature: Features of the reference documents, by domain.
         divided: The domains' subdomains.
-        subdomains: All of them, on their way through the build.
+        subdomains: All of them, with their bands.
     """
 
     context: BuildContext
     feature: dict[str, Tensor]
     divided: dict[str, DomainDivision]
-    subdomains: list[SubdomainState]
+    subdomains: list[Subdomain]
 
     def division_hash(self) -> str:
         """Hash of which documents are in which subdomain."""
@@ -127,12 +128,14 @@ class _SelectedExperts:
     """A build in which nothing is chosen any more.
 
     Attributes:
-        experts: One for every subdomain.
+        choices: One for every subdomain.
+        experts: Likewise.
         router: Trained on the reference documents.
         routing: What there is to tell of it.
         files: What the artefact holds, by name.
     """
 
+    choices: list[SubdomainChoice]
     experts: list[DomainExpert]
     router: DomainRouter
     routing: dict[str, Any]
@@ -160,7 +163,7 @@ def _run_build(recipe: BuildRecipe, run: RunFolder, progress: Progress) -> RunOu
         # From here on nothing is chosen any more, so the reported documents may be opened.
         choice = selected.freeze_choice()
         reported = reported_evidence(
-            context, prepared.divided, prepared.subdomains, selected.experts, selected.router, choice, ahead
+            context, prepared.divided, selected.choices, selected.experts, selected.router, choice, ahead
         )
     return RunOutput(
         base_fingerprint=context.fingerprint,
@@ -215,17 +218,19 @@ def _with_format(recipe: BuildRecipe, model: Any, run: RunFolder) -> BuildRecipe
 def _select_experts(
     prepared: _PreparedBuild, run: RunFolder, ahead: ParallelBuildStages | None = None
 ) -> _SelectedExperts:
-    context, subdomains = prepared.context, prepared.subdomains
-    purify_all(context, run, subdomains, ahead)
-    shrink_all(context, run, subdomains, ahead)
-    choose_all(context, subdomains, ahead)
-    experts = [make_expert(context, s) for s in subdomains]
-    router, routing = _train_router(context, prepared.divided, prepared.feature)
+    context, recipe = prepared.context, prepared.context.recipe
+    subdomains = purify_all(context, run, prepared.subdomains, ahead)
+    choices = choose_all(context, shrink_all(context, run, subdomains, ahead), ahead)
+    experts = [make_expert(context, choice) for choice in choices]
+    keys = {name: [d.key for d in context.domains[name].reference.documents] for name in prepared.divided}
+    router, routing = train_on_subdomains(
+        prepared.divided, prepared.feature, keys, recipe.router, kind=recipe.subdomains.feature, seed=recipe.seed
+    )
     tensors = {
         "experts.safetensors": {k: v for e in experts for k, v in e.to_tensors().items()},
         "router.safetensors": router.to_tensors(),
     }
-    return _SelectedExperts(experts, router, routing, {name: save(held) for name, held in tensors.items()})
+    return _SelectedExperts(choices, experts, router, routing, {name: save(held) for name, held in tensors.items()})
 
 
 def work_ahead(recipe: dict[str, Any], output: str, division: str, stage: Stage, name: str) -> None:
@@ -254,14 +259,14 @@ def work_ahead(recipe: dict[str, Any], output: str, division: str, stage: Stage,
                 raise _mismatch_error(output, file)
         of_domain = {name: prepared.divided[name]}
         reported_evidence(
-            context, of_domain, prepared.subdomains, selected.experts, selected.router, selected.freeze_choice()
+            context, of_domain, selected.choices, selected.experts, selected.router, selected.freeze_choice()
         )
         return
     own = [s for s in prepared.subdomains if s.name == name]
     if stage in ("purify", "search"):
-        purify_all(context, run, own)
+        own = purify_all(context, run, own)
     if stage in ("units", "search"):
-        shrink_all(context, run, own)
+        own = shrink_all(context, run, own)
     if stage == "search":
         search_subdomain(context, own[0])
 
@@ -366,11 +371,3 @@ def _calibrate_norms(context: BuildContext, run: RunFolder, divided: dict[str, D
             done = end
     assert norms is not None
     return norms
-
-
-def _train_router(
-    context: BuildContext, divided: dict[str, DomainDivision], feature: dict[str, Tensor]
-) -> tuple[DomainRouter, dict[str, Any]]:
-    recipe = context.recipe
-    keys = {name: [d.key for d in context.domains[name].reference.documents] for name in divided}
-    return train_on_subdomains(divided, feature, keys, recipe.router, kind=recipe.subdomains.feature, seed=recipe.seed)

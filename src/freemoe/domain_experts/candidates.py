@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal
 
 from torch import Tensor
 
 from freemoe.core.errors import DataError, NumericError, RecipeError
 from freemoe.core.numbers import format_decimals
 from freemoe.core.run.folder import RunFolder
-from freemoe.domain_experts.ahead import ParallelBuildStages, Stage
+from freemoe.domain_experts.ahead import ParallelBuildStages
 from freemoe.domain_experts.context import BuildContext
 from freemoe.domain_experts.expert import DomainExpert, band_expert, switch_expert, unit_expert
-from freemoe.domain_experts.purify.curvature import LossForecast
-from freemoe.domain_experts.purify.greedy import OnRound, from_state, to_state
-from freemoe.domain_experts.purify.methods import PurifyTask, method_of
+from freemoe.domain_experts.purify.greedy import OnRound, PurifyResult, PurifyTask, from_state, to_state
+from freemoe.domain_experts.purify.methods import method_of
 from freemoe.domain_experts.rank.bands import Band, BandRankings, band_grid
 from freemoe.domain_experts.rank.calibrate import InputNorms
 from freemoe.domain_experts.rank.importance import METRICS
@@ -33,7 +34,6 @@ from freemoe.domain_experts.select.choice import (
 )
 from freemoe.domain_experts.select.scores import ScoreTable
 from freemoe.domain_experts.structured.fitting import UNITS, FoundUnits, fit_units, multiple_of
-from freemoe.domain_experts.structured.training import OnLook
 from freemoe.domain_experts.structured.units import find_units, numbers_off
 from freemoe.evals.engine.evaluator import DocumentScore
 from freemoe.evals.statistics import detectable_effect, detectable_gain
@@ -41,83 +41,94 @@ from freemoe.evals.summary import is_text
 from freemoe.evals.tasks.documents import ReferenceSplit
 from freemoe.models.mask import Mask
 from freemoe.recipes import BuildRecipe
+from freemoe.recipes.expert_names import BASE
 
 SALIENCY = "saliency"
 
+_TITLES = {"purify": "signed purification", "units": "structured purification"}
 
-@dataclass(eq=False)
-class SubdomainState:
-    """One subdomain on its way through the build.
+
+Candidate = Band | PurifyResult | FoundUnits
+"""What competes in a subdomain beside the base: a band of weights, single switches, or whole units."""
+
+
+@dataclass(frozen=True, eq=False)
+class Subdomain:
+    """One subdomain of a build.
 
     Attributes:
         name: ``DOMAIN/...``.
         domain: Its domain.
-        number: Its number over all domains: the group of the calibration.
         split: Its reference documents.
-        bands: Candidates by name.
-        rankings: Makes the bands' masks.
         parts: Numbers of the documents that give signed purification its gradients, that stop it, and that do neither
             and guard its choice.
-        fitted: The candidate that signed purification found, or None.
-        curve: The stopping loss over its rounds.
-        units: What structured purification found, or None.
-        forecast: What the base's gradient makes of that candidate on stopping documents, beside what it does there.
-        verdicts: What each metric's winner showed.
-        choice: The accepted one, or None.
+        rankings: Makes the bands' masks.
+        candidates: By name: what was fitted so far, then the bands.
     """
 
     name: str
     domain: str
-    number: int
     split: ReferenceSplit
-    bands: dict[str, Band]
-    rankings: BandRankings
     parts: tuple[list[int], list[int], list[int]]
-    fitted: Mask | None = None
-    curve: tuple[float, ...] = ()
-    units: FoundUnits | None = None
-    forecast: LossForecast | None = None
-    verdicts: tuple[CandidateVerdict, ...] = ()
-    choice: CandidateVerdict | None = None
+    rankings: BandRankings
+    candidates: Mapping[str, Candidate]
 
     @property
     def guard_indices(self) -> list[int]:
         """Numbers of the documents that neither gave gradients nor stopped."""
         return self.parts[2]
 
-    def candidate_mask(self, candidate: str) -> Mask:
-        """Weights that a candidate switches off."""
-        if candidate == "base":
+    @property
+    def bands(self) -> dict[str, Band]:
+        """The bands among the candidates."""
+        return {name: found for name, found in self.candidates.items() if isinstance(found, Band)}
+
+    @property
+    def switches(self) -> PurifyResult | None:
+        """What signed purification found, once it is done."""
+        found = self.candidates.get(SALIENCY)
+        return found if isinstance(found, PurifyResult) else None
+
+    @property
+    def units(self) -> FoundUnits | None:
+        """What structured purification found, once it is done."""
+        found = self.candidates.get(UNITS)
+        return found if isinstance(found, FoundUnits) else None
+
+    @property
+    def stopping_losses(self) -> tuple[float, ...]:
+        """The stopping loss over the rounds of what was fitted; empty where nothing was."""
+        if self.units is not None:
+            return self.units.stopping_losses
+        return self.switches.losses if self.switches is not None else ()
+
+    def with_candidate(self, name: str, candidate: Candidate) -> Subdomain:
+        """The same with one more candidate."""
+        return replace(self, candidates={name: candidate, **self.candidates})
+
+    def candidate_mask(self, name: str) -> Mask:
+        """Weights that a candidate, or the base, switches off."""
+        if name == BASE:
             return Mask()
-        if candidate == SALIENCY:
-            return self.fitted or Mask()
-        if candidate == UNITS:
-            return self.units.mask() if self.units else Mask()
-        return self.rankings.mask_of_band(self.bands[candidate])
+        found = self.candidates[name]
+        if isinstance(found, PurifyResult):
+            return found.mask
+        return found.mask() if isinstance(found, FoundUnits) else self.rankings.mask_of_band(found)
 
 
-@dataclass(frozen=True)
-class SubdomainDocuments:
-    """Reference documents of a subdomain, and their numbers by what they are for: `SubdomainState.parts`."""
+@dataclass(frozen=True, eq=False)
+class SubdomainChoice:
+    """What the search came to in a subdomain.
 
-    name: str
-    domain: str
-    split: ReferenceSplit
-    parts: tuple[list[int], list[int], list[int]]
+    Attributes:
+        subdomain: With all its candidates.
+        verdicts: What each metric's winner showed.
+        accepted: The chosen one, or None: the base.
+    """
 
-
-def members_of(context: BuildContext, divided: dict[str, DomainDivision]) -> list[SubdomainDocuments]:
-    """The documents of every subdomain, in parts."""
-    recipe, found = context.recipe, []
-    shared = [recipe.saliency.gradient_share, recipe.saliency.stop_share]
-    for name, part in divided.items():
-        for k, subdomain in enumerate(part.names):
-            split = context.domains[name].reference.select_indices(
-                [i for i, label in enumerate(part.labels) if label == k]
-            )
-            gradient, stop, guard = split_by_share([d.key for d in split.documents], shared, recipe.seed)
-            found.append(SubdomainDocuments(subdomain, name, split, (gradient, stop, guard)))
-    return found
+    subdomain: Subdomain
+    verdicts: tuple[CandidateVerdict, ...]
+    accepted: CandidateVerdict | None
 
 
 def check_division(context: BuildContext, divided: dict[str, DomainDivision]) -> None:
@@ -129,8 +140,9 @@ def check_division(context: BuildContext, divided: dict[str, DomainDivision]) ->
     for part in divided.values():
         for note in part.notes:
             context.progress.say(f"note: {note}")
-    members, fitted = members_of(context, divided), {SALIENCY, UNITS} & set(competing_methods(context.recipe))
-    for sub in members:
+    subdomains = make_subdomains(context, divided)
+    fitted = {SALIENCY, UNITS} & set(competing_methods(context.recipe))
+    for sub in subdomains:
         if fitted and not all(sub.parts):
             raise DataError(
                 f"Subdomain {sub.name!r} has {len(sub.split)} reference documents of "
@@ -138,24 +150,29 @@ def check_division(context: BuildContext, divided: dict[str, DomainDivision]) ->
                 "Raise --limit, use fewer subdomains (--subdomains), or group otherwise (--group-by)."
             )
     if context.recipe.search.select == "guarded":
-        _say_what_can_be_proven(context, members)
+        _say_what_can_be_proven(context, subdomains)
 
 
 def make_subdomains(
-    context: BuildContext, divided: dict[str, DomainDivision], norms: InputNorms | None
-) -> list[SubdomainState]:
+    context: BuildContext, divided: dict[str, DomainDivision], norms: InputNorms | None = None
+) -> list[Subdomain]:
     """List every subdomain with the bands that compete for it and with the parts of its documents."""
-    found, recipe = [], context.recipe
-    for number, sub in enumerate(members_of(context, divided)):
-        bands = {
-            b.name: b
-            for m in recipe.search.metrics
-            if METRICS.get(m).needs != "gradients"
-            for b in band_grid(recipe.bands, m, recipe.seed)
-        }
-        norm = partial(norms.input_norm, group=number, p=float(recipe.bands.p)) if norms else None
-        rankings = BandRankings(context.weights, norm, bands.values())
-        found.append(SubdomainState(sub.name, sub.domain, number, sub.split, bands, rankings, sub.parts))
+    recipe, found = context.recipe, []
+    bands = {
+        band.name: band
+        for metric in recipe.search.metrics
+        if METRICS.get(metric).needs != "gradients"
+        for band in band_grid(recipe.bands, metric, recipe.seed)
+    }
+    shared = [recipe.saliency.gradient_share, recipe.saliency.stop_share]
+    for domain, part in divided.items():
+        for k, name in enumerate(part.names):
+            numbers = [i for i, label in enumerate(part.labels) if label == k]
+            split = context.domains[domain].reference.select_indices(numbers)
+            gradient, stop, guard = split_by_share([d.key for d in split.documents], shared, recipe.seed)
+            norm = partial(norms.input_norm, group=len(found), p=float(recipe.bands.p)) if norms else None
+            rankings = BandRankings(context.weights, norm, bands.values())
+            found.append(Subdomain(name, domain, split, (gradient, stop, guard), rankings, bands))
     return found
 
 
@@ -170,7 +187,7 @@ def competing_methods(recipe: BuildRecipe) -> tuple[str, ...]:
     return (UNITS, *(m for m in metrics if m != SALIENCY))
 
 
-def _say_what_can_be_proven(context: BuildContext, subdomains: list[SubdomainDocuments]) -> None:
+def _say_what_can_be_proven(context: BuildContext, subdomains: list[Subdomain]) -> None:
     """Say which gain the guard finds four times in five, and what would lower it; refuse where it could find none at all."""
     recipe, metrics = context.recipe, competing_methods(context.recipe)
     alpha, tests = recipe.search.alpha, len(metrics) * len(subdomains)
@@ -184,7 +201,7 @@ def _say_what_can_be_proven(context: BuildContext, subdomains: list[SubdomainDoc
         needed = required_documents(tests * counted[0], alpha)
         for domain, data in context.domains.items():
             counts = {
-                s.name: len({s.split.documents[i].key for i in (s.parts[2] if fitted else range(len(s.split)))})
+                s.name: len({s.split.documents[i].key for i in (s.guard_indices if fitted else range(len(s.split)))})
                 for s in subdomains
                 if s.domain == domain
             }
@@ -232,66 +249,34 @@ def _format_range(values: Sequence[float], places: int) -> str:
 
 
 def purify_all(
-    context: BuildContext,
-    run: RunFolder,
-    subdomains: Sequence[SubdomainState],
-    ahead: ParallelBuildStages | None = None,
-) -> None:
-    """Signed purification of every subdomain, each a journalled unit, done by those ahead if there are any.
+    context: BuildContext, run: RunFolder, subdomains: list[Subdomain], ahead: ParallelBuildStages | None = None
+) -> list[Subdomain]:
+    """Add what signed purification finds in every subdomain, each a journalled unit, done by those ahead if there are any.
 
     Raises:
         NumericError: When a loss or gradient is NaN or infinite; names the subdomain.
     """
-    recipe, section = context.recipe, context.recipe.saliency
-    if SALIENCY not in competing_methods(recipe):
-        return
+    section = context.recipe.saliency
+    if SALIENCY not in competing_methods(context.recipe):
+        return subdomains
     text = {s.name: is_text(s.split.documents) for s in subdomains}
     methods = {s.name: method_of(section, text[s.name], context.weights) for s in subdomains}
-    # Rounds are the steps of the bar; a subdomain that ends early jumps to its end.
-    most = {s.name: methods[s.name].rounds(section, text[s.name]) for s in subdomains}
-    with context.progress.stage("signed purification", sum(most.values())) as advance:
-        done = _prefetch_stage(ahead, "purify", run, subdomains, lambda name: advance(most[name]))
-        for sub in subdomains:
-            seen = most[sub.name] if sub.name in done else 0
+    rounds = {name: method.rounds(section, text[name]) for name, method in methods.items()}
 
-            def on_round(number: int, loss: float, off: float) -> None:
-                nonlocal seen
-                advance(number - seen)
-                seen = number
+    def purify_subdomain(sub: Subdomain, task: PurifyTask) -> dict[str, Tensor]:
+        return to_state(methods[sub.name].run(task, section))
 
-            def purify_subdomain(sub: SubdomainState = sub, on_round: OnRound = on_round) -> dict[str, Tensor]:
-                gradient, stop, _ = ([sub.split.documents[i] for i in part] for part in sub.parts)
-                task = PurifyTask(
-                    context.model,
-                    context.weights,
-                    context.make_batches(gradient),
-                    context.make_batches(stop),
-                    text[sub.name],
-                    recipe.seed,
-                    on_round,
-                    run.unit_state(f"purify|{sub.name}"),
-                )
-                try:
-                    found = methods[sub.name].run(task, section)
-                except NumericError as error:
-                    raise NumericError(
-                        f"Subdomain {sub.name!r}: {error} The base model is as it was; subdomains done before are kept for "
-                        "a run of the same recipe."
-                    ) from None
-                return to_state(found)
-
-            found = from_state(run.run_tensor_unit(f"purify|{sub.name}", purify_subdomain), context.weights)
-            sub.curve, sub.forecast, sub.fitted = found.losses, found.forecast, found.mask
-            advance(max(0, most[sub.name] - seen))
+    fitted = _fit_all(context, run, subdomains, ahead, "purify", rounds, purify_subdomain)
+    return [
+        sub.with_candidate(SALIENCY, from_state(found, context.weights))
+        for sub, found in zip(subdomains, fitted, strict=True)
+    ]
 
 
 def shrink_all(
-    context: BuildContext,
-    run: RunFolder,
-    subdomains: Sequence[SubdomainState],
-    ahead: ParallelBuildStages | None = None,
-) -> None:
-    """Structured purification of every subdomain, each a journalled unit, done by those ahead if there are any.
+    context: BuildContext, run: RunFolder, subdomains: list[Subdomain], ahead: ParallelBuildStages | None = None
+) -> list[Subdomain]:
+    """Add what structured purification finds in every subdomain, each a journalled unit, done by those ahead if there are any.
 
     Raises:
         RecipeError: Shares of units that the layout cannot keep.
@@ -299,7 +284,7 @@ def shrink_all(
     """
     recipe, section = context.recipe, context.recipe.units
     if section.unit is None:
-        return
+        return subdomains
     if recipe.bands.layers is not None or recipe.bands.sublayers != "both":
         raise RecipeError(
             "Units are of the whole model: leave bands.layers and bands.sublayers (--layers, --sublayers) at their defaults "
@@ -308,38 +293,71 @@ def shrink_all(
     units = find_units(context.model, section.unit)
     for share in section.off:
         numbers_off(units, share, section.layout, multiple_of(section, context.model.device))
-    looks = len(section.off) * math.ceil(section.steps / section.every)
-    with context.progress.stage("structured purification", len(subdomains) * looks) as advance:
-        done = _prefetch_stage(ahead, "units", run, subdomains, lambda name: advance(looks))
+
+    def fit_subdomain(sub: Subdomain, task: PurifyTask) -> dict[str, Tensor]:
+        looks = itertools.count(1)
+        counted = replace(task, on_round=lambda _, loss, off: task.on_round(next(looks), loss, off))
+        return fit_units(counted, units, section, recipe.saliency, SALIENCY in recipe.search.metrics).to_tensors()
+
+    looks = dict.fromkeys([s.name for s in subdomains], len(section.off) * math.ceil(section.steps / section.every))
+    fitted = _fit_all(context, run, subdomains, ahead, "units", looks, fit_subdomain)
+    return [
+        sub.with_candidate(UNITS, FoundUnits.from_tensors(units, context.weights, found))
+        for sub, found in zip(subdomains, fitted, strict=True)
+    ]
+
+
+def _fit_all(
+    context: BuildContext,
+    run: RunFolder,
+    subdomains: list[Subdomain],
+    ahead: ParallelBuildStages | None,
+    stage: Literal["purify", "units"],
+    rounds: Mapping[str, int],
+    fit: Callable[[Subdomain, PurifyTask], dict[str, Tensor]],
+) -> list[dict[str, Tensor]]:
+    """What is fitted in every subdomain, as the journal has it."""
+    found = []
+    # Rounds are the steps of the bar; a subdomain that ends early jumps to its end.
+    with context.progress.stage(_TITLES[stage], sum(rounds.values())) as advance:
+        waiting = [s.name for s in subdomains if not run.has_tensors(f"{stage}|{s.name}")]
+        done = ahead.run_stage(stage, waiting, lambda name: advance(rounds[name])) if ahead else set()
         for sub in subdomains:
-            seen = looks if sub.name in done else 0
+            seen = rounds[sub.name] if sub.name in done else 0
 
-            def on_look(step: int, loss: float, off: float) -> None:
+            def on_round(number: int, loss: float, off: float) -> None:
                 nonlocal seen
-                seen += 1
-                advance(1)
+                advance(number - seen)
+                seen = number
 
-            def fit_subdomain_units(sub: SubdomainState = sub, on_look: OnLook = on_look) -> dict[str, Tensor]:
-                gradient, stop, _ = (context.make_batches([sub.split.documents[i] for i in part]) for part in sub.parts)
-                text = is_text(sub.split.documents)
+            def fit_subdomain(sub: Subdomain = sub, on_round: OnRound = on_round) -> dict[str, Tensor]:
+                documents = sub.split.documents
+                gradient, stop = (context.make_batches([documents[i] for i in part]) for part in sub.parts[:2])
+                task = PurifyTask(
+                    context.model,
+                    context.weights,
+                    gradient,
+                    stop,
+                    is_text(documents),
+                    context.recipe.seed,
+                    on_round,
+                    run.unit_state(f"{stage}|{sub.name}"),
+                )
                 try:
-                    return fit_units(
-                        context.model, context.weights, units, gradient, stop, section, recipe.saliency,
-                        singles=SALIENCY in recipe.search.metrics, text=text, seed=recipe.seed, on_look=on_look,
-                        kept=run.unit_state(f"units|{sub.name}"),
-                    ).to_tensors()  # fmt: skip
+                    return fit(sub, task)
                 except NumericError as error:
-                    raise NumericError(f"Subdomain {sub.name!r}: {error} The base model is as it was.") from None
+                    raise NumericError(
+                        f"Subdomain {sub.name!r}: {error} The base model is as it was; subdomains done before are kept for "
+                        "a run of the same recipe."
+                    ) from None
 
-            sub.units = FoundUnits.from_tensors(
-                units, context.weights, run.run_tensor_unit(f"units|{sub.name}", fit_subdomain_units)
-            )
-            sub.curve = sub.units.stopping_losses
-            advance(max(0, looks - seen))
+            found.append(run.run_tensor_unit(f"{stage}|{sub.name}", fit_subdomain))
+            advance(max(0, rounds[sub.name] - seen))
+    return found
 
 
-def search_subdomain(context: BuildContext, sub: SubdomainState) -> ScoreTable:
-    """Let every metric find its best candidate in a subdomain and test it; returns the scores that were asked for."""
+def search_subdomain(context: BuildContext, sub: Subdomain) -> tuple[list[CandidateVerdict], ScoreTable]:
+    """Let every metric find its best candidate in a subdomain and test it; returns the scores that were asked for, too."""
     section, seed = context.recipe.search, context.recipe.seed
 
     def score_candidate(candidate: str, numbers: list[int]) -> list[DocumentScore]:
@@ -356,67 +374,55 @@ def search_subdomain(context: BuildContext, sub: SubdomainState) -> ScoreTable:
             continue
         names = [n for n, b in sub.bands.items() if b.metric == metric]
         verdicts.append(judge_winner(table, metric, names, section.method, section.objective, seed))
-    sub.verdicts = tuple(verdicts)
     sub.rankings.clear_cache()
-    return table
-
-
-def _prefetch_stage(
-    ahead: ParallelBuildStages | None,
-    stage: Stage,
-    run: RunFolder,
-    subdomains: Sequence[SubdomainState],
-    told: Callable[[str], None],
-) -> set[str]:
-    """Let those ahead fit what is not fitted yet; the names of all that they were given."""
-    names = [s.name for s in subdomains if not run.has_tensors(f"{stage}|{s.name}")]
-    return ahead.run_stage(stage, names, told) if ahead else set()
+    return verdicts, table
 
 
 def choose_all(
-    context: BuildContext, subdomains: Sequence[SubdomainState], ahead: ParallelBuildStages | None = None
-) -> None:
+    context: BuildContext, subdomains: Sequence[Subdomain], ahead: ParallelBuildStages | None = None
+) -> list[SubdomainChoice]:
     """Search each metric's candidates, test the winners with the search counted, accept the proven."""
     section = context.recipe.search
-    tables = []
+    searched = []
     with context.progress.stage("search", len(subdomains)) as advance:
         names = [s.name for s in subdomains]
         done = ahead.run_stage("search", names, lambda name: advance(1)) if ahead else set()
         for sub in subdomains:
-            tables.append(search_subdomain(context, sub))
+            searched.append(search_subdomain(context, sub))
             advance(0 if sub.name in done else 1)
-    adjusted = adjust_verdicts([s.verdicts for s in subdomains])
-    for sub, verdicts, table in zip(subdomains, adjusted, tables, strict=True):
-        sub.verdicts = tuple(verdicts)
+    adjusted = adjust_verdicts([verdicts for verdicts, _ in searched])
+    chosen = []
+    for sub, verdicts, (_, table) in zip(subdomains, adjusted, searched, strict=True):
         if section.select == "guarded":
-            sub.choice = accept_candidate(verdicts, section.alpha)
+            accepted = accept_candidate(verdicts, section.alpha)
         else:
             # The papers' rule: the best on the documents that chose it, if it beats the base at all.
-            def selection_gain(v: CandidateVerdict, table: ScoreTable = table, sub: SubdomainState = sub) -> float:
+            def selection_gain(v: CandidateVerdict, table: ScoreTable = table, sub: Subdomain = sub) -> float:
                 seen = sub.guard_indices if v.candidate in (SALIENCY, UNITS) else range(len(sub.split))
                 return table.mean_gain(v.candidate, seen, section.objective)
 
             best = max(verdicts, key=selection_gain)
             # Units were asked for by their share: without a guard they are taken whatever they cost.
-            sub.choice = best if selection_gain(best) > 0 or best.candidate == UNITS else None
+            accepted = best if selection_gain(best) > 0 or best.candidate == UNITS else None
+        chosen.append(SubdomainChoice(sub, tuple(verdicts), accepted))
+    return chosen
 
 
-def make_expert(context: BuildContext, sub: SubdomainState) -> DomainExpert:
+def make_expert(context: BuildContext, choice: SubdomainChoice) -> DomainExpert:
     """Turn a subdomain's choice into what is written to disk; a choice that switches nothing off is the base."""
-    found = _chosen_expert(context, sub)
-    return found if found.switches or found.lines or found.ends else DomainExpert(sub.name)
-
-
-def _chosen_expert(context: BuildContext, sub: SubdomainState) -> DomainExpert:
-    if sub.choice is None:
+    sub = choice.subdomain
+    chosen = sub.candidates[choice.accepted.candidate] if choice.accepted else None
+    if chosen is None:
         return DomainExpert(sub.name)
-    if sub.choice.candidate == SALIENCY:
-        return switch_expert(sub.name, sub.fitted or Mask())
-    if sub.choice.candidate == UNITS and sub.units is not None:
-        found = sub.units
-        return unit_expert(sub.name, found.units.kind, found.units.line_indices(found.best_point.off), found.singles)
-    band = sub.bands[sub.choice.candidate]
-    norm, ends = sub.rankings.norm, sub.rankings.band_ends(band)
-    sub.rankings.clear_cache()
-    held = {t: norm(t) for t in dict.fromkeys(w.tap for w in context.weights)} if norm is not None else {}
-    return band_expert(sub.name, band, ends, held, context.weights)
+    if isinstance(chosen, PurifyResult):
+        found = switch_expert(sub.name, chosen.mask)
+    elif isinstance(chosen, FoundUnits):
+        found = unit_expert(
+            sub.name, chosen.units.kind, chosen.units.line_indices(chosen.best_point.off), chosen.singles
+        )
+    else:
+        norm, ends = sub.rankings.norm, sub.rankings.band_ends(chosen)
+        sub.rankings.clear_cache()
+        held = {t: norm(t) for t in dict.fromkeys(w.tap for w in context.weights)} if norm is not None else {}
+        found = band_expert(sub.name, chosen, ends, held, context.weights)
+    return found if found.switches or found.lines or found.ends else DomainExpert(sub.name)

@@ -70,21 +70,6 @@ def test_a_model_in_bfloat16_keeps_less(monkeypatch: pytest.MonkeyPatch) -> None
     assert [len(p.ids) for p in split_by_memory(model, whole, most)] == [2, 2, 2]
 
 
-def test_without_gradients_nothing_is_kept_and_nothing_remembered() -> None:
-    model = wide()
-    model.requires_grad_(False)
-    assert bytes_per_token(model) == 0
-    for weight in find_weights(model):
-        weight.parameter.requires_grad_(True)
-    assert bytes_per_token(model) > 1000
-
-
-def test_a_batch_that_fits_comes_back_as_it_is() -> None:
-    whole = batch(3, 50)
-    assert [p is whole for p in split_by_memory(wide(), whole)] == [True]
-    assert [p is whole for p in split_by_memory(tiny_model("llama"), whole)] == [True]
-
-
 @pytest.mark.parametrize(("fitting", "sizes"), [(1, [1] * 7), (2, [2, 2, 2, 1]), (4, [4, 3]), (6, [4, 3]), (7, [7])])
 def test_parts_hold_every_row_once_and_fit(fitting: int, sizes: list[int]) -> None:
     model, whole = wide(), batch(7, 40)

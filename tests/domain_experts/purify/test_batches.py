@@ -80,15 +80,6 @@ def test_loss_is_a_sum_that_can_be_differentiated():
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
 
 
-def test_padding_has_no_gradient():
-    model = tiny_model("llama")
-    (batch,) = answer_batches([((5, 6, 7, 8, 9), (20,)), ((5,), (21,))], [0, 0], 1000, "cpu")
-    answer_loss(model, batch).backward()
-    grad = model.get_input_embeddings().weight.grad
-    assert not grad[0].any()
-    assert grad[5].any()
-
-
 def test_broken_loss():
     model = tiny_model("llama")
     model.model.embed_tokens.weight.data[5] = math.nan

@@ -14,14 +14,14 @@ from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.unit_state import UnitState
 from freemoe.domain_experts import build
 from freemoe.domain_experts.purify import curvature, greedy, learned, methods
-from freemoe.domain_experts.purify.greedy import PurifyResult, greedy_purify
+from freemoe.domain_experts.purify.greedy import PurifyResult, PurifyTask, greedy_purify
 from freemoe.domain_experts.purify.learned import learn_switches
 from freemoe.domain_experts.structured import training
 from freemoe.domain_experts.structured.fitting import fit_units
 from freemoe.domain_experts.structured.units import find_units
 from freemoe.models.weights import find_weights
 from freemoe.recipes import BuildRecipe, SaliencySection, UnitSection, recipe_from
-from tests.domain_experts.purify.test_greedy import batches, bits, unchanged
+from tests.domain_experts.purify.test_greedy import batches, bits, purify, unchanged
 from tests.tiny import tiny_model
 
 Work = Callable[[UnitState], Any]
@@ -89,26 +89,26 @@ def same(a: PurifyResult, b: PurifyResult) -> None:
 
 def greedily(kept: UnitState) -> PurifyResult:
     model = tiny_model("llama")
-    options = {"step": 0.001, "budget": 0.008, "patience": 3, "part_tokens": 4}
-    return greedy_purify(model, find_weights(model), batches(0), batches(1), **options, kept=kept)
+    options: dict[str, Any] = {"step": 0.001, "budget": 0.008, "patience": 3, "part_tokens": 4}
+    return purify(greedy_purify, model, batches(0), batches(1), **options, kept=kept)
 
 
 def with_switches(kept: UnitState, case: str = "llama") -> PurifyResult:
     model = tiny_model(case)
-    options = {"budget": 0.01, "steps": 14, "every": 3, "step_tokens": 8, "patience": 3}
-    return learn_switches(model, find_weights(model), batches(0), batches(1), **options, kept=kept)
+    options: dict[str, Any] = {"budget": 0.01, "steps": 14, "every": 3, "step_tokens": 8, "patience": 3}
+    return purify(learn_switches, model, batches(0), batches(1), **options, kept=kept)
 
 
 def with_switches_of_large_matrices(kept: UnitState) -> PurifyResult:
     model = tiny_model("llama", hidden_size=160, intermediate_size=192)
-    options = {"budget": 0.01, "steps": 6, "every": 2, "step_tokens": 8}
-    return learn_switches(model, find_weights(model), batches(0), batches(1), **options, kept=kept)
+    options: dict[str, Any] = {"budget": 0.01, "steps": 6, "every": 2, "step_tokens": 8}
+    return purify(learn_switches, model, batches(0), batches(1), **options, kept=kept)
 
 
 def both(kept: UnitState) -> PurifyResult:
     model = tiny_model("llama")
     before = bits(model)
-    task = methods.PurifyTask(model, find_weights(model), batches(0), batches(1), False, 0, lambda *_: None, kept)
+    task = PurifyTask(model, find_weights(model), batches(0), batches(1), kept=kept)
     found = methods.METHODS.get("both").run(task, SECTION)
     assert unchanged(model, before)
     return found
@@ -134,11 +134,8 @@ def test_units_killed_in_their_middle_end_alike(tmp_path: Path, passes: Passes) 
     def work(kept: UnitState) -> dict[str, torch.Tensor]:
         model = tiny_model("llama")
         units = find_units(model, "neuron")
-        found = fit_units(
-            model, find_weights(model), units, batches(0), batches(1), UNIT, SECTION, singles=True, text=False, seed=0,
-            kept=kept,
-        )  # fmt: skip
-        return found.to_tensors()
+        task = PurifyTask(model, find_weights(model), batches(0), batches(1), kept=kept)
+        return fit_units(task, units, UNIT, SECTION, singles=True).to_tensors()
 
     whole = work(unit_state.NOT_KEPT)
     *killed, found = lives(work, tmp_path / "out", passes, 2)

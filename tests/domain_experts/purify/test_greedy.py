@@ -6,13 +6,16 @@ import pytest
 import torch
 
 from freemoe.core.errors import DataError, NumericError
+from freemoe.core.run.unit_state import NOT_KEPT
 from freemoe.domain_experts.purify import greedy as saliency
 from freemoe.domain_experts.purify.batches import answer_batches, mean_loss
 from freemoe.domain_experts.purify.curvature import measure_curvature
 from freemoe.domain_experts.purify.gradients import noise_weights
-from freemoe.domain_experts.purify.greedy import greedy_purify, removal_penalty, split_batches
+from freemoe.domain_experts.purify.greedy import PurifyTask, greedy_purify, removal_penalty, split_batches
+from freemoe.domain_experts.purify.learned import learn_switches
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
+from freemoe.recipes import SaliencySection
 from tests.masks import indices_of
 from tests.tiny import tiny_model
 
@@ -29,42 +32,48 @@ def batches(seed, count=6, budget=40):
     return answer_batches(rows, [0] * count, budget, "cpu")
 
 
+def purify(way, model, gradient, stop, *, on_round=lambda *_: None, kept=NOT_KEPT, seed=0, **section):
+    """Run a way of purifying with fields of its recipe section."""
+    task = PurifyTask(model, find_weights(model), gradient, stop, seed=seed, on_round=on_round, kept=kept)
+    return way(task, SaliencySection(**section))
+
+
 def bits(model):
-    return {k: v.detach().clone().view(torch.int32) for k, v in model.state_dict().items()}
+    """Every parameter's bits, whatever its dtype."""
+    return {k: v.detach().clone().view(torch.uint8) for k, v in model.state_dict().items()}
 
 
 def unchanged(model, before):
-    return all(torch.equal(v.view(torch.int32), before[k]) for k, v in model.state_dict().items())
+    return all(torch.equal(v, before[k]) for k, v in bits(model).items())
 
 
-def canonical(weight, tensor):
-    """(experts, rows, columns) by naming every axis, not by the code under test."""
-    if weight.layout == "columns":
-        tensor = tensor.T[None]
-    elif weight.layout == "experts_columns":
-        tensor = tensor.transpose(1, 2)
-    elif weight.layout == "rows":
-        tensor = tensor[None]
-    return tensor.reshape(-1)
-
-
-@pytest.mark.parametrize("case", ["llama", "gpt2", "mixtral", "gemma"])
-def test_the_model_stays_bit_equal(case):
-    model = tiny_model(case)
-    weights = find_weights(model)
+def with_odd_flags(model):
+    """Give some parameters gradients, and let some ask for none; returns what tells whether all is still so."""
     flags = {}
     for i, (name, p) in enumerate(model.named_parameters()):
         p.requires_grad_(i % 2 == 0)
         p.grad = torch.full_like(p, 2.0) if i % 3 == 0 else None
         flags[name] = (p.requires_grad, p.grad)
-    before = bits(model)
-    found = greedy_purify(model, weights, batches(0), batches(1), step=0.002, budget=0.01, patience=2)
+
+    def untouched():
+        return all(
+            p.requires_grad == flags[name][0]
+            and p.grad is flags[name][1]
+            and (p.grad is None or bool((p.grad == 2).all()))
+            for name, p in model.named_parameters()
+        )
+
+    return untouched
+
+
+@pytest.mark.parametrize("case", ["llama", "gpt2", "mixtral", "gemma"])
+def test_the_model_stays_bit_equal(case):
+    model = tiny_model(case)
+    untouched, before = with_odd_flags(model), bits(model)
+    found = purify(greedy_purify, model, batches(0), batches(1), step=0.002, budget=0.01, patience=2)
     assert len(found.losses) > 1
     assert unchanged(model, before)
-    for name, p in model.named_parameters():
-        assert p.requires_grad == flags[name][0]
-        assert p.grad is flags[name][1]
-        assert p.grad is None or (p.grad == 2).all()
+    assert untouched()
 
 
 @pytest.mark.parametrize("case", ["llama", "gpt2", "mixtral"])
@@ -73,8 +82,8 @@ def test_the_best_round_is_kept(case):
     weights = find_weights(model)
     told = []
     stop = batches(1)
-    found = greedy_purify(
-        model, weights, batches(0), stop, step=0.001, budget=0.02, patience=4, on_round=lambda *a: told.append(a)
+    found = purify(
+        greedy_purify, model, batches(0), stop, step=0.001, budget=0.02, patience=4, on_round=lambda *a: told.append(a)
     )
     assert found.losses[found.best] == min(found.losses)
     assert found.losses[0] == mean_loss(model, stop)
@@ -90,15 +99,6 @@ def test_the_best_round_is_kept(case):
         assert mean_loss(model, stop) == found.losses[found.best]
 
 
-def test_documents_that_rank_are_served_best():
-    model = tiny_model("llama")
-    weights = find_weights(model)
-    rows = batches(0)
-    found = greedy_purify(model, weights, rows, rows, step=0.0005, budget=0.02, patience=3)
-    assert found.best > 3
-    assert found.losses[found.best] < found.losses[0] - 0.1
-
-
 @pytest.mark.parametrize(("step", "budget"), [(0.001, 0.0035), (0.001, 0.003), (0.004, 0.0101), (0.02, 0.005)])
 def test_the_budget_is_kept(step, budget):
     model = tiny_model("llama")
@@ -106,8 +106,8 @@ def test_the_budget_is_kept(step, budget):
     total = sum(w.size for w in weights)
     off = []
     # The stopping loss plays no part: patience is endless.
-    found = greedy_purify(
-        model, weights, batches(0), batches(0), step=step, budget=budget, patience=999,
+    found = purify(
+        greedy_purify, model, batches(0), batches(0), step=step, budget=budget, patience=999,
         on_round=lambda r, loss, share: off.append(share),
     )  # fmt: skip
     assert off
@@ -118,9 +118,8 @@ def test_the_budget_is_kept(step, budget):
 
 def test_patience_ends_the_search():
     model = tiny_model("llama")
-    weights = find_weights(model)
     for patience in (1, 3):
-        found = greedy_purify(model, weights, batches(0), batches(5), step=0.01, budget=0.9, patience=patience)
+        found = purify(greedy_purify, model, batches(0), batches(5), step=0.01, budget=0.9, patience=patience)
         assert len(found.losses) - 1 == found.best + patience
 
 
@@ -129,18 +128,17 @@ def test_nothing_is_chosen_where_nothing_hurts():
     weights = find_weights(model)
     for weight in weights:
         weight.parameter.data.zero_()
-    found = greedy_purify(model, weights, batches(0), batches(1), step=0.01, budget=0.1)
+    found = purify(greedy_purify, model, batches(0), batches(1), step=0.01, budget=0.1)
     assert (indices_of(found.mask), found.best, len(found.losses)) == ({}, 0, 1)
 
 
 def test_base_is_kept_when_every_round_is_worse():
     model = tiny_model("llama")
-    weights = find_weights(model)
     # What helps the one hurts the other: the stopping documents ask for what the others do not.
     rank = answer_batches([((9, 10, 11), (77,))], [0], 100, "cpu")
     ids = int(model(input_ids=torch.tensor([[9, 10, 11]])).logits[0, -1].argmax())
     stop = answer_batches([((9, 10, 11), (ids,))], [0], 100, "cpu")
-    found = greedy_purify(model, weights, rank, stop, step=0.001, budget=0.05, patience=2)
+    found = purify(greedy_purify, model, rank, stop, step=0.001, budget=0.05, patience=2)
     assert found.best == 0
     assert indices_of(found.mask) == {}
     assert len(found.losses) == 3
@@ -148,7 +146,6 @@ def test_base_is_kept_when_every_round_is_worse():
 
 def test_broken_numbers_leave_the_model_as_it_was():
     model = tiny_model("llama")
-    weights = find_weights(model)
     good, rows = batches(0), batches(1)
     bad = answer_batches([((5, 6), (7,))], [0], 100, "cpu")
     model.model.embed_tokens.weight.data[5] = math.nan
@@ -156,7 +153,7 @@ def test_broken_numbers_leave_the_model_as_it_was():
     before = bits(model)
     for gradient, stop in ((bad, rows), (good, bad)):
         with pytest.raises(NumericError, match="NaN or infinit"):
-            greedy_purify(model, weights, gradient, stop)
+            purify(greedy_purify, model, gradient, stop)
         assert unchanged(model, before)
         assert all(p.requires_grad and p.grad is None for p in model.parameters())
     calls = []
@@ -167,7 +164,7 @@ def test_broken_numbers_leave_the_model_as_it_was():
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        greedy_purify(model, weights, good, rows, step=0.001, patience=9, on_round=late)
+        purify(greedy_purify, model, good, rows, step=0.001, patience=9, on_round=late)
     assert unchanged(model, before)
 
 
@@ -190,19 +187,15 @@ def test_a_broken_gradient_names_its_weight():
         calls.clear()
         where = rf"Greedy purification, round {number}, \d+ weights off: .*gradient.*{weights[3].name}"
         with pytest.raises(NumericError, match=where):
-            greedy_purify(model, weights, batches(0), batches(0), step=0.001)
+            purify(greedy_purify, model, batches(0), batches(0), step=0.001)
 
 
+@pytest.mark.parametrize("way", [greedy_purify, learn_switches])
 @pytest.mark.parametrize("missing", ["gradient", "stop"])
-def test_no_documents(missing):
-    model = tiny_model("llama")
+def test_no_documents(missing, way):
+    given = [[] if missing == name else batches(0) for name in ("gradient", "stop")]
     with pytest.raises(DataError, match="0"):
-        greedy_purify(
-            model,
-            find_weights(model),
-            [] if missing == "gradient" else batches(0),
-            [] if missing == "stop" else batches(0),
-        )
+        purify(way, tiny_model("llama"), *given)
 
 
 def test_parts_share_a_round_and_a_step():
@@ -216,8 +209,8 @@ def test_parts_share_a_round_and_a_step():
     assert sorted(map(id, halves[0] + halves[1])) == sorted(map(id, rows))
     shares: list[float] = []
     common = {"step": 0.004, "budget": 0.004, "on_round": lambda number, loss, off: shares.append(off)}
-    whole = greedy_purify(model, weights, rows, batches(9), part_tokens=tokens, **common)
-    parts = greedy_purify(model, weights, rows, batches(9), part_tokens=tokens // 2, **common)
+    whole = purify(greedy_purify, model, rows, batches(9), part_tokens=tokens, **common)
+    parts = purify(greedy_purify, model, rows, batches(9), part_tokens=tokens // 2, **common)
     assert shares == [pytest.approx(0.004, abs=2 / total)] * 2
     # The first half of a cut in two is the strongest of its own part, at the untouched model.
     toll = removal_penalty(measure_curvature(model, weights, halves[0]), sum(b.answer_tokens for b in halves[0]))
@@ -241,7 +234,7 @@ def test_a_harmful_round_is_taken_back_and_the_next_is_half_as_large(monkeypatch
         return losses[len(off) - 1]
 
     monkeypatch.setattr(saliency, "mean_loss", told)
-    found = greedy_purify(model, weights, batches(0), batches(1), step=0.002, budget=0.1, patience=4)
+    found = purify(greedy_purify, model, batches(0), batches(1), step=0.002, budget=0.1, patience=4)
     halves, quarter, eighth = step // 2, step // 4, step // 8
     kept = 2 * halves + 2 * eighth
     assert off[:6] == [0, step, halves, 2 * halves, 3 * halves, 2 * halves + quarter]
@@ -264,11 +257,11 @@ def test_the_toll_is_what_a_cut_costs_beyond_first_order_and_what_its_gradient_i
         torch.testing.assert_close(toll(weight)[0], w**2 * h / 2 + w.abs() * (h / 50).sqrt())
 
 
-def test_the_forecast_stands_beside_what_was_measured():
-    model = tiny_model("llama")
-    weights = find_weights(model)
+def test_documents_that_rank_are_served_best_and_the_forecast_stands_beside_what_was_measured():
     rows = batches(0)
-    found = greedy_purify(model, weights, rows, rows, step=0.0005, budget=0.02, patience=3)
+    found = purify(greedy_purify, tiny_model("llama"), rows, rows, step=0.0005, budget=0.02, patience=3)
+    assert found.best > 3
+    assert found.losses[found.best] < found.losses[0] - 0.1
     assert found.forecast.measured == pytest.approx(found.losses[0] - found.losses[found.best], abs=1e-6)
     assert found.forecast.first_order > 0
     assert found.forecast.disturbance > 0

@@ -6,24 +6,18 @@ from itertools import pairwise
 import pytest
 import torch
 
-from freemoe.core.errors import DataError, NumericError, RecipeError
+from freemoe.core.errors import NumericError
 from freemoe.domain_experts.purify import learned
 from freemoe.domain_experts.purify.batches import AnswerBatch, mean_loss, rows_of
 from freemoe.domain_experts.purify.learned import draw_steps, learn_switches
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
-from tests.domain_experts.purify.test_greedy import batches, unchanged
+from tests.domain_experts.purify.test_greedy import LAYOUTS, batches, bits, purify, unchanged, with_odd_flags
 from tests.domain_experts.slow_learning import masked_gradients, slow_learn
 from tests.masks import indices_of, mask_of
 from tests.tiny import tiny_model
 
-LAYOUTS = ["llama", "gpt2", "mixtral", "gpt_oss"]
 QUICK = {"budget": 0.02, "steps": 24, "step_tokens": 8, "every": 4}
-
-
-def bits_of(model):
-    """Every parameter's bits, whatever its dtype."""
-    return {k: v.detach().clone().view(torch.uint8) for k, v in model.state_dict().items()}
 
 
 def spied(monkeypatch):
@@ -42,14 +36,14 @@ def spied(monkeypatch):
 # ------------------------------------------------------------ a whole training
 
 
-@pytest.mark.parametrize("case", LAYOUTS)
+@pytest.mark.parametrize("case", ["llama", "gpt2", "mixtral", "gpt_oss"])
 def test_training_equals_a_slow_one(case):
     model = tiny_model(case)
     weights = find_weights(model)
     gradient, stop = [*batches(0, 50), *batches(3, 50)], batches(1)
     quick = {**QUICK, "step_tokens": 20}
     told = []
-    found = learn_switches(model, weights, gradient, stop, patience=99, on_round=lambda *a: told.append(a), **quick)
+    found = purify(learn_switches, model, gradient, stop, patience=99, on_round=lambda *a: told.append(a), **quick)
     losses, masks, paces = slow_learn(model, weights, gradient, stop, **quick)
     assert found.losses == pytest.approx(losses, abs=2e-3)
     assert found.losses[1:] != pytest.approx([losses[0]] * 6, abs=0.02)
@@ -68,7 +62,7 @@ def test_what_is_kept_gives_the_loss_that_was_seen():
     model = tiny_model("llama")
     weights = find_weights(model)
     stop = batches(1)
-    found = learn_switches(model, weights, batches(0, 24), stop, **QUICK)
+    found = purify(learn_switches, model, batches(0, 24), stop, **QUICK)
     assert found.losses[0] == mean_loss(model, stop)
     with switched_off(weights, found.mask):
         after = mean_loss(model, stop)
@@ -93,8 +87,14 @@ def test_weights_come_back_and_the_budget_holds(monkeypatch):
     seen = spied(monkeypatch)
     shares = []
     quick = {**QUICK, "budget": 0.01}
-    learn_switches(
-        model, weights, batches(0, 24), batches(1), patience=99, on_round=lambda r, loss, s: shares.append(s), **quick
+    purify(
+        learn_switches,
+        model,
+        batches(0, 24),
+        batches(1),
+        patience=99,
+        on_round=lambda r, loss, s: shares.append(s),
+        **quick,
     )
     most = int(0.01 * sum(w.size for w in weights))
     sizes = [sum(map(len, mask.values())) for mask in seen]
@@ -109,39 +109,29 @@ def test_weights_come_back_and_the_budget_holds(monkeypatch):
 # ----------------------------------------------------- nothing to do, bits, ends
 
 
-@pytest.mark.parametrize("case", ["llama", "gpt2", "mixtral", "gpt_oss", "gemma"])
+@pytest.mark.parametrize("case", LAYOUTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_model_stays_bit_equal(case, dtype):
     model = tiny_model(case).to(dtype)
-    weights = find_weights(model)
-    flags = {}
-    for i, (name, p) in enumerate(model.named_parameters()):
-        p.requires_grad_(i % 2 == 0)
-        p.grad = torch.full_like(p, 2.0) if i % 3 == 0 else None
-        flags[name] = (p.requires_grad, p.grad)
-    before = bits_of(model)
-    found = learn_switches(model, weights, batches(0, 24), batches(0, 24), **{**QUICK, "steps": 12})
+    untouched, before = with_odd_flags(model), bits(model)
+    found = purify(learn_switches, model, batches(0, 24), batches(0, 24), **{**QUICK, "steps": 12})
     assert found.best > 0
     assert found.mask.count > 0
-    assert all(torch.equal(v, before[k]) for k, v in bits_of(model).items())
-    for name, p in model.named_parameters():
-        assert p.requires_grad == flags[name][0]
-        assert p.grad is flags[name][1]
+    assert unchanged(model, before)
+    assert untouched()
 
 
-def test_a_budget_below_one_weight_is_the_base():
+@pytest.mark.parametrize("why", ["the budget is below one weight", "nothing hurts"])
+def test_nothing_goes_off(why):
     model = tiny_model("llama")
     weights = find_weights(model)
-    found = learn_switches(model, weights, batches(0), batches(1), budget=0.5 / sum(w.size for w in weights))
-    assert (indices_of(found.mask), found.best, len(found.losses), found.forecast) == ({}, 0, 1, None)
-
-
-def test_nothing_goes_off_where_nothing_hurts():
-    model = tiny_model("llama")
-    weights = find_weights(model)
-    for weight in weights:
-        weight.parameter.data.zero_()
-    found = learn_switches(model, weights, batches(0), batches(1), **QUICK)
+    quick = dict(QUICK)
+    if why == "nothing hurts":
+        for weight in weights:
+            weight.parameter.data.zero_()
+    else:
+        quick["budget"] = 0.5 / sum(w.size for w in weights)
+    found = purify(learn_switches, model, batches(0), batches(1), **quick)
     assert (indices_of(found.mask), found.best, len(found.losses), found.forecast) == ({}, 0, 1, None)
 
 
@@ -152,7 +142,7 @@ def test_switches_are_found_beside_many_weights_that_are_off_already():
     dead = {w.name: torch.randperm(w.size, generator=generator)[: w.size // 4].sort().values for w in weights}
     rows = batches(0, 24)
     with switched_off(weights, mask_of(dead, weights)):
-        found = learn_switches(model, weights, rows, rows, **QUICK)
+        found = purify(learn_switches, model, rows, rows, **QUICK)
         assert found.losses[found.best] < found.losses[0]
         assert found.losses[found.best] == min(found.losses)
     gone = sum(len(set(p.tolist()) & set(dead[n].tolist())) for n, p in indices_of(found.mask).items())
@@ -161,26 +151,24 @@ def test_switches_are_found_beside_many_weights_that_are_off_already():
 
 def test_base_is_kept_when_every_round_is_worse():
     model = tiny_model("llama")
-    weights = find_weights(model)
-    before = {k: v.detach().clone().view(torch.int32) for k, v in model.state_dict().items()}
+    before = bits(model)
     rank = batches(0, 24)
     # The stopping documents want the base's own next tokens, so that every change is for the worse.
     stop = []
     for batch in rank:
         own = model(input_ids=batch.ids).logits.argmax(-1)
         stop.append(AnswerBatch(batch.ids, batch.mask, torch.where(batch.targets == -100, -100, own), batch.labels))
-    found = learn_switches(model, weights, rank, stop, **{**QUICK, "patience": 2})
+    found = purify(learn_switches, model, rank, stop, **{**QUICK, "patience": 2})
     assert (indices_of(found.mask), found.best, len(found.losses)) == ({}, 0, 3)
     assert unchanged(model, before)
 
 
 def test_checkpointing_and_seeds():
     model = tiny_model("mixtral")
-    weights = find_weights(model)
     rows = [*batches(0, 12), *batches(2, 12)]
 
     def run(**more):
-        found = learn_switches(model, weights, rows, batches(1), patience=99, **{**QUICK, "steps": 12, **more})
+        found = purify(learn_switches, model, rows, batches(1), patience=99, **{**QUICK, "steps": 12, **more})
         return found.losses, {n: p.tolist() for n, p in indices_of(found.mask).items()}
 
     plain = run()
@@ -191,9 +179,8 @@ def test_checkpointing_and_seeds():
 
 def test_an_interrupt_leaves_the_model_as_it_was(monkeypatch):
     model = tiny_model("gpt2")
-    weights = find_weights(model)
     rows = batches(0, 24)
-    before = bits_of(model)
+    before = bits(model)
     calls = []
 
     def late(*_):
@@ -202,22 +189,22 @@ def test_an_interrupt_leaves_the_model_as_it_was(monkeypatch):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        learn_switches(model, weights, rows, batches(1), on_round=late, **QUICK)
+        purify(learn_switches, model, rows, batches(1), on_round=late, **QUICK)
     real = learned.backward
 
     def broken(*given):
         calls.append(1)
         if len(calls) > 8:
             # In the midst of a step: the mask is in place.
-            assert any(not torch.equal(v, before[k]) for k, v in bits_of(model).items())
+            assert not unchanged(model, before)
             raise MemoryError
         return real(*given)
 
     calls.clear()
     monkeypatch.setattr(learned, "backward", broken)
     with pytest.raises(MemoryError):
-        learn_switches(model, weights, rows, batches(1), **QUICK)
-    assert all(torch.equal(v, before[k]) for k, v in bits_of(model).items())
+        purify(learn_switches, model, rows, batches(1), **QUICK)
+    assert unchanged(model, before)
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
 
 
@@ -231,10 +218,10 @@ def test_broken_numbers_name_the_step():
         return gradient * (math.nan if len(calls) > 6 else 1)
 
     weights[2].parameter.register_hook(hook)
-    before = bits_of(model)
+    before = bits(model)
     with pytest.raises(NumericError, match=r"Learned switches, step [1-9]\d*, \d+ weights off: .*" + weights[2].name):
-        learn_switches(model, weights, batches(0, 24), batches(1), **QUICK)
-    assert all(torch.equal(v, before[k]) for k, v in bits_of(model).items())
+        purify(learn_switches, model, batches(0, 24), batches(1), **QUICK)
+    assert unchanged(model, before)
 
 
 # ------------------------------------------------------------------- documents
@@ -256,24 +243,3 @@ def test_every_document_is_drawn_once_per_pass():
     assert [rows_of(next(again)) for _ in range(12)] == [rows_of(s) for s in steps]
     everything = next(draw_steps(rows, 10**6, 0))
     assert sorted(rows_of(everything)) == sorted(documents)
-
-
-@pytest.mark.parametrize(
-    ("bad", "error", "message"),
-    [
-        ({"budget": 0.0}, RecipeError, "budget is 0.0"),
-        ({"budget": 1.5}, RecipeError, "budget is 1.5"),
-    ],
-)
-def test_bad_shares(bad, error, message):
-    model = tiny_model("llama")
-    with pytest.raises(error, match=message):
-        learn_switches(model, find_weights(model), batches(0), batches(1), **{**QUICK, **bad})
-
-
-@pytest.mark.parametrize("missing", ["gradient", "stop"])
-def test_no_documents(missing):
-    model = tiny_model("llama")
-    given = [[] if missing == "gradient" else batches(0), [] if missing == "stop" else batches(1)]
-    with pytest.raises(DataError, match="0"):
-        learn_switches(model, find_weights(model), *given)

@@ -19,15 +19,6 @@ def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("freemoe.domain_experts.purify.strongest._SMALL", request.param)
 
 
-@pytest.mark.parametrize("count", [1, 3, 10, 1000])
-def test_strongest_equals_sorting_everything(count):
-    generator = torch.Generator().manual_seed(count)
-    scores = [torch.randn(n, generator=generator) for n in (5, 40, 1, 200)]
-    flat = sorted(((-float(v), t, i) for t, s in enumerate(scores) for i, v in enumerate(s)))
-    expected = [sorted(i for v, t, i in flat[:count] if t == k and v < 0) for k in range(4)]
-    assert [m.indices().tolist() for m in global_topk(makers(scores), count).masks] == expected
-
-
 @pytest.mark.parametrize("above", [0.0, -2.0, 1.0])
 def test_strongest_equals_a_slow_sort_with_ties(above):
     generator = torch.Generator().manual_seed(7)

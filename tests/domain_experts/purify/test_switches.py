@@ -1,12 +1,9 @@
 """Learned switches: what one step does, its pace and its schedule, against slow versions."""
 
-import math
-
 import pytest
 import torch
 
 from freemoe.domain_experts.purify import learned
-from freemoe.domain_experts.purify.curvature import Curvature
 from freemoe.domain_experts.purify.gradients import noise_weights
 from freemoe.domain_experts.purify.learned import TrustRegion, WeightSwitches, switch_all, training_schedule
 from freemoe.models.mask import TensorMask
@@ -18,14 +15,6 @@ from tests.masks import indices_of
 from tests.tiny import tiny_model
 
 LAYOUTS = ["llama", "gpt2", "mixtral", "gpt_oss"]
-
-
-def flat_curvature(weights, h=1.0):
-    """The same h for every weight."""
-    return Curvature(
-        {w.name: torch.ones(w.experts, w.columns) for w in weights},
-        {w.name: torch.full((w.experts, w.rows), h) for w in weights},
-    )
 
 
 @pytest.mark.parametrize("case", LAYOUTS)
@@ -50,34 +39,6 @@ def test_what_is_gathered_equals_autograd_through_an_explicit_mask(case):
     # Weights that are off have gradients of their own: that is how they come back.
     assert some > 10
     assert float(sum(s.slope for s in switches.values())) == pytest.approx(slope, rel=1e-3, abs=1e-6)
-
-
-def set_evidence(switch, values):
-    """Let a fresh switch have this evidence, by flat position."""
-    matrix = torch.zeros(switch.weight.size)
-    for place, value in values.items():
-        matrix[place] = value
-    switch.evidence.add(matrix.view(switch.weight.shape), 1.0)
-
-
-def test_evidence_is_the_sum_of_paced_running_means():
-    (weight, *_) = find_weights(tiny_model("llama"))
-    switch = WeightSwitches.all_on(weight)
-    generator = torch.Generator().manual_seed(0)
-    mean, evidence = torch.zeros(weight.size), torch.zeros(weight.size)
-    for rate in (1.0, 0.5, 2.0):
-        gradient = torch.randn(weight.shape, generator=generator)
-        switch.decay_gradients()
-        # A pass may come in several parts.
-        switch.add_gradient(gradient * 0.25)
-        switch.add_gradient(gradient * 0.75)
-        switch.update_evidence(rate)
-        mean = 0.9 * mean + 0.1 * gradient.flatten()
-        evidence += rate * mean
-    torch.testing.assert_close(switch.evidence.to_dense().flatten(), evidence)
-    own = weight.canonical_view().reshape(-1)
-    scores = switch.switch_scores(flat_curvature([weight], 0.3))
-    torch.testing.assert_close(scores, own * evidence - own**2 * 0.3)
 
 
 def test_going_back_is_to_the_best_evidence():
@@ -110,38 +71,6 @@ def test_changes_tell_what_was_added_to_each_weight():
     switch.decay_gradients()
     switch.add_gradient(torch.ones(weight.shape))
     assert float(switch.slope) == pytest.approx(float(own[1] + own[6] - own[7]), rel=1e-5)
-
-
-def test_off_are_the_highest_scores_above_zero():
-    a, b = weights = find_weights(tiny_model("llama"))[1:3]
-    evidence = {3: 1.0, 8: 3.0}, {3: -2.0, 5: 2.0, 8: 0.5}
-    for weight in weights:
-        # Products of 1 with the evidence, and no curvature.
-        weight.parameter.data.fill_(1.0)
-    got = []
-    for most in (0, 1, 2, 3, 9):
-        switches = {}
-        for weight, values in zip(weights, evidence, strict=True):
-            switch = switches[weight.name] = WeightSwitches.all_on(weight)
-            set_evidence(switch, values)
-        mask, _ = learned._switch_topk(switches, flat_curvature(weights, 0.0), most, math.inf)
-        got.append({n: p.tolist() for n, p in indices_of(mask).items()})
-        assert {n: s.off.indices().tolist() for n, s in switches.items() if s.off.count} == got[-1]
-    assert got == [
-        {}, {a.name: [8]}, {a.name: [8], b.name: [5]}, {a.name: [3, 8], b.name: [5]}, {a.name: [3, 8], b.name: [5, 8]}
-    ]  # fmt: skip
-
-
-def test_a_weight_goes_off_when_its_gain_is_more_than_it_disturbs():
-    (weight, *_) = find_weights(tiny_model("llama"))
-    weight.parameter.data.fill_(1.0)
-    weight.parameter.data.view(-1)[:3] = torch.tensor([0.5, 1.0, 2.0])
-    switch = WeightSwitches.all_on(weight)
-    # w e > w^2 h where e > w h: the same evidence removes small weights and leaves large ones.
-    set_evidence(switch, {0: 1.0, 1: 1.0, 2: 1.0})
-    for h, expected in ((0.4, [0, 1, 2]), (0.6, [0, 1]), (1.5, [0]), (2.5, [])):
-        mask, _ = learned._switch_topk({weight.name: switch}, flat_curvature([weight], h), 9, math.inf)
-        assert indices_of(mask).get(weight.name, torch.empty(0)).tolist() == expected
 
 
 def test_the_pace_grows_while_steps_end_downhill_and_halves_when_the_loss_rises():

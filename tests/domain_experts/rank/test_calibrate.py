@@ -9,7 +9,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from freemoe.core.errors import DataError, FamilyError, NumericError
-from freemoe.domain_experts.rank.calibrate import InputNorms, calibrate, power_sums, rows_of_groups, sums_to_norm
+from freemoe.domain_experts.rank.calibrate import InputNorms, calibrate, power_sums, rows_of_groups
 from freemoe.models.spec import family_of
 from freemoe.models.weights import find_weights
 from tests.tiny import CASES, tiny_model
@@ -114,18 +114,6 @@ def test_padding_never_counts(case, side, extra):
         torch.testing.assert_close(plain.sums[tap], padded.sums[tap], rtol=2e-4, atol=1e-6)
 
 
-def test_power_sums_of_a_small_matrix():
-    x = torch.tensor([[1.0, -2.0], [3.0, 0.0]])
-    sums = power_sums(x)
-    assert sums.tolist() == [[4.0, 2.0], [10.0, 4.0], [82.0, 16.0], [3.0, 2.0]]
-    assert power_sums(x[:0]).tolist() == [[0.0, 0.0]] * 4
-    wide = torch.randn(300, 4096, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
-    exact = wide.double().abs()
-    for got, p in zip(power_sums(wide), PS, strict=True):
-        expected = exact.amax(0) if p == math.inf else (exact**p).sum(0)
-        torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=0)
-
-
 def test_power_sums_of_some_rows():
     x = torch.randn(500, 700, generator=torch.Generator().manual_seed(0))
     before = x.clone()
@@ -160,27 +148,13 @@ def test_rows_of_groups():
     assert rows_of_groups(torch.tensor([], dtype=torch.int64)) == []
 
 
-def test_root():
-    sums = torch.tensor([[3.0], [9.0], [81.0], [2.0]], dtype=torch.float64)
-    assert [sums_to_norm(sums, p).item() for p in PS] == [3.0, 3.0, 3.0, 2.0]
+def test_norms_of_sums():
+    norms = InputNorms({"tap": torch.tensor([[[[3.0]], [[9.0]], [[81.0]], [[2.0]]]], dtype=torch.float64)}, {})
+    assert [norms.input_norm("tap", 0, p).item() for p in PS] == [3.0, 3.0, 3.0, 2.0]
     with pytest.raises(NumericError, match="p = 3"):
-        sums_to_norm(sums, 3)
-
-
-def test_pooled_is_all_documents_together():
-    model = tiny_model("mixtral")
-    weights = find_weights(model)
-    batches = [batch([0, 1, 2]), batch([3, 4])]
-    norms = calibrate(model, weights, batches, groups=3)
-    one = calibrate(model, weights, [(i, m, torch.zeros_like(g)) for i, m, g in batches], groups=1)
-    for tap in norms.sums:
-        for p in PS:
-            torch.testing.assert_close(norms.pooled_norm(tap, [0, 1, 2], p), one.input_norm(tap, 0, p))
-            assert torch.equal(norms.pooled_norm(tap, [2], p), norms.input_norm(tap, 2, p))
-    with pytest.raises(DataError, match="0 to 2 allowed"):
-        norms.pooled_norm(tap, [3], 2)
-    with pytest.raises(DataError, match=r"\[\]"):
-        norms.pooled_norm(tap, [], 2)
+        norms.input_norm("tap", 0, 3)
+    with pytest.raises(DataError, match="0 to 0 allowed"):
+        norms.input_norm("tap", 1, 2)
 
 
 def test_norms_travel_bit_by_bit():

@@ -7,7 +7,7 @@ import torch
 
 from freemoe import recipes
 from freemoe.core.errors import NumericError
-from freemoe.domain_experts.rank.importance import METRICS, check_finite, patch_scores, seeded_generator, spread_patches
+from freemoe.domain_experts.rank.importance import METRICS, check_finite, seeded_generator
 
 
 def some(*shape, seed=0):
@@ -55,39 +55,6 @@ def test_random_depends_on_seed_and_name_alone():
     assert first.min() >= 0
     assert first.max() < 1
     assert first.unique().numel() > 390
-
-
-@pytest.mark.parametrize("side", [1, 2, 4, 16])
-@pytest.mark.parametrize("shape", [(1, 16, 32), (2, 5, 7), (1, 17, 3), (1, 1, 1), (3, 16, 16)])
-def test_patches_equal_brute_force(shape, side):
-    scores = some(*shape).abs()
-    found = patch_scores(scores, side)
-    experts, rows, columns = shape
-    assert found.shape == (experts, math.ceil(rows / side), math.ceil(columns / side))
-    for e in range(experts):
-        for i in range(found.shape[1]):
-            for j in range(found.shape[2]):
-                block = scores[e, i * side : (i + 1) * side, j * side : (j + 1) * side]
-                assert float(found[e, i, j]) == pytest.approx(float(block.double().sum()), rel=1e-5)
-
-
-@pytest.mark.parametrize("side", [1, 2, 4, 16])
-def test_spread_patches_is_the_way_back(side):
-    rows, columns = 10, 19
-    mask = some(2, math.ceil(rows / side), math.ceil(columns / side)) > 0
-    spread = spread_patches(mask, side, rows, columns)
-    assert spread.shape == (2, rows, columns)
-    for e in range(2):
-        for r in range(rows):
-            for c in range(columns):
-                assert spread[e, r, c] == mask[e, r // side, c // side]
-
-
-def test_patches_do_not_depend_on_the_layout_in_memory():
-    scores = some(2, 9, 13).abs()
-    turned = scores.transpose(1, 2).contiguous().transpose(1, 2)
-    assert not turned.is_contiguous()
-    assert torch.equal(patch_scores(scores, 4), patch_scores(turned, 4))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

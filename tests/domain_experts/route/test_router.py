@@ -2,7 +2,6 @@
 
 import json
 import warnings
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,11 +13,9 @@ from freemoe.core.artifacts import read_manifest
 from freemoe.domain_experts.route.confidence import abstention_threshold, expected_calibration_error, fit_temperature
 from freemoe.domain_experts.route.router import (
     DomainRouter,
-    Level,
     Route,
     calibration_errors,
     fit_level,
-    routing_latency,
     train_router,
 )
 from freemoe.domain_experts.select.choice import split_folds
@@ -95,12 +92,6 @@ def test_one_domain_with_one_subdomain_never_abstains(level2):
     assert figures["subdomain_accuracy"] == 1
 
 
-def test_one_domain_with_two_subdomains():
-    feature, _, subdomains, keys = world()
-    router, _ = train_router(feature, ["all"] * 100, subdomains, keys)
-    assert [r.subdomain for r in router.route(feature)] == subdomains
-
-
 @pytest.mark.parametrize("level2", ["linear", "centroid"])
 def test_routes_survive_the_disk(level2, tmp_path):
     feature, domains, subdomains, keys = world(spread=6.0)
@@ -135,31 +126,6 @@ def test_a_batch_is_routed_like_its_rows(level2):
         assert alone.subdomain == route.subdomain
         assert alone.confidence == pytest.approx(route.confidence, abs=1e-5)
     assert router.route(feature[:0]) == []
-
-
-def test_a_temperature_changes_how_sure_a_level_is_and_nothing_else():
-    x = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
-    weight, bias = torch.randn(3, 4, generator=torch.Generator().manual_seed(1)), torch.tensor([0.1, 0.0, -0.2])
-    plain = Level(("a", "b", "c"), weight, bias)
-    assert torch.equal(plain.probabilities(x), torch.softmax(x @ weight.T + bias, 1))
-    before = 0 * x[:, 0] + 1
-    for temperature in (0.2, 1.0, 3.0, 20.0):
-        level = Level(("a", "b", "c"), weight, bias, temperature)
-        sure, picked = level.predict_class(x)
-        assert torch.equal(picked, plain.predict_class(x)[1])
-        assert (sure <= before).all()
-        torch.testing.assert_close(level.probabilities(x), torch.softmax((x @ weight.T + bias) / temperature, 1))
-        before = sure
-
-
-def test_training_is_deterministic():
-    feature, domains, subdomains, keys = world(spread=6.0)
-    a, first = train_router(feature, domains, subdomains, keys)
-    b, second = train_router(feature, domains, subdomains, keys)
-    assert all(torch.equal(x, y) for x, y in zip(a.to_tensors().values(), b.to_tensors().values(), strict=True))
-    assert a.describe() == b.describe()
-    for key in first.keys() - {"p50_ms", "p95_ms"}:
-        assert first[key] == second[key]
 
 
 def test_features_are_standardised():
@@ -265,36 +231,6 @@ def test_figures_by_hand():
         assert router.subdomain[d].temperature == figures["subdomain_temperatures"][d] == temperature(range(5), d)
 
 
-@pytest.mark.parametrize("level2", ["linear", "centroid"])
-def test_calibration_makes_confidence_mean_the_chance_to_be_right(level2):
-    # Groups that overlap, and fewer documents than features: the plain confidence is far off.
-    rng = np.random.default_rng(1)
-    centres = rng.normal(0, 1, (4, 60))
-    names = ["a/0", "a/1", "b/0", "b/1"]
-
-    def draw(count):
-        label = rng.integers(0, 4, count)
-        feature = torch.tensor(centres[label] + rng.normal(0, 3.5, (count, 60))).float()
-        return feature, [names[k][0] for k in label], [names[k] for k in label]
-
-    feature, domains, subdomains = draw(300)
-    router, figures = train_router(feature, domains, subdomains, [str(i) for i in range(300)], level2=level2)
-    fresh, fresh_domains, fresh_subdomains = draw(2000)
-    after = calibration_errors(router.route(fresh), fresh_domains, fresh_subdomains)
-    plain = DomainRouter(
-        router.mean,
-        router.scale,
-        replace(router.domain, temperature=1.0),
-        {d: replace(level, temperature=1.0) for d, level in router.subdomain.items()},
-        0.0,
-    )
-    before = calibration_errors(plain.route(fresh), fresh_domains, fresh_subdomains)
-    for key in ("domain_ece", "subdomain_ece"):
-        assert after[key] < 0.08
-    assert after["subdomain_ece"] < 0.75 * before["subdomain_ece"]
-    assert figures["subdomain_ece"] < figures["without_temperature"]["subdomain_ece"]
-
-
 def test_calibration_errors_by_hand():
     routes = [
         Route("a", "a/0", 0.55, 0.95),
@@ -329,13 +265,6 @@ def test_too_few_documents_to_know_means_abstaining():
     assert router.threshold > 1
     assert figures["abstained"] == 1
     assert router.domain.temperature == 1.0
-
-
-def test_latency_is_measured():
-    feature, domains, subdomains, keys = world()
-    router, figures = train_router(feature, domains, subdomains, keys)
-    assert 0 < figures["p50_ms"] <= figures["p95_ms"]
-    assert routing_latency(router, feature[:1], repeats=3)["p50_ms"] > 0
 
 
 def test_a_build_keeps_the_temperatures_and_reports_the_calibration(artefact):

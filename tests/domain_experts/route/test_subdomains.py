@@ -124,16 +124,6 @@ def test_small_clusters_are_merged_into_the_nearest():
     assert len(notes) == 3
 
 
-def test_merging_is_said():
-    feature, _ = blobs([20, 20, 3])
-    found = divide_domain("d", split_of(43), feature, SubdomainSection(count=3, min_size=8), 0)
-    assert len(found.names) == 2
-    (note,) = found.notes
-    assert note.startswith("d: subdomain")
-    assert "3 documents, fewer than 8" in note
-    assert min(np.bincount(found.labels)) >= 20
-
-
 @pytest.mark.parametrize("by", ["task", "field"])
 def test_groups_by_name(by):
     documents = [Document("t1" if i % 3 else "t2", str(i), str(i), "target", "x", field=f"f{i % 2}") for i in range(40)]

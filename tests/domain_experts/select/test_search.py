@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from freemoe.core.errors import SplitError, UnknownNameError
+from freemoe.core.errors import SplitError
 from freemoe.domain_experts.select.scores import ReportedScores, ScoreTable
 from freemoe.domain_experts.select.search import SEARCHES, exhaustive_search
 from freemoe.evals.engine.evaluator import DocumentScore
@@ -96,18 +96,6 @@ def test_few_candidates_or_documents(name, count, documents):
 
 
 @pytest.mark.parametrize("name", ["exhaustive", "halving"])
-def test_the_base_need_not_be_scored(name):
-    """All candidates are compared on the same documents: the base would only be taken from each alike."""
-    rows, winner = candidates(2)
-    table, asked = table_of(rows)
-    assert SEARCHES.get(name)(table, [n for n in rows if n != "base"], range(200), "accuracy", 0) == winner
-    assert "base" not in {candidate for candidate, _ in asked}
-    gains = {n: sum(a - b for a, b in zip(rows[n], rows["base"], strict=True)) for n in rows if n != "base"}
-    assert max(gains, key=gains.get) == winner
-    assert asked
-
-
-@pytest.mark.parametrize("name", ["exhaustive", "halving"])
 def test_among_equals_the_first_wins(name):
     rows = {"base": [0.0] * 40, **{f"c{i}": [1.0] * 40 for i in range(6)}}
     table, _ = table_of(rows)
@@ -140,8 +128,3 @@ def test_halving_is_seeded():
         asked.append(log)
     assert asked[0] == asked[1]
     assert asked[0] != asked[2]
-
-
-def test_unknown_search():
-    with pytest.raises(UnknownNameError, match="halving"):
-        SEARCHES.get("halfing")

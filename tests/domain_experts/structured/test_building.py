@@ -10,8 +10,8 @@ import torch
 from freemoe.core.errors import ArtifactError, RecipeError
 from freemoe.domain_experts.build import build
 from freemoe.domain_experts.expert import DomainExpert, unit_expert
+from freemoe.domain_experts.merging import merge
 from freemoe.domain_experts.mixture import FreeMoE
-from freemoe.domain_experts.structured.merging import merge_shrunk
 from freemoe.domain_experts.structured.units import find_units
 from freemoe.models.weights import find_weights
 from freemoe.recipes import EvalRecipe
@@ -98,9 +98,9 @@ def test_experts_of_a_mixture_are_reported_as_the_cut_model_computes(world, tmp_
     (point,) = domain["subdomains"][0]["units"]["points"]
     assert point["share"] == 0.25
     assert set(point["rivals"]) == {"taylor", "random"}
-    small = merge_shrunk(out, "wiki/all", tmp_path / "small")
+    small = merge(out, "wiki/all", tmp_path / "small", shrink=True)["folder"]
     seen = evaluate(
-        EvalRecipe(artefact=str(small), domains=recipe.domains, data=recipe.data, device="cpu", seed=recipe.seed)
+        EvalRecipe(artefact=small, domains=recipe.domains, data=recipe.data, device="cpu", seed=recipe.seed)
     )
     cut = seen["domains"][0]["rows"]["base"]
     assert cut["score"] == pytest.approx(domain["rows"]["expert"]["score"], rel=1e-4)

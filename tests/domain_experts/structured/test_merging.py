@@ -7,10 +7,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from freemoe.core.errors import ArtifactError, RecipeError
-from freemoe.domain_experts.merging import plan_merge
+from freemoe.domain_experts.merging import merge, plan_merge
 from freemoe.domain_experts.mixture import FreeMoE
-from freemoe.domain_experts.structured.merging import merge_shrunk
 from tests.domain_experts.structured.artefacts import mixture_artefact, unit_artefact
+
+
+def cut_out(artefact, expert, folder, **how):
+    return merge(artefact, expert, folder, shrink=True, **how)["folder"]
+
 
 IDS = torch.arange(5, 33).reshape(2, 14)
 
@@ -21,7 +25,7 @@ def artefact(tmp_path_factory):
 
 
 def test_the_small_checkpoint_computes_what_the_expert_does(artefact, tmp_path) -> None:
-    folder = merge_shrunk(artefact, "law/all", tmp_path / "small")
+    folder = cut_out(artefact, "law/all", tmp_path / "small")
     small = AutoModelForCausalLM.from_pretrained(folder)
     assert small.config.intermediate_size == 32
     assert AutoTokenizer.from_pretrained(folder)("a")["input_ids"]
@@ -37,7 +41,7 @@ def test_the_small_checkpoint_computes_what_the_expert_does(artefact, tmp_path) 
 
 def test_experts_of_a_mixture_are_cut_out_and_never_left_as_zeros(tmp_path) -> None:
     artefact = mixture_artefact(tmp_path)
-    folder = merge_shrunk(artefact, "law/all", tmp_path / "small")
+    folder = cut_out(artefact, "law/all", tmp_path / "small")
     small = AutoModelForCausalLM.from_pretrained(folder)
     moe = FreeMoE.from_pretrained(None, artefact)
     assert small.config.num_local_experts == moe.config.num_local_experts - 1
@@ -55,9 +59,9 @@ def test_experts_of_a_mixture_are_cut_out_and_never_left_as_zeros(tmp_path) -> N
 
 def test_free_layouts_are_padded_on_request(artefact, tmp_path) -> None:
     with pytest.raises(RecipeError, match="--even"):
-        merge_shrunk(artefact, "law/free", tmp_path / "small")
+        cut_out(artefact, "law/free", tmp_path / "small")
     assert not list(tmp_path.iterdir())
-    folder = merge_shrunk(artefact, "law/free", tmp_path / "small", pad=True)
+    folder = cut_out(artefact, "law/free", tmp_path / "small", pad=True)
     assert AutoModelForCausalLM.from_pretrained(folder).config.intermediate_size == 48
 
 
@@ -66,10 +70,10 @@ def test_free_layouts_are_padded_on_request(artefact, tmp_path) -> None:
 )
 def test_other_experts_cannot_be_cut_out(artefact, tmp_path, name: str, words: str) -> None:
     with pytest.raises(Exception, match=words):
-        merge_shrunk(artefact, name, tmp_path / "small")
+        cut_out(artefact, name, tmp_path / "small")
     assert not list(tmp_path.iterdir())
 
 
 def test_an_existing_folder_is_left_alone(artefact, tmp_path) -> None:
     with pytest.raises(ArtifactError, match="exists already"):
-        merge_shrunk(artefact, "law/all", tmp_path)
+        cut_out(artefact, "law/all", tmp_path)

@@ -10,7 +10,7 @@ from typing import Any
 from freemoe.core.files import json_digest
 from freemoe.core.numbers import format_percent
 from freemoe.domain_experts.ahead import ParallelBuildStages
-from freemoe.domain_experts.candidates import SALIENCY, SubdomainState
+from freemoe.domain_experts.candidates import Subdomain, SubdomainChoice
 from freemoe.domain_experts.context import BuildContext, MakeMask
 from freemoe.domain_experts.expert import DomainExpert
 from freemoe.domain_experts.prove.evidence import domain_evidence, where_off
@@ -33,7 +33,7 @@ from freemoe.recipes import BuildRecipe
 def reported_evidence(
     context: BuildContext,
     divided: dict[str, DomainDivision],
-    subdomains: list[SubdomainState],
+    choices: list[SubdomainChoice],
     experts: list[DomainExpert],
     router: DomainRouter,
     choice: FrozenChoice,
@@ -48,7 +48,7 @@ def reported_evidence(
         for e in experts
         if e.kind != "base"
     }
-    by_name = {s.name: s for s in subdomains}
+    by_name = {c.subdomain.name: c for c in choices}
 
     found = []
     with context.progress.stage("report", len(divided)) as advance:
@@ -62,7 +62,8 @@ def reported_evidence(
             routes = [("base" if router.abstains(r) else r.subdomain, r.subdomain, r.confidence) for r in seen]
             known = part.assign_documents(documents, feature)
             candidates = {
-                n: {c: partial(by_name[n].candidate_mask, c) for c in _candidate_names(by_name[n])} for n in part.names
+                n: {c: partial(sub.candidate_mask, c) for c in sub.candidates}
+                for n, sub in ((n, by_name[n].subdomain) for n in part.names)
             }
             evidence = domain_evidence(
                 documents,
@@ -80,27 +81,30 @@ def reported_evidence(
             evidence["router"] |= calibration_errors(seen, [domain] * len(seen), [part.names[k] for k in known])
             found.append(_domain_result(context, domain, part, by_name, accepted, evidence))
             for k, (name, entry) in enumerate(zip(part.names, found[-1]["subdomains"], strict=True)):
-                if (units := by_name[name].units) is not None:
+                sub = by_name[name].subdomain
+                if sub.units is not None:
                     own = [d for d, number in zip(documents, known, strict=True) if number == k]
-                    entry["units"] = _units_of(context, by_name[name], units, own)
+                    entry["units"] = _units_of(context, sub, sub.units, own)
             for name in part.names:
-                by_name[name].rankings.clear_cache()
+                by_name[name].subdomain.rankings.clear_cache()
             advance(0 if domain in done else 1)
     return found
 
 
 def _control_mask(
-    context: BuildContext, by_name: dict[str, SubdomainState], accepted: dict[str, MakeMask], name: str, number: int
+    context: BuildContext, by_name: dict[str, SubdomainChoice], accepted: dict[str, MakeMask], name: str, number: int
 ) -> Mask:
     """One random draw as large as what the expert of a subdomain has off."""
     values = {w.name: w.read_values for w in context.weights}
-    sub, seed = by_name[name], _seed_of_draw(context, name, number)
+    accepted_one, units, seed = (
+        by_name[name].accepted,
+        by_name[name].subdomain.units,
+        _seed_of_draw(context, name, number),
+    )
     matched = partial(random_mask, seed=seed, values=lambda weight: values[weight]())
-    if sub.units is not None and sub.choice is not None and sub.choice.candidate == UNITS:
+    if units is not None and accepted_one is not None and accepted_one.candidate == UNITS:
         # Random units, and where single weights are off too, as many random ones beside them.
-        return sub.units.units.mask(sub.units.random_units(sub.units.best_index, seed)).union(
-            matched(sub.units.singles)
-        )
+        return units.units.mask(units.random_units(units.best_index, seed)).union(matched(units.singles))
     return matched(accepted[name]())
 
 
@@ -110,7 +114,7 @@ def _seed_of_draw(context: BuildContext, subdomain: str, number: int) -> int:
 
 
 def _units_of(
-    context: BuildContext, sub: SubdomainState, units: FoundUnits, documents: Sequence[Document]
+    context: BuildContext, sub: Subdomain, units: FoundUnits, documents: Sequence[Document]
 ) -> dict[str, Any]:
     """The curve of a subdomain's units on its reported documents, and what cutting them saves."""
     recipe, guard = context.recipe, [sub.split.documents[i] for i in sub.guard_indices]
@@ -127,40 +131,35 @@ def _units_of(
     return {**found, "layout": recipe.units.layout, "cut": cut_evidence(context.model, units)}
 
 
-def _candidate_names(sub: SubdomainState) -> list[str]:
-    fitted = ((SALIENCY, sub.fitted), (UNITS, sub.units))
-    return [*(name for name, found in fitted if found is not None), *sub.bands]
-
-
 def _domain_result(
     context: BuildContext,
     domain: str,
     part: DomainDivision,
-    by_name: dict[str, SubdomainState],
+    by_name: dict[str, SubdomainChoice],
     accepted: dict[str, MakeMask],
     evidence: dict[str, Any],
 ) -> dict[str, Any]:
     data = context.domains[domain]
     subdomains = []
     for name, held in zip(part.names, describe_subdomains(data.reference.documents, part), strict=True):
-        sub = by_name[name]
+        choice, sub = by_name[name], by_name[name].subdomain
         off = accepted.get(name, Mask)()
-        best = max(sub.verdicts, key=lambda v: v.gain)
+        best = max(choice.verdicts, key=lambda v: v.gain)
         shown = off or sub.candidate_mask(best.candidate)
         subdomains.append(
             {
                 "name": name,
                 "reference_documents": len(sub.split),
                 "holds": held,
-                "chosen": sub.choice.candidate if sub.choice else "base",
-                "verdict": _verdict_in_words(sub, context.recipe),
-                "verdicts": [vars(v) for v in sub.verdicts],
+                "chosen": choice.accepted.candidate if choice.accepted else "base",
+                "verdict": _verdict_in_words(choice, context.recipe),
+                "verdicts": [vars(v) for v in choice.verdicts],
                 "off": off.count,
                 "off_share": off.off_share(context.weights),
                 "where_off": where_off(shown, context.weights),
                 "where_off_is": "chosen" if off else f"best candidate, turned down: {best.candidate}",
-                "purification_curve": sub.curve,
-                "forecast": asdict(sub.forecast) if sub.forecast else None,
+                "purification_curve": sub.stopping_losses,
+                "forecast": asdict(sub.switches.forecast) if sub.switches and sub.switches.forecast else None,
                 "bands": {n: [b.metric, b.start, b.end] for n, b in sub.bands.items()},
                 **evidence["subdomains"].get(name, {"rows": {}, "candidates": {}}),
             }
@@ -183,15 +182,17 @@ def _domain_result(
     }
 
 
-def _verdict_in_words(sub: SubdomainState, recipe: BuildRecipe) -> str:
-    best = sub.choice or min(sub.verdicts, key=lambda v: (v.holm if v.holm is not None else 1.0, -v.gain))
-    unit = "nats per token" if is_text(sub.split.documents) else "points"
+def _verdict_in_words(choice: SubdomainChoice, recipe: BuildRecipe) -> str:
+    best = choice.accepted or min(choice.verdicts, key=lambda v: (v.holm if v.holm is not None else 1.0, -v.gain))
+    unit = "nats per token" if is_text(choice.subdomain.split.documents) else "points"
     gain = best.gain if unit != "points" else 100 * best.gain
     shown = f"{best.candidate}: {gain:+.2f} {unit} on {best.tested} documents of the selection split, Holm p = {best.holm:.2g}"
     if best.much_worse > MOST_MUCH_WORSE:
         shown += f"; {format_percent(best.much_worse)} of them lost more than {HEAVY_LOSS:g} nat per token"
-    if sub.choice is not None:
+    if choice.accepted is not None:
         return (
-            f"{sub.choice.candidate} accepted ({shown})" if recipe.search.select == "guarded" else f"argmax ({shown})"
+            f"{choice.accepted.candidate} accepted ({shown})"
+            if recipe.search.select == "guarded"
+            else f"argmax ({shown})"
         )
     return f"no reliable gain ({shown})"

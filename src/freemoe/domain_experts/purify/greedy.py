@@ -16,14 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freemoe.core.errors import DataError, NumericError, RecipeError
+from freemoe.core.errors import DataError, NumericError
 from freemoe.core.run.unit_state import NOT_KEPT, UnitState
 from freemoe.domain_experts.purify.batches import AnswerBatch, mean_loss
 from freemoe.domain_experts.purify.curvature import Curvature, LossForecast, forecast_loss, measure_curvature
-from freemoe.domain_experts.purify.gradients import Checkpointing, noise_weights
+from freemoe.domain_experts.purify.gradients import noise_weights
 from freemoe.models.mask import Mask
 from freemoe.models.switching import RestoreHandle, switch_off
 from freemoe.models.weights import WeightMatrix
+from freemoe.recipes import SaliencySection
 from freemoe.training.states import State, pack_state, unpack_state
 
 # A cut is a tiny share of the weights, so that a tensor can remember many times its fair part of it.
@@ -31,6 +32,39 @@ _SPREAD = 256
 
 OnRound = Callable[[int, float, float], None]
 """Called with the round, the stopping loss and the share that is off, e.g. to draw progress."""
+
+
+@dataclass(frozen=True)
+class PurifyTask:
+    """One subdomain to purify for.
+
+    Attributes:
+        model: A causal LM; bit-equal afterwards.
+        weights: Weights that may be switched off.
+        gradient: Documents that say which.
+        stop: Other documents, which say when to stop.
+        text: Whether the documents are plain text rather than prompts with answers.
+        seed: Of everything random.
+        on_round: Told after every round.
+        kept: Where the purification keeps how far it is.
+    """
+
+    model: Any
+    weights: Sequence[WeightMatrix]
+    gradient: Sequence[AnswerBatch]
+    stop: Sequence[AnswerBatch]
+    text: bool = False
+    seed: int = 0
+    on_round: OnRound = lambda *_: None
+    kept: UnitState = NOT_KEPT
+
+    def require_documents(self) -> None:
+        """Raise `DataError` when one of the two lists is empty."""
+        if not self.gradient or not self.stop:
+            raise DataError(
+                f"Signed purification needs documents for gradients and others for stopping; got {len(self.gradient)} and "
+                f"{len(self.stop)} batches. Raise --limit or use fewer subdomains."
+            )
 
 
 @dataclass(frozen=True)
@@ -70,20 +104,9 @@ def from_state(state: State, weights: Sequence[WeightMatrix]) -> PurifyResult:
     return PurifyResult(mask, losses, int(state["|best"]), LossForecast(*forecast) if forecast else None)
 
 
-def check_input(gradient: Sequence[AnswerBatch], stop: Sequence[AnswerBatch], budget: float) -> None:
-    """Check what every way of purifying is given.
-
-    Raises:
-        DataError: When one of the two lists is empty.
-        RecipeError: When the budget is not a share of the weights.
-    """
-    if not gradient or not stop:
-        raise DataError(
-            f"Signed purification needs documents for gradients and others for stopping; got {len(gradient)} and "
-            f"{len(stop)} batches. Raise --limit or use fewer subdomains."
-        )
-    if not 0 < budget <= 1:
-        raise RecipeError(f"saliency.budget is {budget}: a share of the weights above 0 and at most 1, e.g. 0.01.")
+def step_share(section: SaliencySection, text: bool) -> float:
+    """Share of the weights that a greedy round switches off."""
+    return section.text_step if text else section.step
 
 
 def split_batches(batches: Sequence[AnswerBatch], tokens: int) -> list[list[AnswerBatch]]:
@@ -106,55 +129,35 @@ def removal_penalty(curvature: Curvature, tokens: int) -> Callable[[WeightMatrix
     return weight_penalty
 
 
-def greedy_purify(
-    model: Any,
-    weights: Sequence[WeightMatrix],
-    gradient: Sequence[AnswerBatch],
-    stop: Sequence[AnswerBatch],
-    *,
-    step: float = 5e-5,
-    budget: float = 0.01,
-    patience: int = 8,
-    part_tokens: int = 12288,
-    checkpointing: Checkpointing = False,
-    on_round: OnRound | None = None,
-    kept: UnitState = NOT_KEPT,
-) -> PurifyResult:
+def greedy_purify(task: PurifyTask, section: SaliencySection) -> PurifyResult:
     """Find the weights to switch off for one subdomain; the model is bit-equal afterwards.
 
-    Args:
-        model: A causal LM.
-        weights: Weights that may be switched off.
-        gradient: Documents that rank the weights.
-        stop: Other documents, which say when to stop.
-        step: Share of ``weights`` switched off per round.
-        budget: Largest share that may be off in the end.
-        patience: Rounds without a better stopping loss before the search ends.
-        part_tokens: A round takes its gradient documents in parts of about so many answer tokens. Each part ranks anew
-            and switches off its share of the step: many small cuts by different documents follow the loss better than
-            one large cut by all of them, at the same cost.
-        checkpointing: As for ``gradients_to``.
-        on_round: Told after every round.
-        kept: Where the search keeps its state between two parts of a round.
+    A round takes its gradient documents in parts of about ``section.part_tokens`` answer tokens. Each part ranks anew and
+    switches off its share of the step: many small cuts by different documents follow the loss better than one large cut by
+    all of them, at the same cost.
 
     Raises:
-        DataError: When one of the two lists is empty.
-        RecipeError: When the budget is not in (0, 1].
+        DataError: When there are no documents for gradients, or none for stopping.
         NumericError: When a loss or gradient is NaN or infinite; says in which round.
     """
-    check_input(gradient, stop, budget)
+    task.require_documents()
+    model, weights, stop, kept = task.model, task.weights, task.stop, task.kept
+    checkpointing = section.checkpointing
     total = sum(w.size for w in weights)
-    parts = split_batches(gradient, part_tokens)
-    search = _GreedySearch(weights, per_part=max(1, round(step * total / len(parts))))
+    most = int(section.budget * total)
+    parts = split_batches(task.gradient, section.part_tokens)
+    search = _GreedySearch(weights, per_part=max(1, round(step_share(section, task.text) * total / len(parts))))
     try:
-        curvature = _measure_base(model, weights, parts[0], stop, search, checkpointing, kept)
+        search.before = mean_loss(model, stop, kept.part_state("look 0"))
+        search.losses = [search.before]
+        curvature = measure_curvature(
+            model, weights, parts[0], checkpointing=checkpointing, kept=kept.part_state("curvature")
+        )
         search.load_state(kept.read_state())
-        while search.off < int(budget * total):
+        while search.off < most:
             search.open_round()
-            for number, part in enumerate(parts):
-                if number < search.parts:
-                    continue
-                room = min(search.per_part, int(budget * total) - search.off - search.rounds[-1].off)
+            for part in parts[search.parts :]:
+                room = min(search.per_part, most - search.off - search.rounds[-1].off)
                 toll = removal_penalty(curvature, sum(b.answer_tokens for b in part))
                 found = noise_weights(
                     model, weights, part, room, spread=_SPREAD, toll=toll, checkpointing=checkpointing
@@ -164,9 +167,8 @@ def greedy_purify(
             if not search.rounds[-1].off:
                 break
             loss = mean_loss(model, stop, kept.part_state(f"look {search.number}"))
-            if on_round:
-                on_round(search.number, loss, (search.off + search.rounds[-1].off) / total)
-            if search.close_round(loss, patience):
+            task.on_round(search.number, loss, (search.off + search.rounds[-1].off) / total)
+            if search.close_round(loss, section.patience):
                 break
             kept.write_state(search.to_state)
     except NumericError as error:
@@ -175,21 +177,6 @@ def greedy_purify(
         search.undo_cuts()
     expected = forecast_loss(model, weights, search.best_mask, curvature, stop, checkpointing=checkpointing)
     return PurifyResult(search.best_mask, tuple(search.losses), search.best, expected)
-
-
-def _measure_base(
-    model: Any,
-    weights: Sequence[WeightMatrix],
-    measured: Sequence[AnswerBatch],
-    stop: Sequence[AnswerBatch],
-    search: _GreedySearch,
-    checkpointing: Checkpointing,
-    kept: UnitState,
-) -> Curvature:
-    """Take the base's stopping loss and the curvature."""
-    search.losses = [mean_loss(model, stop, kept.part_state("look 0"))]
-    search.before = search.losses[0]
-    return measure_curvature(model, weights, measured, checkpointing=checkpointing, kept=kept.part_state("curvature"))
 
 
 @dataclass(eq=False)

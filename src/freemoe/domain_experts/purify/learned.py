@@ -19,20 +19,19 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from freemoe.core.errors import NumericError
-from freemoe.core.run.unit_state import NOT_KEPT, UnitState
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches, mean_loss, rows_of
 from freemoe.domain_experts.purify.curvature import Curvature, forecast_loss, measure_curvature
 from freemoe.domain_experts.purify.gradients import Checkpointing, backward, gradients_to
-from freemoe.domain_experts.purify.greedy import OnRound, PurifyResult, check_input, decode_mask
+from freemoe.domain_experts.purify.greedy import PurifyResult, PurifyTask, decode_mask
 from freemoe.domain_experts.purify.running_sums import find_strongest
 from freemoe.domain_experts.purify.strongest import global_topk
 from freemoe.domain_experts.purify.switches import MOMENTUM, TrustRegion, WeightSwitches, switch_all
@@ -40,6 +39,7 @@ from freemoe.kernels.waits import numbers_of
 from freemoe.models.mask import Mask, TensorMask
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import WeightMatrix
+from freemoe.recipes import SaliencySection
 from freemoe.training.descent import cosine_decay
 from freemoe.training.states import State, pack_state, unpack_state
 
@@ -90,66 +90,23 @@ def training_schedule(tokens: int, step_tokens: int, steps: int | None) -> tuple
     return steps or min(MOST_STEPS, max(FEWEST_STEPS, round(PASSES * tokens / each))), each
 
 
-def learn_switches(
-    model: Any,
-    weights: Sequence[WeightMatrix],
-    gradient: Sequence[AnswerBatch],
-    stop: Sequence[AnswerBatch],
-    *,
-    budget: float = 0.01,
-    steps: int | None = None,
-    step_tokens: int = 2048,
-    every: int | None = None,
-    patience: int = 8,
-    seed: int = 0,
-    checkpointing: Checkpointing = False,
-    on_round: OnRound | None = None,
-    kept: UnitState = NOT_KEPT,
-) -> PurifyResult:
+def learn_switches(task: PurifyTask, section: SaliencySection) -> PurifyResult:
     """Train which weights are off for one subdomain; the model is bit-equal afterwards.
 
-    Args:
-        model: A causal LM.
-        weights: Weights that may be switched off.
-        gradient: Documents that train the switches.
-        stop: Other documents, which say when to stop and what to keep.
-        budget: Largest share of ``weights`` that is ever off.
-        steps: Steps of training; the pace falls to zero over them. None: see `training_schedule`.
-        step_tokens: Answer tokens of a step, about.
-        every: Steps between two looks at the stopping loss: a round. None: a twelfth of the steps.
-        patience: Rounds without a better stopping loss before the training ends.
-        seed: Of the order of documents.
-        checkpointing: As for ``gradients_to``.
-        on_round: Told after every round.
-        kept: Where the training keeps its state between two steps.
-
     Raises:
-        DataError: When one of the two lists is empty.
-        RecipeError: When the budget is not in (0, 1].
+        DataError: When there are no documents for gradients, or none for stopping.
         NumericError: When a loss or gradient is NaN or infinite; says in which step.
     """
-    check_input(gradient, stop, budget)
-    tokens = sum(b.answer_tokens for b in gradient)
-    steps, step_tokens = training_schedule(tokens, step_tokens, steps)
-    length = _TrainingLength(steps, step_tokens, every or max(1, math.ceil(steps / ROUNDS)), patience, tokens)
-    most = int(budget * sum(w.size for w in weights))
-    training = _SwitchTraining(
-        model, weights, stop, most, length, seed, checkpointing, on_round or (lambda *_: None), kept
-    )
-    curvature = training.run_training(gradient)
+    task.require_documents()
+    tokens = sum(b.answer_tokens for b in task.gradient)
+    steps, step_tokens = training_schedule(tokens, section.step_tokens, section.steps)
+    every = section.every or max(1, math.ceil(steps / ROUNDS))
+    most = int(section.budget * sum(w.size for w in task.weights))
+    training = _SwitchTraining(task, section, most, tokens, steps, step_tokens, every)
+    curvature = training.run_training()
     found = training.found
-    expected = forecast_loss(model, weights, found, curvature, stop, checkpointing=checkpointing)
+    expected = forecast_loss(task.model, task.weights, found, curvature, task.stop, checkpointing=section.checkpointing)
     return PurifyResult(found.to("cpu"), tuple(training.losses), training.best, expected)
-
-
-class _TrainingLength(NamedTuple):
-    """How long a training is: steps, answer tokens of each, steps of a round, rounds that may fail, tokens of all documents."""
-
-    steps: int
-    step_tokens: int
-    every: int
-    patience: int
-    tokens: int
 
 
 @dataclass(eq=False)
@@ -158,6 +115,10 @@ class _SwitchTraining:
 
     Attributes:
         most: Weights that may be off.
+        tokens: Answer tokens of all documents.
+        steps: Of the training; the pace falls to zero over them.
+        step_tokens: Answer tokens of a step.
+        every: Steps of a round.
         found: What the best round had off.
         mask: What is off now.
         losses: On the stopping documents: the base's, then one per round.
@@ -167,15 +128,13 @@ class _SwitchTraining:
         step: Steps done.
     """
 
-    model: Any
-    weights: Sequence[WeightMatrix]
-    stop: Sequence[AnswerBatch]
+    task: PurifyTask
+    section: SaliencySection
     most: int
-    length: _TrainingLength
-    seed: int
-    checkpointing: Checkpointing
-    on_round: OnRound
-    kept: UnitState
+    tokens: int
+    steps: int
+    step_tokens: int
+    every: int
     found: Mask = field(default_factory=Mask)
     mask: Mask = field(default_factory=Mask)
     losses: list[float] = field(default_factory=list)
@@ -186,76 +145,75 @@ class _SwitchTraining:
     pace: TrustRegion = field(default_factory=TrustRegion)
     switches: dict[str, WeightSwitches] = field(default_factory=dict)
 
-    def run_training(self, gradient: Sequence[AnswerBatch]) -> Curvature:
+    def run_training(self) -> Curvature:
         """Train to the end; returns the curvature of the base."""
-        length = self.length
         self.losses = [self._eval_stopping_loss()]
         self.standing = self.losses[0]
         try:
-            drawn = draw_steps(gradient, length.step_tokens, self.seed)
+            drawn = draw_steps(self.task.gradient, self.step_tokens, self.task.seed)
             measured = [batch for _ in range(MEASURED_STEPS) for batch in next(drawn)]
             curvature = measure_curvature(
-                self.model,
-                self.weights,
+                self.task.model,
+                self.task.weights,
                 measured,
-                checkpointing=self.checkpointing,
-                kept=self.kept.part_state("curvature"),
+                checkpointing=self.section.checkpointing,
+                kept=self.task.kept.part_state("curvature"),
             )
-            unit = curvature.small_cost(self.weights)
-            self.switches = {w.name: WeightSwitches.all_on(w, self.seed) for w in self.weights}
-            self._load_state(self.kept.read_state())
+            unit = curvature.small_cost(self.task.weights)
+            self.switches = {w.name: WeightSwitches.all_on(w, self.task.seed) for w in self.task.weights}
+            self._load_state(self.task.kept.read_state())
             for _ in range(self.step):
                 next(drawn)
-            while self.step < (length.steps if unit and self.most else 0) and not self._is_enough():
+            while self.step < (self.steps if unit and self.most else 0) and not self._is_enough():
                 self.step += 1
                 self._train_step(next(drawn), unit, curvature)
-                self.kept.write_state(self._to_state)
+                self.task.kept.write_state(self._to_state)
         except NumericError as error:
             raise NumericError(f"Learned switches, step {self.step}, {self.mask.count} weights off: {error}") from None
         return curvature
 
     def _is_enough(self) -> bool:
         """Whether so many rounds were no better; asked between steps, it is true from the end of such a round on."""
-        return len(self.losses) - 1 - self.best >= self.length.patience
+        return len(self.losses) - 1 - self.best >= self.section.patience
 
     def _train_step(self, batch: list[AnswerBatch], unit: float, curvature: Curvature) -> None:
         """A step, and at the end of a round the look at the stopping documents."""
-        step, length = self.step, self.length
+        step = self.step
         # Gradients of n tokens are noise of size sqrt(h / n): so paced, evidence is compared with costs in units.
-        rate = self.pace.value * cosine_decay(step, length.steps)
+        rate = self.pace.value * cosine_decay(step, self.steps)
         rate *= unit * math.sqrt(sum(b.answer_tokens for b in batch)) / (1 - MOMENTUM**step)
-        with switched_off(self.weights, self.mask):
-            _accumulate_gradients(self.model, self.switches, batch, self.checkpointing)
+        with switched_off(self.task.weights, self.mask):
+            _accumulate_gradients(self.task.model, self.switches, batch, self.section.checkpointing)
         if self.mask:
             self.pace.update_slope(sum(numbers_of([s.slope for s in self.switches.values()])))
-        if step * length.step_tokens >= length.tokens:
+        if step * self.step_tokens >= self.tokens:
             self.pace.freeze_growth()
         for switch in self.switches.values():
             switch.update_evidence(rate)
         self.mask, self.line = _switch_topk(self.switches, curvature, self.most, self.line)
-        if step % length.every == 0 or step == length.steps:
+        if step % self.every == 0 or step == self.steps:
             self._close_round(curvature)
 
     def _eval_stopping_loss(self) -> float:
-        with switched_off(self.weights, self.mask):
-            return mean_loss(self.model, self.stop, self.kept.part_state(f"look {len(self.losses)}"))
+        with switched_off(self.task.weights, self.mask):
+            return mean_loss(self.task.model, self.task.stop, self.task.kept.part_state(f"look {len(self.losses)}"))
 
     def _close_round(self, curvature: Curvature) -> None:
         losses = self.losses
         losses.append(self._eval_stopping_loss())
-        self.on_round(len(losses) - 1, losses[-1], self.mask.off_share(self.weights))
+        self.task.on_round(len(losses) - 1, losses[-1], self.mask.off_share(self.task.weights))
         if losses[-1] > self.standing:
             self.pace.shrink_step()
         self.standing = losses[-1]
         if losses[-1] < losses[self.best]:
             self.best, self.found = len(losses) - 1, self.mask
-            _apply_to_all(self.switches, WeightSwitches.save_best)
+            for switch in self.switches.values():
+                switch.save_best()
         elif losses[-1] - losses[self.best] > _LOST * (losses[0] - losses[self.best]):
-            _apply_to_all(self.switches, WeightSwitches.restore_best)
-            (self.mask, self.line), self.standing = (
-                _switch_topk(self.switches, curvature, self.most, self.line),
-                losses[self.best],
-            )
+            for switch in self.switches.values():
+                switch.restore_best()
+            self.mask, self.line = _switch_topk(self.switches, curvature, self.most, self.line)
+            self.standing = losses[self.best]
 
     def _to_state(self) -> State:
         """Everything that the next step depends on; the steps' documents follow from seed and number."""
@@ -273,7 +231,9 @@ class _SwitchTraining:
         """Go on from a state; None: begin."""
         if state is None:
             return
-        self.found, self.mask = (decode_mask(unpack_state(part, state), self.weights) for part in ("found", "mask"))
+        self.found, self.mask = (
+            decode_mask(unpack_state(part, state), self.task.weights) for part in ("found", "mask")
+        )
         for switch in self.switches.values():
             own = self.mask.get(switch.weight.name)
             switch.load_state(state, own or TensorMask.empty_mask(switch.weight.size, switch.weight.device))
@@ -293,14 +253,10 @@ def _accumulate_gradients(
     def add_gradient(weight: WeightMatrix, gradient: Tensor) -> None:
         switches[weight.name].add_gradient(gradient)
 
-    _apply_to_all(switches, WeightSwitches.decay_gradients)
+    for switch in switches.values():
+        switch.decay_gradients()
     with gradients_to(model, [s.weight for s in switches.values()], add_gradient, checkpointing=checkpointing):
         backward(model, batches)
-
-
-def _apply_to_all(switches: dict[str, WeightSwitches], do: Callable[[WeightSwitches], None]) -> None:
-    for switch in switches.values():
-        do(switch)
 
 
 def _switch_topk(

@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from freemoe.core.registry import Registry
-from freemoe.core.run.unit_state import NOT_KEPT, UnitState
-from freemoe.domain_experts.purify.batches import AnswerBatch
-from freemoe.domain_experts.purify.greedy import OnRound, PurifyResult, from_state, greedy_purify, to_state
+from freemoe.domain_experts.purify.greedy import (
+    PurifyResult,
+    PurifyTask,
+    from_state,
+    greedy_purify,
+    step_share,
+    to_state,
+)
 from freemoe.domain_experts.purify.learned import MEASURED_STEPS, MOST_STEPS, ROUNDS, learn_switches, training_schedule
 from freemoe.models.precision import compute_dtype, held_in
 from freemoe.models.weights import WeightMatrix
@@ -26,44 +30,24 @@ _BACKWARD = 3
 
 
 @dataclass(frozen=True)
-class PurifyTask:
-    """One subdomain to purify for.
-
-    Attributes:
-        model: A causal LM; bit-equal afterwards.
-        weights: Weights that may be switched off.
-        gradient: Documents that say which.
-        stop: Other documents, which say when to stop.
-        text: Whether the documents are plain text rather than prompts with answers.
-        seed: Of everything random.
-        on_round: Told after every round.
-        kept: Where the purification keeps how far it is.
-    """
-
-    model: Any
-    weights: Sequence[WeightMatrix]
-    gradient: Sequence[AnswerBatch]
-    stop: Sequence[AnswerBatch]
-    text: bool
-    seed: int
-    on_round: OnRound
-    kept: UnitState = NOT_KEPT
-
-
-@dataclass(frozen=True)
 class PurifyMethod:
     """A way of purifying.
 
     Attributes:
-        run: Purifies for one subdomain.
+        search: Purifies for one subdomain, in the number format that the model has.
         rounds: Most rounds it can take, given whether the documents are text.
         cost: What it takes, as documents scored once, given whether they are text, how many reference documents the
             subdomain has and how many answer tokens these have.
     """
 
-    run: Callable[[PurifyTask, SaliencySection], PurifyResult]
+    search: Callable[[PurifyTask, SaliencySection], PurifyResult]
     rounds: Callable[[SaliencySection, bool], int]
     cost: Callable[[SaliencySection, bool, int, int], float]
+
+    def run(self, task: PurifyTask, section: SaliencySection) -> PurifyResult:
+        """Purify in the number format of gradient passes that the recipe asks for."""
+        with held_in(task.model, compute_dtype(section.compute, task.model)):
+            return self.search(task, section)
 
 
 def method_of(section: SaliencySection, text: bool, weights: Sequence[WeightMatrix]) -> PurifyMethod:
@@ -77,34 +61,13 @@ def method_of(section: SaliencySection, text: bool, weights: Sequence[WeightMatr
     return METHODS.get(name)
 
 
-def _step_share(section: SaliencySection, text: bool) -> float:
-    return section.text_step if text else section.step
-
-
 def _greedy_rounds(section: SaliencySection, text: bool) -> int:
-    return max(1, int(section.budget / _step_share(section, text)))
+    return max(1, int(section.budget / step_share(section, text)))
 
 
 def _greedy_cost(section: SaliencySection, text: bool, documents: int, tokens: int) -> float:
     rounds = min(_TYPICAL_ROUNDS, _greedy_rounds(section, text))
     return rounds * documents * (_BACKWARD * section.gradient_share + section.stop_share)
-
-
-def _run_greedy(task: PurifyTask, section: SaliencySection) -> PurifyResult:
-    with held_in(task.model, compute_dtype(section.compute, task.model)):
-        return greedy_purify(
-            task.model,
-            task.weights,
-            task.gradient,
-            task.stop,
-            step=_step_share(section, task.text),
-            budget=section.budget,
-            patience=section.patience,
-            part_tokens=section.part_tokens,
-            checkpointing=section.checkpointing,
-            on_round=task.on_round,
-            kept=task.kept,
-        )
 
 
 def _learned_rounds(section: SaliencySection, text: bool) -> int:
@@ -118,32 +81,12 @@ def _learned_cost(section: SaliencySection, text: bool, documents: int, tokens: 
     return _BACKWARD * (steps + MEASURED_STEPS) * each * documents / max(1, tokens) + looks
 
 
-def _run_learned(task: PurifyTask, section: SaliencySection) -> PurifyResult:
-    with held_in(task.model, compute_dtype(section.compute, task.model)):
-        return learn_switches(
-            task.model,
-            task.weights,
-            task.gradient,
-            task.stop,
-            budget=section.budget,
-            steps=section.steps,
-            step_tokens=section.step_tokens,
-            every=section.every,
-            patience=section.patience,
-            seed=task.seed,
-            checkpointing=section.checkpointing,
-            on_round=task.on_round,
-            kept=task.kept,
-        )
-
-
-def _run_both(task: PurifyTask, section: SaliencySection) -> PurifyResult:
+def _search_both(task: PurifyTask, section: SaliencySection) -> PurifyResult:
     rounds = _greedy_rounds(section, task.text)
-
     ended = task.kept.part_state("greedy, its end")
     known = ended.read_state()
     if known is None:
-        greedy = _run_greedy(replace(task, kept=task.kept.part_state("greedy")), section)
+        greedy = METHODS.get("greedy").search(replace(task, kept=task.kept.part_state("greedy")), section)
         ended.write_state(lambda: to_state(greedy), now=True)
     else:
         greedy = from_state(known, task.weights)
@@ -152,31 +95,27 @@ def _run_both(task: PurifyTask, section: SaliencySection) -> PurifyResult:
         on_round=lambda number, *found: task.on_round(rounds + number, *found),
         kept=task.kept.part_state("learned"),
     )
-    learned = _run_learned(second, section)
+    learned = METHODS.get("learned").search(second, section)
     return learned if learned.losses[learned.best] < greedy.losses[greedy.best] else greedy
-
-
-def _both_rounds(section: SaliencySection, text: bool) -> int:
-    return _greedy_rounds(section, text) + _learned_rounds(section, text)
-
-
-def _both_cost(section: SaliencySection, text: bool, documents: int, tokens: int) -> float:
-    return sum(cost(section, text, documents, tokens) for cost in (_greedy_cost, _learned_cost))
 
 
 METHODS: Registry[PurifyMethod] = Registry("way of signed purification", PURIFICATIONS)
 METHODS.add(
     "greedy",
-    PurifyMethod(_run_greedy, _greedy_rounds, _greedy_cost),
+    PurifyMethod(greedy_purify, _greedy_rounds, _greedy_cost),
     "cut the strongest few weights, rank anew, until the stopping documents no longer gain",
 )
 METHODS.add(
     "learned",
-    PurifyMethod(_run_learned, _learned_rounds, _learned_cost),
+    PurifyMethod(learn_switches, _learned_rounds, _learned_cost),
     "train which weights are off, within the budget; no value changes",
 )
 METHODS.add(
     "both",
-    PurifyMethod(_run_both, _both_rounds, _both_cost),
+    PurifyMethod(
+        _search_both,
+        lambda *given: _greedy_rounds(*given) + _learned_rounds(*given),
+        lambda *given: _greedy_cost(*given) + _learned_cost(*given),
+    ),
     "greedy, then learned from the start; what is lower on the stopping documents is kept",
 )

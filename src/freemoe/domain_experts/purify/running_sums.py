@@ -9,8 +9,9 @@ Shapes: E fused experts (1 for a plain linear), R rows (outputs), C columns (inp
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -26,76 +27,49 @@ _SPARE, _SHIFT = 1e-6, 1e-13
 _NOTHING = 1e-46
 
 
-class RunningSum(Protocol):
-    """A sum of matrices of one shape ``(E, R, C)``."""
+class RunningSum:
+    """A sum of matrices of one shape ``(E, R, C)``: every entry of it.
 
-    def add_matrix(self, matrix: Tensor, factor: float) -> None:
-        """Add ``factor`` times a matrix ``(E, R, C)``; the matrix is not kept."""
-        ...
-
-    def scale_by(self, factor: float) -> None:
-        """Let what was added so far count ``factor`` times."""
-        ...
-
-    def add_sum(self, other: Self, factor: float) -> None:
-        """Add ``factor`` times another sum of matrices of the same shape."""
-        ...
-
-    def to_dense(self) -> Tensor:
-        """What the sum comes to, that of a large matrix in its strongest directions: ``(E, R, C)`` fp32, not to be changed."""
-        ...
-
-    def copy(self) -> Self:
-        """The sum as it is now; adding to the one leaves the other alone."""
-        ...
-
-    def to_state(self) -> dict[str, Tensor]:
-        """The sum as tensors by name."""
-        ...
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        """Go on from a `state`."""
-        ...
-
-
-class WholeSum:
-    """Every entry of the sum."""
+    Args:
+        shape: (E, R, C).
+        device: Where it lives.
+    """
 
     def __init__(self, shape: tuple[int, int, int], device: torch.device) -> None:
         self._sum = torch.zeros(shape, device=device)
 
     def add_matrix(self, matrix: Tensor, factor: float) -> None:
-        """Add ``factor`` times a matrix ``(E, R, C)``."""
+        """Add ``factor`` times a matrix ``(E, R, C)``; the matrix is not kept."""
         self._sum.add_(matrix, alpha=factor)
 
     def scale_by(self, factor: float) -> None:
-        """Multiply the sum by a factor."""
+        """Let what was added so far count ``factor`` times."""
         self._sum.mul_(factor)
 
-    def add_sum(self, other: WholeSum, factor: float) -> None:
-        """Add ``factor`` times another sum."""
+    def add_sum(self, other: Self, factor: float) -> None:
+        """Add ``factor`` times another sum of matrices of the same shape."""
         self.add_matrix(other._sum, factor)
 
     def to_dense(self) -> Tensor:
-        """The sum itself, ``(E, R, C)`` fp32: not to be changed."""
+        """What the sum comes to, that of a large matrix in its strongest directions: ``(E, R, C)`` fp32, not to be changed."""
         return self._sum
 
-    def copy(self) -> WholeSum:
-        """The sum as it is now."""
-        twin = WholeSum((0, 0, 0), self._sum.device)
+    def copy(self) -> Self:
+        """The sum as it is now; adding to the one leaves the other alone."""
+        twin = copy.copy(self)
         twin._sum = self._sum.clone()
         return twin
 
     def to_state(self) -> dict[str, Tensor]:
-        """The sum."""
+        """The sum as tensors by name."""
         return {"sum": self._sum}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Go on from it."""
+        """Go on from a state."""
         self._sum.copy_(state["sum"])
 
 
-class LowRankSum:
+class LowRankSum(RunningSum):
     """The sum's strongest directions: ``left @ right^T`` of shapes ``(E, R, KEPT)`` and ``(E, C, KEPT)``, right orthonormal.
 
     Every matrix that is added turns them by one step of subspace iteration (Halko et al. 2011, arXiv:0909.4061). Bases are made
@@ -119,7 +93,7 @@ class LowRankSum:
         matrix = matrix.float()
         self._subspace_step(lambda x: matrix @ x, lambda x: matrix.mT @ x, factor)
 
-    def add_sum(self, other: LowRankSum, factor: float) -> None:
+    def add_sum(self, other: Self, factor: float) -> None:
         """Add ``factor`` times another sum of matrices of the same shape."""
         left, right = other._left, other._right
         self._subspace_step(lambda x: left @ (right.mT @ x), lambda x: right @ (left.mT @ x), factor)
@@ -147,11 +121,8 @@ class LowRankSum:
         return self._counted[0] @ self._counted[1].mT
 
     def copy(self) -> Self:
-        """The sum as it is now."""
-        # Tensors are replaced, never changed in place.
-        twin = object.__new__(type(self))
-        twin._left, twin._right, twin._counted = self._left, self._right, self._counted
-        return twin
+        """The sum as it is now: tensors are replaced, never changed in place."""
+        return copy.copy(self)
 
     def to_state(self) -> dict[str, Tensor]:
         """Both sides."""
@@ -203,7 +174,7 @@ def running_sum(shape: tuple[int, int, int], seed: int, device: torch.device) ->
     """An empty sum of matrices of a shape ``(E, R, C)``; ``seed`` as for `LowRankSum`."""
     if is_large(shape):
         return LowRankSum(shape, seed, device)
-    return WholeSum(shape, device)
+    return RunningSum(shape, device)
 
 
 def state_bytes(shape: tuple[int, int, int]) -> int:

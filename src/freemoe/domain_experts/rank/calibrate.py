@@ -110,22 +110,12 @@ class InputNorms:
         return next(iter(self.sums.values())).shape[0]
 
     def input_norm(self, tap: str, group: int, p: float) -> Tensor:
-        """||X_j||_p of one subdomain (MoDE Eq. 5): (experts, columns) fp32.
-
-        An expert that no token was routed to has norm 0.
-        """
-        return self.pooled_norm(tap, [group], p)
-
-    def pooled_norm(self, tap: str, groups: Iterable[int], p: float) -> Tensor:
-        """||X_j||_p over the documents of several subdomains together: (experts, columns) fp32."""
-        chosen = list(groups)
-        if not chosen or min(chosen) < 0 or max(chosen) >= self.num_groups:
+        """||X_j||_p of one subdomain (MoDE Eq. 5): (experts, columns) fp32; 0 for an expert that no token was routed to."""
+        if not 0 <= group < self.num_groups:
             raise DataError(
-                f"Subdomains {chosen} of a calibration with {self.num_groups}: 0 to {self.num_groups - 1} allowed."
+                f"Subdomain {group} of a calibration with {self.num_groups}: 0 to {self.num_groups - 1} allowed."
             )
-        picked = self.sums[tap][chosen]
-        total = picked.amax(0) if math.isinf(p) else picked.sum(0)
-        return sums_to_norm(total, p)
+        return sums_to_norm(self.sums[tap][group], p)
 
     def token_counts(self, tap: str, group: int) -> Tensor:
         """How many tokens of a subdomain reached each expert behind this tap: (experts,) int64."""

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from freemoe.core.run.unit_state import NOT_KEPT, UnitState
-from freemoe.domain_experts.purify.batches import AnswerBatch
-from freemoe.domain_experts.purify.methods import PurifyTask, method_of
+from freemoe.domain_experts.purify.greedy import PurifyTask
+from freemoe.domain_experts.purify.methods import method_of
 from freemoe.domain_experts.structured.ranking import measure_importance
 from freemoe.domain_experts.structured.rivals import random_scores, rival_scores
-from freemoe.domain_experts.structured.training import CurvePoint, OnLook, PruningCurve, train_units
+from freemoe.domain_experts.structured.training import CurvePoint, PruningCurve, train_units
 from freemoe.domain_experts.structured.units import ModelUnits, UnitsOff, lowest_units
 from freemoe.models.mask import Mask
 from freemoe.models.precision import compute_dtype, held_in
@@ -140,91 +138,42 @@ def documents_to_fit(section: UnitSection, stop_share: float, share: float, docu
 
 
 def fit_units(
-    model: Any,
-    weights: Sequence[WeightMatrix],
-    units: ModelUnits,
-    gradient: Sequence[AnswerBatch],
-    stop: Sequence[AnswerBatch],
-    section: UnitSection,
-    saliency: SaliencySection,
-    *,
-    singles: bool,
-    text: bool,
-    seed: int,
-    on_look: OnLook | None = None,
-    on_round: Callable[[int, float, float], None] | None = None,
-    kept: UnitState = NOT_KEPT,
+    task: PurifyTask, units: ModelUnits, section: UnitSection, saliency: SaliencySection, singles: bool
 ) -> FoundUnits:
     """Train the curve for one subdomain, then single switches inside its best point; the model is bit-equal afterwards.
 
     Args:
-        model: A causal LM.
-        weights: Its weights.
-        units: Its units of the kind that ``section`` names.
-        gradient: Documents that train.
-        stop: Documents that stop.
+        task: Model, weights and documents; told after every look of the units' training.
+        units: The model's units of the kind that ``section`` names.
         section: Shares, layout and schedule.
         saliency: The format that units are trained in, and how single weights are switched off inside what is left.
         singles: Whether they are.
-        text: Whether the documents are plain text.
-        seed: Of everything random.
-        on_look: Told after every look of the units' training.
-        on_round: Told after every round of the single switches.
-        kept: Where all of this keeps how far it is.
     """
-    found = _fit_curve(model, units, gradient, stop, section, saliency, seed, on_look, kept)
+    found = _fit_curve(task, units, section, saliency)
     if not singles:
         return found
-    with switched_off(weights, units.mask(found.best_point.off)):
-        task = PurifyTask(
-            model,
-            weights,
-            gradient,
-            stop,
-            text,
-            seed,
-            on_round or (lambda *_: None),
-            kept.part_state("single switches"),
-        )
-        inside = method_of(saliency, text, weights).run(task, saliency)
-    return replace(found, singles=inside.mask, single_losses=tuple(inside.losses[1:]))
+    inside = replace(task, on_round=lambda *_: None, kept=task.kept.part_state("single switches"))
+    with switched_off(task.weights, units.mask(found.best_point.off)):
+        result = method_of(saliency, task.text, task.weights).run(inside, saliency)
+    return replace(found, singles=result.mask, single_losses=tuple(result.losses[1:]))
 
 
-def _fit_curve(
-    model: Any,
-    units: ModelUnits,
-    gradient: Sequence[AnswerBatch],
-    stop: Sequence[AnswerBatch],
-    section: UnitSection,
-    saliency: SaliencySection,
-    seed: int,
-    on_look: OnLook | None,
-    kept: UnitState,
-) -> FoundUnits:
+def _fit_curve(task: PurifyTask, units: ModelUnits, section: UnitSection, saliency: SaliencySection) -> FoundUnits:
     """The curve, and what its rivals would switch off; once."""
+    model, kept = task.model, task.kept
     ended = kept.part_state("units, their end")
     known = ended.read_state()
     if known is not None:
         return FoundUnits.from_tensors(units, (), known)
     with held_in(model, compute_dtype(saliency.compute, model)):
         curve = train_units(
-            model,
+            replace(task, kept=kept.part_state("units")),
             units,
-            gradient,
-            stop,
-            budgets=section.off,
-            layout=section.layout,
+            section,
             multiple=multiple_of(section, model.device),
-            steps=section.steps,
-            step_tokens=section.step_tokens,
-            every=section.every,
-            patience=section.patience,
-            seed=seed,
             checkpointing=saliency.checkpointing,
-            on_look=on_look,
-            kept=kept.part_state("units"),
         )
-        scores = rival_scores(units, measure_importance(model, units, gradient, kept.part_state("units, rivals")))
+        scores = rival_scores(units, measure_importance(model, units, task.gradient, kept.part_state("units, rivals")))
     rivals = tuple(
         {name: lowest_units(units, s, _as_many(units, point, section.layout)) for name, s in scores.items()}
         for point in curve.points

@@ -11,7 +11,6 @@ from freemoe.core.errors import ArtifactError, NumericError
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.structured.shrink import shrink
 from freemoe.domain_experts.structured.units import find_units
-from freemoe.models.checkpoints.placement import Placement
 from freemoe.models.checkpoints.saving import require_free, save_checkpoint, whole_or_nothing
 
 # Largest difference of logits, relative to the largest logit, that another order of sums may make.
@@ -19,44 +18,24 @@ _CLOSE = {torch.float32: 1e-4, torch.float64: 1e-6}
 _CLOSE_HALF = 0.1
 
 
-def merge_shrunk(
-    artefact: str | Path,
-    expert: str,
-    folder: str | Path,
-    *,
-    base: Any = None,
-    pad: bool = False,
-    overwrite: bool = False,
-    dtype: str = "auto",
-    device: Placement = "auto",
-) -> Path:
-    """Write one expert of units as a plain smaller Hugging Face checkpoint with its tokenizer.
+def write_shrunk(moe: FreeMoE, expert: str, folder: str | Path, *, pad: bool = False, overwrite: bool = False) -> Path:
+    """Write one expert of units, or a combination of several, as a plain smaller Hugging Face checkpoint with its tokenizer.
 
     The units are cut out; single switches of the expert are zeros in it. Its logits are compared with those of the
     expert on the full base before anything is written.
 
     Args:
-        artefact: Folder written by ``freemoe build --unit ...``.
+        moe: The base with its experts.
         expert: Name of the expert.
         folder: Where the checkpoint shall stand.
-        base: The base, its folder or hub id; None takes what the artefact names.
         pad: For the layout ``free``: fill every layer up to the largest with zeros.
         overwrite: Replace a model folder that stands there.
-        dtype: Of the base when it is loaded here.
-        device: Where to load it.
 
     Raises:
-        ArtifactError: The expert has no units, the base is another one, or the folder cannot be written.
+        ArtifactError: The expert has no units, or the folder cannot be written.
         RecipeError: Layers are left with different numbers of units.
         FamilyError: The family's plain configuration cannot say what is left.
     """
-    require_free(Path(folder), overwrite)
-    moe = FreeMoE.from_pretrained(base, artefact, dtype=dtype, device=device)
-    return write_shrunk(moe, expert, folder, pad=pad, overwrite=overwrite)
-
-
-def write_shrunk(moe: FreeMoE, expert: str, folder: str | Path, *, pad: bool = False, overwrite: bool = False) -> Path:
-    """The same of an expert that is loaded, or a combination of several; arguments and errors as of `merge_shrunk`."""
     target = Path(folder)
     require_free(target, overwrite)
     chosen = moe.described(expert)

@@ -12,30 +12,30 @@ as fast from there, when those do better at the same number of units off.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from freemoe.core.errors import DataError, NumericError, RecipeError
-from freemoe.core.run.unit_state import NOT_KEPT, UnitState
+from freemoe.core.errors import DataError, NumericError
 from freemoe.domain_experts.purify.batches import AnswerBatch, mean_loss
 from freemoe.domain_experts.purify.gradients import Checkpointing, backward, gradients_to
+from freemoe.domain_experts.purify.greedy import PurifyTask
 from freemoe.domain_experts.purify.learned import draw_steps
 from freemoe.domain_experts.structured.masks import apply_masks, masks_of, units_off
 from freemoe.domain_experts.structured.ranking import UnitImportance, measure_importance, unit_orders
 from freemoe.domain_experts.structured.units import ModelUnits, lowest_units, numbers_off
+from freemoe.recipes import UnitSection
 from freemoe.training.descent import cosine_decay
 from freemoe.training.states import State, unpack_state
-
-OnLook = Callable[[int, float, float], None]
-"""Called after every look at the stopping documents: steps done, loss, share of the units off."""
 
 _BETAS = (0.9, 0.99)
 # The budget of a stage opens over its first part.
 _OPEN = 0.25
+# How far a score moves per step.
+_PACE = 0.3
 # Scores start evenly in [-_SPREAD, _SPREAD]. The share _HELD of the units that disturbs most begins _FAR above.
 _SPREAD, _HELD, _FAR = 3.0, 0.01, 1e3
 
@@ -130,74 +130,36 @@ class UnitScores:
 
 
 def train_units(
-    model: Any,
+    task: PurifyTask,
     units: ModelUnits,
-    gradient: Sequence[AnswerBatch],
-    stop: Sequence[AnswerBatch],
+    section: UnitSection,
     *,
-    budgets: Sequence[float],
-    layout: str = "even",
     multiple: int = 8,
-    steps: int = 200,
-    step_tokens: int = 2048,
-    every: int = 20,
-    patience: int = 4,
-    pace: float = 0.3,
-    seed: int = 0,
     checkpointing: Checkpointing = "auto",
-    on_look: OnLook | None = None,
-    kept: UnitState = NOT_KEPT,
 ) -> PruningCurve:
     """Find the units to switch off for one subdomain; the model is bit-equal afterwards.
 
     Args:
-        model: A causal LM.
+        task: Model, documents and seed; told after every look: steps done, loss, share of the units off.
         units: Of one kind.
-        gradient: Documents that train the scores.
-        stop: Other documents, which say when to stop and which mask of a budget is kept.
-        budgets: Shares of the units to be off, one or several; exact up to the layout's rounding.
-        layout: ``even``: as many in every layer; ``free``: as the scores say, at least one left per layer.
-        multiple: With ``even``, the units left in a layer are a multiple of it.
-        steps: Of every budget.
-        step_tokens: Answer tokens of a step, about.
-        every: Steps between two looks at the stopping loss.
-        patience: Looks at the full budget without a better loss before a budget ends.
-        pace: How far a score moves per step; at the start scores spread over 6.
-        seed: Of the order of documents.
+        section: Shares of the units to be off, exact up to the layout's rounding, and the schedule of each.
+        multiple: With the layout ``even``, the units left in a layer are a multiple of it.
         checkpointing: Make activations again in the backward pass, for memory; see `gradients.gradients_to`.
-        on_look: Told after every look.
-        kept: Where the training keeps its state between two steps.
 
     Raises:
-        DataError: When one of the two lists is empty.
-        RecipeError: Budgets that the layout cannot keep, or that do not ascend.
+        DataError: When there are no documents for gradients, or none for stopping.
+        RecipeError: Shares that the layout cannot keep.
         NumericError: When a loss or gradient is NaN or infinite.
     """
-    if not gradient or not stop:
+    if not task.gradient or not task.stop:
         raise DataError("Structured purification needs documents for gradients and others for stopping. Raise --limit.")
-    if not budgets or list(budgets) != sorted(set(budgets)):
-        raise RecipeError(f"units.off is {list(budgets)}: shares must ascend, each once, e.g. 0.1,0.2,0.3.")
-    targets = [numbers_off(units, b, layout, multiple) for b in budgets]
-    training = _UnitTraining(
-        model,
-        units,
-        draw_steps(gradient, step_tokens, seed),
-        stop,
-        steps,
-        every,
-        patience,
-        pace,
-        checkpointing,
-        on_look,
-        kept,
-    )
-    known = kept.read_state()
+    targets = [numbers_off(units, share, section.layout, multiple) for share in section.off]
+    drawn = draw_steps(task.gradient, section.step_tokens, task.seed)
+    training = _UnitTraining(task, units, section, drawn, checkpointing)
+    known = task.kept.read_state()
     if known is None:
-        base, start, scores = _choose_start(
-            training, measure_importance(model, units, gradient, kept.part_state("worth"), checkpointing), targets[0]
-        )
-        training.now = _BudgetState(0, scores, scores.with_fresh_moments(), pace)
-        training.base, training.start = base, start
+        worths = measure_importance(task.model, units, task.gradient, task.kept.part_state("worth"), checkpointing)
+        training.choose_start(worths, targets[0])
     else:
         training.load_state(known)
     nothing: Sequence[int] | int = 0 if isinstance(targets[0], int) else [0] * len(units.layers)
@@ -205,20 +167,9 @@ def train_units(
         training.train_budget(nothing if number == 0 else targets[number - 1], targets[number])
     points = [
         CurvePoint(units.share_off(off), asked, off, loss)
-        for asked, (loss, off) in zip(budgets, training.ends, strict=True)
+        for asked, (loss, off) in zip(section.off, training.ends, strict=True)
     ]
     return PruningCurve(training.base, tuple(points), tuple(training.looks), training.start)
-
-
-def _choose_start(
-    training: _UnitTraining, worths: Sequence[UnitImportance], target: Sequence[int] | int
-) -> tuple[float, str, UnitScores]:
-    """The base's stopping loss, and the order of units that the stopping loss wants at the first budget: name and scores."""
-    base = mean_loss(training.model, training.stop)
-    starts = {name: UnitScores.from_order(order, worths) for name, order in unit_orders(worths).items()}
-    first = {name: training.eval_stopping_loss(scores, target)[0] for name, scores in starts.items()}
-    start = min(first, key=lambda name: first[name])
-    return base, start, starts[start]
 
 
 @dataclass(eq=False)
@@ -258,17 +209,11 @@ class _UnitTraining:
         now: The budget that is open.
     """
 
-    model: Any
+    task: PurifyTask
     units: ModelUnits
+    section: UnitSection
     drawn: Iterator[list[AnswerBatch]]
-    stop: Sequence[AnswerBatch]
-    steps: int
-    every: int
-    patience: int
-    pace: float
     checkpointing: Checkpointing
-    on_look: OnLook | None
-    kept: UnitState
     looks: list[tuple[int, float, float]] = field(default_factory=list)
     done: int = 0
     base: float = 0.0
@@ -278,39 +223,47 @@ class _UnitTraining:
         default_factory=lambda: _BudgetState(0, UnitScores([], [], []), UnitScores([], [], []), 0.0)
     )
 
+    def choose_start(self, worths: Sequence[UnitImportance], target: Sequence[int] | int) -> None:
+        """Begin with the order of units that the stopping loss wants at the first budget."""
+        self.base = mean_loss(self.task.model, self.task.stop)
+        starts = {name: UnitScores.from_order(order, worths) for name, order in unit_orders(worths).items()}
+        first = {name: self.eval_stopping_loss(scores, target)[0] for name, scores in starts.items()}
+        self.start = min(first, key=lambda name: first[name])
+        self.now = _BudgetState(0, starts[self.start], starts[self.start].with_fresh_moments(), _PACE)
+
     def eval_stopping_loss(self, scores: UnitScores, number: Sequence[int] | int) -> tuple[float, dict[int, Tensor]]:
         """Stopping loss with so many of the lowest units off, and which these are."""
         off = lowest_units(self.units, scores.values, number)
         with units_off(self.units, off):
-            return mean_loss(self.model, self.stop), off
+            return mean_loss(self.task.model, self.task.stop), off
 
     def train_budget(self, before: Sequence[int] | int, target: Sequence[int] | int) -> None:
         """Train one budget, from the last one's on: `ends` has its best stopping loss and the units off there."""
         now = self.now
         if now.best is None:
             now.best = self.eval_stopping_loss(now.trusted, target)
-        while now.step < self.steps and now.waited < self.patience:
+        while now.step < self.section.steps and now.waited < self.section.patience:
             now.step += 1
             self._train_step(before, target)
-            self.kept.write_state(self.to_state)
+            self.task.kept.write_state(self.to_state)
         self.ends.append(now.best)
         self.now = _BudgetState(
             now.number + 1,
             now.trusted.with_fresh_moments(),
-            now.trusted.with_fresh_moments().with_fresh_moments(),
-            self.pace,
+            now.trusted.with_fresh_moments(),
+            _PACE,
         )
 
     def _train_step(self, before: Sequence[int] | int, target: Sequence[int] | int) -> None:
         """A step, and the look behind some."""
         now = self.now
-        opened = 1 - max(0.0, 1 - now.step / max(1, round(self.steps * _OPEN))) ** 3
+        opened = 1 - max(0.0, 1 - now.step / max(1, round(self.section.steps * _OPEN))) ** 3
         number = _interpolate_counts(before, target, opened)
         off = lowest_units(self.units, now.scores.values, number)
-        slopes = _mask_gradients(self.model, self.units, off, next(self.drawn), self.checkpointing)
-        now.scores.adam_step(slopes, now.speed * cosine_decay(now.step, self.steps))
+        slopes = _mask_gradients(self.task.model, self.units, off, next(self.drawn), self.checkpointing)
+        now.scores.adam_step(slopes, now.speed * cosine_decay(now.step, self.section.steps))
         self.done += 1
-        if now.step % self.every and now.step < self.steps:
+        if now.step % self.section.every and now.step < self.section.steps:
             return
         assert now.best is not None
         loss, off = self.eval_stopping_loss(now.scores, number)
@@ -330,8 +283,7 @@ class _UnitTraining:
     def _report_evaluation(self, loss: float, off: dict[int, Tensor]) -> None:
         share = self.units.share_off(off)
         self.looks.append((self.done, share, loss))
-        if self.on_look:
-            self.on_look(self.done, loss, share)
+        self.task.on_round(self.done, loss, share)
 
     def to_state(self) -> State:
         """Everything that the next step depends on; its documents follow from the number of steps."""
