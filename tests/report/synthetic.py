@@ -75,7 +75,7 @@ def _subdomain(
 
 
 def _units(base: float, text: bool) -> dict[str, Any]:
-    """The curve of an expert of whole units, beside one rival."""
+    """The curve of an expert of whole units, beside two rivals."""
 
     def row(mean: float) -> dict[str, Any]:
         seen = {"mean": mean, "low": mean - 0.05, "high": mean + 0.05}
@@ -88,9 +88,9 @@ def _units(base: float, text: bool) -> dict[str, Any]:
             "units": round(100 * share),
             "candidate": share == 0.2,
             "row": row(mean),
-            "rivals": {"wanda": row(mean + 0.2)},
+            "rivals": {"wanda": row(mean + 0.2), "random": row(mean + 0.4)},
         }
-        for share, mean in ((0.1, 0.9), (0.2, 0.8))
+        for share, mean in ((0.1, 0.9), (0.2, 0.8), (0.3, 1.2))
     ]
     cut = {"parameters": [100, 80], "prefill": [10.0, 15.0], "decode": [10.0, 12.0]}
     return {

@@ -39,11 +39,3 @@ def test_rows_that_are_absent_are_left_out():
     result["domains"][0]["subdomains"][0]["rows"] = {}
     assert "oracle" not in _printed(summary_table(typed(result)))
     assert "–" in _printed(subdomain_table(typed(result)))
-
-
-def test_names_are_no_markup():
-    result = make_result()
-    result["domains"][0]["name"] = "[red]math[/red] [/]"
-    result["domains"][0]["subdomains"][0]["name"] = "[bold]x[/nope]"
-    assert "[red]math[/red] [/]" in _printed(summary_table(typed(result)))
-    assert "[bold]x[/nope]" in _printed(subdomain_table(typed(result)))

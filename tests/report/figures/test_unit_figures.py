@@ -10,36 +10,8 @@ from freemoe.report.figures.unit_figures import unit_curve
 from tests.report.synthetic import make_domain, make_result, typed
 
 
-def row(mean: float, text: bool) -> dict:
-    seen = {"mean": mean, "low": mean - 0.05, "high": mean + 0.05}
-    return {"score": 10.0, "gain": seen, **({"ratio": seen} if text else {})}
-
-
 def result(text: bool) -> dict:
-    points = [
-        {
-            "asked": share,
-            "share": share,
-            "units": round(100 * share),
-            "candidate": share == 0.2,
-            "row": row(mean, text),
-            "rivals": {"wanda": row(mean + 0.2, text), "random": row(mean + 0.4, text)},
-        }
-        for share, mean in ((0.1, 0.9), (0.2, 0.8), (0.3, 1.2))
-    ]
-    cut = {"parameters": [100, 80], "prefill": [10.0, 15.0], "decode": [10.0, 12.0]}
-    units = {
-        "kind": "neuron",
-        "of": 100,
-        "points": points,
-        "largest_share": 0.2,
-        "margin": 1.0,
-        "guard_documents": 90,
-        "cut": cut,
-    }
-    domain = make_domain("wiki", ("saliency",), text=text)
-    domain["subdomains"][0]["units"] = units
-    return make_result([domain])
+    return make_result([make_domain("wiki", ("saliency",), text=text)])
 
 
 @pytest.mark.parametrize("text", [True, False])
