@@ -158,7 +158,8 @@ def test_page_card_and_terminal_begin_with_the_price_against_the_users_model(
 ) -> None:
     result = priced(name, extra, decode and {"decode": decode, "prefill": prefill})
     card = {"convert": converted_card, "trim": trimmed_card}[name]
-    verdict = card.verdict(typed(result))
+    judge = {"convert": converted_card.verdict, "trim": trimmed_card.trim_verdict}[name]
+    verdict = judge(typed(result))
     assert verdict.state == state
     assert price in verdict.words.partition(". ")[0] + "."
     fast = {
