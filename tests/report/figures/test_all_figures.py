@@ -40,11 +40,6 @@ def test_each_figure_is_an_svg_of_moderate_size_with_the_same_bytes_each_time(pi
     assert set(re.findall(r"var\(--([\w-]+)\)", first)) <= {*COLOURS, "font"}
 
 
-def test_a_figure_written_twice_has_the_same_bytes():
-    figure = gain_intervals(typed(make_result()))
-    assert to_svg(figure, "g") == to_svg(figure, "g")
-
-
 def test_figures_leave_matplotlib_as_it_was():
     def settings():
         # Reading the backend would choose one.
