@@ -10,8 +10,8 @@ from typing import Any
 import typer
 
 from benchmarks.harness import BENCHES, HARDENING, ON_DEVICES, SIDE_BY_SIDE
+from freemoe.cli import options
 from freemoe.cli.common import calm_libraries, print_line, progress_of
-from freemoe.cli.flags import QUIET
 from freemoe.core.errors import DataError, RecipeError
 from freemoe.core.run.places import ExecutorSpec, parse_executor_spec
 
@@ -91,7 +91,7 @@ def _command(
     threads: int = typer.Option(None, min=1, help="CPU threads."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Print what would be measured; do nothing."),
     as_json: bool = typer.Option(False, "--json", help="Print the results as JSON."),
-    quiet: bool = QUIET,
+    quiet: options.Quiet = False,
 ) -> None:
     wanted = names_of(names, model)
     if dry_run:

@@ -10,8 +10,9 @@ from typing import Any, cast
 import typer
 from rich.table import Table as Printed
 
+from freemoe.cli import options
 from freemoe.cli.common import calm_libraries, print_line, print_table, progress_of
-from freemoe.cli.flags import CODE, JSON, QUIET, WithCode, allowed_code
+from freemoe.cli.options import CODE, GroupedCommand, allowed_code
 from freemoe.core.errors import DataError, RecipeError
 from freemoe.core.registry import unknown_name
 from freemoe.recipes import dump
@@ -37,7 +38,7 @@ Examples:
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
-@app.command(help=HELP, cls=WithCode)
+@app.command(help=HELP, cls=GroupedCommand)
 def _command(
     names: list[str] = typer.Argument(
         None,
@@ -63,8 +64,8 @@ def _command(
     threads: int = typer.Option(None, min=1, help="CPU threads."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Say what would run and what is done; measure nothing."),
     print_recipes: bool = typer.Option(False, "--print-recipes", help="Print the recipe of every row; do nothing."),
-    as_json: bool = JSON,
-    quiet: bool = QUIET,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
 ) -> None:
     if listing:
         _tell_all(as_json)

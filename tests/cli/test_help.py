@@ -75,7 +75,8 @@ def test_examples_that_cost_nothing_are_run(command: str, example: str, folder: 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_help_is_not_cut(command: str, columns: int, freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    done = freemoe(*([command] if command else []), "--help")
+    grouped = command and getattr(GROUP.commands[command], "common", None) is not None  # type: ignore[attr-defined]
+    done = freemoe(*([command] if command else []), "--help-all" if grouped else "--help")
     assert done.code == 0
     assert "…" not in done.out
     assert "..." not in re.sub(r"\}\.\.\.|\[ARGS\]\.\.\.|EXPERT\.\.\.|expert\.\.\. <|names\.\.\. <", "", done.out)
@@ -91,6 +92,17 @@ def test_help_is_not_cut(command: str, columns: int, freemoe: Freemoe, monkeypat
         assert "".join((parameter.help or "").split()) in told
     if columns == 120:
         assert any(len(w) > 80 for w in done.out.splitlines())
+
+
+@pytest.mark.parametrize("command", ["build", "convert", "trim", "eval"])
+def test_help_shows_the_usual_options_in_groups_and_says_how_many_more(command: str, freemoe: Freemoe) -> None:
+    shown, whole = freemoe(command, "--help").out, freemoe(command, "--help-all").out
+    few, every = (set(re.findall(r"(?m)^  (?:-\w, )?(--[\w-]+)", text)) for text in (shown, whole))
+    assert few < every
+    assert len(few) <= 25
+    assert f"{len(every - few)} more options: freemoe {command} --help-all" in shown
+    assert [w for w in ("Data:", "Method:", "Compute:", "Output:") if f"\n{w}\n" in shown] or command == "eval"
+    assert "more options" not in whole
 
 
 def test_the_overview_lists_every_command(freemoe: Freemoe) -> None:

@@ -36,6 +36,7 @@ from freemoe.cli.failures import (
     tell_usage,
     to_freemoe_error,
 )
+from freemoe.cli.options import GroupedCommand
 from freemoe.core.errors import FreeMoEError, RecipeError
 from freemoe.core.memory import keep_memory_low
 from freemoe.core.version import __version__
@@ -53,8 +54,21 @@ app = typer.Typer(
 )
 for command in (build.COMMAND, convert.COMMAND, trim.COMMAND, evaluate.COMMAND):
     command.register_command(app)
-for module in (lm_eval, generate, merge, push, inspect, report, demo, bench, serve, listing, schema, run):
-    module.register_command(app)
+app.command("lm-eval", help=lm_eval.HELP, cls=GroupedCommand, context_settings=lm_eval.SETTINGS)(lm_eval.run_command)
+for name, module in {
+    "generate": generate,
+    "merge": merge,
+    "push": push,
+    "inspect": inspect,
+    "report": report,
+    "demo": demo,
+    "bench": bench,
+    "serve": serve,
+    "ls": listing,
+    "schema": schema,
+    "run": run,
+}.items():
+    app.command(name, help=module.HELP, cls=GroupedCommand, hidden=module is schema)(module.run_command)
 for registered in app.registered_commands:
     # Else the overview cuts it.
     registered.short_help = " ".join((registered.help or "").split("\n\n")[0].split())

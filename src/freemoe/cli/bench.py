@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from freemoe.cli import completion
+from freemoe.cli import options
 from freemoe.cli.common import calm_libraries, print_json, print_line, print_table
-from freemoe.cli.flags import JSON
 from freemoe.hub.fetch import require_in_reach
 
 if TYPE_CHECKING:
@@ -29,52 +28,40 @@ measured from a clone of it: python -m benchmarks.
 """
 
 
-def register_command(app: typer.Typer) -> None:
-    """Add the command."""
+def run_command(
+    artefact: options.AnyArtefact,
+    base: options.Base = None,
+    against: str = typer.Option(None, help="Another model or artefact to hold it against."),
+    prompt_tokens: int = typer.Option(128, min=1, help="Tokens of the prompt."),
+    new_tokens: int = typer.Option(32, min=3, help="Tokens of the answer."),
+    batch: int = typer.Option(4, min=2, help="Sequences of the batch of several experts."),
+    rounds: int = typer.Option(5, min=1, help="Times each side is timed."),
+    experts: int = typer.Option(3, min=1, help="Of so many experts each is timed."),
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+    dry_run: Annotated[bool, options.dry_run_option("Say what would be timed; time nothing.")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Run ``freemoe bench`` with these options."""
+    require_in_reach(artefact)
+    calm_libraries()
+    from freemoe.core.environment import use_threads
+    from freemoe.evals.bench import BenchSizes, benchmark_artifact
+    from freemoe.systems import load
 
-    @app.command("bench", help=HELP)
-    def bench_command(
-        artefact: str = typer.Argument(
-            help="Folder written by freemoe, a model, or owner/name of the hub.",
-            autocompletion=completion.complete_artefacts_and_models,
-        ),
-        base: str = typer.Option(None, help="Base model; the artefact's own if absent."),
-        against: str = typer.Option(None, help="Another model or artefact to hold it against."),
-        prompt_tokens: int = typer.Option(128, min=1, help="Tokens of the prompt."),
-        new_tokens: int = typer.Option(32, min=3, help="Tokens of the answer."),
-        batch: int = typer.Option(4, min=2, help="Sequences of the batch of several experts."),
-        rounds: int = typer.Option(5, min=1, help="Times each side is timed."),
-        experts: int = typer.Option(3, min=1, help="Of so many experts each is timed."),
-        dtype: str = typer.Option(
-            "auto",
-            help="auto, float32, bfloat16 or float16.",
-            autocompletion=completion.complete_names(completion.DTYPES),
-        ),
-        device: str = typer.Option(
-            "auto", help="auto, cpu, cuda or cuda:N.", autocompletion=completion.complete_names(completion.DEVICES)
-        ),
-        threads: int = typer.Option(None, min=1, help="CPU threads."),
-        dry_run: bool = typer.Option(False, "--dry-run", help="Say what would be timed; time nothing."),
-        as_json: bool = JSON,
-    ) -> None:
-        require_in_reach(artefact)
-        calm_libraries()
-        from freemoe.core.environment import use_threads
-        from freemoe.evals.bench import BenchSizes, benchmark_artifact
-        from freemoe.systems import load
-
-        sizes = BenchSizes(prompt_tokens, new_tokens, batch, rounds)
-        if dry_run:
-            _print_bench_plan(artefact, against, sizes, as_json)
-            return
-        if threads:
-            use_threads(threads)
-        other = None if against is None else load(against, dtype=dtype, device=device)
-        found = benchmark_artifact(load(artefact, base, dtype=dtype, device=device), sizes, other, experts)
-        if as_json:
-            print_json("bench", found)
-        else:
-            _print_timings(found)
+    sizes = BenchSizes(prompt_tokens, new_tokens, batch, rounds)
+    if dry_run:
+        _print_bench_plan(artefact, against, sizes, as_json)
+        return
+    if threads:
+        use_threads(threads)
+    other = None if against is None else load(against, dtype=dtype, device=device)
+    found = benchmark_artifact(load(artefact, base, dtype=dtype, device=device), sizes, other, experts)
+    if as_json:
+        print_json("bench", found)
+    else:
+        _print_timings(found)
 
 
 def _print_bench_plan(artefact: str, against: str | None, sizes: BenchSizes, as_json: bool) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from freemoe.cli import completion
-from freemoe.cli.common import CommandOutput, Stopped, calm_libraries, parse_numbers, read_domains
+from freemoe.cli.common import CommandOutput, parse_numbers, read_domains
 from freemoe.cli.flags import SHARED, SIDE_BY_SIDE, RecipeCommand, RecipeFlag, flags_of
 from freemoe.core.errors import RecipeError
 from freemoe.recipes import BuildRecipe, set_path
@@ -72,28 +72,17 @@ def _parse_counts(text: str) -> int | dict[str, int]:
 
 def run_recipe(recipe: BuildRecipe, *, overwrite: bool, resume: bool, shown: CommandOutput) -> Path:
     """Run a build, write its report, print what was found."""
-    calm_libraries()
-    from freemoe.core.run.folder import interrupted_message
     from freemoe.domain_experts.build import build
     from freemoe.domain_experts.prove.card import headlines
     from freemoe.report.tables import summary_table
     from freemoe.systems import write_page
 
-    try:
-        folder = build(recipe, progress=shown.make_progress(), overwrite=overwrite, resume=resume, page=write_page)
-    except KeyboardInterrupt:
-        raise Stopped(interrupted_message(recipe.output)) from None
+    folder = build(recipe, progress=shown.make_progress(), overwrite=overwrite, resume=resume, page=write_page)
     from freemoe.results import BuildResult, read_result
 
     result = read_result(folder, BuildResult)
     shown.print_result("build", folder, result.notes + headlines(result), lambda: [summary_table(result)])
     return folder
-
-
-def _plan_build(recipe: BuildRecipe) -> dict[str, Any]:
-    from freemoe.domain_experts.cost.dry_run import plan_build
-
-    return plan_build(recipe)
 
 
 FLAGS = flags_of(
@@ -144,9 +133,10 @@ COMMAND = RecipeCommand(
         ),
     },
     flags=FLAGS,
+    common="preset output data_root limit seed dtype device metric ratio purify unit off controls workers",
     begin=_initial_fields,
     run=run_recipe,
-    plan=_plan_build,
+    plan="freemoe.domain_experts.cost.dry_run:plan_build",
     dry_run="units of work, memory and time",
     example="search.alpha=0.1",
 )

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from freemoe.cli import completion
-from freemoe.cli.common import CommandOutput, Stopped, calm_libraries
+from freemoe.cli.common import CommandOutput
 from freemoe.cli.flags import OUTPUT, SIDE_BY_SIDE, TIMING, RecipeCommand, flags_of
 from freemoe.recipes import ConvertRecipe
 
@@ -49,26 +49,15 @@ def _initial_fields(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def run_recipe(recipe: ConvertRecipe, *, overwrite: bool, resume: bool, shown: CommandOutput) -> Path:
     """Convert, write the report, print what was found."""
-    calm_libraries()
-    from freemoe.core.run.folder import interrupted_message
     from freemoe.systems import write_page
     from freemoe.tomoe.convert import convert
     from freemoe.tomoe.devices import DistributedContext
 
-    try:
-        drawn = {"page": write_page, "progress": shown.make_progress()}
-        folder = convert(recipe, overwrite=overwrite, resume=resume, **drawn)
-    except KeyboardInterrupt:
-        raise Stopped(interrupted_message(recipe.output)) from None
+    drawn = {"page": write_page, "progress": shown.make_progress()}
+    folder = convert(recipe, overwrite=overwrite, resume=resume, **drawn)
     if not DistributedContext.from_environment().rank:  # the first of several processes writes and prints
         shown.print_artefact("convert", folder)
     return folder
-
-
-def _plan_conversion(recipe: ConvertRecipe) -> dict[str, Any]:
-    from freemoe.tomoe.cost.dry_run import plan_conversion
-
-    return plan_conversion(recipe)
 
 
 COMMAND = RecipeCommand(
@@ -85,9 +74,10 @@ COMMAND = RecipeCommand(
         "text": (list[str], typer.Option([], "--text", help="What to learn from: text, or rows of any shape; repeat.")),
     },
     flags=FLAGS,
+    common="preset output mix data_root active experts method profile steps seed dtype device workers",
     begin=_initial_fields,
     run=run_recipe,
-    plan=_plan_conversion,
+    plan="freemoe.tomoe.cost.dry_run:plan_conversion",
     dry_run="tokens, steps and parameters",
     example="gates.noise=true",
 )

@@ -11,7 +11,6 @@ import typer
 from freemoe.cli import completion
 from freemoe.cli.common import (
     CommandOutput,
-    Stopped,
     calm_libraries,
     print_fields,
     print_json,
@@ -48,7 +47,7 @@ A trimmed mixture (see trim) is measured against its base and its plan alone; wi
 """
 
 
-def _plan_evaluation(recipe: EvalRecipe) -> dict[str, Any]:
+def plan_evaluation(recipe: EvalRecipe) -> dict[str, Any]:
     """How many documents would be scored."""
     from freemoe.core.artifacts import read_manifest
     from freemoe.evals.held_out import read_record, resolve_seed, set_aside
@@ -96,15 +95,11 @@ def _require_known(recipe: EvalRecipe, place: Path) -> None:
 def run_recipe(recipe: EvalRecipe, *, overwrite: bool, resume: bool, shown: CommandOutput) -> None:
     """Score, print a table; there is nothing that could be resumed."""
     del resume
-    calm_libraries()
     from freemoe.report.tables import evaluation_table
     from freemoe.results import EvaluationResult
     from freemoe.systems import evaluate
 
-    try:
-        result = evaluate(recipe, progress=shown.make_progress(), overwrite=overwrite)
-    except KeyboardInterrupt:
-        raise Stopped("Stopped; nothing was written. Run the same command to start again.") from None
+    result = evaluate(recipe, progress=shown.make_progress(), overwrite=overwrite)
     if shown.as_json:
         print_json("eval", _without_documents(result) if shown.summary else result)
         return
@@ -230,9 +225,10 @@ COMMAND = RecipeCommand(
         ),
     },
     flags=flags_of(EvalRecipe, "base", *SHARED, *SIDE_BY_SIDE),
+    common="base output data_root limit fewshot chat seed dtype device threads batch_tokens",
     begin=_initial_fields,
     run=run_recipe,
-    plan=_plan_evaluation,
+    plan="freemoe.cli.evaluate:plan_evaluation",
     dry_run="units of work",
     example="data.fewshot=2",
     resumes=False,

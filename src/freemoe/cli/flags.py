@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import pkgutil
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
-from typer.core import TyperCommand
 
-from freemoe.cli import completion
-from freemoe.cli.common import CommandOutput, apply_sets, calm_libraries, print_fields, print_recipe
+from freemoe.cli import completion, options
+from freemoe.cli.common import CommandOutput, Stopped, apply_sets, calm_libraries, print_fields, print_recipe
+from freemoe.cli.options import CODE, GroupedCommand
 from freemoe.core.errors import RecipeError
 from freemoe.hub.fetch import require_in_reach
 from freemoe.recipes import Recipe, recipe_from, set_path
@@ -59,33 +61,6 @@ def flags_of(recipe: type[Recipe], *groups: str | Flags) -> Flags:
 
 OUTPUT: Flags = {"output": RecipeFlag(names=("--output", "-o"))}
 
-SUMMARY = typer.Option(False, "--summary", help="Print the verdict and the artefact's path only; no tables.")
-JSON = typer.Option(False, "--json", help="Print one JSON document (freemoe schema).")
-QUIET = typer.Option(False, "--quiet", "-q", help="No progress on standard error.")
-
-CODE = "--allow-code-execution"
-
-
-class WithCode(TyperCommand):
-    """A command whose ``--allow-code-execution`` may stand alone, or be ``=unsafe``."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Write out what the flag alone means."""
-        end = args.index("--") if "--" in args else len(args)
-        return super().parse_args(ctx, [f"{CODE}=true" if a == CODE else a for a in args[:end]] + args[end:])
-
-
-def allowed_code(written: str | None) -> bool | Literal["unsafe"]:
-    """What ``--allow-code-execution`` says, where no recipe reads it.
-
-    Raises:
-        RecipeError: Anything but the flag alone and ``=unsafe``.
-    """
-    if written not in (None, "true", "unsafe"):
-        raise RecipeError(f"{CODE}={written}: it stands alone, or is {CODE}=unsafe.")
-    return "unsafe" if written == "unsafe" else written == "true"
-
-
 SHARED: tuple[str | Flags, ...] = (
     OUTPUT,
     "data_root task_folder limit fewshot chat group_by overflow",
@@ -120,9 +95,10 @@ class RecipeCommand:
         recipe: What it makes.
         arguments: Parameters that are no flags: name -> (type, typer's argument or option).
         flags: Its flags.
+        common: Names of the flags that ``--help`` shows; ``--help-all`` shows the others too.
         begin: From the arguments' values to the recipe's mapping so far.
         run: Runs a recipe: ``run(recipe, overwrite=, resume=, shown=)``.
-        plan: What it would do, as plain data whose keys name the units.
+        plan: ``module:function`` that says what it would do, as plain data whose keys name the units.
         dry_run: What ``--dry-run`` prints.
         example: Of ``--set``.
         resumes: Whether an unfinished run goes on.
@@ -134,9 +110,10 @@ class RecipeCommand:
     recipe: type[Recipe]
     arguments: dict[str, tuple[Any, Any]]
     flags: Flags
+    common: str
     begin: Callable[[Mapping[str, Any]], dict[str, Any]]
     run: Callable[..., Any]
-    plan: Callable[[Any], dict[str, Any]]
+    plan: str
     dry_run: str
     example: str
     resumes: bool = True
@@ -167,13 +144,24 @@ class RecipeCommand:
         if values["dry_run"]:
             self.print_plan(recipe, values["as_json"])
         else:
-            shown = output_options(values)
-            self.run(recipe, overwrite=values["overwrite"], resume=values.get("resume", False), shown=shown)
+            resume = values.get("resume", False)
+            self.execute_recipe(recipe, overwrite=values["overwrite"], resume=resume, shown=output_options(values))
+
+    def execute_recipe(self, recipe: Any, *, overwrite: bool, resume: bool, shown: CommandOutput) -> None:
+        """Run a recipe; ctrl-C is told with what was kept of it."""
+        calm_libraries()
+        try:
+            self.run(recipe, overwrite=overwrite, resume=resume, shown=shown)
+        except KeyboardInterrupt:
+            from freemoe.core.run.folder import interrupted_message
+
+            again = "Stopped; nothing was written. Run the same command to start again."
+            raise Stopped(interrupted_message(recipe.output) if self.resumes else again) from None
 
     def print_plan(self, recipe: Any, as_json: bool) -> None:
         """Print what a recipe would do."""
         calm_libraries()
-        print_fields(f"{self.name}-plan", self.plan(recipe), as_json)
+        print_fields(f"{self.name}-plan", pkgutil.resolve_name(self.plan)(recipe), as_json)
 
     def register_command(self, app: typer.Typer) -> None:
         """Add the command."""
@@ -186,7 +174,8 @@ class RecipeCommand:
             **{n: self._make_option(n, f) for n, f in self.flags.items()},
             **self._common_options(),
         }
-        app.command(self.name, help=self.help, cls=WithCode)(with_signature(recipe_command, parameters))
+        grouped: Any = functools.partial(GroupedCommand, common={*self.common.split(), *_ALWAYS_SHOWN})
+        app.command(self.name, help=self.help, cls=grouped)(with_signature(recipe_command, parameters))
 
     def _make_option(self, name: str, flag: RecipeFlag) -> tuple[Any, Any]:
         about = None if flag.kind else _recipe_field(self.recipe, flag.path)
@@ -196,22 +185,28 @@ class RecipeCommand:
             spelled = name.replace("_", "-")
             names = (f"--{spelled}/--no-{spelled}",) if about and about.default else (f"--{spelled}",)
         told = flag.help or (_help_text(about) if about else "")
-        return kind, typer.Option(None, *names, help=told, autocompletion=_make_completion(flag.path, about))
+        return kind, typer.Option(
+            None,
+            *names,
+            help=told,
+            autocompletion=_make_completion(flag.path, about),
+            rich_help_panel=_help_panel(flag.path),
+        )
 
     def _common_options(self) -> dict[str, tuple[Any, Any]]:
         """The options of every command that makes a recipe."""
-        resume = {"resume": (bool, typer.Option(True, help="Go on with an unfinished run of the same recipe."))}
-        printing = typer.Option(False, "--print-recipe", help="Print the YAML for freemoe run; do nothing.")
         sets = typer.Option([], "--set", help=f"Any recipe field: PATH=VALUE, e.g. {self.example}; repeat.")
+        dry_run = options.dry_run_option(f"Print {self.dry_run}; do nothing.", options.OUTPUT)
         return {
             "sets": (list[str], sets),
-            **(resume if self.resumes else {}),
-            "overwrite": (bool, typer.Option(False, "--overwrite", help="Replace a finished output.")),
-            "dry_run": (bool, typer.Option(False, "--dry-run", help=f"Print {self.dry_run}; do nothing.")),
-            "print_recipe_": (bool, printing),
-            "summary": (bool, SUMMARY),
-            "as_json": (bool, JSON),
-            "quiet": (bool, QUIET),
+            **({"resume": (options.Resume, True)} if self.resumes else {}),
+            "overwrite": (options.Overwrite, False),
+            "dry_run": (Annotated[bool, dry_run], False),
+            "print_recipe_": (options.PrintRecipe, False),
+            "summary": (options.Summary, False),
+            "as_json": (options.Json, False),
+            "quiet": (options.Quiet, False),
+            "help_all": (options.HelpAll, False),
         }
 
 
@@ -235,6 +230,34 @@ def with_signature(command: Callable[..., None], parameters: Mapping[str, tuple[
 def output_options(values: Mapping[str, Any]) -> CommandOutput:
     """How the options of a command ask it to print."""
     return CommandOutput(values["as_json"], values["summary"], values["quiet"])
+
+
+_PANELS = {
+    options.DATA: "data text domains mix",
+    options.SEARCH: "search subdomains select controls evidence",
+    options.COMPUTE: "device dtype threads place workers unit_seconds data.batch_tokens",
+    options.OUTPUT: "output revision seed preset timing",
+}
+"""Group of the help -> the fields, or the sections, whose flags stand in it; all others are of the method."""
+
+_ALWAYS_SHOWN = (
+    "model",
+    "artefact",
+    "domain",
+    "expert",
+    "text",
+    "overwrite",
+    "dry_run",
+    "print_recipe_",
+    "as_json",
+    "quiet",
+)
+
+
+def _help_panel(path: str) -> str:
+    """The group of a field's flag."""
+    known = {name: panel for panel, names in _PANELS.items() for name in names.split()}
+    return known.get(path) or known.get(path.split(".")[0]) or options.METHOD
 
 
 def _recipe_field(recipe: Any, path: str) -> FieldInfo:

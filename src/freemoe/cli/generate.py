@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from freemoe.cli import completion
+from freemoe.cli import completion, options
 from freemoe.cli.common import calm_libraries, console, print_json, print_line
 from freemoe.core.registry import unknown_name
 from freemoe.hub.fetch import require_in_reach
@@ -38,57 +38,43 @@ def _format_prompt(opened: LoadedArtifact, prompt: str, chat: str, artefact: str
     return as_prompt(opened.tokenizer, [{"role": "user", "content": prompt}], "the prompt")
 
 
-def register_command(app: typer.Typer) -> None:
-    """Add the command."""
+def run_command(
+    artefact: options.AnyArtefact,
+    prompt: str = typer.Argument(help="Text to continue."),
+    expert: str = typer.Option(
+        "auto",
+        help="auto, base, an expert's name (see freemoe inspect), or a union a+b.",
+        autocompletion=completion.complete_experts,
+    ),
+    base: options.Base = None,
+    max_new_tokens: int = typer.Option(64, min=1, help="Tokens to write at most."),
+    chat: str = typer.Option(
+        "auto", help="The prompt as a message, by the chat template: on, off; auto: as the artefact's data was."
+    ),
+    sample: bool = typer.Option(False, "--sample", help="Sample instead of greedy decoding."),
+    seed: int = typer.Option(0, help="Of sampling."),
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    dry_run: Annotated[bool, options.dry_run_option("Say which expert would answer; write nothing.")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Run ``freemoe generate`` with these options."""
+    require_in_reach(artefact)
+    calm_libraries()
+    import torch
 
-    @app.command("generate", help=HELP)
-    def generate_command(
-        artefact: str = typer.Argument(
-            help="Folder written by freemoe, a model, or owner/name of the hub.",
-            autocompletion=completion.complete_artefacts_and_models,
-        ),
-        prompt: str = typer.Argument(help="Text to continue."),
-        expert: str = typer.Option(
-            "auto",
-            help="auto, base, an expert's name (see freemoe inspect), or a union a+b.",
-            autocompletion=completion.complete_experts,
-        ),
-        base: str = typer.Option(None, help="Base model; the artefact's own if absent."),
-        max_new_tokens: int = typer.Option(64, min=1, help="Tokens to write at most."),
-        chat: str = typer.Option(
-            "auto", help="The prompt as a message, by the chat template: on, off; auto: as the artefact's data was."
-        ),
-        sample: bool = typer.Option(False, "--sample", help="Sample instead of greedy decoding."),
-        seed: int = typer.Option(0, help="Of sampling."),
-        dtype: str = typer.Option(
-            "auto",
-            help="auto, float32, bfloat16 or float16.",
-            autocompletion=completion.complete_names(completion.DTYPES),
-        ),
-        device: str = typer.Option(
-            "auto",
-            help="auto, cpu, cuda, cuda:N, split, disk or limits.",
-            autocompletion=completion.complete_names(completion.DEVICES),
-        ),
-        dry_run: bool = typer.Option(False, "--dry-run", help="Say which expert would answer; write nothing."),
-        as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
-    ) -> None:
-        require_in_reach(artefact)
-        calm_libraries()
-        import torch
+    from freemoe.systems import load
 
-        from freemoe.systems import load
-
-        opened = load(artefact, base, dtype=dtype, device=device)
-        prompt = _format_prompt(opened, prompt, chat, artefact)
-        torch.manual_seed(seed)
-        wanted = 1 if dry_run else max_new_tokens
-        text, chosen = opened.generate_text(prompt, expert=expert, max_new_tokens=wanted, do_sample=sample)
-        rejected = chosen in getattr(opened, "rejected", ())
-        if as_json:
-            print_json("generate", {"expert": chosen, "rejected": rejected, "text": None if dry_run else text})
-            return
-        note = " (rejected: no reliable gain, so it is the base)" if rejected else ""
-        console.print(f"expert: {chosen}{note}", markup=False, highlight=False, soft_wrap=True)
-        if not dry_run:
-            print_line(text)
+    opened = load(artefact, base, dtype=dtype, device=device)
+    prompt = _format_prompt(opened, prompt, chat, artefact)
+    torch.manual_seed(seed)
+    wanted = 1 if dry_run else max_new_tokens
+    text, chosen = opened.generate_text(prompt, expert=expert, max_new_tokens=wanted, do_sample=sample)
+    rejected = chosen in getattr(opened, "rejected", ())
+    if as_json:
+        print_json("generate", {"expert": chosen, "rejected": rejected, "text": None if dry_run else text})
+        return
+    note = " (rejected: no reliable gain, so it is the base)" if rejected else ""
+    console.print(f"expert: {chosen}{note}", markup=False, highlight=False, soft_wrap=True)
+    if not dry_run:
+        print_line(text)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
+from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from freemoe.cli import completion
+from freemoe.cli import completion, options
 from freemoe.cli.common import calm_libraries, print_json, print_table
 from freemoe.core.registry import unknown_name
 
@@ -53,28 +54,25 @@ def _listing_rows(kind: str) -> list[dict[str, str]]:
     return [{"name": n, "about": registry.about(n)} for n in registry]
 
 
-def register_command(app: typer.Typer) -> None:
-    """Add the command."""
-
-    @app.command("ls", help=HELP)
-    def listing_command(
-        kind: str = typer.Argument(
-            None, help=f"One of {', '.join(KINDS)}; all if absent.", autocompletion=completion.complete_names(KINDS)
-        ),
-        dry_run: bool = typer.Option(False, "--dry-run", help="Accepted everywhere; ls only ever reads."),
-        as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
-    ) -> None:
-        if kind is not None and kind not in KINDS:
-            raise unknown_name("kind", kind, list(KINDS))
-        calm_libraries()
-        found = {k: _listing_rows(k) for k in ([kind] if kind else KINDS)}
-        if as_json:
-            print_json("ls", found)
-            return
-        for name, rows in found.items():
-            table = Table(title=name, title_justify="left", box=None, pad_edge=False)
-            for column in rows[0]:
-                table.add_column(column.replace("_", " "))
-            for row in rows:
-                table.add_row(*row.values())
-            print_table(table)
+def run_command(
+    kind: str = typer.Argument(
+        None, help=f"One of {', '.join(KINDS)}; all if absent.", autocompletion=completion.complete_names(KINDS)
+    ),
+    dry_run: Annotated[bool, options.dry_run_option("Accepted everywhere; ls only ever reads.")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Run ``freemoe ls`` with these options."""
+    if kind is not None and kind not in KINDS:
+        raise unknown_name("kind", kind, list(KINDS))
+    calm_libraries()
+    found = {k: _listing_rows(k) for k in ([kind] if kind else KINDS)}
+    if as_json:
+        print_json("ls", found)
+        return
+    for name, rows in found.items():
+        table = Table(title=name, title_justify="left", box=None, pad_edge=False)
+        for column in rows[0]:
+            table.add_column(column.replace("_", " "))
+        for row in rows:
+            table.add_row(*row.values())
+        print_table(table)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shlex
 import sys
+from typing import Annotated
 
 import typer
 
+from freemoe.cli import options
 from freemoe.cli.common import print_json, print_line
 
 HELP = """Run lm-eval's own command with the model `freemoe` known to it: any model, or an artefact under an expert.
@@ -20,6 +22,7 @@ Example:
   freemoe lm-eval --model_args pretrained=experts,expert=auto --tasks gsm8k
 """
 MODEL = "freemoe"
+SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 WITHOUT_MODEL = ("ls", "validate")
 """lm-eval's commands that score nothing."""
@@ -34,20 +37,17 @@ def command_line(arguments: list[str]) -> list[str]:
     return [*verb, *([] if named else ["--model", MODEL]), *arguments[len(verb) :]]
 
 
-def register_command(app: typer.Typer) -> None:
-    """Add the command."""
+def run_command(
+    context: typer.Context,
+    dry_run: Annotated[bool, options.dry_run_option("Print lm-eval's command line; run nothing.")] = False,
+    as_json: bool = typer.Option(False, "--json", help="With --dry-run: print it as JSON."),
+) -> None:
+    """Run ``freemoe lm-eval`` with these options."""
+    line = command_line(context.args)
+    if dry_run:
+        print_json("lm-eval-plan", {"arguments": line}) if as_json else print_line(shlex.join(["lm_eval", *line]))
+        return
+    from freemoe.lm_eval import lm_eval_main as lm_evals_command
 
-    @app.command("lm-eval", help=HELP, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-    def lm_eval_command(
-        context: typer.Context,
-        dry_run: bool = typer.Option(False, "--dry-run", help="Print lm-eval's command line; run nothing."),
-        as_json: bool = typer.Option(False, "--json", help="With --dry-run: print it as JSON."),
-    ) -> None:
-        line = command_line(context.args)
-        if dry_run:
-            print_json("lm-eval-plan", {"arguments": line}) if as_json else print_line(shlex.join(["lm_eval", *line]))
-            return
-        from freemoe.lm_eval import lm_eval_main as lm_evals_command
-
-        sys.argv = ["lm_eval", *line]
-        lm_evals_command()()
+    sys.argv = ["lm_eval", *line]
+    lm_evals_command()()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
-from freemoe.cli import completion
+from freemoe.cli import completion, options
 from freemoe.cli.common import calm_libraries, print_fields, print_json, print_line
 
 HELP = """Write one expert as a plain model folder that needs no freemoe, and as a GGUF file where the base was one.
@@ -38,59 +38,48 @@ An expert of whole units (build --unit), cut out: a smaller and faster model of 
 """
 
 
-def register_command(app: typer.Typer) -> None:
-    """Add the command."""
+def run_command(
+    artefact: str = typer.Argument(
+        help="Folder written by freemoe build or demo, or owner/name of the hub.",
+        autocompletion=completion.complete_artefacts,
+    ),
+    expert: list[str] = typer.Argument(
+        help="An expert's name (see freemoe inspect), or base; several with --op.",
+        autocompletion=completion.complete_experts,
+    ),
+    output: Path = typer.Option(Path("freemoe-merged"), "--output", "-o", help="Folder to write."),
+    op: str = typer.Option(
+        None,
+        help="How several experts are combined: union or intersection.",
+        autocompletion=completion.complete_names(("union", "intersection")),
+    ),
+    gguf: str = typer.Option(None, help="Also write model-TYPE.gguf into it: f32, f16 or q8_0; needs a GGUF base."),
+    shrink: bool = typer.Option(False, "--shrink", help="Cut the expert's units out: a smaller model."),
+    pad: bool = typer.Option(False, "--pad", help="With --shrink: fill layers up to the largest (layout --free)."),
+    base: options.Base = None,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "cpu",
+    allow_rejected: bool = typer.Option(
+        False, "--allow-rejected", help="Write the base for an expert that the significance test rejected."
+    ),
+    overwrite: options.Overwrite = False,
+    dry_run: Annotated[bool, options.dry_run_option("Check the names and say what would be written.")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Run ``freemoe merge`` with these options."""
+    calm_libraries()
+    from freemoe.systems import merge
 
-    @app.command("merge", help=HELP)
-    def merge_command(
-        artefact: str = typer.Argument(
-            help="Folder written by freemoe build or demo, or owner/name of the hub.",
-            autocompletion=completion.complete_artefacts,
-        ),
-        expert: list[str] = typer.Argument(
-            help="An expert's name (see freemoe inspect), or base; several with --op.",
-            autocompletion=completion.complete_experts,
-        ),
-        output: Path = typer.Option(Path("freemoe-merged"), "--output", "-o", help="Folder to write."),
-        op: str = typer.Option(
-            None,
-            help="How several experts are combined: union or intersection.",
-            autocompletion=completion.complete_names(("union", "intersection")),
-        ),
-        gguf: str = typer.Option(None, help="Also write model-TYPE.gguf into it: f32, f16 or q8_0; needs a GGUF base."),
-        shrink: bool = typer.Option(False, "--shrink", help="Cut the expert's units out: a smaller model."),
-        pad: bool = typer.Option(False, "--pad", help="With --shrink: fill layers up to the largest (layout --free)."),
-        base: str = typer.Option(None, help="Base model; the artefact's own if absent."),
-        dtype: str = typer.Option(
-            "auto",
-            help="auto, float32, bfloat16 or float16.",
-            autocompletion=completion.complete_names(completion.DTYPES),
-        ),
-        device: str = typer.Option(
-            "cpu",
-            help="auto, cpu, cuda, cuda:N, split, disk or limits.",
-            autocompletion=completion.complete_names(completion.DEVICES),
-        ),
-        allow_rejected: bool = typer.Option(
-            False, "--allow-rejected", help="Write the base for an expert that the significance test rejected."
-        ),
-        overwrite: bool = typer.Option(False, "--overwrite", help="Replace a model folder that stands there."),
-        dry_run: bool = typer.Option(False, "--dry-run", help="Check the names and say what would be written."),
-        as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
-    ) -> None:
-        calm_libraries()
-        from freemoe.systems import merge
-
-        how = {"op": op, "base": base, "gguf": gguf, "shrink": shrink, "pad": pad, "overwrite": overwrite}
-        how["allow_rejected"] = allow_rejected
-        if dry_run:
-            print_fields("merge-plan", merge(artefact, expert, output, dry=True, **how), as_json)
-            return
-        found = merge(artefact, expert, output, dtype=dtype, device=device, **how)
-        if as_json:
-            print_json("merge", found)
-        else:
-            _print_merged(found)
+    how = {"op": op, "base": base, "gguf": gguf, "shrink": shrink, "pad": pad, "overwrite": overwrite}
+    how["allow_rejected"] = allow_rejected
+    if dry_run:
+        print_fields("merge-plan", merge(artefact, expert, output, dry=True, **how), as_json)
+        return
+    found = merge(artefact, expert, output, dtype=dtype, device=device, **how)
+    if as_json:
+        print_json("merge", found)
+    else:
+        _print_merged(found)
 
 
 def _print_merged(found: dict[str, Any]) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from freemoe.cli import completion
+from freemoe.cli import completion, options
 from freemoe.cli.common import print_json, print_line
 
 HELP = """Write an artefact of any kind to a repository of the Hugging Face Hub, in one commit.
@@ -22,44 +23,39 @@ Example:
 """
 
 
-def register_command(app: typer.Typer) -> None:
-    """Add the command."""
+def run_command(
+    folder: Path = typer.Argument(
+        help="Folder written by freemoe build, demo, convert or trim.", autocompletion=completion.complete_artefacts
+    ),
+    repository: str = typer.Argument(help="owner/name; made if there is none."),
+    private: bool = typer.Option(False, "--private", help="Make a new repository private."),
+    revision: str = typer.Option(None, help="Branch to write to, made if there is none; main if absent."),
+    message: str = typer.Option(None, help="Of the commit."),
+    overwrite: bool = typer.Option(False, "--overwrite", help="Replace what stands there, also of another kind."),
+    dry_run: Annotated[bool, options.dry_run_option("List the files and their bytes; ask nobody.")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Run ``freemoe push`` with these options."""
+    from freemoe.hub.push import push_artefact
 
-    @app.command("push", help=HELP)
-    def push_command(
-        folder: Path = typer.Argument(
-            help="Folder written by freemoe build, demo, convert or trim.", autocompletion=completion.complete_artefacts
-        ),
-        repository: str = typer.Argument(help="owner/name; made if there is none."),
-        private: bool = typer.Option(False, "--private", help="Make a new repository private."),
-        revision: str = typer.Option(None, help="Branch to write to, made if there is none; main if absent."),
-        message: str = typer.Option(None, help="Of the commit."),
-        overwrite: bool = typer.Option(False, "--overwrite", help="Replace what stands there, also of another kind."),
-        dry_run: bool = typer.Option(False, "--dry-run", help="List the files and their bytes; ask nobody."),
-        as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
-    ) -> None:
-        from freemoe.hub.push import push_artefact
-
-        found = push_artefact(
-            folder,
-            repository,
-            private=private or None,
-            revision=revision,
-            message=message,
-            overwrite=overwrite,
-            dry=dry_run,
-        )
-        if as_json:
-            files = [{"name": name, "bytes": size} for name, size in found["files"].items()]
-            print_json("push-plan" if dry_run else "push", {**found, "files": files})
-            return
-        for name, size in found["files"].items():
-            print_line(f"  {name}  {size:,} bytes")
-        print_line(f"{len(found['files'])} files, {found['bytes']:,} bytes, of kind {found['kind']}")
-        print_line(
-            f"would be written to {found['url']}"
-            if dry_run
-            else f"pushed: {found['url']} (commit {found['commit'][:12]})"
-        )
-        if found["note"]:
-            print_line(f"note: {found['note']}")
+    found = push_artefact(
+        folder,
+        repository,
+        private=private or None,
+        revision=revision,
+        message=message,
+        overwrite=overwrite,
+        dry=dry_run,
+    )
+    if as_json:
+        files = [{"name": name, "bytes": size} for name, size in found["files"].items()]
+        print_json("push-plan" if dry_run else "push", {**found, "files": files})
+        return
+    for name, size in found["files"].items():
+        print_line(f"  {name}  {size:,} bytes")
+    print_line(f"{len(found['files'])} files, {found['bytes']:,} bytes, of kind {found['kind']}")
+    print_line(
+        f"would be written to {found['url']}" if dry_run else f"pushed: {found['url']} (commit {found['commit'][:12]})"
+    )
+    if found["note"]:
+        print_line(f"note: {found['note']}")

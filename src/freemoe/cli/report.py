@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from freemoe.cli import completion
+from freemoe.cli import completion, options
 from freemoe.cli.common import plain_result, print_json, print_line, print_table
 from freemoe.core.artifacts import read_manifest
 
@@ -26,43 +26,40 @@ Examples:
 """
 
 
-def register_command(app: typer.Typer) -> None:
-    """Add the command."""
+def run_command(
+    artefact: str = typer.Argument(
+        help="Folder written by freemoe build, demo, convert or trim, owner/name of the hub, or a JSON file by freemoe "
+        "eval -o.",
+        autocompletion=completion.complete_artefacts,
+    ),
+    dry_run: Annotated[bool, options.dry_run_option("Print the tables; write nothing.")] = False,
+    as_json: bool = typer.Option(False, "--json", help="Print the result as JSON; write nothing."),
+) -> None:
+    """Run ``freemoe report`` with these options."""
+    from freemoe.hub.fetch import fetch_artefact
+    from freemoe.results import EvaluationResult, read_result, wrap_display_errors
 
-    @app.command("report", help=HELP)
-    def report_command(
-        artefact: str = typer.Argument(
-            help="Folder written by freemoe build, demo, convert or trim, owner/name of the hub, or a JSON file by freemoe "
-            "eval -o.",
-            autocompletion=completion.complete_artefacts,
-        ),
-        dry_run: bool = typer.Option(False, "--dry-run", help="Print the tables; write nothing."),
-        as_json: bool = typer.Option(False, "--json", help="Print the result as JSON; write nothing."),
-    ) -> None:
-        from freemoe.hub.fetch import fetch_artefact
-        from freemoe.results import EvaluationResult, read_result, wrap_display_errors
+    file = Path(artefact) if artefact.endswith(".json") and not Path(artefact).is_dir() else None
+    if file is not None and isinstance(result := read_result(file), EvaluationResult):
+        _print_evaluation(file, result, dry_run, as_json)
+        return
+    place = fetch_artefact(artefact if file is None else file.parent, required=True)
+    read_manifest(place, check=False)
+    result = read_result(place)
+    if as_json:
+        print_json("report", {"folder": artefact, "result": plain_result(place)})
+        return
+    from freemoe.evals.held_out import record_text
+    from freemoe.systems import SYSTEMS, write_page
 
-        file = Path(artefact) if artefact.endswith(".json") and not Path(artefact).is_dir() else None
-        if file is not None and isinstance(result := read_result(file), EvaluationResult):
-            _print_evaluation(file, result, dry_run, as_json)
-            return
-        place = fetch_artefact(artefact if file is None else file.parent, required=True)
-        read_manifest(place, check=False)
-        result = read_result(place)
-        if as_json:
-            print_json("report", {"folder": artefact, "result": plain_result(place)})
-            return
-        from freemoe.evals.held_out import record_text
-        from freemoe.systems import SYSTEMS, write_page
-
-        with wrap_display_errors(place):
-            tables, lines = SYSTEMS.get(result.kind).tables(result)
-        for table in tables:
-            print_table(table)
-        for line in (*getattr(result, "notes", ()), *lines, record_text(result.seen)):
-            print_line(line)
-        if not dry_run:
-            print_line(f"report: {write_page(place)}")
+    with wrap_display_errors(place):
+        tables, lines = SYSTEMS.get(result.kind).tables(result)
+    for table in tables:
+        print_table(table)
+    for line in (*getattr(result, "notes", ()), *lines, record_text(result.seen)):
+        print_line(line)
+    if not dry_run:
+        print_line(f"report: {write_page(place)}")
 
 
 def _print_evaluation(path: Path, result: EvaluationResult, dry_run: bool, as_json: bool) -> None:

@@ -7,12 +7,12 @@ import logging
 import os
 import shlex
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from pydantic.fields import FieldInfo
 
-from freemoe.cli import completion
+from freemoe.cli import completion, options
 from freemoe.cli.common import calm_libraries, console, print_fields
 from freemoe.cli.flags import non_none_types, with_signature
 from freemoe.core.errors import RecipeError
@@ -64,22 +64,13 @@ _MORE: Mapping[str, tuple[Any, Any]] = {
     ),
     "vllm_python": (str, typer.Option(None, help=f"Python of that environment. [{PYTHON}]")),
     "quiet": (bool, typer.Option(False, "--quiet", "-q", help="No line per request on standard error.")),
-    "dry_run": (bool, typer.Option(False, "--dry-run", help="Print model names and memory per slot; serve nothing.")),
-    "as_json": (bool, typer.Option(False, "--json", help="Print the dry run as JSON.")),
+    "dry_run": (
+        Annotated[bool, options.dry_run_option("Print model names and memory per slot; serve nothing.")],
+        False,
+    ),
+    "as_json": (options.Json, False),
 }
 """What is said on a command line alone."""
-
-
-def register_command(app: typer.Typer) -> None:
-    """Add the command."""
-
-    def serve_experts(line: typer.Context, **values: Any) -> None:
-        sources = {name: line.get_parameter_source(name) for name in values}
-        _run_server(values, [name for name, source in sources.items() if source and source.name == "COMMANDLINE"])
-
-    options = {name: _settings_option(name, field) for name, field in ServeSettings.model_fields.items()}
-    parameters = {"line": (typer.Context, inspect.Parameter.empty), **options, **_MORE}
-    app.command("serve", help=HELP)(with_signature(serve_experts, parameters))
 
 
 def _settings_option(name: str, field: FieldInfo) -> tuple[Any, Any]:
@@ -94,6 +85,21 @@ def _settings_option(name: str, field: FieldInfo) -> tuple[Any, Any]:
 
 def _field_bound(field: FieldInfo, which: str) -> Any:
     return next((getattr(rule, which) for rule in field.metadata if hasattr(rule, which)), None)
+
+
+def _serve(line: typer.Context, **values: Any) -> None:
+    sources = {name: line.get_parameter_source(name) for name in values}
+    _run_server(values, [name for name, source in sources.items() if source and source.name == "COMMANDLINE"])
+
+
+run_command = with_signature(
+    _serve,
+    {
+        "line": (typer.Context, inspect.Parameter.empty),
+        **{name: _settings_option(name, field) for name, field in ServeSettings.model_fields.items()},
+        **_MORE,
+    },
+)
 
 
 def _run_server(values: Mapping[str, Any], given: list[str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from freemoe.cli import completion
-from freemoe.cli.common import CommandOutput, Stopped, calm_libraries
+from freemoe.cli.common import CommandOutput
 from freemoe.cli.flags import OUTPUT, SIDE_BY_SIDE, TIMING, RecipeCommand, RecipeFlag, flags_of
 from freemoe.core.errors import RecipeError
 from freemoe.recipes import TrimRecipe, set_path
@@ -85,25 +85,14 @@ def _parse_hook_layers(text: str) -> str | list[int]:
 
 def run_recipe(recipe: TrimRecipe, *, overwrite: bool, resume: bool, shown: CommandOutput) -> Path:
     """Run a trim, draw its Pareto list, print what was found."""
-    calm_libraries()
-    from freemoe.core.run.folder import interrupted_message
     from freemoe.hookmoe.trim import trim
     from freemoe.report.figures.plan_figures import PLANS
     from freemoe.report.trimmed import write_pages
 
-    try:
-        folder = trim(recipe, progress=shown.make_progress(), overwrite=overwrite, resume=resume, page=write_pages)
-    except KeyboardInterrupt:
-        raise Stopped(interrupted_message(recipe.output)) from None
+    folder = trim(recipe, progress=shown.make_progress(), overwrite=overwrite, resume=resume, page=write_pages)
     picture = folder / PLANS
     shown.print_artefact("trim", folder, plans=picture if picture.exists() else None)
     return folder
-
-
-def _plan_trim(recipe: TrimRecipe) -> dict[str, Any]:
-    from freemoe.hookmoe.dry_run import plan_trim
-
-    return plan_trim(recipe)
 
 
 COMMAND = RecipeCommand(
@@ -120,9 +109,10 @@ COMMAND = RecipeCommand(
         "text": (str, typer.Option(..., "--text", "-t", help="Text file (.txt, .jsonl, .json), or demo: .")),
     },
     flags=FLAGS,
+    common="preset output act plan search hooks units steps block limit seed dtype device workers",
     begin=_initial_fields,
     run=run_recipe,
-    plan=_plan_trim,
+    plan="freemoe.hookmoe.dry_run:plan_trim",
     dry_run="units of work and sizes",
     example="plan.best=4",
 )
