@@ -72,7 +72,7 @@ def test_every_document_that_is_printed_has_a_type() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
                 name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
-                if name in ("print_json", "print_found", "tell", "tell_artefact") and isinstance(
+                if name in ("print_json", "print_fields", "print_result", "print_artefact") and isinstance(
                     node.args[0], ast.Constant
                 ):
                     printed.add(node.args[0].value)

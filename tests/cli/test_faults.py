@@ -162,7 +162,7 @@ def test_an_interrupt_while_it_works() -> None:
     # What was started in the background of a shell ignores ctrl-C, and so would this.
     code = (
         "import signal, freemoe.cli.listing as l, freemoe.cli as c; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        "l._rows = lambda *a: signal.raise_signal(signal.SIGINT)"
+        "l._listing_rows = lambda *a: signal.raise_signal(signal.SIGINT)"
     )
     done = subprocess.run(
         [sys.executable, "-c", f"{code}; c.main()", "ls"], capture_output=True, text=True, timeout=120, check=False

@@ -169,7 +169,7 @@ def test_flags_that_say_more_than_one_thing(
 
 def test_every_option_of_build_and_eval_is_accounted_for() -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    acting = {"sets", "overwrite", "dry_run", "print_recipe_", "summary", "as_json", "quiet", "domain"}
+    acting = {"sets", "overwrite", "dry_run", "print_recipe_", "summary", "as_json", "quiet", "help_all", "domain"}
     build = {p.name for p in commands["build"].params}
     assert build == {*BUILD_PATHS, *acting, "model", "subdomains", "theta", "layers", "even", "resume"}
     assert {p.name for p in commands["eval"].params} == {*EVAL_PATHS, *acting, "artefact", "expert"}

@@ -9,8 +9,9 @@ import torch
 
 from freemoe.core.errors import DataError, NumericError
 from freemoe.core.run.folder import RunFolder
-from freemoe.domain_experts.candidates import check_division, make_subdomains, purify_all
+from freemoe.domain_experts.candidates import make_subdomains, purify_all
 from freemoe.domain_experts.context import prepare_context
+from freemoe.domain_experts.power import check_division
 from freemoe.domain_experts.purify import methods as purification
 from freemoe.domain_experts.purify.greedy import PurifyResult, PurifyTask
 from freemoe.domain_experts.route.subdomains import divide_domain

@@ -21,7 +21,7 @@ AnyArtefact = Annotated[
         autocompletion=completion.complete_artefacts_and_models,
     ),
 ]
-Base = Annotated[str, typer.Option(help="Base model; the artefact's own if absent.")]
+Base = Annotated[str | None, typer.Option(help="Base model; the artefact's own if absent.")]
 Dtype = Annotated[
     str,
     typer.Option(
@@ -35,7 +35,7 @@ Device = Annotated[
         autocompletion=completion.complete_names(completion.DEVICES),
     ),
 ]
-Threads = Annotated[int, typer.Option(min=1, help="CPU threads.", rich_help_panel=COMPUTE)]
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads.", rich_help_panel=COMPUTE)]
 Resume = Annotated[bool, typer.Option(help="Go on with an unfinished run of the same recipe.", rich_help_panel=OUTPUT)]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace a finished output that stands there.", rich_help_panel=OUTPUT)

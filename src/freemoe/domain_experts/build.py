@@ -29,7 +29,6 @@ from freemoe.domain_experts.ahead import ParallelBuildStages, Stage
 from freemoe.domain_experts.candidates import (
     Subdomain,
     SubdomainChoice,
-    check_division,
     choose_all,
     make_expert,
     make_subdomains,
@@ -40,6 +39,7 @@ from freemoe.domain_experts.candidates import (
 from freemoe.domain_experts.context import BuildContext, prepare_context
 from freemoe.domain_experts.expert import DomainExpert
 from freemoe.domain_experts.inspection import inspect_artefact
+from freemoe.domain_experts.power import check_division
 from freemoe.domain_experts.prove.card import model_card
 from freemoe.domain_experts.prove.evidence import overall_gains
 from freemoe.domain_experts.prove.results import reported_evidence

@@ -10,6 +10,7 @@ import ast
 import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from freemoe.core.errors import DataError
@@ -170,17 +171,13 @@ def answer_index(where: str, answer: object, choices: Sequence[str], labels: Seq
     raise DataError(f"{where}: 'answer' is {answer!r:.120}, which is none of the {count} choices; allowed: {allowed}.")
 
 
-def _parse_json_cell(text: str) -> Any:
-    return parse_json(text, "a cell")
-
-
 def _parse_list_cell(value: Any) -> Any:
     """A list that a table's cell holds as text, as JSON or as Python writes it."""
     if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
         return value
     if len(value) > _LONGEST_LISTED:
         return value
-    for read in (_parse_json_cell, ast.literal_eval):
+    for read in (partial(parse_json, where="a cell"), ast.literal_eval):
         try:
             return read(value)
         except (ValueError, SyntaxError, MemoryError, RecursionError):

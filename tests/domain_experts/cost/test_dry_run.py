@@ -7,11 +7,11 @@ import pytest
 from freemoe import results
 from freemoe.core.errors import ArtifactError, DataError, NumericError
 from freemoe.domain_experts.build import build
-from freemoe.domain_experts.candidates import check_division
 from freemoe.domain_experts.context import prepare_context
 from freemoe.domain_experts.cost.dry_run import plan_build
 from freemoe.domain_experts.inspection import inspect_artefact, inspect_model
 from freemoe.domain_experts.mixture import FreeMoE
+from freemoe.domain_experts.power import check_division
 from freemoe.domain_experts.prove.card import control_text, gain_text, headlines, model_card
 from freemoe.domain_experts.purify.methods import METHODS
 from freemoe.domain_experts.route.subdomains import divide_domain, prompt_features

@@ -9,9 +9,10 @@ from typing import Any
 
 from freemoe.core.run.places import executor_spec_of
 from freemoe.core.run.progress import CollectingProgress
-from freemoe.domain_experts.candidates import SALIENCY, check_division, competing_methods
+from freemoe.domain_experts.candidates import SALIENCY, competing_methods
 from freemoe.domain_experts.context import BuildContext, prepare_context
 from freemoe.domain_experts.cost.memory import FITTED, fitting_devices, stage_peaks
+from freemoe.domain_experts.power import check_division
 from freemoe.domain_experts.purify.methods import method_of
 from freemoe.domain_experts.rank.bands import band_grid
 from freemoe.domain_experts.rank.importance import METRICS

@@ -14,7 +14,7 @@ Rows of a domain:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -93,21 +93,16 @@ def domain_evidence(
     own = {n: score_subset(f"expert {n}", experts[n], g) for n, g in groups.items() if n in experts}
     expert = scatter_scores([(groups[n], s) for n, s in own.items()], base)
     # Where no expert was accepted a control has nothing to match, and the row is left out.
-    control_runs = [
-        scatter_scores(
-            [(groups[n], score_subset(f"control {r} {n}", partial(controls, n, r), groups[n])) for n in own], base
-        )
-        for r in range(control_seeds if own else 0)
-    ]
-    asked = {name: candidates[name] for name in groups if candidates.get(name)}
+    control_runs = []
+    for r in range(control_seeds if own else 0):
+        scored = [(groups[n], score_subset(f"control {r} {n}", partial(controls, n, r), groups[n])) for n in own]
+        control_runs.append(scatter_scores(scored, base))
     swept = {
-        n: {c: score_subset(f"oracle {n} {c}", make, groups[n]) for c, make in m.items()} for n, m in asked.items()
+        n: {c: score_subset(f"oracle {n} {c}", make, groups[n]) for c, make in candidates[n].items()}
+        for n in groups
+        if candidates.get(n)
     }
-    # The candidate, or the base, that is best on these very documents.
-    picks = {
-        n: max({"base": [base[i] for i in groups[n]], **rows}.items(), key=lambda row: sum(s.value for s in row[1]))
-        for n, rows in swept.items()
-    }
+    picks = {n: _best_row({"base": [base[i] for i in groups[n]], **rows}) for n, rows in swept.items()}
     # Documents that were sent to their own subdomain's expert, or to the base, are scored already.
     routed = [expert[i] if picked == seen[i] else base[i] for i, (picked, _, _) in enumerate(routes)]
     away = {n: [i for i, (picked, _, _) in enumerate(routes) if picked == n != seen[i]] for n in experts}
@@ -125,8 +120,7 @@ def domain_evidence(
 
     def subdomain_evidence(name: str, group: Sequence[int]) -> dict[str, Any]:
         candidates = {c: reported_metric(s, [documents[i] for i in group]) for c, s in swept.get(name, {}).items()}
-        picked = picks[name][0] if name in picks else None
-        return {"rows": summaries(group), "candidates": candidates, "oracle_candidate": picked}
+        return {"rows": summaries(group), "candidates": candidates, "oracle_candidate": picks.get(name, (None,))[0]}
 
     return {
         "rows": summaries(range(len(documents))),
@@ -138,6 +132,11 @@ def domain_evidence(
             for i, (d, own, route) in enumerate(zip(documents, seen, routes, strict=True))
         ],
     }
+
+
+def _best_row(rows: Mapping[str, Sequence[DocumentScore]]) -> tuple[str, Sequence[DocumentScore]]:
+    """The candidate, or the base, that is best on these very documents, with its scores."""
+    return max(rows.items(), key=lambda row: sum(score.value for score in row[1]))
 
 
 def _row_summaries(

@@ -326,13 +326,11 @@ def train_router(
     routes = list(plain)
     for fold in unseen:
         calibrated = _calibrate_router(fold.router, [other for other in unseen if other is not fold])
-        for i, before, after in zip(
-            fold.members, fold.router.route(fold.feature), calibrated.route(fold.feature), strict=True
-        ):
-            plain[i], routes[i] = before, after
+        before, after = fold.router.route(fold.feature), calibrated.route(fold.feature)
+        for i, *found in zip(fold.members, before, after, strict=True):
+            plain[i], routes[i] = found
     right = [r.subdomain == s and r.domain == d for r, s, d in zip(routes, subdomains, domains, strict=True)]
-    confidence = [r.confidence for r in routes]
-    threshold = abstention_threshold(confidence, right, precision)
+    threshold = abstention_threshold([r.confidence for r in routes], right, precision)
     fitted = _calibrate_router(_fit_router(feature, domains, subdomains, level2, seed), unseen)
     router = replace(fitted, threshold=threshold, feature=kind)
     figures = {
@@ -344,7 +342,7 @@ def train_router(
         "temperature": router.domain.temperature,
         "subdomain_temperatures": {d: level.temperature for d, level in router.subdomain.items()},
         "threshold": threshold,
-        "abstained": float(np.mean([c < threshold for c in confidence])),
+        "abstained": float(np.mean([r.confidence < threshold for r in routes])),
         "measured": "5-fold, on reference documents that the routing model did not see",
         **routing_latency(router, feature),
     }
@@ -396,8 +394,7 @@ def routing_latency(router: DomainRouter, feature: Tensor, repeats: int = 200) -
     """p50 and p95 milliseconds to route one feature vector, the embedding itself left out."""
     times = []
     for i in range(repeats):
-        row = feature[i % len(feature)][None]
         start = time.perf_counter()
-        router.route(row)
+        router.route(feature[i % len(feature)][None])
         times.append((time.perf_counter() - start) * 1000)
     return {"p50_ms": float(np.quantile(times, 0.5)), "p95_ms": float(np.quantile(times, 0.95))}

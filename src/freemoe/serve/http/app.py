@@ -68,10 +68,9 @@ def make_paths(
         bounds: Of requests.
         roots: Folders below which experts may be loaded.
     """
-    preparing = RequestPreprocessor(engine, experts, bounds)
+    began, preparing = int(time.time()), RequestPreprocessor(engine, experts, bounds)
     completing = CompletionService(engine, preparing, metrics, bounds)
     managing = ExpertService(engine, experts, preparing, roots)
-    began = int(time.time())
 
     def model_entry(name: str) -> dict[str, Any]:
         found = {"id": name, "object": "model", "created": began, "owned_by": "freemoe"}
@@ -85,10 +84,9 @@ def make_paths(
         return model_entry(name)
 
     async def health() -> Response:
-        if engine.is_alive:
-            return JSONResponse({"status": "ok"})
         what = "ended" if engine.failure is None else "failed: the log says why"
-        return ErrorBody(503, f"The engine has {what}.", SERVER, code="not_alive").to_response()
+        fault = ErrorBody(503, f"The engine has {what}.", SERVER, code="not_alive")
+        return JSONResponse({"status": "ok"}) if engine.is_alive else fault.to_response()
 
     async def ready() -> Response:
         if engine.is_alive and not engine.is_closed:
