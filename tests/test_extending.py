@@ -46,10 +46,10 @@ def by_order(seen):
     """The first neurons and the first dimensions of every head, whatever they do."""
     layer = seen.layer
     kept = max(1, int(seen.attention * layer.rotary.head_dim))
-    bits = layer.rotary.sizes.cumsum(0) <= kept
+    bits = layer.rotary.bit_sizes.cumsum(0) <= kept
     values = torch.arange(layer.rotary.head_dim) < kept
-    experts = (torch.arange(layer.width) < seen.width).expand(2, -1).clone()
-    return LayerStructure(bits, values, torch.zeros(2, layer.hidden), torch.zeros(2), experts)
+    experts = (torch.arange(layer.intermediate_size) < seen.width).expand(2, -1).clone()
+    return LayerStructure(bits, values, torch.zeros(2, layer.hidden_size), torch.zeros(2), experts)
 
 
 def add_rival() -> None:

@@ -36,7 +36,7 @@ def test_masks_join_as_sets_do(moe):
     assert places(moe.expert_mask("law/0 & law/1")) == a & b
     assert places(moe.expert_mask("+".join(EXPERTS))) == a | b | c
     assert places(combined_mask("intersection", [moe.expert_mask(n) for n in EXPERTS])) == a & b & c
-    assert moe.expert_mask("law/0+law/0").same(moe.expert_mask("law/0"))
+    assert moe.expert_mask("law/0+law/0").is_equal(moe.expert_mask("law/0"))
     assert a & b
     assert a - b
 

@@ -29,11 +29,11 @@ def test_batches_hold_prompt_and_gold_answer(world, context):
     scorer = context.scorer
     expected = [scorer.loglikelihoods([(d.prompt, d.answers[d.gold])])[0][0] for d in documents]
     tokens = sum(len(d.answers[d.gold]) for d in documents)
-    assert mean_loss(context.model, context.batches(documents)) == pytest.approx(-sum(expected) / tokens, rel=1e-4)
+    assert mean_loss(context.model, context.make_batches(documents)) == pytest.approx(-sum(expected) / tokens, rel=1e-4)
     labels = list(range(len(documents)))
-    batches = context.batches(documents, labels)
+    batches = context.make_batches(documents, labels)
     assert sorted(int(x) for b in batches for x in b.labels) == labels
-    for ids, answer in context.rows(documents):
+    for ids, answer in context.answer_rows(documents):
         assert world.tokenizer.decode([*ids, answer[-1]]).endswith(world.tokenizer.decode(answer))
 
 
@@ -57,16 +57,19 @@ def test_scores_are_journalled_and_the_base_comes_back(context, tmp_path):
     weight = context.weights[5]
     before = {k: v.clone() for k, v in context.model.state_dict().items()}
     off = partial(mask_of, {weight.name: torch.arange(weight.size)}, [weight])
-    plain, without = context.scores("law", "base", Mask, documents), context.scores("law", "off", off, documents)
+    plain, without = (
+        context.score_documents("law", "base", Mask, documents),
+        context.score_documents("law", "off", off, documents),
+    )
     assert plain != without
     assert all(torch.equal(v, before[k]) for k, v in context.model.state_dict().items())
     context.run = RunFolder(tmp_path / "out", {"a": 1})
-    assert context.scores("law", "off", off, documents) == without
+    assert context.score_documents("law", "off", off, documents) == without
     assert context.run.journal.done == 1
     # From the journal now: a unit is known by its name and its documents, and no mask is made.
-    assert context.scores("law", "off", not_called, documents) == without
+    assert context.score_documents("law", "off", not_called, documents) == without
     assert context.run.journal.reused == 1
-    for a, b in zip(context.scores("law", "off", off, documents[:3]), without, strict=False):
+    for a, b in zip(context.score_documents("law", "off", off, documents[:3]), without, strict=False):
         assert a[:3] == pytest.approx(b[:3], abs=1e-4)
     again = RunFolder(tmp_path / "out", {"a": 1})
     assert len(again.journal._values) == 2
@@ -82,7 +85,7 @@ def test_other_figures_of_an_answer_come_back_from_the_journal():
 def test_reported_scores_have_a_type_of_their_own(context):
     documents = context.domains["law"].reported.open(FrozenChoice("x"))[:2]
     assert isinstance(context.reported_scores("law", "u", Mask, documents), ReportedScores)
-    assert not isinstance(context.scores("law", "u", Mask, documents), ReportedScores)
+    assert not isinstance(context.score_documents("law", "u", Mask, documents), ReportedScores)
 
 
 def test_domains_do_not_report_on_each_others_reference(world, tmp_path):

@@ -22,7 +22,7 @@ from tests.tiny import tiny_model
 def through_disk(expert, folder):
     """The expert as another process finds it."""
     save_file(expert.to_tensors(), folder / "e.safetensors")
-    described = json.loads(json.dumps(expert.describe()))
+    described = json.loads(json.dumps(expert.manifest_entry()))
     return DomainExpert.from_parts(described, load_file(folder / "e.safetensors"))
 
 
@@ -30,7 +30,7 @@ def norms_of(weights, p, seed=0):
     generator = torch.Generator().manual_seed(seed)
     found = {}
     for w in weights:
-        x = torch.randn(9, w.experts, w.columns, generator=generator, dtype=torch.float64)
+        x = torch.randn(9, w.num_experts, w.num_columns, generator=generator, dtype=torch.float64)
         found.setdefault(w.tap, torch.linalg.vector_norm(x, float(p), dim=0).float())
     return found
 

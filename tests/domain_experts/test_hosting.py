@@ -89,7 +89,7 @@ def test_an_expert_that_is_deleted_leaves_the_base(moe):
     moe.set_expert("law/1")
     kept = logits(moe)
     moe.delete_expert("sums/all")
-    assert (moe.active, moe._board.known) == ("law/1", ["law/1"])
+    assert (moe.active, moe._board.expert_names) == ("law/1", ["law/1"])
     assert torch.equal(logits(moe), kept)
     for gone in ("law/0", "base", "auto"):
         with pytest.raises(UnknownNameError):

@@ -191,7 +191,7 @@ def test_masks_come_from_the_untouched_base(moe, world, active):
     other.set_expert(active)
     try:
         for name in EXPERTS:
-            assert moe.expert_mask(name).same(other.expert_mask(name))
+            assert moe.expert_mask(name).is_equal(other.expert_mask(name))
             assert other.active == active
     finally:
         other.set_expert(None)

@@ -101,6 +101,6 @@ def test_ceilings_follow_what_is_read() -> None:
 def test_a_model_that_computes_something_else_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     other = random_masks(Settings(seed=5), find_sublayers(model()))
     real = tomoe_speed.build_converted_model
-    monkeypatch.setattr(tomoe_speed, "converted", lambda base, structure: real(base, other))
+    monkeypatch.setattr(tomoe_speed, "build_converted_model", lambda base, structure: real(base, other))
     with pytest.raises(NumericError, match="differs from the masked one"):
         run(Settings(quick=True))

@@ -135,7 +135,7 @@ def _experts(material: Material) -> None:
     manifest = read_manifest(folder)
     tensors = load_file(folder / "experts.safetensors")
     for expert in _more_experts(material.model):
-        manifest["experts"].append(expert.describe())
+        manifest["experts"].append(expert.manifest_entry())
         tensors |= expert.to_tensors()
     save_file(tensors, folder / "experts.safetensors")
     write_again(folder, manifest)

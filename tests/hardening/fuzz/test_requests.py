@@ -90,6 +90,6 @@ def test_a_fault_of_the_server_is_seen(material: Material, monkeypatch: pytest.M
         raise OSError("planted")
 
     with monkeypatch.context() as patch:
-        patch.setattr(BatchScheduler, "_accept", broken)
+        patch.setattr(BatchScheduler, "_process_logits", broken)
         assert judge(case, material).ending == "traceback"
     assert judge(case, material).ending == "accepted"
