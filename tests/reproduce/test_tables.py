@@ -18,7 +18,17 @@ from tests.reproduce.conftest import check_runs
 RowsOf = Callable[[str], dict[str, dict[str, Any]]]
 
 
-@pytest.mark.parametrize("table", [t for t in find(["all"]) if not t.absent], ids=lambda t: t.name)
+ONE_OF_EACH = ("mode/table01", "free-moe/table01", "tomoe/table01", "hookmoe/table02")
+"""Tables of every system that run with every change; the others run by `make hardening`."""
+
+TABLES = [
+    pytest.param(t, id=t.name, marks=() if t.name in ONE_OF_EACH else pytest.mark.hardening)
+    for t in find(["all"])
+    if not t.absent
+]
+
+
+@pytest.mark.parametrize("table", TABLES)
 def test_a_table_runs(table: Table, records: Records, tmp_path: Path) -> None:
     check_runs(table, records, tmp_path)
 

@@ -24,7 +24,7 @@ def dry(folder: Path, *flags: str) -> tuple[subprocess.CompletedProcess[str], di
     return done, json.loads((folder / "gpu.json").read_text(encoding="utf-8"))
 
 
-@pytest.mark.slow
+@pytest.mark.hardening
 def test_every_step_runs(tmp_path: Path) -> None:
     done, record = dry(tmp_path)
     steps = {step.pop("step"): step for step in record["steps"]}

@@ -114,6 +114,7 @@ def test_material_trains_on_other_documents_than_it_reports(name, stories, data_
     assert {d.gold for d in material.reported} >= {0, 1, 2, 3}
 
 
+@pytest.mark.hardening
 @pytest.mark.realdata
 def test_every_method_competes_on_text(stories, data_root) -> None:
     job = Job("wikitext", str(data_root), limit=16, schedule=QUICK)

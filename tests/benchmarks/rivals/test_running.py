@@ -105,6 +105,7 @@ def test_it_runs_tells_of_failures_and_measures_nothing_twice(
     assert (tmp_path / "again" / "rivals.svg").read_text() == picture
 
 
+@pytest.mark.hardening
 def test_a_quick_run_measures_every_rival(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def tiny(name: str, **_):
         return tiny_model("mixtral" if name.endswith("moe") else "llama"), tiny_tokenizer()

@@ -34,6 +34,7 @@ def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FREEMOE_CACHE", str(tmp_path))
 
 
+@pytest.mark.hardening
 def test_a_quick_run_has_every_figure() -> None:
     outcome = run(Settings(quick=True))
     names = [f.name for f in outcome.figures]
