@@ -97,10 +97,10 @@ class Row:
     Attributes:
         label: As the paper has it.
         paper: Column -> the paper's number; columns that it leaves empty are left out.
-        recipe: File below ``papers/recipes``, without suffix, whose run this row shows; several rows may show one run.
+        recipe: File below ``recipes``, without suffix, whose run this row shows; several rows may show one run.
         changes: Dotted field -> value that the row changes in the recipe.
-        arguments: More keyword arguments of ``RoutingVariant.work``, where a recipe cannot say what is measured.
-        pick: Which part of the run's record it shows: what ``RoutingVariant.read`` makes of it.
+        arguments: More keyword arguments of ``Way.work``, where a recipe cannot say what is measured.
+        pick: Which part of the run's record it shows: what ``Way.read`` makes of it.
         way: How it is measured, where that differs from the table's.
         absent: Why nothing of ours stands here; then ``recipe`` is empty.
     """

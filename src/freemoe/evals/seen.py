@@ -10,7 +10,7 @@ Hashes of 8 bytes each, sorted, in one small file that the artefact's manifest n
   limit or share); and whole lines of at least `LINE` characters that are shorter than a run.
 
 A run that stands in the artefact's own reported part as well (boilerplate, a template's words) cannot tell one part from the
-other, and is left out; a question never is. Of many runs the `MOST` smallest hashes are kept, an even sample: `Seen.share` says
+other, and is left out; a question never is. Of many runs the `MOST` smallest hashes are kept, an even sample: `SeenHashes.share` says
 which share that is. A wrong match is as likely as two 64-bit hashes that fall together: below ``MOST / 2 ** 64`` for each run
 looked up.
 """

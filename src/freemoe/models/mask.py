@@ -34,7 +34,7 @@ class MaskError(FreeMoEError, ValueError):
 
 
 class NamedWeight(Protocol):
-    """What has a name and a number of weights: a ``Weight``."""
+    """What has a name and a number of weights: a ``WeightMatrix``."""
 
     @property
     def name(self) -> str:

@@ -52,7 +52,7 @@ class RestoreHandle:
 def switch_off(weights: Sequence[WeightMatrix], mask: Mask) -> RestoreHandle:
     """Set what a mask has off to zero, in place, and keep the values; experts off as a whole are not chosen.
 
-    The mask is checked before the first weight is touched. A ``Switchboard`` is faster where the same experts are
+    The mask is checked before the first weight is touched. An ``ExpertCache`` is faster where the same experts are
     switched again and again.
 
     Args:

@@ -90,7 +90,7 @@ class CatalogueEntry:
         folder: Its artefact, under the same path on every machine.
         original: Its name there.
         since: The version of the catalogue that it came with: files that are read anew are another expert.
-        kind: See `domain_experts.expert.Expert`.
+        kind: See `domain_experts.expert.DomainExpert`.
     """
 
     name: str

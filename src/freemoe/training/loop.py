@@ -63,7 +63,7 @@ def run_training_loop(
         advance: Told how many steps more are done.
 
     Raises:
-        NumericError: A loss is NaN or infinite, when steps check it (`descend`); the last state is kept.
+        NumericError: A loss is NaN or infinite, when steps check it (`optimizer_step`); the last state is kept.
     """
     advance = advance or (lambda number: None)
     done = kept.last_step(steps, every) if kept else 0

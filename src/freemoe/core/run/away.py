@@ -89,7 +89,7 @@ class RunFiles:
 def run_remote_part(
     function: str, arguments: dict[str, Any], part: str, files: Mapping[str, FileRef]
 ) -> dict[str, bytes]:
-    """Do a part of a run (`Ahead`) whose folder is elsewhere.
+    """Do a part of a run (`ParallelStages`) whose folder is elsewhere.
 
     Args:
         function: What does it.

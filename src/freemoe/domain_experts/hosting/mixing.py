@@ -45,7 +45,7 @@ class MixingHost(StackHost):
         base for this thread, gradients are off, and a block or an expert that is opened inside it rules until it ends.
 
         Args:
-            strategy: ``fused``, ``scratch`` or ``auto``; see `models.mixed.running.Mixed`.
+            strategy: ``fused``, ``scratch`` or ``auto``; see `models.mixed.running.MixedBatch`.
 
         Raises:
             RecipeError: Another strategy.

@@ -64,7 +64,7 @@ class SharedCache(Cache):
         self.prefix = 0
 
     def end_prefix(self) -> None:
-        """Keep what was seen so far through every `rewind`."""
+        """Keep what was seen so far through every `reset_to_prefix`."""
         self.prefix = self.get_seq_length()
 
     def reset_to_prefix(self) -> None:

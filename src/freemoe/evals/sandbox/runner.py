@@ -4,7 +4,7 @@ What a program gets: an interpreter in isolated mode (``python -I``) in a privat
 the caller's; no standard input; output that goes nowhere; limits on CPU time, wall clock, memory, files and processes, of each
 process and of all together. Bubblewrap gives it namespaces of its own: no network, no sight of other processes, a read-only file
 tree that holds the interpreter and its libraries alone, a folder and shared memory of limited size, no capability. Where it does
-not start nothing is run, unless the user says ``unsafe``; `Result.isolation` says what stood.
+not start nothing is run, unless the user says ``unsafe``; `SandboxResult.isolation` says what stood.
 
 What this does **not** protect from. It is no virtual machine: a hole in the kernel is a hole in the wall, and time that a
 program takes, heat and caches can be felt outside. The program can *read* its interpreter and installed packages. Its tests run

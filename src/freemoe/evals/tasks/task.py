@@ -23,7 +23,7 @@ class TaskGrader:
     Attributes:
         name: Name of the task.
         metric: The metric that is reported.
-        grade: As `Task.grade`.
+        grade: As `EvalTask.grade`.
     """
 
     name: str

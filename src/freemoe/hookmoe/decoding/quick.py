@@ -48,7 +48,7 @@ def quick_decoding(
     Args:
         model: A mixture model, with ``plan``, ``hooks`` and ``rescale`` on it already.
         plan: As in `plans.apply.applied`.
-        hooks: As in `Hooks.attached`.
+        hooks: As in `HookSet.attached`.
         rescale: As in `plans.apply.applied`.
     """
     found = {layer.number: layer for layer in moe_layers(model)}

@@ -26,7 +26,7 @@ class MoELayer:
         count: Routed experts.
         width: Neurons of one routed expert.
         hidden: Width of the residual stream.
-        correction: See `models.spec.Gate`.
+        correction: See `models.spec.GateLayout`.
     """
 
     number: int

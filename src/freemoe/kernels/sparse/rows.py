@@ -42,7 +42,7 @@ class SparsePlaces:
         low: ``(count + padding,)`` uint16: the lowest 16 bits of every flat place, ascending.
         ends: ``(N + 1,)`` uint32: how many lie before each row.
         copies: Both on accelerators, see `on`.
-        tables: Where they lie there, see `addresses`.
+        tables: Where they lie there, see `device_addresses`.
     """
 
     low: np.ndarray
@@ -104,7 +104,7 @@ class SparseExperts:
     Attributes:
         places: One for each.
         table: ``(G, 2)`` uint64: the addresses of their numbers, for the compiled loops.
-        tables: The same for accelerators, see `addresses`.
+        tables: The same for accelerators, see `device_addresses`.
     """
 
     places: tuple[SparsePlaces, ...]

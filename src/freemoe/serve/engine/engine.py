@@ -37,7 +37,7 @@ Found = TypeVar("Found")
 class InferenceEngine:
     """Answers many requests at once on one base.
 
-    Its thread has the base's turn while there are requests; what else needs the base is done between two steps (`call`).
+    Its thread has the base's turn while there are requests; what else needs the base is done between two steps (`run_between_steps`).
 
     Args:
         host: A base and its experts: a `FreeMoE`, or what looks like one to it (`hosts.VariantHost`).

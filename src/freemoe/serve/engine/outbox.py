@@ -45,7 +45,7 @@ class EventQueue:
         return True
 
     def set_listener(self, told: Callable[[], object]) -> None:
-        """Have a function called, on the engine's thread, whenever there is something to `poll`."""
+        """Have a function called, on the engine's thread, whenever there is something to `poll_events`."""
         with self._changed:
             self._told = told
             waiting = bool(self._events)

@@ -153,7 +153,7 @@ def make_baseline(
         method: A name of ``RIVALS``.
         sublayers: Of the base.
         activity: From ``measure_activity``, with the same routers.
-        routers: Clusters of tokens, from ``gates.initialise.clusters``.
+        routers: Clusters of tokens, from ``gates.initialise.cluster_tokens``.
         share: Active share of the whole.
         attention: Share of every head's dimensions that stay; the MLP takes what is left.
     """

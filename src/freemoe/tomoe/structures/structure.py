@@ -54,7 +54,7 @@ class LayerStructure:
     """One decoder layer.
 
     Attributes:
-        qk: (bits,) bool, the rotary bits (`models.sublayers.Rotary`) that queries and keys of all heads keep.
+        qk: (bits,) bool, the rotary bits (`models.sublayers.RotaryLayout`) that queries and keys of all heads keep.
         vo: A gate; or (head_dim,) bool, the dimensions that every token keeps.
         router_weight: (experts, hidden) float32.
         router_bias: (experts,) float32.
