@@ -6,7 +6,7 @@ called, so that help stays quick.
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -58,8 +58,7 @@ class ArtefactSystem:
 
 def _lazy_function(path: str) -> Callable[..., Any]:
     """The function ``module:name`` below this package, imported when it is called."""
-    module, _, name = path.partition(":")
-    return lambda *args, **kwargs: getattr(importlib.import_module(f"freemoe.{module}"), name)(*args, **kwargs)
+    return lambda *args, **kwargs: pkgutil.resolve_name(f"freemoe.{path}")(*args, **kwargs)
 
 
 SYSTEMS: Registry[ArtefactSystem] = Registry("kind of artefact")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Any
 
 import typer
 
 from freemoe.cli import options
-from freemoe.cli.common import CommandOutput, print_recipe
+from freemoe.cli.flags import run_options, with_signature
 
 HELP = """Build experts for the bundled tiny model on the bundled benchmark: everything freemoe does, in minutes.
 
@@ -21,30 +21,22 @@ Example:
 """
 
 
-def run_command(
-    output: str = typer.Option("demo-out", "--output", "-o", help="Folder to write."),
-    seed: int = typer.Option(0, help="Seed of splits, masks and draws."),
-    limit: int = typer.Option(None, help="Documents per task and split; all if absent."),
-    threads: options.Threads = None,
-    workers: int = typer.Option(None, min=1, help="Processes that work side by side; the same bytes. [1]"),
-    resume: options.Resume = True,
-    overwrite: options.Overwrite = False,
-    dry_run: Annotated[bool, options.dry_run_option("Print units of work, memory and time; do nothing.")] = False,
-    print_recipe_: options.PrintRecipe = False,
-    summary: options.Summary = False,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
-) -> None:
+@with_signature(
+    {
+        "output": (str, typer.Option("demo-out", "--output", "-o", help="Folder to write.")),
+        "seed": (int, typer.Option(0, help="Seed of splits, masks and draws.")),
+        "limit": (int, typer.Option(None, help="Documents per task and split; all if absent.")),
+        "threads": (options.Threads, None),
+        "workers": (int, typer.Option(None, min=1, help="Processes that work side by side; the same bytes. [1]")),
+        **run_options("units of work, memory and time"),
+    }
+)
+def run_command(**values: Any) -> None:
     """Run ``freemoe demo`` with these options."""
     from freemoe.cli.build import COMMAND
     from freemoe.core.ledger import keep_none
     from freemoe.domain_experts.demo import demo_recipe
 
     keep_none()
-    recipe = demo_recipe(output, seed=seed, limit=limit, threads=threads, workers=workers)
-    if print_recipe_:
-        print_recipe(recipe, as_json)
-    elif dry_run:
-        COMMAND.print_plan(recipe, as_json)
-    else:
-        COMMAND.execute_recipe(recipe, overwrite=overwrite, resume=resume, shown=CommandOutput(as_json, summary, quiet))
+    sizes = {name: values[name] for name in ("seed", "limit", "threads", "workers")}
+    COMMAND.execute_recipe(demo_recipe(values["output"], **sizes), values)

@@ -136,46 +136,47 @@ class RecipeCommand:
         if self.instead(values):
             return
         recipe = self.read_recipe(values)
+        if not values["print_recipe_"]:
+            # What a recipe's model is: an artefact, for eval.
+            require_in_reach(getattr(recipe, "artefact", None) or getattr(recipe, "model", ""))
+        self.execute_recipe(recipe, values)
+
+    def execute_recipe(self, recipe: Any, values: Mapping[str, Any]) -> None:
+        """Print a recipe, or what it would do, or run it, as the values of `run_options` say; ctrl-C is told with what was kept."""
         if values["print_recipe_"]:
             print_recipe(recipe, values["as_json"])
             return
-        # What a recipe's model is: an artefact, for eval.
-        require_in_reach(getattr(recipe, "artefact", None) or getattr(recipe, "model", ""))
-        if values["dry_run"]:
-            self.print_plan(recipe, values["as_json"])
-        else:
-            resume = values.get("resume", False)
-            self.execute_recipe(recipe, overwrite=values["overwrite"], resume=resume, shown=output_options(values))
-
-    def execute_recipe(self, recipe: Any, *, overwrite: bool, resume: bool, shown: CommandOutput) -> None:
-        """Run a recipe; ctrl-C is told with what was kept of it."""
         calm_libraries()
+        if values["dry_run"]:
+            print_fields(f"{self.name}-plan", pkgutil.resolve_name(self.plan)(recipe), values["as_json"])
+            return
+        resume, shown = values.get("resume", False), output_options(values)
         try:
-            self.run(recipe, overwrite=overwrite, resume=resume, shown=shown)
+            self.run(recipe, overwrite=values["overwrite"], resume=resume, shown=shown)
         except KeyboardInterrupt:
             from freemoe.core.run.folder import interrupted_message
 
             again = "Stopped; nothing was written. Run the same command to start again."
             raise Stopped(interrupted_message(recipe.output) if self.resumes else again) from None
 
-    def print_plan(self, recipe: Any, as_json: bool) -> None:
-        """Print what a recipe would do."""
-        calm_libraries()
-        print_fields(f"{self.name}-plan", pkgutil.resolve_name(self.plan)(recipe), as_json)
-
     def register_command(self, app: typer.Typer) -> None:
         """Add the command."""
-
-        def recipe_command(**values: Any) -> None:
-            self.execute_command(values)
-
         parameters = {
             **self.arguments,
             **{n: self._make_option(n, f) for n, f in self.flags.items()},
-            **self._common_options(),
+            "sets": (
+                list[str],
+                typer.Option([], "--set", help=f"Any recipe field: PATH=VALUE, e.g. {self.example}; repeat."),
+            ),
+            **run_options(self.dry_run, self.resumes),
+            "help_all": (options.HelpAll, False),
         }
         grouped: Any = functools.partial(GroupedCommand, common={*self.common.split(), *_ALWAYS_SHOWN})
-        app.command(self.name, help=self.help, cls=grouped)(with_signature(recipe_command, parameters))
+
+        @app.command(self.name, help=self.help, cls=grouped)
+        @with_signature(parameters)
+        def recipe_command(**values: Any) -> None:
+            self.execute_command(values)
 
     def _make_option(self, name: str, flag: RecipeFlag) -> tuple[Any, Any]:
         about = None if flag.kind else _recipe_field(self.recipe, flag.path)
@@ -193,38 +194,43 @@ class RecipeCommand:
             rich_help_panel=_help_panel(flag.path),
         )
 
-    def _common_options(self) -> dict[str, tuple[Any, Any]]:
-        """The options of every command that makes a recipe."""
-        sets = typer.Option([], "--set", help=f"Any recipe field: PATH=VALUE, e.g. {self.example}; repeat.")
-        dry_run = options.dry_run_option(f"Print {self.dry_run}; do nothing.", options.OUTPUT)
-        return {
-            "sets": (list[str], sets),
-            **({"resume": (options.Resume, True)} if self.resumes else {}),
-            "overwrite": (options.Overwrite, False),
-            "dry_run": (Annotated[bool, dry_run], False),
-            "print_recipe_": (options.PrintRecipe, False),
-            "summary": (options.Summary, False),
-            "as_json": (options.Json, False),
-            "quiet": (options.Quiet, False),
-            "help_all": (options.HelpAll, False),
-        }
 
-
-def with_signature(command: Callable[..., None], parameters: Mapping[str, tuple[Any, Any]]) -> Callable[..., None]:
-    """A function of keywords with the signature that typer reads.
+def run_options(dry_run: str, resumes: bool = True) -> dict[str, tuple[Any, Any]]:
+    """The options of every command that runs a recipe.
 
     Args:
-        command: The function.
+        dry_run: What ``--dry-run`` prints.
+        resumes: Whether an unfinished run goes on.
+    """
+    return {
+        **({"resume": (options.Resume, True)} if resumes else {}),
+        "overwrite": (options.Overwrite, False),
+        "dry_run": (Annotated[bool, options.dry_run_option(f"Print {dry_run}; do nothing.", options.OUTPUT)], False),
+        "print_recipe_": (options.PrintRecipe, False),
+        "summary": (options.Summary, False),
+        "as_json": (options.Json, False),
+        "quiet": (options.Quiet, False),
+    }
+
+
+def with_signature(parameters: Mapping[str, tuple[Any, Any]]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a function of keywords the signature that typer reads.
+
+    Args:
         parameters: Name -> (type, typer's argument or option).
     """
-    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=info, annotation=kind)
-            for name, (kind, info) in parameters.items()
-        ]
-    )
-    command.__annotations__ = {name: kind for name, (kind, _) in parameters.items()}
-    return command
+
+    def sign(command: Callable[..., None]) -> Callable[..., None]:
+        command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [
+                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=info, annotation=kind)
+                for name, (kind, info) in parameters.items()
+            ]
+        )
+        command.__annotations__ = {name: kind for name, (kind, _) in parameters.items()}
+        return command
+
+    return sign
 
 
 def output_options(values: Mapping[str, Any]) -> CommandOutput:
@@ -233,31 +239,22 @@ def output_options(values: Mapping[str, Any]) -> CommandOutput:
 
 
 _PANELS = {
-    options.DATA: "data text domains mix",
-    options.SEARCH: "search subdomains select controls evidence",
-    options.COMPUTE: "device dtype threads place workers unit_seconds data.batch_tokens",
-    options.OUTPUT: "output revision seed preset timing",
+    **dict.fromkeys(("data", "data_root", "mix", "chat", "group_by", "base", "revision"), options.DATA),
+    **dict.fromkeys(("search", "subdomains", "evidence"), options.SEARCH),
+    **dict.fromkeys(
+        ("device", "dtype", "threads", "place", "workers", "unit_seconds", "batch_tokens"), options.COMPUTE
+    ),
+    **dict.fromkeys(("train.batch_tokens", "train.checkpointing"), options.COMPUTE),
+    **dict.fromkeys(("output", "timing"), options.OUTPUT),
 }
-"""Group of the help -> the fields, or the sections, whose flags stand in it; all others are of the method."""
+"""Field or section -> the group of the help in which its flags stand; all others are of the method."""
 
-_ALWAYS_SHOWN = (
-    "model",
-    "artefact",
-    "domain",
-    "expert",
-    "text",
-    "overwrite",
-    "dry_run",
-    "print_recipe_",
-    "as_json",
-    "quiet",
-)
+_ALWAYS_SHOWN = ("overwrite", "dry_run", "print_recipe_", "as_json", "quiet")
 
 
 def _help_panel(path: str) -> str:
     """The group of a field's flag."""
-    known = {name: panel for panel, names in _PANELS.items() for name in names.split()}
-    return known.get(path) or known.get(path.split(".")[0]) or options.METHOD
+    return _PANELS.get(path) or _PANELS.get(path.split(".")[0]) or options.METHOD
 
 
 def _recipe_field(recipe: Any, path: str) -> FieldInfo:

@@ -120,10 +120,11 @@ class GroupedCommand(TyperCommand):
                 left_out += 1
                 continue
             title = "Arguments" if parameter.param_type_name == "argument" else panel or "Options"
-            groups.setdefault(title, []).append(shown)
-        for title, records in ((title, records) for title, records in groups.items() if records):
-            with formatter.section(title):
-                formatter.write_dl(records)
+            groups[title].append(shown)
+        for title, records in groups.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
         if left_out:
             formatter.write_paragraph()
             formatter.write_text(f"{left_out} more options: {ctx.command_path} --help-all")

@@ -87,19 +87,17 @@ def _field_bound(field: FieldInfo, which: str) -> Any:
     return next((getattr(rule, which) for rule in field.metadata if hasattr(rule, which)), None)
 
 
-def _serve(line: typer.Context, **values: Any) -> None:
-    sources = {name: line.get_parameter_source(name) for name in values}
-    _run_server(values, [name for name, source in sources.items() if source and source.name == "COMMANDLINE"])
-
-
-run_command = with_signature(
-    _serve,
+@with_signature(
     {
         "line": (typer.Context, inspect.Parameter.empty),
         **{name: _settings_option(name, field) for name, field in ServeSettings.model_fields.items()},
         **_MORE,
-    },
+    }
 )
+def run_command(line: typer.Context, **values: Any) -> None:
+    """Run ``freemoe serve`` with these options."""
+    sources = {name: line.get_parameter_source(name) for name in values}
+    _run_server(values, [name for name, source in sources.items() if source and source.name == "COMMANDLINE"])
 
 
 def _run_server(values: Mapping[str, Any], given: list[str]) -> None:

@@ -6,8 +6,8 @@ processes (`processes`), or on other machines (`freemoe.distributed`).
 
 from __future__ import annotations
 
-import importlib
 import pickle
+import pkgutil
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,8 +32,7 @@ class Unit:
 
     def work(self) -> Any:
         """Do it here and now."""
-        module, _, name = self.function.partition(":")
-        return getattr(importlib.import_module(module), name)(**self.arguments)
+        return pkgutil.resolve_name(self.function)(**self.arguments)
 
 
 def run_pickled(unit: Unit, where: str) -> bytes:
