@@ -74,7 +74,7 @@ def weigh(folder: str, vocabulary: int, seed: int) -> dict[str, Any]:
 
     def band() -> None:
         chosen = Band("wanda", 0.2, 0.2 + WIDTH)
-        rankings = BandRankings(state["bench"].weights, lambda tap: state["norms"].norm(tap, 0, 2), [chosen])
+        rankings = BandRankings(state["bench"].weights, lambda tap: state["norms"].input_norm(tap, 0, 2), [chosen])
         state["mask"] = rankings.mask_of_band(chosen)
 
     def score_band() -> None:
