@@ -23,13 +23,14 @@ from scipy.stats import beta, binom
 from benchmarks.harness import Figure, Outcome, Settings
 from freemoe.assets import DOMAINS
 from freemoe.core.files import write_atomic
-from freemoe.domain_experts.build import build
+from freemoe.domain_experts.pipeline import build
+from freemoe.domain_experts.recipe import BuildRecipe
 from freemoe.domain_experts.select.choice import accept_candidate, adjust_verdicts, judge_winner, split_folds
 from freemoe.domain_experts.select.scores import ScoreTable
 from freemoe.evals.engine.evaluator import DocumentScore
 from freemoe.evals.statistics import Interval, mean_interval, mean_of_means
 from freemoe.evals.tasks.documents import Document, ReferenceSplit
-from freemoe.recipes import BuildRecipe, recipe_from
+from freemoe.recipes import recipe_from
 
 _SUBDOMAINS, _ALPHA = 12, 0.05
 _BUILDS, _POWER, _COVERED, _REAL_BUILDS = 2000, 400, 4000, 200

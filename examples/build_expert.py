@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 
 import freemoe
-from freemoe.results import BuildResult, read_result
+from freemoe.domain_experts.result import BuildResult
+from freemoe.results import read_result
 
 
 def main() -> None:

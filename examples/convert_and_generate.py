@@ -10,7 +10,8 @@ from pathlib import Path
 
 import freemoe
 from freemoe.assets.tiny_world import World
-from freemoe.results import ConvertResult, read_result
+from freemoe.results import read_result
+from freemoe.tomoe.result import ConvertResult
 
 
 def main() -> None:

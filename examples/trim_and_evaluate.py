@@ -6,9 +6,10 @@ python examples/trim_and_evaluate.py
 from __future__ import annotations
 
 import freemoe
+from freemoe.artefacts import evaluate
+from freemoe.hookmoe.result import TrimResult
 from freemoe.recipes import EvalRecipe
-from freemoe.results import TrimResult, read_result
-from freemoe.systems import evaluate
+from freemoe.results import read_result
 
 
 def main() -> None:

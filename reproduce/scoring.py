@@ -6,7 +6,9 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from freemoe.core.run.progress import Progress
-from freemoe.recipes import ConvertRecipe, EvalRecipe, TrimRecipe, recipe_from
+from freemoe.hookmoe.recipe import TrimRecipe
+from freemoe.recipes import EvalRecipe, recipe_from
+from freemoe.tomoe.recipe import ConvertRecipe
 
 if TYPE_CHECKING:
     from freemoe.evals.evaluation import Open

@@ -110,15 +110,8 @@ def _cell(text: str) -> str:
 
 def recipes_page() -> str:
     """Every field of every recipe: path, type, default, meaning, and the flag that sets it."""
-    from freemoe import recipes
-    from freemoe.cli import build, convert, evaluate, trim
+    from freemoe.cli.run import COMMANDS
 
-    known = {
-        "build": (recipes.BuildRecipe, build.COMMAND),
-        "eval": (recipes.EvalRecipe, evaluate.COMMAND),
-        "convert": (recipes.ConvertRecipe, convert.COMMAND),
-        "trim": (recipes.TrimRecipe, trim.COMMAND),
-    }
     lines = [
         "# Recipes",
         "",
@@ -126,7 +119,8 @@ def recipes_page() -> str:
         "`--print-recipe` prints the YAML of a command line, `freemoe run FILE.yaml` runs it, `--set PATH=VALUE` sets any field.",
         "An unknown field is an error that names the nearest one.",
     ]
-    for name, (recipe, command) in known.items():
+    for name, command in COMMANDS.items():
+        recipe = command.recipe
         flags = {getattr(f, "path", f): n.replace("_", "-") for n, f in command.flags.items()}
         lines += ["", f"## {name}", "", _cell(recipe.__doc__ or ""), ""]
         lines += _fields(recipe, flags)

@@ -18,15 +18,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from benchmarks.speed.artefact import stand_in
 from freemoe.domain_experts.cost.memory import fitting_devices, stage_peaks
+from freemoe.domain_experts.recipe import BuildRecipe
 from freemoe.models.offload import resident_bytes
 from freemoe.models.sublayers import find_sublayers
 from freemoe.models.weights import find_weights
-from freemoe.recipes import BuildRecipe, ConvertRecipe
 from freemoe.serve.engine.cache import token_bytes
 from freemoe.serve.settings import EngineLimits
 from freemoe.tomoe.cost.memory import estimate_memory
 from freemoe.tomoe.gates.hypernetwork import Hypernetwork
 from freemoe.tomoe.material import block_length
+from freemoe.tomoe.recipe import ConvertRecipe
 
 LLAMA = {"vocab_size": 128256, "max_position_embeddings": 131072, "num_key_value_heads": 8}
 

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from PIL import Image
 
-from freemoe.report import experts
-from freemoe.results import BuildResult, read_result
+from freemoe.domain_experts import report as experts
+from freemoe.domain_experts.result import BuildResult
+from freemoe.results import read_result
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 1280

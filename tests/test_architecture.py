@@ -16,10 +16,9 @@ from hatchling.builders.wheel import WheelBuilder
 import freemoe
 from freemoe.domain_experts.purify.methods import METHODS
 from freemoe.domain_experts.rank.importance import METRICS as METRIC_REGISTRY
+from freemoe.domain_experts.recipe import METRICS, PURIFICATIONS
+from freemoe.domain_experts.recipe import SEARCHES as SEARCH_NAMES
 from freemoe.domain_experts.select.search import SEARCHES
-from freemoe.recipes import METRICS
-from freemoe.recipes.build import PURIFICATIONS
-from freemoe.recipes.build import SEARCHES as SEARCH_NAMES
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "freemoe"
@@ -30,14 +29,14 @@ BESIDE = sorted(p for house in ("benchmarks", "reproduce") for p in (ROOT / hous
 # Lowest first. A room may import from rooms of its own floor (but see SYSTEMS) and from the floors below.
 FLOORS = (
     ("core",),
-    ("compat", "distributed"),
+    ("compat", "distributed", "systems"),
     ("recipes", "results", "hub"),
     ("models", "text", "kernels"),
     ("training",),
     ("evals",),
-    ("domain_experts", "tomoe", "hookmoe"),
     ("report",),
-    ("systems", "lm_eval"),
+    ("domain_experts", "tomoe", "hookmoe"),
+    ("artefacts", "lm_eval"),
     ("serve",),
     ("cli", "__main__"),
 )

@@ -15,7 +15,7 @@ import typer.main
 from benchmarks.cli import app as benchmarks
 from benchmarks.harness import BENCHES
 from freemoe.cli import app
-from freemoe.recipes import BuildRecipe
+from freemoe.domain_experts.recipe import BuildRecipe
 from reproduce.cli import app as reproduce
 from reproduce.table import find
 

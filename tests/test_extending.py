@@ -17,12 +17,12 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import freemoe
 from freemoe.core.errors import RecipeError
-from freemoe.domain_experts.build import build
 from freemoe.domain_experts.mixture import FreeMoE
+from freemoe.domain_experts.pipeline import build
 from freemoe.domain_experts.rank.importance import METRICS, Metric
 from freemoe.domain_experts.route.router import LEVELS, Level
 from freemoe.models.spec import FAMILIES, ModelFamily
-from freemoe.tomoe.convert import convert
+from freemoe.tomoe.pipeline import convert
 from freemoe.tomoe.structures.rivals import RIVALS
 from freemoe.tomoe.structures.structure import LayerStructure
 from tests.domain_experts.conftest import read_result, task_recipe, world  # noqa: F401

@@ -12,8 +12,11 @@ from freemoe.cli import convert as convert_cli
 from freemoe.cli import trim as trim_cli
 from freemoe.cli.flags import RecipeCommand
 from freemoe.core.errors import RecipeError
-from freemoe.recipes import BuildRecipe, ConvertRecipe, EvalRecipe, Recipe, SearchSection, TrimRecipe, recipe_from
+from freemoe.domain_experts.recipe import BuildRecipe, SearchSection
+from freemoe.hookmoe.recipe import TrimRecipe
+from freemoe.recipes import EvalRecipe, Recipe, recipe_from
 from freemoe.recipes.keywords import nest_keywords, recipe_of
+from freemoe.tomoe.recipe import ConvertRecipe
 
 BUILD = {"model": "m", "domains": {"law": "law.jsonl"}}
 KINDS = [BuildRecipe, EvalRecipe, ConvertRecipe, TrimRecipe]

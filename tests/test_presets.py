@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
-from freemoe.recipes import BuildRecipe, ConvertRecipe, EvidenceSection, TrimRecipe, dump, recipe_from
+from freemoe.domain_experts.recipe import BuildRecipe, EvidenceSection
+from freemoe.hookmoe.recipe import TrimRecipe
+from freemoe.recipes import dump, recipe_from
 from freemoe.recipes.keywords import recipe_of
+from freemoe.tomoe.recipe import ConvertRecipe
 
 BEGUN: dict[str, dict[str, Any]] = {
     "build": {"command": "build", "model": "m", "domains": {"text": ["text:t.txt"]}},

@@ -16,18 +16,11 @@ from pydantic.fields import FieldInfo
 
 from freemoe.core.environment import require_cores, use_threads
 from freemoe.core.errors import RecipeError
-from freemoe.recipes import (
-    BandSection,
-    BuildRecipe,
-    ConvertRecipe,
-    EvalRecipe,
-    TrimRecipe,
-    dump,
-    load_recipe,
-    recipe_from,
-    set_path,
-)
+from freemoe.domain_experts.recipe import BandSection, BuildRecipe
+from freemoe.hookmoe.recipe import TrimRecipe
+from freemoe.recipes import EvalRecipe, dump, load_recipe, recipe_from, set_path
 from freemoe.recipes.sections import RecipeSection
+from freemoe.tomoe.recipe import ConvertRecipe
 
 KINDS: tuple[type[RecipeSection], ...] = (BuildRecipe, EvalRecipe, ConvertRecipe, TrimRecipe)
 SMALLEST: dict[str, dict[str, Any]] = {

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from freemoe.domain_experts.recipe import BuildRecipe
 from freemoe.evals.tasks.benchmarks import BENCHMARKS
-from freemoe.recipes import BuildRecipe, ConvertRecipe, load_recipe
+from freemoe.recipes import load_recipe
+from freemoe.tomoe.recipe import ConvertRecipe
 from reproduce.running import RECIPES
 
 FOLDER = RECIPES

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from freemoe.core.errors import FreeMoEError, RecipeError
-from freemoe.recipes import BandSection, BuildRecipe, EvalRecipe, dump, load_recipe, recipe_from
+from freemoe.domain_experts.recipe import BandSection, BuildRecipe
+from freemoe.recipes import EvalRecipe, dump, load_recipe, recipe_from
 
 SMALLEST: dict[str, dict[str, Any]] = {
     "build": {"command": "build", "model": "some/model", "domains": {"math": ["gsm8k"]}},
@@ -309,7 +310,7 @@ def test_a_recipe_is_a_mapping(data: object) -> None:
 @pytest.mark.parametrize("command", ["train", 5, ["build"], None])
 def test_an_unknown_command(command: object) -> None:
     message = refusal({**SMALLEST["build"], "command": command})
-    assert f"command is {command!r}; allowed: build, eval" in message
+    assert f"command is {command!r}; allowed: build, convert, trim, eval" in message
 
 
 @pytest.mark.parametrize(

@@ -95,8 +95,9 @@ def demo_gain(settings: Settings) -> tuple[list[Figure], dict[str, Any]]:
 
 def built(recipe: dict[str, Any]) -> dict[str, Any]:
     """Build one base's experts and return the result (in a process of its own)."""
-    from freemoe.domain_experts.build import build
-    from freemoe.recipes import BuildRecipe, recipe_from
+    from freemoe.domain_experts.pipeline import build
+    from freemoe.domain_experts.recipe import BuildRecipe
+    from freemoe.recipes import recipe_from
 
     found = recipe_from(recipe, "The benchmark")
     assert isinstance(found, BuildRecipe)

@@ -26,6 +26,7 @@ from freemoe.domain_experts.expert import switch_expert
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches, mean_loss
 from freemoe.domain_experts.purify.greedy import PurifyTask, greedy_purify
 from freemoe.domain_experts.purify.learned import learn_switches
+from freemoe.domain_experts.recipe import SaliencySection
 from freemoe.evals.engine.evaluator import Evaluator
 from freemoe.evals.engine.scorer import Scorer, TokenPair
 from freemoe.evals.tasks.documents import Document
@@ -33,7 +34,6 @@ from freemoe.evals.tasks.task import TaskGrader, grade_choice
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
-from freemoe.recipes import SaliencySection
 
 Method = Literal["base", "greedy", "learned", "lora", "full"]
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from freemoe.core.errors import DataError
+from freemoe.domain_experts.recipe import SaliencySection
 from freemoe.domain_experts.select.choice import split_by_share
 from freemoe.evals.engine.scorer import Scorer, TokenPair
 from freemoe.evals.tasks.documents import Document, content_key
 from freemoe.evals.tasks.text_tasks import TextTask
-from freemoe.recipes import SaliencySection
 from freemoe.text.documents import read_documents
 
 MODEL = "models/stories260k"

@@ -28,7 +28,7 @@ from freemoe.hookmoe.plans.dynamic import (
 from freemoe.hookmoe.plans.methods import describe_point, kl_drop, pareto_list
 from freemoe.hookmoe.plans.plan import LayerPlan, tlnle
 from freemoe.hookmoe.plans.search import pareto_front
-from freemoe.recipes import PlanSection
+from freemoe.hookmoe.recipe import PlanSection
 
 
 def run(settings: Settings) -> Outcome:

@@ -40,8 +40,8 @@ from freemoe.hookmoe.plans.layers import moe_layers
 from freemoe.hookmoe.plans.methods import best_rule, default_units, kl_drop, paper_units, rules_asked
 from freemoe.hookmoe.plans.plan import LayerPlan
 from freemoe.hookmoe.plans.search import even_plan
+from freemoe.hookmoe.recipe import HookTraining, TrimRecipe
 from freemoe.models.checkpoints.loading import BUNDLED_MOE, load_base
-from freemoe.recipes import HookTraining, TrimRecipe
 
 SEEDS = (0, 1, 2)
 STEPS, ROWS, BLOCK, EVERY = 500, 8, 128, 100

@@ -27,7 +27,7 @@ from freemoe.evals.speed import time_request
 from freemoe.hookmoe.adapter import Trimmed
 from freemoe.hookmoe.decoding.quick import quick_decoding
 from freemoe.hookmoe.hooks.hook import allocate_units, new_hooks
-from freemoe.hookmoe.metrics import count_parameters
+from freemoe.hookmoe.measure import count_parameters
 from freemoe.hookmoe.plans.apply import plan_of
 from freemoe.hookmoe.plans.methods import default_units
 from freemoe.hookmoe.plans.plan import uniform_plan

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from benchmarks.gain.materials import needed
 from benchmarks.real_llm.protocol import Protocol
 from freemoe.core.errors import DataError
+from freemoe.domain_experts.recipe import SaliencySection
 from freemoe.domain_experts.select.choice import split_by_share
 from freemoe.evals.tasks.benchmarks import BENCHMARKS, find_benchmark
 from freemoe.evals.tasks.documents import Document, FrozenChoice, content_key
@@ -23,7 +24,6 @@ from freemoe.evals.tasks.harness.rows import MBPP_IDS
 from freemoe.evals.tasks.splits import draw_balanced
 from freemoe.evals.tasks.task import DomainData, Response, TaskGrader, grade_choice
 from freemoe.evals.tasks.text_tasks import TextTask
-from freemoe.recipes import SaliencySection
 from freemoe.text.documents import read_documents
 from freemoe.text.files import read_json_lines, read_text_file
 

@@ -65,8 +65,8 @@ def run(settings: Settings) -> Outcome:
 
 def _bytes(settings: Settings, folder: Path, found: _Found, with_ray: bool) -> None:
     """The bundled model's build by one process, by two, and on Ray with a worker killed."""
-    from freemoe.domain_experts.build import build
     from freemoe.domain_experts.demo import demo_recipe
+    from freemoe.domain_experts.pipeline import build
 
     recipe = demo_recipe(str(folder / "one"), settings.seed, 24 if settings.quick else 120, threads=1)
     if settings.quick:

@@ -27,13 +27,13 @@ from freemoe.domain_experts.purify.learned import learn_switches
 from freemoe.domain_experts.rank.bands import Band, BandRankings
 from freemoe.domain_experts.rank.calibrate import InputNorms, calibrate
 from freemoe.domain_experts.rank.random_mask import random_mask
+from freemoe.domain_experts.recipe import SaliencySection
 from freemoe.evals.engine.evaluator import Evaluator
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import Document
 from freemoe.models.mask import Mask
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import WeightMatrix, find_weights
-from freemoe.recipes import SaliencySection
 
 # 1.1 G parameters, and a second one half as deep.
 SHAPE = {

@@ -17,6 +17,7 @@ from safetensors.torch import save
 from benchmarks.gain.materials import MODEL
 from benchmarks.harness import Figure, Outcome, Settings
 from freemoe.domain_experts.demo import demo_recipe
+from freemoe.domain_experts.recipe import BuildRecipe, RouterSection
 from freemoe.domain_experts.route.router import (
     DomainRouter,
     Level,
@@ -29,7 +30,7 @@ from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import FrozenChoice
 from freemoe.evals.tasks.domains import load_domains
 from freemoe.models.checkpoints.loading import load_base
-from freemoe.recipes import BuildRecipe, RouterSection, recipe_from
+from freemoe.recipes import recipe_from
 
 _ACCURACY, _LATENCY = 95.0, 1.0
 _LIMIT, _QUICK_LIMIT = 500, 60

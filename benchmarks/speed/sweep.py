@@ -21,6 +21,7 @@ from freemoe.core.errors import NumericError
 from freemoe.domain_experts.purify.batches import answer_batches, gold_rows
 from freemoe.domain_experts.rank.bands import Band, BandRankings, band_grid, rank_range
 from freemoe.domain_experts.rank.calibrate import InputNorms, calibrate
+from freemoe.domain_experts.recipe import BandSection
 from freemoe.domain_experts.select.scores import ScoreTable
 from freemoe.domain_experts.select.search import SEARCHES
 from freemoe.evals.engine.evaluator import DocumentScore, Evaluator
@@ -30,7 +31,6 @@ from freemoe.evals.tasks.harness.rows import require_lm_eval
 from freemoe.evals.tasks.task import TaskGrader
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import WeightMatrix, find_weights
-from freemoe.recipes import BandSection
 
 TARGET = 10.0
 # 318 tokens of context, 276 of them shared; every subject is a subdomain with 48 reference documents.

@@ -27,7 +27,8 @@ from freemoe.core.errors import LockedError
 from freemoe.core.files import json_digest, write_atomic
 from freemoe.core.run.execute import NOT_DECIDING
 from freemoe.core.run.lock import output_lock
-from freemoe.recipes import ConvertRecipe, EvalRecipe, recipe_from
+from freemoe.recipes import EvalRecipe, recipe_from
+from freemoe.tomoe.recipe import ConvertRecipe
 
 # Asked for once per job that may be kept.
 _model_digest = functools.cache(model_digest)
@@ -148,7 +149,7 @@ def converted(job: Job, output: Path) -> dict[str, Any]:
     """Convert; what the result says, and for the bundled model its accuracy on its test items."""
     import torch
 
-    from freemoe.tomoe.convert import convert
+    from freemoe.tomoe.pipeline import convert
 
     torch.set_num_threads(1)
     result = json.loads((convert(recipe_of(job, output)) / "result.json").read_text(encoding="utf-8"))

@@ -34,7 +34,8 @@ from freemoe.assets import DOMAINS, benchmark_path
 from freemoe.core.files import json_digest
 from freemoe.evals.statistics import over_seeds
 from freemoe.models.checkpoints.loading import BUNDLED
-from freemoe.recipes import ConvertRecipe, recipe_from
+from freemoe.recipes import recipe_from
+from freemoe.tomoe.recipe import ConvertRecipe
 
 SHARES = (0.7, 0.6, 0.5, 0.4)
 SEEDS = 3

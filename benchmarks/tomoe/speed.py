@@ -132,7 +132,7 @@ def trained_masks(settings: Settings, sublayers: list[DecoderSublayers]) -> Stru
     from safetensors.torch import load_file
 
     from benchmarks.tomoe.quality import QUICK, TRAIN, bundled_recipe
-    from freemoe.tomoe.convert import STRUCTURE, convert
+    from freemoe.tomoe.pipeline import STRUCTURE, convert
 
     with tempfile.TemporaryDirectory() as scratch:
         recipe = bundled_recipe(Path(scratch), SHARE, EXPERTS, QUICK if settings.quick else TRAIN, settings.seed)

@@ -13,7 +13,7 @@ from freemoe.assets import benchmark_path
 from freemoe.core.errors import DataError
 from freemoe.core.files import json_digest, write_atomic
 from freemoe.core.run.progress import Progress
-from freemoe.recipes import TrimRecipe
+from freemoe.hookmoe.recipe import TrimRecipe
 from reproduce.scoring import scored
 from reproduce.table import Measured, Row, Scene
 
@@ -122,15 +122,15 @@ def trim_record(
         ``tasks``: name -> row -> score, gain; ``text``: row -> ce, kl, act and shares won back; ``cost``, ``speed``,
         ``losses``.
     """
-    from freemoe.hookmoe.evaluation import trimmed_of
-    from freemoe.hookmoe.trim import trim
+    from freemoe.hookmoe.evaluation import eval_target
+    from freemoe.hookmoe.pipeline import trim
 
     file = Path(recipe.output) / "result.json"
     if not file.is_file():
         trim(recipe, progress=progress)
     result = json.loads(file.read_text(encoding="utf-8"))
     return {
-        "tasks": scored(recipe.output, trimmed_of, recipe, tasks, data, progress, {DOMAIN}),
+        "tasks": scored(recipe.output, eval_target, recipe, tasks, data, progress, {DOMAIN}),
         "text": result["test"]["rows"],
         "cost": result["cost_of_a_token"],
         "act": {"full": result["base"]["act"], "plan": result["plan"]["act"]},
@@ -162,8 +162,8 @@ def plans_record(
         Name -> ``tasks``: name -> row -> score and gain, for ``full`` and ``plan``; ``text``: their rows of `compare_plans`.
     """
     from freemoe.evals.evaluation import EvalTarget, make_variant
-    from freemoe.hookmoe.compare import apply_variant, compare_plans, read_variants
     from freemoe.hookmoe.material import prepare_trim
+    from freemoe.hookmoe.plans.compare import apply_variant, compare_plans, read_variants
     from freemoe.hookmoe.plans.dynamic import router_weights
 
     model, tokenizer, text = prepare_trim(recipe)

@@ -8,7 +8,7 @@ from typing import Any
 
 from freemoe.core.errors import DataError
 from freemoe.core.run.progress import Progress
-from freemoe.recipes import BuildRecipe
+from freemoe.domain_experts.recipe import BuildRecipe
 from reproduce.table import Measured, Row, Scene
 
 KINDS = {"mmlu": "general", "gsm8k": "math", "mathqa": "math", "mbpp": "code", "humaneval": "code"}
@@ -84,7 +84,7 @@ def build_record(recipe: BuildRecipe, folder: Path, progress: Progress) -> dict[
         folder: Holds the artefact until the record is written.
         progress: Where to report.
     """
-    from freemoe.domain_experts.build import build
+    from freemoe.domain_experts.pipeline import build
 
     result = Path(recipe.output) / "result.json"
     if not result.is_file():

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from freemoe.assets import DOMAINS, benchmark_path
 from freemoe.core.errors import DataError
 from freemoe.core.run.progress import Progress
-from freemoe.recipes import ConvertRecipe
+from freemoe.tomoe.recipe import ConvertRecipe
 from reproduce.mode.work import SMALL_MODEL
 from reproduce.scoring import scored
 from reproduce.table import Scene
@@ -180,9 +180,9 @@ def conversion_record(
         ``text``: way (dense, converted, the rivals) -> perplexity and its interval over blocks; ``tasks``: column -> way ->
         score and gain; ``parameters``, ``layers``, ``boxes``, ``similarity``, ``usage``, ``dynamics``, ``tokens``, ``speed``.
     """
-    from freemoe.tomoe.convert import convert
+    from freemoe.tomoe.measure.usage import expert_similarity, expert_widths, layer_widths, training_dynamics
+    from freemoe.tomoe.pipeline import convert
     from freemoe.tomoe.structures.structure import read_structure
-    from freemoe.tomoe.usage import expert_similarity, expert_widths, layer_widths, training_dynamics
 
     file = Path(recipe.output) / "result.json"
     if not file.is_file():
@@ -239,7 +239,7 @@ def _both(recipe: ConvertRecipe) -> EvalTarget:
 def _seen_in(recipe: ConvertRecipe, batches: Sequence[int]) -> dict[str, Any]:
     """What the written folder itself shows: the experts of two short texts' tokens, and its speed beside the dense model's."""
     from freemoe.models.checkpoints.loading import load_base
-    from freemoe.tomoe.usage import token_experts
+    from freemoe.tomoe.measure.usage import token_experts
 
     new, tokenizer = load_base(recipe.output, device=recipe.device)
     layers = sorted({0, len(new.config.tomoe["layers"]) // 2, len(new.config.tomoe["layers"]) - 1})

@@ -8,31 +8,34 @@ from typing import TYPE_CHECKING, Any
 from freemoe.core.version import __version__
 
 if TYPE_CHECKING:
+    from freemoe.artefacts import evaluate, load, merge
     from freemoe.core.errors import FreeMoEError
     from freemoe.core.run.progress import Progress
-    from freemoe.domain_experts.build import build
     from freemoe.domain_experts.mixture import FreeMoE
-    from freemoe.hookmoe.trim import trim
-    from freemoe.recipes import BuildRecipe, ConvertRecipe, EvalRecipe, TrimRecipe, load_recipe
-    from freemoe.systems import evaluate, load, merge
-    from freemoe.tomoe.convert import convert
+    from freemoe.domain_experts.pipeline import build
+    from freemoe.domain_experts.recipe import BuildRecipe
+    from freemoe.hookmoe.pipeline import trim
+    from freemoe.hookmoe.recipe import TrimRecipe
+    from freemoe.recipes import EvalRecipe, load_recipe
+    from freemoe.tomoe.pipeline import convert
+    from freemoe.tomoe.recipe import ConvertRecipe
 
 # Public name -> the room it stands in. Loaded at first use, so that `import freemoe` loads no torch.
 _PUBLIC = {
-    "BuildRecipe": "freemoe.recipes",
-    "ConvertRecipe": "freemoe.recipes",
+    "BuildRecipe": "freemoe.domain_experts.recipe",
+    "ConvertRecipe": "freemoe.tomoe.recipe",
     "EvalRecipe": "freemoe.recipes",
     "FreeMoE": "freemoe.domain_experts.mixture",
     "FreeMoEError": "freemoe.core.errors",
     "Progress": "freemoe.core.run.progress",
-    "TrimRecipe": "freemoe.recipes",
-    "build": "freemoe.domain_experts.build",
-    "convert": "freemoe.tomoe.convert",
-    "evaluate": "freemoe.systems",
-    "load": "freemoe.systems",
+    "TrimRecipe": "freemoe.hookmoe.recipe",
+    "build": "freemoe.domain_experts.pipeline",
+    "convert": "freemoe.tomoe.pipeline",
+    "evaluate": "freemoe.artefacts",
+    "load": "freemoe.artefacts",
     "load_recipe": "freemoe.recipes",
-    "merge": "freemoe.systems",
-    "trim": "freemoe.hookmoe.trim",
+    "merge": "freemoe.artefacts",
+    "trim": "freemoe.hookmoe.pipeline",
 }
 
 __all__ = [

@@ -10,7 +10,7 @@ from freemoe.evals.tasks.harness.rows import require_lm_eval
 require_lm_eval()
 
 from freemoe.compat.lm_eval import lm_eval_main  # noqa: E402
-from freemoe.domain_experts.lm_eval_model import FreeMoELM  # noqa: E402
+from freemoe.domain_experts.hosting.lm_eval_model import FreeMoELM  # noqa: E402
 
 __all__ = ["FreeMoELM"]
 

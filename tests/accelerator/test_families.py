@@ -12,11 +12,11 @@ from freemoe.domain_experts.expert import band_expert, switch_expert
 from freemoe.domain_experts.hosting.several import STRATEGIES
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.rank.bands import Band, BandRankings
-from freemoe.hookmoe.trim import trim
+from freemoe.hookmoe.pipeline import trim
 from freemoe.models.sublayers import CONVERTIBLE
 from freemoe.models.weights import find_weights
 from freemoe.recipes import recipe_from
-from freemoe.tomoe.convert import convert
+from freemoe.tomoe.pipeline import convert
 from tests.accelerator.test_pipelines import convert_recipe, trim_recipe
 from tests.accelerator.worlds import each_family
 from tests.masks import mask_of

@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 from freemoe import systems
 from freemoe.core.errors import ArtifactError
 from freemoe.core.run.journal import RunJournal
-from freemoe.domain_experts.build import build
-from freemoe.hookmoe.trim import trim
+from freemoe.domain_experts.pipeline import build
+from freemoe.hookmoe.pipeline import trim
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.recipes import recipe_from
-from freemoe.tomoe.convert import convert
+from freemoe.tomoe.pipeline import convert
 from tests.domain_experts.conftest import choice_rows, paragraphs, write_jsonl
 from tests.tiny import save_base_and_text, tiny_model, tiny_tokenizer
 

@@ -15,11 +15,11 @@ from freemoe.domain_experts.purify import learned
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches
 from freemoe.domain_experts.purify.greedy import PurifyTask
 from freemoe.domain_experts.rank.calibrate import calibrate
+from freemoe.domain_experts.recipe import SaliencySection
 from freemoe.hookmoe.hooks import training
 from freemoe.hookmoe.hooks.hook import new_hooks
 from freemoe.hookmoe.plans.plan import LayerPlan
 from freemoe.models.weights import find_weights
-from freemoe.recipes import SaliencySection
 from freemoe.tomoe.gates.train import GateTrainer
 from tests.hookmoe.hooks.test_training import material
 from tests.tiny import tiny_model

@@ -13,6 +13,7 @@ from freemoe.domain_experts.purify.learned import learn_switches
 from freemoe.domain_experts.rank.bands import Band, BandRankings
 from freemoe.domain_experts.rank.calibrate import calibrate
 from freemoe.domain_experts.rank.random_mask import random_mask
+from freemoe.domain_experts.recipe import SaliencySection
 from freemoe.evals.engine.evaluator import Evaluator
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import Document
@@ -20,7 +21,6 @@ from freemoe.evals.tasks.task import TaskGrader
 from freemoe.models.switchboard import ExpertCache
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
-from freemoe.recipes import SaliencySection
 from tests.tiny import CASES, tiny_model, tiny_tokenizer
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from freemoe.cli import main
 from freemoe.cli.failures import FAULT
-from freemoe.results.documents import DOCUMENTS
+from freemoe.cli.schemas import DOCUMENTS
 from tests.serve.conftest import folders  # noqa: F401  (a fixture)
 
 

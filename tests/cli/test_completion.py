@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from freemoe.cli.completion import BUNDLED as COMPLETED
+from freemoe.domain_experts.recipe import METRICS
 from freemoe.evals.tasks.benchmarks import BENCHMARKS
 from freemoe.models.checkpoints.loading import BUNDLED, BUNDLED_MOE
-from freemoe.recipes.build import METRICS
 from freemoe.systems import SYSTEMS
 from tests.cli.conftest import Freemoe
 from tests.test_architecture import HEAVY

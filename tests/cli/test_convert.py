@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from freemoe.recipes import ConvertRecipe, recipe_from
-from freemoe.results import ConvertResult
+from freemoe.recipes import recipe_from
+from freemoe.tomoe.recipe import ConvertRecipe
+from freemoe.tomoe.result import ConvertResult
 from tests.cli.conftest import Freemoe, document, numbers_are_numbers
 from tests.tiny import save_base_and_text
 

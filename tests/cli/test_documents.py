@@ -15,8 +15,8 @@ from freemoe.cli import common, failures
 from freemoe.cli.build import COMMAND as BUILD
 from freemoe.cli.common import CommandOutput
 from freemoe.cli.documents import FORMAT, lines_of, print_json
+from freemoe.cli.schemas import DOCUMENTS
 from freemoe.core.errors import DataError
-from freemoe.results.documents import DOCUMENTS
 from tests.cli.conftest import Freemoe, document, numbers_are_numbers
 from tests.cli.test_refusals import REFUSED, SMALL, interrupt
 

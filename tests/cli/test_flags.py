@@ -17,7 +17,8 @@ from freemoe.cli import evaluate as eval_cli
 from freemoe.cli import trim as trim_cli
 from freemoe.cli.flags import Flags, RecipeCommand
 from freemoe.domain_experts.demo import demo_recipe
-from freemoe.recipes import BuildRecipe, EvalRecipe, dump, load_recipe, recipe_from
+from freemoe.domain_experts.recipe import BuildRecipe
+from freemoe.recipes import EvalRecipe, dump, load_recipe, recipe_from
 from tests.cli.conftest import Freemoe
 from tests.test_recipes import FULL, SMALLEST
 

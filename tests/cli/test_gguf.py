@@ -13,8 +13,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from freemoe.core.errors import ArtifactError, DataError, NumericError
-from freemoe.domain_experts.build import build
 from freemoe.domain_experts.mixture import FreeMoE
+from freemoe.domain_experts.pipeline import build
 from freemoe.models.checkpoints.gguf_writing import write_gguf as write_back
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.weights import find_weights

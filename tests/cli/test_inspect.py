@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from freemoe.domain_experts.inspection import PASSAGE
+from freemoe.domain_experts.artefact import PASSAGE
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.weights import find_weights
 from tests.cli.conftest import Freemoe, document, numbers_are_numbers

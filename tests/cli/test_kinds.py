@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from freemoe.artefacts import load
 from freemoe.core.errors import ArtifactError, RecipeError
-from freemoe.systems import SYSTEMS, load, system_of
+from freemoe.systems import SYSTEMS, system_of
 from tests.cli.conftest import Freemoe
 from tests.test_systems import manifest
 from tests.tiny import tiny_model

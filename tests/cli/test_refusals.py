@@ -122,7 +122,7 @@ def test_code_needs_permission_before_anything_is_generated(
         raise AssertionError("work was done for programs that may not be run")
 
     monkeypatch.setattr("freemoe.evals.engine.scorer.Scorer.generate", expensive)
-    monkeypatch.setattr("freemoe.domain_experts.build.calibrate", expensive)
+    monkeypatch.setattr("freemoe.domain_experts.pipeline.calibrate", expensive)
     task = ["--domain", "code=humaneval", "--data-root", str(data_root), "--limit", "8"]
     done = freemoe(command, "freemoe-demo", *task, *(["--metric", "wanda"] if command == "build" else []))
     check_refusal(done, ["--allow-code-execution"])

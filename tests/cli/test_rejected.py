@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from freemoe import FreeMoE
 from freemoe.core.errors import ArtifactError
-from freemoe.domain_experts.inspection import inspect_artefact
+from freemoe.domain_experts.artefact import inspect_artefact
 from freemoe.serve.catalogue import ExpertCatalogue, OnDemandExperts
 from tests.cli.conftest import Freemoe
 from tests.domain_experts.conftest import artefact, world  # noqa: F401  (fixtures)

@@ -11,7 +11,8 @@ from freemoe.core.errors import WorkerError
 from freemoe.core.run.processes import ProcessPool
 from freemoe.distributed import executors
 from freemoe.distributed.executors import executor_of, require_place
-from freemoe.recipes import BuildRecipe, recipe_from
+from freemoe.domain_experts.recipe import BuildRecipe
+from freemoe.recipes import recipe_from
 
 
 def recipe(**fields: object) -> BuildRecipe:

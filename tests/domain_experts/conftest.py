@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from freemoe.domain_experts.build import build
+from freemoe.domain_experts.pipeline import build
 from freemoe.recipes import recipe_from
 from tests.tiny import tiny_model, tiny_tokenizer
 

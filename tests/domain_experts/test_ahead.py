@@ -15,10 +15,10 @@ import pytest
 
 from freemoe.core.errors import NumericError
 from freemoe.core.run.journal import RunJournal
-from freemoe.domain_experts import build as build_file
+from freemoe.domain_experts import pipeline as build_file
 from freemoe.domain_experts.ahead import ParallelBuildStages
-from freemoe.domain_experts.build import build, work_ahead
 from freemoe.domain_experts.cost.dry_run import plan_build
+from freemoe.domain_experts.pipeline import build, work_ahead
 from freemoe.evals.engine.evaluator import Evaluator
 from freemoe.recipes import dump
 from tests.core.run.away import SerialExecutor
@@ -123,7 +123,7 @@ def test_killed_while_workers_run(world, alone, tmp_path, killed):
 
 _BUILD = """
 import sys
-from freemoe.domain_experts.build import build
+from freemoe.domain_experts.pipeline import build
 from freemoe.recipes import load_recipe
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 from freemoe.core.artifacts import MANIFEST, read_manifest
 from freemoe.core.errors import ArtifactError, DataError, FamilyError, FreeMoEError
 from freemoe.core.run.folder import interrupted_message
-from freemoe.domain_experts.build import build
 from freemoe.domain_experts.expert import DomainExpert
 from freemoe.domain_experts.mixture import FreeMoE
+from freemoe.domain_experts.pipeline import build
 from freemoe.evals.engine.evaluator import Evaluator
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import FrozenChoice

@@ -53,7 +53,7 @@ def test_a_loaded_model_gives_the_same_artefact_and_stays_what_it_is(world, arte
 
 
 def test_a_build_from_memory_goes_on_where_it_stopped(world, tmp_path, monkeypatch):
-    from freemoe.domain_experts import build as module
+    from freemoe.domain_experts import pipeline as module
 
     def stopped(*arguments):
         raise KeyboardInterrupt

@@ -13,8 +13,8 @@ import pytest
 from freemoe.core.errors import ArtifactError, DataError
 from freemoe.core.files import MANIFEST
 from freemoe.core.run.journal import RunJournal
-from freemoe.domain_experts import build as build_file
-from freemoe.domain_experts.build import build
+from freemoe.domain_experts import pipeline as build_file
+from freemoe.domain_experts.pipeline import build
 from freemoe.domain_experts.purify import methods as purification
 from freemoe.evals.engine.evaluator import Evaluator
 from freemoe.recipes import dump
@@ -155,7 +155,7 @@ def dying(journal, name, work):
         os.kill(os.getpid(), signal.SIGKILL)
     return unit(journal, name, work)
 RunJournal.run_unit = dying
-from freemoe.domain_experts.build import build
+from freemoe.domain_experts.pipeline import build
 from freemoe.recipes import load_recipe
 build(load_recipe({str(tmp_path / "recipe.yaml")!r}))
 """

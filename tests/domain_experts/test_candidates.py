@@ -11,14 +11,14 @@ from freemoe.core.errors import DataError, NumericError
 from freemoe.core.run.folder import RunFolder
 from freemoe.domain_experts.candidates import make_subdomains, purify_all
 from freemoe.domain_experts.context import prepare_context
-from freemoe.domain_experts.power import check_division
+from freemoe.domain_experts.prove.power import check_division
 from freemoe.domain_experts.purify import methods as purification
 from freemoe.domain_experts.purify.greedy import PurifyResult, PurifyTask
+from freemoe.domain_experts.recipe import SaliencySection
 from freemoe.domain_experts.route.subdomains import divide_domain
 from freemoe.evals.statistics import detectable_gain
 from freemoe.models.mask import Mask, TensorMask
 from freemoe.models.weights import find_weights
-from freemoe.recipes import SaliencySection
 from tests.domain_experts.conftest import choice_rows, task_recipe, text_recipe, write_jsonl
 from tests.masks import indices_of, mask_of
 from tests.tiny import tiny_model

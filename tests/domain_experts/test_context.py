@@ -8,8 +8,8 @@ import torch
 
 from freemoe.core.errors import DataError
 from freemoe.core.run.folder import RunFolder
-from freemoe.domain_experts.build import build
 from freemoe.domain_experts.context import _as_row, _score_from_row, prepare_context
+from freemoe.domain_experts.pipeline import build
 from freemoe.domain_experts.purify.batches import mean_loss
 from freemoe.domain_experts.select.scores import ReportedScores
 from freemoe.evals.engine.evaluator import DocumentScore

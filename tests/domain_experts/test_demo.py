@@ -2,8 +2,8 @@
 
 import json
 
-from freemoe.domain_experts.build import build
 from freemoe.domain_experts.demo import demo_recipe
+from freemoe.domain_experts.pipeline import build
 
 
 def test_the_demo_finds_what_its_base_was_made_to_hold(tmp_path):

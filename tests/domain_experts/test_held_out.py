@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from freemoe.artefacts import evaluate
 from freemoe.core.artifacts import MANIFEST, read_manifest, write_manifest
 from freemoe.core.errors import ArtifactError, DataError, RecipeError
 from freemoe.core.run.progress import QuietProgress
-from freemoe.domain_experts.build import build
+from freemoe.domain_experts.pipeline import build
 from freemoe.evals.held_out import SEEN_FILE, read_record
 from freemoe.evals.tasks.domains import load_domain
 from freemoe.recipes import recipe_from
-from freemoe.systems import evaluate
 from freemoe.text.words import split_words
 from tests.domain_experts.conftest import task_recipe, write_jsonl
 from tests.tiny import tiny_model, tiny_tokenizer
@@ -202,7 +202,7 @@ def test_lm_eval_is_told_which_documents_were_seen(
     pytest.importorskip("lm_eval")
     from lm_eval.api.instance import Instance
 
-    from freemoe.domain_experts.lm_eval_model import FreeMoELM
+    from freemoe.domain_experts.hosting.lm_eval_model import FreeMoELM
 
     rows = [json.loads(line) for line in small.law.read_text().splitlines()]
     known = {d.prompt for d in searched(small, "law", str(small.law))}

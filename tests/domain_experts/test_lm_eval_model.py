@@ -90,7 +90,7 @@ def hflm(model, **options):
 
 
 def ours(**arguments):
-    from freemoe.domain_experts.lm_eval_model import FreeMoELM
+    from freemoe.domain_experts.hosting.lm_eval_model import FreeMoELM
 
     return FreeMoELM(**{"max_length": CONTEXT, **arguments})
 
@@ -106,7 +106,7 @@ def test_every_document_as_lm_evals_own_backend(kind):
     model = tiny_model("llama")
     theirs = samples(hflm(model), task_config(kind))
     options = {"pretrained": model, "tokenizer": tiny_tokenizer(), "max_length": CONTEXT, "batch_tokens": 500}
-    import freemoe.domain_experts.lm_eval_model  # noqa: F401  registers the name
+    import freemoe.domain_experts.hosting.lm_eval_model  # noqa: F401  registers the name
 
     mine = samples("freemoe", task_config(kind), model_args=options)
     assert len(mine) == len(theirs) == (4 if kind == "perplexity" else 8)

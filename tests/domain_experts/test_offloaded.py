@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import load_file
 
 from freemoe.core.errors import FamilyError, RecipeError
-from freemoe.domain_experts.build import build
 from freemoe.domain_experts.cost.dry_run import plan_build
 from freemoe.domain_experts.mixture import FreeMoE
+from freemoe.domain_experts.pipeline import build
 from freemoe.recipes import recipe_from
 from tests.domain_experts.conftest import read_result, task_recipe
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from freemoe.artefacts import load, merge
 from freemoe.core.artifacts import MANIFEST, _own_checksum
 from freemoe.core.errors import ArtifactError, FreeMoEError, NumericError
-from freemoe.domain_experts.inspection import inspect_artefact
+from freemoe.domain_experts.artefact import inspect_artefact
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.evals.held_out import read_record
 from freemoe.models.checkpoints.loading import load_tokenizer
 from freemoe.serve.catalogue import ExpertCatalogue
-from freemoe.systems import load, merge
 from tests.artefacts import rename, rewritten
 from tests.domain_experts.structured.artefacts import unit_artefact
 from tests.tiny import tiny_model, tiny_tokenizer

@@ -12,11 +12,13 @@ import torch
 from datasets import Dataset, DatasetDict
 
 from freemoe.core.errors import ArtifactError, DataError, RecipeError
+from freemoe.domain_experts.recipe import BuildRecipe
 from freemoe.evals.keywords import resolve_recipe
+from freemoe.hookmoe.recipe import TrimRecipe
 from freemoe.models.checkpoints.lending import provide_model
 from freemoe.models.checkpoints.loading import load_base, load_tokenizer
-from freemoe.recipes import BuildRecipe, ConvertRecipe, TrimRecipe
 from freemoe.tomoe.material import checkpoint_activations
+from freemoe.tomoe.recipe import ConvertRecipe
 from tests.tiny import tiny_model, tiny_tokenizer
 
 ROWS = [{"prompt": f"{i}+1=", "target": str(i + 1)} for i in range(4)]

@@ -17,11 +17,11 @@ from freemoe.core.artifacts import read_manifest, write_manifest
 from freemoe.core.errors import ArtifactError
 from freemoe.evals.engine.answering import Answering
 from freemoe.hookmoe.adapter import Trimmed, load_adapter, save_adapter
+from freemoe.hookmoe.artefact import inspect_artefact
 from freemoe.hookmoe.artefact_files import CONFIG, KIND, WEIGHTS
-from freemoe.hookmoe.exports import write_exports
 from freemoe.hookmoe.hooks.hook import new_hooks
-from freemoe.hookmoe.inspection import inspect_trimmed
 from freemoe.hookmoe.plans.apply import plan_of
+from freemoe.hookmoe.plans.exports import write_exports
 from freemoe.hookmoe.plans.layers import moe_layers
 from freemoe.hookmoe.plans.plan import LayerPlan, uniform_plan
 from freemoe.models.checkpoints.fingerprint import fingerprint_model
@@ -106,7 +106,7 @@ def test_the_folder_is_no_adapter_of_pefts_and_one_with_its_names_still_loads(mi
     tensors = load_adapter(folder, mixtral).hook_tensors()
     assert tensors.keys() == trimmed.hook_tensors().keys()
     assert all(torch.equal(value, tensors[name]) for name, value in trimmed.hook_tensors().items())
-    assert inspect_trimmed(folder)["bytes"] > 0
+    assert inspect_artefact(folder)["bytes"] > 0
 
 
 def test_another_base_family_shape_or_kind_is_refused(mixtral: Any, tmp_path: Path) -> None:

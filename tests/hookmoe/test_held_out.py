@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
+from freemoe.artefacts import evaluate
 from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import DataError
 from freemoe.evals.held_out import SEEN_FILE
 from freemoe.hookmoe.evaluation import evaluate_text
 from freemoe.hookmoe.material import load_text
-from freemoe.hookmoe.trim import trim
-from freemoe.recipes import EvalRecipe, TrimRecipe, load_recipe, recipe_from
-from freemoe.systems import evaluate
+from freemoe.hookmoe.pipeline import trim
+from freemoe.hookmoe.recipe import TrimRecipe
+from freemoe.recipes import EvalRecipe, load_recipe, recipe_from
 from tests.hookmoe.conftest import sentences
 from tests.tiny import tiny_tokenizer
 

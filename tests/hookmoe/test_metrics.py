@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from freemoe.hookmoe.hooks.hook import new_hooks
-from freemoe.hookmoe.metrics import (
+from freemoe.hookmoe.measure import (
     act_equivalent,
     act_per_layer,
     count_parameters,

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from freemoe.recipes import TrimRecipe, load_recipe
+from freemoe.hookmoe.recipe import TrimRecipe
+from freemoe.recipes import load_recipe
 from reproduce.running import RECIPES
 
 FOLDER = RECIPES / "hookmoe"

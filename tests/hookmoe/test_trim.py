@@ -10,24 +10,25 @@ from typing import Any
 import pytest
 import torch
 
+from freemoe.artefacts import evaluate
 from freemoe.core.errors import ArtifactError, DataError, FamilyError, RecipeError, UnknownNameError
 from freemoe.core.run.folder import RunFolder
 from freemoe.evals.engine.answering import BASE
 from freemoe.evals.evaluation import EvalTarget, make_variant
 from freemoe.evals.evaluation import evaluate_target as evaluate_as
 from freemoe.hookmoe import material
-from freemoe.hookmoe import trim as trim_module
+from freemoe.hookmoe import pipeline as trim_module
 from freemoe.hookmoe.adapter import load_adapter, load_trimmed
 from freemoe.hookmoe.evaluation import evaluate_text
 from freemoe.hookmoe.hooks.training import TrainingSchedule
+from freemoe.hookmoe.pipeline import trim
 from freemoe.hookmoe.plans import elsewhere
 from freemoe.hookmoe.plans.layers import moe_layers
-from freemoe.hookmoe.trim import trim
+from freemoe.hookmoe.plans.plan_figures import write_pareto
+from freemoe.hookmoe.recipe import TrimRecipe
+from freemoe.hookmoe.result import TrimResult
 from freemoe.models.checkpoints.loading import load_base
-from freemoe.recipes import EvalRecipe, TrimRecipe, load_recipe, recipe_from
-from freemoe.report.figures.plan_figures import write_pareto
-from freemoe.results import TrimResult
-from freemoe.systems import evaluate
+from freemoe.recipes import EvalRecipe, load_recipe, recipe_from
 from tests.core.run.away import SerialAway
 from tests.hookmoe.conftest import logits
 from tests.tiny import tiny_model, tiny_tokenizer

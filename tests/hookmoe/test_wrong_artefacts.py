@@ -12,9 +12,9 @@ import torch
 from freemoe.core.artifacts import write_manifest
 from freemoe.core.errors import ArtifactError, FreeMoEError
 from freemoe.hookmoe.adapter import Trimmed, load_adapter, save_adapter
+from freemoe.hookmoe.artefact import inspect_artefact
 from freemoe.hookmoe.artefact_files import KIND
 from freemoe.hookmoe.hooks.hook import new_hooks
-from freemoe.hookmoe.inspection import inspect_trimmed
 from freemoe.hookmoe.plans.apply import plan_of
 from freemoe.hookmoe.plans.plan import uniform_plan
 from freemoe.models.checkpoints.fingerprint import fingerprint_model
@@ -102,7 +102,7 @@ def test_tensors_that_are_others(trimmed: Path, base: Any, tmp_path: Path, case:
     with pytest.raises(ArtifactError, match=message):
         load_adapter(rewritten(trimmed, tmp_path / "copy", hookmoe=edit), base)
     with pytest.raises(ArtifactError, match=message):
-        inspect_trimmed(tmp_path / "copy")
+        inspect_artefact(tmp_path / "copy")
 
 
 def test_another_base_config_or_tokenizer(trimmed: Path, base: Any, tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_another_base_config_or_tokenizer(trimmed: Path, base: Any, tmp_path: Pa
     path.write_text(json.dumps({**json.loads(path.read_text()), "sliding_window": 4}))
     tiny_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(ArtifactError, match="sliding_window is 4 and was None"):
-        inspect_trimmed(trimmed, str(tmp_path))
+        inspect_artefact(trimmed, str(tmp_path))
     other = tiny_tokenizer()
     other.bos_token = "</s>"
     with pytest.raises(ArtifactError, match="another tokenizer"):

@@ -69,7 +69,7 @@ def test_every_command_takes_a_name(
 
 def test_lm_evals_model_takes_a_name(shelf: FakeHub) -> None:
     pytest.importorskip("lm_eval")
-    from freemoe.domain_experts.lm_eval_model import FreeMoELM
+    from freemoe.domain_experts.hosting.lm_eval_model import FreeMoELM
 
     found = FreeMoELM("owner/experts", device="cpu")
     assert found.moe is not None

@@ -16,9 +16,9 @@ from huggingface_hub import ModelCard
 import freemoe
 from freemoe.core.artifacts import MANIFEST, read_manifest
 from freemoe.core.errors import ArtifactError, HubError
-from freemoe.domain_experts.build import build
 from freemoe.domain_experts.expert import DomainExpert
 from freemoe.domain_experts.mixture import FreeMoE
+from freemoe.domain_experts.pipeline import build
 from freemoe.hub.push import artefact_files, copy_artefact, push_artefact
 from tests.domain_experts.conftest import task_recipe
 from tests.fake_hub import LARGE, READER, WRITER, FakeHub

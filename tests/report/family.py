@@ -7,8 +7,13 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from freemoe.recipes import ConvertRecipe, EvalRecipe, TrimRecipe
-from freemoe.report import conversion, evaluation, experts, trimmed
+from freemoe.domain_experts import report as experts
+from freemoe.hookmoe import report as trimmed
+from freemoe.hookmoe.recipe import TrimRecipe
+from freemoe.recipes import EvalRecipe
+from freemoe.report import evaluation
+from freemoe.tomoe import report as conversion
+from freemoe.tomoe.recipe import ConvertRecipe
 from tests.report.synthetic import make_result, typed
 
 LAYERS = 4

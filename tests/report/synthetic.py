@@ -8,9 +8,9 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from freemoe.recipes import BuildRecipe
+from freemoe.domain_experts.recipe import BuildRecipe
 from freemoe.results import EvaluationResult
-from freemoe.results.build import ScoreRow
+from freemoe.results.scores import ScoreRow
 from freemoe.systems import SYSTEMS
 
 ROWS = ("base", "expert", "routed", "control", "oracle")
@@ -157,7 +157,7 @@ def make_domain(
 
 def typed(result: dict[str, Any]) -> Any:
     """A result as its reader gives it."""
-    kind: Any = EvaluationResult if result["kind"] == "evaluation" else SYSTEMS.get(result["kind"]).result
+    kind: Any = EvaluationResult if result["kind"] == "evaluation" else SYSTEMS.get(result["kind"]).result_type
     return kind.model_validate_json(json.dumps(result))
 
 

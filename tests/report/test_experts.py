@@ -7,11 +7,12 @@ import re
 import pytest
 import yaml
 
+from freemoe.artefacts import write_page as write_report
 from freemoe.core.errors import ArtifactError
-from freemoe.recipes import BuildRecipe, recipe_from
-from freemoe.report import experts
-from freemoe.report.figures.all_figures import FIGURES
-from freemoe.systems import write_page as write_report
+from freemoe.domain_experts import report as experts
+from freemoe.domain_experts.figures.all_figures import FIGURES
+from freemoe.domain_experts.recipe import BuildRecipe
+from freemoe.recipes import recipe_from
 from tests.report.family import FAMILY
 from tests.report.page import Page
 from tests.report.synthetic import make_domain, make_result, typed

@@ -15,6 +15,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from freemoe.artefacts import evaluate
 from freemoe.cli import app
 from freemoe.core.artifacts import write_manifest
 from freemoe.core.errors import ArtifactError
@@ -23,7 +24,6 @@ from freemoe.hookmoe import card as trimmed_card
 from freemoe.recipes import EvalRecipe, recipe_from
 from freemoe.report import evaluation
 from freemoe.report.figures.drawing import ReportFigure
-from freemoe.systems import evaluate
 from freemoe.tomoe import card as converted_card
 from tests.report.family import FAMILY, make_evaluation, make_trim
 from tests.report.page import Page

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from freemoe.report.tables import subdomain_table, summary_table
+from freemoe.domain_experts.report import subdomain_table, summary_table
 from tests.report.synthetic import make_domain, make_result, typed
 
 

@@ -13,7 +13,8 @@ import pytest
 from freemoe.core.errors import DataError, UnknownNameError
 from freemoe.core.run.lock import output_lock
 from freemoe.core.run.progress import Progress, QuietProgress
-from freemoe.recipes import BuildRecipe, Recipe
+from freemoe.domain_experts.recipe import BuildRecipe
+from freemoe.recipes import Recipe
 from reproduce import writing
 from reproduce.running import DONE, FAILED, OPEN, PAPER_ONLY, RECIPES, Records, measure, run_of
 from reproduce.table import Measured, Needs, Row, Scene, Table, Way, all_tables, find

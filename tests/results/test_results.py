@@ -11,18 +11,20 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from freemoe.cli import app
+from freemoe.cli.schemas import DOCUMENTS
 from freemoe.core.artifacts import write_manifest
 from freemoe.core.errors import ArtifactError
 from freemoe.core.run.execute import RESULT_FORMAT
-from freemoe.results import BuildResult, RunResult, TrimResult, read_result, wrap_display_errors
-from freemoe.results.documents import DOCUMENTS
+from freemoe.domain_experts.result import BuildResult
+from freemoe.hookmoe.result import TrimResult
+from freemoe.results import RunResult, read_result, wrap_display_errors
 from freemoe.systems import SYSTEMS
 from tests.report.synthetic import make_result
 
 
 def test_every_system_has_a_typed_result() -> None:
     for kind in SYSTEMS.names():
-        result = SYSTEMS.get(kind).result
+        result = SYSTEMS.get(kind).result_type
         assert issubclass(result, RunResult)
         assert result.model_json_schema()["properties"]["kind"]["const"] == kind
         assert result.model_json_schema()["properties"]["format"]["const"] == RESULT_FORMAT

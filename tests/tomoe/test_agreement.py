@@ -10,8 +10,8 @@ import torch
 
 from freemoe.core.errors import NumericError
 from freemoe.models.sublayers import CONVERTIBLE, find_sublayers
-from freemoe.tomoe.agreement import layer_inputs, mismatch_shares, require_agreement
 from freemoe.tomoe.export import build_converted_model
+from freemoe.tomoe.measure.agreement import layer_inputs, mismatch_shares, require_agreement
 from freemoe.tomoe.structures.masked import apply_structure
 from tests.tiny import tiny_model
 from tests.tomoe.random_structures import random_structure

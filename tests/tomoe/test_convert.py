@@ -17,18 +17,19 @@ from freemoe.core.run.execute import NOT_DECIDING
 from freemoe.core.run.folder import RunFolder
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.sublayers import find_sublayers
-from freemoe.recipes import ConvertRecipe, load_recipe, recipe_from
-from freemoe.report.conversion import page
-from freemoe.results.convert import ConvertResult
+from freemoe.recipes import load_recipe, recipe_from
 from freemoe.systems import SYSTEMS, system_of
 from freemoe.text.blocks import PackedBlocks, pack_blocks
-from freemoe.tomoe import convert as convert_module
+from freemoe.tomoe import pipeline as convert_module
+from freemoe.tomoe.artefact import inspect_artefact
 from freemoe.tomoe.card import headlines
-from freemoe.tomoe.convert import convert
 from freemoe.tomoe.gates.initialise import cluster_tokens, measure_layer_importance
-from freemoe.tomoe.inspection import inspect_converted
 from freemoe.tomoe.material import read_text
-from freemoe.tomoe.measure import score_text
+from freemoe.tomoe.measure.scores import score_text
+from freemoe.tomoe.pipeline import convert
+from freemoe.tomoe.recipe import ConvertRecipe
+from freemoe.tomoe.report import page
+from freemoe.tomoe.result import ConvertResult
 from freemoe.tomoe.structures import methods as decide
 from tests.artefacts import rewritten
 from tests.core.run.away import SerialAway
@@ -185,7 +186,7 @@ def test_rivals_are_models_too(base: Path, tmp_path: Path, method: str) -> None:
     result = json.loads((folder / "result.json").read_text())
     assert set(result["scores"]) == {"dense", "converted"}
     assert 0.4 < result["parameters"]["active_share"] <= 0.5
-    assert inspect_converted(folder, str(base / "model"))["fits_base"] is True
+    assert inspect_artefact(folder, str(base / "model"))["fits_base"] is True
 
 
 class Killed(BaseException):
@@ -260,14 +261,14 @@ def test_nothing_is_called_whole_that_cannot_be_read(
     done: Path, tmp_path: Path, stem: str, edit: Any, message: str
 ) -> None:
     with pytest.raises(FreeMoEError, match=message):
-        inspect_converted(rewritten(done, tmp_path / "copy", **{stem: edit}))
+        inspect_artefact(rewritten(done, tmp_path / "copy", **{stem: edit}))
 
 
 def test_another_base_is_told(done: Path, tmp_path: Path) -> None:
     tiny_model("llama", seed=9).save_pretrained(tmp_path / "other")
     tiny_tokenizer().save_pretrained(tmp_path / "other")
     with pytest.raises(ArtifactError, match="was made for the base"):
-        inspect_converted(done, str(tmp_path / "other"))
+        inspect_artefact(done, str(tmp_path / "other"))
 
 
 def test_a_loss_that_is_no_number_leaves_nothing_half_done(

@@ -9,17 +9,18 @@ from typing import Any
 
 import pytest
 
+from freemoe.artefacts import evaluate
 from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import DataError
 from freemoe.evals.held_out import SEEN_FILE
 from freemoe.evals.seen import SeenHashes
 from freemoe.evals.tasks.documents import FrozenChoice
 from freemoe.evals.tasks.domains import load_domain
-from freemoe.recipes import ConvertRecipe, EvalRecipe, recipe_from
-from freemoe.systems import evaluate
+from freemoe.recipes import EvalRecipe, recipe_from
 from freemoe.text.words import split_words
-from freemoe.tomoe.convert import convert
 from freemoe.tomoe.material import read_text
+from freemoe.tomoe.pipeline import convert
+from freemoe.tomoe.recipe import ConvertRecipe
 from tests.tiny import save_base_and_text, tiny_tokenizer
 
 SEED = 3

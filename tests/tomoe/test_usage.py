@@ -13,13 +13,10 @@ from freemoe.core.errors import ArtifactError, DataError
 from freemoe.kernels.gates import route_tokens
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.sublayers import find_sublayers
-from freemoe.recipes import ConvertRecipe, recipe_from
+from freemoe.recipes import recipe_from
 from freemoe.text.blocks import PackedBlocks, pack_blocks
-from freemoe.tomoe.convert import convert
 from freemoe.tomoe.material import read_text
-from freemoe.tomoe.structures.masked import apply_structure
-from freemoe.tomoe.structures.structure import read_structure
-from freemoe.tomoe.usage import (
+from freemoe.tomoe.measure.usage import (
     expert_similarity,
     expert_usage,
     expert_widths,
@@ -29,6 +26,10 @@ from freemoe.tomoe.usage import (
     token_experts,
     training_dynamics,
 )
+from freemoe.tomoe.pipeline import convert
+from freemoe.tomoe.recipe import ConvertRecipe
+from freemoe.tomoe.structures.masked import apply_structure
+from freemoe.tomoe.structures.structure import read_structure
 from tests.tiny import save_base_and_text, tiny_model
 
 

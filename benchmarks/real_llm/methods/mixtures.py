@@ -20,12 +20,14 @@ from benchmarks.real_llm.methods.splitting import Split, divide, mixture, train_
 from benchmarks.real_llm.work import Job
 from freemoe.core.files import write_atomic
 from freemoe.core.memory import peak_memory_bytes
+from freemoe.hookmoe.recipe import TrimRecipe
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.checkpoints.saving import save_checkpoint
-from freemoe.recipes import ConvertRecipe, TrimRecipe, recipe_from
+from freemoe.recipes import recipe_from
 from freemoe.text.blocks import PackedBlocks, cut_passages, pack_blocks
 from freemoe.text.documents import read_documents
-from freemoe.tomoe.measure import score_text
+from freemoe.tomoe.measure.scores import score_text
+from freemoe.tomoe.recipe import ConvertRecipe
 
 BLOCK = 256
 CONVERSION = {"steps": 60, "batch_tokens": 1024, "block": BLOCK, "save_every": 15, "evaluation_tokens": 8192}
@@ -76,7 +78,7 @@ def converted(job: Job) -> dict[str, Any]:
     Returns:
         ``scores``: by name per reported block ``nll``, ``right`` and ``tokens``; ``curve``: held-out loss by step.
     """
-    from freemoe.tomoe.convert import convert
+    from freemoe.tomoe.pipeline import convert
 
     with tempfile.TemporaryDirectory() as scratch:
         recipe = recipe_from(
@@ -165,7 +167,7 @@ def trimmed(job: Job) -> dict[str, Any]:
     Returns:
         ``rows``: of the trim's own table; ``plan``; ``mixture``: what was trimmed.
     """
-    from freemoe.hookmoe.trim import trim
+    from freemoe.hookmoe.pipeline import trim
 
     ((_, path),) = job.needs
     with tempfile.TemporaryDirectory() as scratch:

@@ -15,9 +15,10 @@ from typing import Any
 
 from benchmarks.real_llm.cells import Cell
 from benchmarks.real_llm.protocol import Protocol
-from freemoe.domain_experts.build import build
+from freemoe.domain_experts.pipeline import build
+from freemoe.domain_experts.recipe import BuildRecipe
 from freemoe.evals.tasks.benchmark_files import arc_jsonl
-from freemoe.recipes import BuildRecipe, recipe_from
+from freemoe.recipes import recipe_from
 
 BUILDS = 10
 _REFERENCE, _REPORTED = 120, 16

@@ -16,12 +16,12 @@ from benchmarks.real_llm.data import TASKS, load_parts
 from benchmarks.real_llm.methods.weights import Stand
 from benchmarks.real_llm.work import Job, joined
 from freemoe.core.memory import peak_memory_bytes
+from freemoe.domain_experts.recipe import RouterSection
 from freemoe.domain_experts.route.router import train_on_subdomains
 from freemoe.domain_experts.route.subdomains import DomainDivision, prompt_features
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
-from freemoe.recipes import RouterSection
 
 FEATURE = "embedding"
 

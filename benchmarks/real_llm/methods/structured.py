@@ -19,6 +19,7 @@ from benchmarks.real_llm.cells import Cell
 from benchmarks.real_llm.methods.weights import METHODS, Stand, Trained, lora, purify, trained_in
 from freemoe.domain_experts.expert import DomainExpert, unit_expert
 from freemoe.domain_experts.purify.greedy import PurifyTask
+from freemoe.domain_experts.recipe import UnitSection
 from freemoe.domain_experts.structured.fitting import multiple_of
 from freemoe.domain_experts.structured.measure import compare_cost
 from freemoe.domain_experts.structured.ranking import measure_importance
@@ -30,7 +31,6 @@ from freemoe.evals.engine.scorer import Scorer
 from freemoe.models.mask import Mask
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
-from freemoe.recipes import UnitSection
 
 KIND = "neuron"
 _NAME = "units"

@@ -24,6 +24,7 @@ from freemoe.domain_experts.purify.greedy import PurifyTask
 from freemoe.domain_experts.purify.methods import METHODS as PURIFICATIONS
 from freemoe.domain_experts.rank.bands import BandRankings, band_grid
 from freemoe.domain_experts.rank.calibrate import calibrate
+from freemoe.domain_experts.recipe import BandSection, SaliencySection
 from freemoe.evals.engine.evaluator import DocumentScore, Evaluator
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import Document
@@ -31,7 +32,6 @@ from freemoe.models.mask import Mask
 from freemoe.models.precision import held_in
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import WeightMatrix
-from freemoe.recipes import BandSection, SaliencySection
 
 SHOTS = 5
 # The papers' bands: 5 % wide, over the whole ranking.

@@ -14,9 +14,9 @@ from freemoe.domain_experts.purify.greedy import PurifyResult, PurifyTask
 from freemoe.domain_experts.purify.methods import METHODS
 from freemoe.domain_experts.rank.calibrate import calibrate
 from freemoe.domain_experts.rank.importance import METRICS
+from freemoe.domain_experts.recipe import SaliencySection
 from freemoe.models.mask import Mask, TensorMask
 from freemoe.models.switching import switched_off
-from freemoe.recipes import SaliencySection
 
 NORM = 2.0
 """Wanda's norm of inputs."""

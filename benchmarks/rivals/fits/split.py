@@ -12,11 +12,11 @@ from benchmarks.rivals.rival import Fitted, Materials, Terms, restored
 from freemoe.domain_experts.purify.batches import mean_loss
 from freemoe.evals.tasks.documents import Document
 from freemoe.models.sublayers import DecoderSublayers, find_sublayers
-from freemoe.recipes import ConvertRecipe
 from freemoe.text.blocks import PackedBlocks
 from freemoe.tomoe.gates.discretize import structure_of
 from freemoe.tomoe.gates.initialise import cluster_tokens, measure_layer_importance
 from freemoe.tomoe.gates.train import GateTrainer
+from freemoe.tomoe.recipe import ConvertRecipe
 from freemoe.tomoe.structures.masked import apply_structure
 from freemoe.tomoe.structures.rivals import make_baseline, measure_activity
 from freemoe.tomoe.structures.structure import Structure, active_parameters, dense_parameters, to_tensors

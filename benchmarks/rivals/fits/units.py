@@ -13,12 +13,12 @@ from benchmarks.rivals.fits.expert_drop import naee_scores, reap_scores
 from benchmarks.rivals.fits.masks import mask_bytes
 from benchmarks.rivals.rival import Fitted, Materials, Terms
 from freemoe.domain_experts.purify.greedy import PurifyTask
+from freemoe.domain_experts.recipe import UnitSection
 from freemoe.domain_experts.structured.ranking import measure_importance
 from freemoe.domain_experts.structured.rivals import random_scores, taylor_scores
 from freemoe.domain_experts.structured.training import train_units
 from freemoe.domain_experts.structured.units import ModelUnits, UnitsOff, find_units, lowest_units
 from freemoe.models.switching import switched_off
-from freemoe.recipes import UnitSection
 
 
 def _taylor(model: Any, units: ModelUnits, materials: Materials, terms: Terms, counts: list[int]) -> list[Tensor]:

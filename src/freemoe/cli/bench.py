@@ -46,9 +46,9 @@ def run_command(
     """Run ``freemoe bench`` with these options."""
     require_in_reach(artefact)
     calm_libraries()
+    from freemoe.artefacts import load
     from freemoe.core.environment import use_threads
     from freemoe.evals.bench import BenchSizes, benchmark_artifact
-    from freemoe.systems import load
 
     sizes = BenchSizes(prompt_tokens, new_tokens, batch, rounds)
     if dry_run:

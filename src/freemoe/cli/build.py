@@ -12,7 +12,8 @@ from freemoe.cli import completion
 from freemoe.cli.common import CommandOutput, parse_numbers, read_domains
 from freemoe.cli.flags import SHARED, SIDE_BY_SIDE, RecipeCommand, RecipeFlag, flags_of
 from freemoe.core.errors import RecipeError
-from freemoe.recipes import BuildRecipe, set_path
+from freemoe.domain_experts.recipe import BuildRecipe
+from freemoe.recipes import set_path
 
 HELP = """Find, prove and write the domain experts of a base model.
 
@@ -72,13 +73,14 @@ def _parse_counts(text: str) -> int | dict[str, int]:
 
 def run_recipe(recipe: BuildRecipe, *, overwrite: bool, resume: bool, shown: CommandOutput) -> Path:
     """Run a build, write its report, print what was found."""
-    from freemoe.domain_experts.build import build
+    from freemoe.artefacts import write_page
+    from freemoe.domain_experts.pipeline import build
     from freemoe.domain_experts.prove.card import headlines
-    from freemoe.report.tables import summary_table
-    from freemoe.systems import write_page
+    from freemoe.domain_experts.report import summary_table
 
     folder = build(recipe, progress=shown.make_progress(), overwrite=overwrite, resume=resume, page=write_page)
-    from freemoe.results import BuildResult, read_result
+    from freemoe.domain_experts.result import BuildResult
+    from freemoe.results import read_result
 
     result = read_result(folder, BuildResult)
     shown.print_result("build", folder, result.notes + headlines(result), lambda: [summary_table(result)])

@@ -156,7 +156,7 @@ class CommandOutput:
         from freemoe.systems import SYSTEMS
 
         result = read_result(folder)
-        tables, lines = SYSTEMS.get(result.kind).tables(result)
+        tables, lines = SYSTEMS.get(result.kind).part("report:tables")(result)
         lines = [*getattr(result, "notes", ()), *lines, *openings_text(result.cost.openings)]
         self.print_result(command, folder, lines, lambda: tables, **more)
 

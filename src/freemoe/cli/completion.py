@@ -66,7 +66,7 @@ def complete_experts(context: typer.Context, incomplete: str) -> list[str]:
 
 def schema_names() -> list[str]:
     """What `freemoe schema` knows."""
-    from freemoe.results.documents import DOCUMENTS
+    from freemoe.cli.schemas import DOCUMENTS
     from freemoe.systems import SYSTEMS
 
     return [*SYSTEMS.loaded_names(), *DOCUMENTS]

@@ -11,7 +11,7 @@ import typer
 from freemoe.cli import completion
 from freemoe.cli.common import CommandOutput
 from freemoe.cli.flags import OUTPUT, SIDE_BY_SIDE, TIMING, RecipeCommand, flags_of
-from freemoe.recipes import ConvertRecipe
+from freemoe.tomoe.recipe import ConvertRecipe
 
 HELP = """Make a dense model a token-level mixture of experts: the base's own weights, frozen, a part of them per token.
 
@@ -49,9 +49,9 @@ def _initial_fields(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def run_recipe(recipe: ConvertRecipe, *, overwrite: bool, resume: bool, shown: CommandOutput) -> Path:
     """Convert, write the report, print what was found."""
-    from freemoe.systems import write_page
-    from freemoe.tomoe.convert import convert
+    from freemoe.artefacts import write_page
     from freemoe.tomoe.devices import DistributedContext
+    from freemoe.tomoe.pipeline import convert
 
     drawn = {"page": write_page, "progress": shown.make_progress()}
     folder = convert(recipe, overwrite=overwrite, resume=resume, **drawn)

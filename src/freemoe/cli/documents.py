@@ -12,7 +12,7 @@ from typing import Any
 from freemoe.core.numbers import format_bytes
 
 FORMAT = 1
-"""Of every document; `freemoe.results.documents` has their types."""
+"""Of every document; `freemoe.cli.schemas` has their types."""
 
 
 def print_json(command: str, value: Mapping[str, Any]) -> None:

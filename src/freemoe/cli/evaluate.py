@@ -75,9 +75,9 @@ def plan_evaluation(recipe: EvalRecipe) -> dict[str, Any]:
 def _require_known(recipe: EvalRecipe, place: Path) -> None:
     """Raise for an expert that there is not, as the evaluation would."""
     from freemoe.core.artifacts import read_manifest
+    from freemoe.domain_experts.result import KIND
     from freemoe.evals.evaluation import require_plain
     from freemoe.recipes.expert_names import AUTO, BASE, ExpertRef
-    from freemoe.results.build import KIND
     from freemoe.systems import system_of
 
     if system_of(place) is None:
@@ -95,9 +95,9 @@ def _require_known(recipe: EvalRecipe, place: Path) -> None:
 def run_recipe(recipe: EvalRecipe, *, overwrite: bool, resume: bool, shown: CommandOutput) -> None:
     """Score, print a table; there is nothing that could be resumed."""
     del resume
+    from freemoe.artefacts import evaluate
     from freemoe.report.tables import evaluation_table
     from freemoe.results import EvaluationResult
-    from freemoe.systems import evaluate
 
     result = evaluate(recipe, progress=shown.make_progress(), overwrite=overwrite)
     if shown.as_json:
@@ -135,7 +135,7 @@ def _guessing_lines(result: EvaluationResult) -> list[str]:
 
 def _verdict_lines(result: EvaluationResult) -> list[str]:
     """A line per domain: the first row's score, and the others' with their differences to it."""
-    from freemoe.domain_experts.prove.card import gain_text
+    from freemoe.report.reading import gain_text
 
     lines = []
     for domain in result.domains:
@@ -172,7 +172,7 @@ def _own_text(values: Mapping[str, Any]) -> bool:
     calm_libraries()
     if values["dry_run"]:
         assert system.own_text_plan is not None
-        print_fields("eval-text-plan", system.own_text_plan(str(place), values["base"]), values["as_json"])
+        print_fields("eval-text-plan", system.part(system.own_text_plan)(str(place), values["base"]), values["as_json"])
         return True
     shown = output_options(values)
     where = (
@@ -182,7 +182,7 @@ def _own_text(values: Mapping[str, Any]) -> bool:
         values["device"] or "auto",
         values["threads"],
     )
-    table, found = system.own_text(*where, shown.make_progress())
+    table, found = system.part(system.own_text)(*where, shown.make_progress())
     if shown.as_json:
         print_json("eval-text", found)
     elif shown.summary:

@@ -17,11 +17,11 @@ from freemoe.cli import completion, options
 from freemoe.cli.common import CommandOutput, Stopped, apply_sets, calm_libraries, print_fields, print_recipe
 from freemoe.cli.options import CODE, GroupedCommand
 from freemoe.core.errors import RecipeError
+from freemoe.domain_experts.recipe import METRICS, PURIFICATIONS, ROUTERS, SEARCHES
 from freemoe.hub.fetch import require_in_reach
 from freemoe.recipes import Recipe, recipe_from, set_path
-from freemoe.recipes.build import METRICS, PURIFICATIONS, ROUTERS, SEARCHES
-from freemoe.recipes.convert import METHODS
 from freemoe.recipes.keywords import path_of
+from freemoe.tomoe.recipe import METHODS
 
 
 @dataclass(frozen=True)

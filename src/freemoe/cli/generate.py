@@ -63,7 +63,7 @@ def run_command(
     calm_libraries()
     import torch
 
-    from freemoe.systems import load
+    from freemoe.artefacts import load
 
     opened = load(artefact, base, dtype=dtype, device=device)
     prompt = _format_prompt(opened, prompt, chat, artefact)

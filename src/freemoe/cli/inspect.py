@@ -40,7 +40,7 @@ def run_command(
 ) -> None:
     """Run ``freemoe inspect`` with these options."""
     calm_libraries()
-    from freemoe.domain_experts.inspection import inspect_model
+    from freemoe.domain_experts.artefact import inspect_model
     from freemoe.hub.fetch import fetch_artefact, is_repository
     from freemoe.models.checkpoints.gguf_header import is_gguf
     from freemoe.models.checkpoints.loading import BUNDLED, BUNDLED_MOE
@@ -65,5 +65,5 @@ def run_command(
         found = inspect_model(artefact, super_weights=super_weights, text=text)
     else:
         # What is neither is told by the first row: it says what it missed.
-        found = (system or SYSTEMS.get(SYSTEMS.names()[0])).inspect(place, base)
+        found = (system or SYSTEMS.get(SYSTEMS.names()[0])).part("artefact:inspect_artefact")(place, base)
     print_fields("inspect", found, as_json)

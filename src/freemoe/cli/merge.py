@@ -68,7 +68,7 @@ def run_command(
 ) -> None:
     """Run ``freemoe merge`` with these options."""
     calm_libraries()
-    from freemoe.systems import merge
+    from freemoe.artefacts import merge
 
     how = {"op": op, "base": base, "gguf": gguf, "shrink": shrink, "pad": pad, "overwrite": overwrite}
     how["allow_rejected"] = allow_rejected

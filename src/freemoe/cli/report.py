@@ -49,11 +49,12 @@ def run_command(
     if as_json:
         print_json("report", {"folder": artefact, "result": plain_result(place)})
         return
+    from freemoe.artefacts import write_page
     from freemoe.evals.held_out import record_text
-    from freemoe.systems import SYSTEMS, write_page
+    from freemoe.systems import SYSTEMS
 
     with wrap_display_errors(place):
-        tables, lines = SYSTEMS.get(result.kind).tables(result)
+        tables, lines = SYSTEMS.get(result.kind).part("report:tables")(result)
     for table in tables:
         print_table(table)
     for line in (*getattr(result, "notes", ()), *lines, record_text(result.seen)):

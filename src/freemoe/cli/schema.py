@@ -32,10 +32,10 @@ def run_command(
     as_json: bool = typer.Option(False, "--json", help="Accepted everywhere; schema is JSON."),
 ) -> None:
     """Run ``freemoe schema`` with these options."""
-    from freemoe.results.documents import DOCUMENTS
+    from freemoe.cli.schemas import DOCUMENTS
     from freemoe.systems import SYSTEMS
 
-    known = {**{name: SYSTEMS.get(name).result for name in SYSTEMS}, **DOCUMENTS}
+    known = {**{name: SYSTEMS.get(name).result_type for name in SYSTEMS}, **DOCUMENTS}
     # A document's own name, as its field "schema" has it, works too.
     asked = None if kind is None else kind.removeprefix("freemoe.").partition("/")[0]
     if asked is not None and asked not in known:

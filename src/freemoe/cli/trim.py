@@ -12,7 +12,8 @@ from freemoe.cli import completion
 from freemoe.cli.common import CommandOutput
 from freemoe.cli.flags import OUTPUT, SIDE_BY_SIDE, TIMING, RecipeCommand, RecipeFlag, flags_of
 from freemoe.core.errors import RecipeError
-from freemoe.recipes import TrimRecipe, set_path
+from freemoe.hookmoe.recipe import TrimRecipe
+from freemoe.recipes import set_path
 
 HELP = """Run fewer experts of a mixture model, and train small hooks that win back what that costs (HookMoE).
 
@@ -85,9 +86,9 @@ def _parse_hook_layers(text: str) -> str | list[int]:
 
 def run_recipe(recipe: TrimRecipe, *, overwrite: bool, resume: bool, shown: CommandOutput) -> Path:
     """Run a trim, draw its Pareto list, print what was found."""
-    from freemoe.hookmoe.trim import trim
-    from freemoe.report.figures.plan_figures import PLANS
-    from freemoe.report.trimmed import write_pages
+    from freemoe.hookmoe.pipeline import trim
+    from freemoe.hookmoe.plans.plan_figures import PLANS
+    from freemoe.hookmoe.report import write_pages
 
     folder = trim(recipe, progress=shown.make_progress(), overwrite=overwrite, resume=resume, page=write_pages)
     picture = folder / PLANS

@@ -12,12 +12,12 @@ from freemoe.core.run import ahead
 from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.pool import WorkerPool
 from freemoe.distributed.executors import executor_of
+from freemoe.domain_experts.recipe import BuildRecipe
 from freemoe.models.precision import compute_dtype
-from freemoe.recipes import BuildRecipe
 
 Stage = Literal["purify", "units", "search", "report"]
 
-WORK = "freemoe.domain_experts.build:work_ahead"
+WORK = "freemoe.domain_experts.pipeline:work_ahead"
 
 _OF_SUBDOMAINS = ("purify", "units")
 """Stages whose units hold what was found for one subdomain; `report` alone reads those of all."""

@@ -21,6 +21,7 @@ from freemoe.domain_experts.purify.methods import method_of
 from freemoe.domain_experts.rank.bands import Band, BandRankings, band_grid
 from freemoe.domain_experts.rank.calibrate import InputNorms
 from freemoe.domain_experts.rank.importance import METRICS
+from freemoe.domain_experts.recipe import BuildRecipe
 from freemoe.domain_experts.route.subdomains import DomainDivision
 from freemoe.domain_experts.select.choice import (
     CandidateVerdict,
@@ -37,7 +38,6 @@ from freemoe.evals.engine.evaluator import DocumentScore
 from freemoe.evals.summary import is_text
 from freemoe.evals.tasks.documents import ReferenceSplit
 from freemoe.models.mask import Mask
-from freemoe.recipes import BuildRecipe
 from freemoe.recipes.expert_names import BASE
 
 SALIENCY = "saliency"

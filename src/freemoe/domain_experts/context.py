@@ -12,6 +12,7 @@ from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.progress import Progress, QuietProgress
 from freemoe.domain_experts.purify.batches import AnswerBatch, Row, answer_batches, gold_rows
 from freemoe.domain_experts.rank.importance import METRICS
+from freemoe.domain_experts.recipe import BuildRecipe
 from freemoe.domain_experts.select.scores import ReportedScores
 from freemoe.evals.engine.evaluator import DocumentScore, Evaluator
 from freemoe.evals.engine.sampling import sampling_of
@@ -25,7 +26,6 @@ from freemoe.models.checkpoints.loading import load_base, load_tokenizer
 from freemoe.models.mask import Mask
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import WeightMatrix, find_weights, require_in_memory
-from freemoe.recipes import BuildRecipe
 
 MakeMask = Callable[[], Mask]
 """Makes what is off when it is needed, so that one mask at a time is alive. ``Mask`` itself: nothing is off."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from freemoe.assets import DOMAINS
+from freemoe.domain_experts.recipe import BuildRecipe
 from freemoe.models.checkpoints.loading import BUNDLED
-from freemoe.recipes import BuildRecipe, recipe_from
+from freemoe.recipes import recipe_from
 
 
 def demo_recipe(

@@ -33,6 +33,7 @@ from freemoe.domain_experts.hosting.several import Several, forward_several, gen
 from freemoe.domain_experts.hosting.standing import use_base
 from freemoe.domain_experts.hosting.streaming import TextStream, start_stream
 from freemoe.domain_experts.hosting.summary import read_measurements
+from freemoe.domain_experts.result import KIND
 from freemoe.domain_experts.route.reading import read_router, require_features
 from freemoe.domain_experts.route.router import DomainRouter, Route
 from freemoe.domain_experts.route.subdomains import prompt_feature
@@ -41,7 +42,6 @@ from freemoe.hub.fetch import HubAccess, fetch_artefact
 from freemoe.models.checkpoints.identity import require_base
 from freemoe.models.checkpoints.loading import load_own_base
 from freemoe.models.checkpoints.placement import Placement
-from freemoe.results.build import KIND
 
 
 class FreeMoE(SavedExperts):

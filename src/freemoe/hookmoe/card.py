@@ -12,8 +12,8 @@ from freemoe.evals.guessing import guessing_text
 from freemoe.evals.held_out import record_text
 from freemoe.evals.speed import speed_lines
 from freemoe.evals.verdict import GainVerdict, groups_text, interval_sign, judge_against_model
+from freemoe.hookmoe.result import TrimResult
 from freemoe.hub.cards import CardMetric, base_shown, card_header, card_notes, loading_example, markdown_table
-from freemoe.results.trim import TrimResult
 
 ABOUT = {
     "full": "all experts of the base",

@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rich.table import Table
+
 from freemoe.core.artifacts import tensor_checksums
 from freemoe.core.environment import use_threads
 from freemoe.core.errors import ArtifactError, DataError
@@ -14,14 +16,17 @@ from freemoe.core.run.progress import Progress, QuietProgress
 from freemoe.evals.evaluation import EvalTarget, make_variant, only_known
 from freemoe.evals.held_out import ProvenanceRecord, read_record, set_aside_text
 from freemoe.hookmoe.adapter import Trimmed, load_adapter, load_trimmed
-from freemoe.hookmoe.inspection import inspect_trimmed
+from freemoe.hookmoe.artefact import inspect_artefact
 from freemoe.hookmoe.material import TextParts, load_text
-from freemoe.hookmoe.metrics import count_parameters
+from freemoe.hookmoe.measure import count_parameters
+from freemoe.hookmoe.pipeline import measure_rows, rows_of
 from freemoe.hookmoe.plans.apply import plan_of
-from freemoe.hookmoe.trim import measure_rows, rows_of
+from freemoe.hookmoe.recipe import TrimRecipe
+from freemoe.hookmoe.report import trim_table
 from freemoe.models.checkpoints.loading import load_base, load_tokenizer
 from freemoe.models.checkpoints.placement import Placement, require_one_device
-from freemoe.recipes import EvalRecipe, TrimRecipe, load_recipe
+from freemoe.recipes import EvalRecipe, load_recipe
+from freemoe.report.tables import plain_table
 from freemoe.text.blocks import row_texts
 
 
@@ -62,6 +67,12 @@ def evaluate_text(
     return {**rows, "costs": costs_of(model, trimmed), "set_aside": apart, "seen": record.as_json(), "cost": cost}
 
 
+def evaluate_own_text(*where: Any) -> tuple[Table, dict[str, Any]]:
+    """Measure a trim's own text again (`evaluate_text`); a table beside the plain data."""
+    found = evaluate_text(*where)
+    return plain_table(*trim_table(found["rows"])), found
+
+
 def _recipe_of(artefact: str) -> TrimRecipe:
     recipe = load_recipe(Path(artefact) / "recipe.yaml")
     if not isinstance(recipe, TrimRecipe):
@@ -83,7 +94,7 @@ def plan_evaluation(artefact: str, base: str | None = None) -> dict[str, Any]:
     record = read_record(artefact)
     assert record is not None
     text, apart = unseen_test(load_text(recipe, tokenizer), tokenizer, record)
-    held = inspect_trimmed(Path(artefact))
+    held = inspect_artefact(Path(artefact))
     rows = ["full", "plan"]
     rows += ["rescaled"] if held["rescale"] != "none" else []
     rows += ["hooks"] if held["hooks"] else []
@@ -130,7 +141,7 @@ def unseen_test(text: TextParts, tokenizer: Any, record: ProvenanceRecord) -> tu
     return (replace(text, test=text.test.select_rows(kept)) if dropped else text), apart
 
 
-def trimmed_of(recipe: EvalRecipe) -> EvalTarget:
+def eval_target(recipe: EvalRecipe) -> EvalTarget:
     """The base, the plan alone and the artefact.
 
     Raises:

@@ -14,13 +14,13 @@ from freemoe.core.environment import use_threads
 from freemoe.core.errors import DataError
 from freemoe.core.files import json_digest
 from freemoe.evals.seen import SeenHashes
-from freemoe.hookmoe.compare import read_variants
 from freemoe.hookmoe.plans.apply import probe_router_k
+from freemoe.hookmoe.plans.compare import read_variants
 from freemoe.hookmoe.plans.layers import require_plain
 from freemoe.hookmoe.plans.methods import check_asked
+from freemoe.hookmoe.recipe import TrimRecipe
 from freemoe.models.checkpoints.identity import SETTINGS
 from freemoe.models.checkpoints.loading import load_base, load_config
-from freemoe.recipes import TrimRecipe
 from freemoe.text.blocks import PackedBlocks, cut_passages, pack_blocks, row_texts, split_passages
 from freemoe.text.documents import read_documents
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from freemoe.recipes import limits
-from freemoe.recipes.sections import Chat, GroupBy, RecipeSection
+from freemoe.recipes.expert_names import name_fault
+from freemoe.recipes.sections import Chat, GroupBy, Recipe, RecipeSection
 
 
 class DataSection(RecipeSection):
@@ -70,3 +71,48 @@ class DataSection(RecipeSection):
         if self.pass_at > drawn:
             raise ValueError(f"pass_at is {self.pass_at}, and samples {drawn}: at least {self.pass_at} are needed")
         return self
+
+
+def _task_lists(value: object) -> object:
+    """Let a domain's one task stand without a list."""
+    if not isinstance(value, dict):
+        return value
+    if not value:
+        raise ValueError("no domain is given; name one as NAME=TASK")
+    return {name: (tasks,) if isinstance(tasks, str) else tasks for name, tasks in value.items()}
+
+
+def _named_domains(value: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    for name, tasks in value.items():
+        fault = name_fault(name)
+        if not name.replace("-", "").replace("_", "").isalnum():
+            fault = "may hold letters, digits, '-' and '_' only"
+        elif len(name) > limits.NAME:
+            fault = f"has {len(name):,} characters; at most {limits.NAME} are allowed"
+        if fault:
+            raise ValueError(f"domain name {name!r:.80} {fault}")
+        if not tasks:
+            raise ValueError(f"domain {name!r} names no task")
+    return value
+
+
+Domains = Annotated[
+    dict[str, Annotated[tuple[str, ...], Field(max_length=1000)]],
+    BeforeValidator(_task_lists),
+    AfterValidator(_named_domains),
+    Field(
+        max_length=1000,
+        description="Name of each domain and its tasks: FILE.jsonl, text:FILE, the name of a benchmark (freemoe ls tasks).",
+    ),
+]
+
+
+class DomainRecipe(Recipe):
+    """A recipe of runs over domains of tasks."""
+
+    if TYPE_CHECKING:
+        # Each recipe declares them itself, in the order in which a dumped recipe has them.
+        domains: Domains
+        seed: int | None
+        batch_tokens: int
+        data: DataSection

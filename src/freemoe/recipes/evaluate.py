@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from freemoe.recipes.build import Domains
-from freemoe.recipes.data import DataSection
+from freemoe.recipes.data import DataSection, DomainRecipe, Domains
 from freemoe.recipes.sections import (
     BatchTokens,
     Devices,
     Dtype,
     Seed,
-    SpreadSection,
     Threads,
     UnitSeconds,
     Where,
@@ -21,8 +19,10 @@ from freemoe.recipes.sections import (
 )
 
 
-class EvalRecipe(SpreadSection):
+class EvalRecipe(DomainRecipe):
     """Everything `freemoe eval` needs: a model or an artefact, and tasks."""
+
+    SHORT: ClassVar[dict[str, str]] = {"data_root": "data.root"}
 
     command: Literal["eval"] = "eval"
     artefact: str = Field(description="Folder that freemoe wrote, or a plain model.")

@@ -13,26 +13,10 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from freemoe.core.errors import RecipeError
-from freemoe.recipes.reading import Recipe, recipe_from
-from freemoe.recipes.sections import RecipeSection
+from freemoe.recipes.reading import recipe_from
+from freemoe.recipes.sections import Recipe, RecipeSection
 
 R = TypeVar("R", bound=Recipe)
-
-SHORT: dict[str, dict[str, str]] = {
-    "build": {
-        "metric": "search.metrics",
-        "search": "search.method",
-        "purify": "saliency.method",
-        "step": "saliency.step",
-        "patience": "saliency.patience",
-        "data_root": "data.root",
-        "subdomains": "subdomains.count",
-    },
-    "eval": {"data_root": "data.root"},
-    "convert": {"speed": "timing.prompts"},
-    "trim": {"plan": "plan.given", "hooks": "hooks.layers", "speed": "timing.prompts"},
-}
-"""Names that the command line and keywords have for fields of sections, where they are no field's own or are one of several sections."""
 
 
 def recipe_of(kind: type[R], values: Mapping[str, Any]) -> R:
@@ -57,8 +41,7 @@ def path_of(kind: type[Recipe], name: str) -> str:
     Raises:
         RecipeError: There is no such keyword; with the near misses.
     """
-    short = SHORT.get(kind.model_fields["command"].default, {})
-    return name if name in kind.model_fields and name not in short else _resolve_path(kind, name, short)
+    return name if name in kind.model_fields and name not in kind.SHORT else _resolve_path(kind, name)
 
 
 def nest_keywords(kind: type[Recipe], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,17 +50,16 @@ def nest_keywords(kind: type[Recipe], values: Mapping[str, Any]) -> dict[str, An
     Raises:
         RecipeError: As `recipe_of`.
     """
-    short = SHORT.get(kind.model_fields["command"].default, {})
     data: dict[str, Any] = {}
     flat: dict[str, Any] = {}
     for name, value in values.items():
         plain = value.model_dump(exclude_unset=True) if isinstance(value, BaseModel) else value
-        if name in kind.model_fields and not (name in short and not isinstance(plain, Mapping)):
+        if name in kind.model_fields and not (name in kind.SHORT and not isinstance(plain, Mapping)):
             data[name] = dict(plain) if isinstance(plain, Mapping) else plain
         else:
             flat[name] = plain
     for name, value in flat.items():
-        section, field = _resolve_path(kind, name, short).split(".")
+        section, field = _resolve_path(kind, name).split(".")
         here = data.setdefault(section, {})
         if not isinstance(here, dict) or field in here:
             raise RecipeError(f"{name} and {section} both say what {section}.{field} is; give one of them.")
@@ -85,10 +67,10 @@ def nest_keywords(kind: type[Recipe], values: Mapping[str, Any]) -> dict[str, An
     return data
 
 
-def _resolve_path(kind: type[Recipe], name: str, short: Mapping[str, str]) -> str:
+def _resolve_path(kind: type[Recipe], name: str) -> str:
     """Where a flat name stands in a recipe."""
-    if name in short:
-        return short[name]
+    if name in kind.SHORT:
+        return kind.SHORT[name]
     places = [f"{section}.{field}" for section, field in _fields_of_sections(kind) if field == name]
     if len(places) == 1:
         return places[0]
@@ -96,7 +78,7 @@ def _resolve_path(kind: type[Recipe], name: str, short: Mapping[str, str]) -> st
         raise RecipeError(
             f"{name} could be {' or '.join(places)}; say which by its section: {places[0].split('.')[0]}={{{name!r}: ...}}."
         )
-    known = [*kind.model_fields, *short, *(field for _, field in _fields_of_sections(kind))]
+    known = [*kind.model_fields, *kind.SHORT, *(field for _, field in _fields_of_sections(kind))]
     near = difflib.get_close_matches(name, list(dict.fromkeys(known)), n=3, cutoff=0.6)
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
     own = ", ".join(n for n in kind.model_fields if n != "command")

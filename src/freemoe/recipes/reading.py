@@ -12,24 +12,20 @@ from pydantic import BaseModel, ValidationError
 
 from freemoe.core.errors import RecipeError
 from freemoe.core.untrusted import dump_yaml, read_yaml
-from freemoe.recipes.build import BuildRecipe
-from freemoe.recipes.convert import ConvertRecipe
 from freemoe.recipes.evaluate import EvalRecipe
-from freemoe.recipes.trim import TrimRecipe
-
-Recipe = BuildRecipe | EvalRecipe | ConvertRecipe | TrimRecipe
-_COMMANDS: dict[str, type[Recipe]] = {
-    "build": BuildRecipe,
-    "eval": EvalRecipe,
-    "convert": ConvertRecipe,
-    "trim": TrimRecipe,
-}
+from freemoe.recipes.sections import Recipe
+from freemoe.systems import SYSTEMS
 
 MOST_PROBLEMS = 50
 """Problems of one recipe that are told; of the others, their number."""
 
 MOST_DEEP = 8
 """Names in a path of ``--set``."""
+
+
+def recipe_types() -> dict[str, type[Any]]:
+    """Every command that runs a recipe, and its class: a row of `freemoe.systems` each, and the evaluation."""
+    return {system.command: system.recipe_type for system in map(SYSTEMS.get, SYSTEMS)} | {"eval": EvalRecipe}
 
 
 def recipe_from(data: object, source: str = "recipe") -> Recipe:
@@ -41,9 +37,10 @@ def recipe_from(data: object, source: str = "recipe") -> Recipe:
     if not isinstance(data, dict):
         raise RecipeError(f"{source}: a recipe is a mapping of names to values, got {type(data).__name__}.")
     command = data.get("command", "build")
-    if not isinstance(command, str) or command not in _COMMANDS:
-        raise RecipeError(f"{source}: command is {command!r}; allowed: {', '.join(_COMMANDS)}.")
-    kind = _COMMANDS[command]
+    known = recipe_types()
+    if not isinstance(command, str) or command not in known:
+        raise RecipeError(f"{source}: command is {command!r}; allowed: {', '.join(known)}.")
+    kind = known[command]
     try:
         return kind.model_validate(data)
     except ValidationError as error:

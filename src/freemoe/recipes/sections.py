@@ -6,7 +6,7 @@ import inspect
 import types
 import unicodedata
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
@@ -171,8 +171,23 @@ def _default_text(field: FieldInfo) -> str:
     return "required" if field.is_required() else f"default {field.get_default()!r}"
 
 
-class SpreadSection(RecipeSection):
-    """A recipe whose units of work may be done elsewhere: it has ``place``, ``workers`` and ``unit_seconds``."""
+class Recipe(RecipeSection):
+    """All that one command needs. Its units of work may be done elsewhere: it has ``place``, ``workers`` and ``unit_seconds``."""
+
+    if TYPE_CHECKING:
+        # Each recipe declares them itself, in the order in which a dumped recipe has them.
+        command: str
+        output: str | None
+        seed: int | None
+        dtype: str
+        threads: int | None
+        place: str
+        workers: int
+        unit_seconds: float | None
+
+    SHORT: ClassVar[Mapping[str, str]] = {}
+    """Names that the command line and keywords have for fields of sections, where they are no field's own or are one of several
+    sections."""
 
     SETTINGS: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {}
     """Field that names settings -> its values -> what each sets, by section; what an earlier field sets wins."""

@@ -179,7 +179,7 @@ def _make_printable(value: Any) -> Any:
     return neutral.escape_terminal(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
-_READERS = ("interval_of", "better", "abstentions")
+_READERS = ("interval_of", "better")
 
 
 def write_page(source: str | Path, page: Callable[[Any], str], target: Path | None = None) -> Path:

@@ -3,31 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from freemoe.core.numbers import format_decimals
-from freemoe.domain_experts.prove.card import ROWS, control_text
-from freemoe.evals.guessing import guessing_text
 from freemoe.evals.statistics import MIN_CHANGED, MIN_CLUSTERS
-from freemoe.evals.verdict import groups_text
-from freemoe.results.build import BuildResult, DomainResult, ScoreRow, SubdomainResult
+from freemoe.results.scores import ROWS, ScoreRow, SecondaryScore
 
 COMPARED = tuple(row for row in ROWS if row != "base")
-
-# What a row may and may not be read as.
-READINGS = {
-    "base": "The frozen model as it is, nothing switched off. Everything else is compared with it, document by document.",
-    "expert": 'Each document under the expert of its known subdomain ("DENoise", "DOWP" in the papers). It says what the '
-    "experts can do when the right one is picked; in use the router has to pick it.",
-    "routed": "Each document under the expert that the router picks from the prompt alone, or the base where it abstains "
-    '("MoDE", "Free-MoE"). This is what a user of the artefact gets.',
-    "control": "Random weights switched off, per matrix as many and as large as the expert of the subdomain has, averaged over "
-    "several draws, which the interval counts. A gain that the control has as well does not come from which weights were chosen.",
-    "oracle": "Selected on test: per subdomain the candidate that is best on these very documents, as the papers' tables "
-    "report it. It is biased upwards, so that no interval would hold, and is not a result; it only bounds what any choice among these candidates "
-    "could have reached here.",
-}
 
 
 def gain_with_unit(row: ScoreRow, text: bool) -> str:
@@ -58,20 +41,6 @@ def better(row: ScoreRow, text: bool) -> int:
     return 1 if low > 0 else -1 if high < 0 else 0
 
 
-def with_rows(domain: DomainResult) -> list[SubdomainResult]:
-    """Subdomains of a domain that have reported documents."""
-    return [s for s in domain.subdomains if "base" in s.rows]
-
-
-def candidate_gains(subdomain: SubdomainResult, text: bool) -> dict[str, float]:
-    """Gain of every candidate on the reported documents: points above the base, or the perplexity ratio of text."""
-    if "base" not in subdomain.rows:
-        return {}
-    base = subdomain.rows["base"].score
-    gains = {n: s / base if text else s - base for n, s in subdomain.candidates.items()}
-    return {n: g for n, g in gains.items() if math.isfinite(g) and (g > 0 or not text)}
-
-
 def gain_sign(gain: float, text: bool) -> int:
     """1 for a candidate's gain on the better side, -1 on the worse side, 0 for none."""
     return (gain < 1) - (gain > 1) if text else (gain > 0) - (gain < 0)
@@ -81,11 +50,6 @@ def compared_rows(rows: Mapping[str, ScoreRow]) -> list[str]:
     """Names of the rows that are compared with the base (where there is none, with the first): known ones first."""
     home = "base" if "base" in rows else next(iter(rows))
     return [n for n in COMPARED if n in rows and n != home] + [n for n in rows if n not in (*ROWS, home)]
-
-
-def abstentions(domain: DomainResult) -> tuple[int, int]:
-    """Documents on which the router abstained, and all."""
-    return sum(d["routed_to"] == "base" for d in domain.documents), len(domain.documents)
 
 
 def format_number(value: float | None, digits: int = 2, sign: bool = False) -> str:
@@ -115,30 +79,17 @@ def count_text(count: int, noun: str) -> str:
     return f"{count} {noun}" + ("s" if count != 1 else "")
 
 
-def domain_sentence(result: BuildResult, domain: DomainResult) -> str:
-    """What was found in one domain, and what was not, in one or two honest sentences."""
-    rows, text = domain.rows, domain.is_text
-    base, expert, chosen = rows["base"], rows["expert"], domain.accepted
-    unit, digits = ("perplexity", 2) if text else (domain.metric, 1)
-    guess = guessing_text(domain.name, domain.guessing)
-    said = f" {guess[0].upper()}{guess[1:]}." if guess else ""
-    if not chosen:
-        return (
-            f"{domain.name}: no reliable gain was found; the base answers everything "
-            f"({unit} {format_number(base.score, digits)} on {base.documents} held-out documents).{said}"
-        )
-    state = better(expert, text)
-    verdict = {1: "better than the base", 0: "not distinguishable from the base", -1: "worse than the base"}[state]
-    gain = gain_words(expert, text) + (f" {groups_text(expert.clusters)}" if text else " points")
-    words = (
-        f"{domain.name}: {verdict} on {expert.documents} held-out documents: {unit} "
-        f"{format_number(base.score, digits)} → {format_number(expert.score, digits)} ({gain}), with experts in {len(chosen)} of "
-        f"{count_text(len(domain.subdomains), 'subdomain')}."
+def gain_text(row: ScoreRow | SecondaryScore, unit: str) -> str:
+    """A row's paired difference to the base with its interval, where it has one, in words."""
+    if unit == "perplexity":
+        seen = row.ratio if isinstance(row, ScoreRow) else None
+        return f"x {with_ends(seen, lambda end: format_decimals(end, 3))}"
+    return with_ends(row.gain, "{:+.1f}".format)
+
+
+def with_ends(seen: Any, shown: Callable[[float], str]) -> str:
+    """A mean in words, with its interval where there is one."""
+    ends = [seen.low, seen.high]
+    return shown(seen.mean) + (
+        "" if ends == [None, None] else f" [{', '.join('-' if e is None else shown(e) for e in ends)}]"
     )
-    if routed := rows.get("routed"):
-        words += f" Routed from the prompt alone: {format_number(routed.score, digits)} ({gain_words(routed, text)})."
-    if against := control_text(domain):
-        words += f" {against[0].upper()}{against[1:]}."
-    if result.recipe.get("search", {}).get("select") == "argmax":
-        words += " The choice was not guarded (argmax, the papers' rule)."
-    return words + said

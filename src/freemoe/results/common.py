@@ -93,3 +93,24 @@ class RunResult(ResultPart):
     seen: SeenRecord
     environment: dict[str, Any]
     cost: RunCost
+
+
+class OpenDocument(ResultPart):
+    """A document to which systems add keys of their own."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+
+class MadeDocument(ResultPart):
+    """What a run made."""
+
+    folder: str = Field(description="The artefact.")
+    report: str = Field(description="Its report.html.")
+    headlines: list[str] = Field(description="The verdict, in lines for people.")
+    result: RunResult | None = Field(None, description="As in the artefact's result.json; left out with --summary.")
+
+
+class PlanDocument(OpenDocument):
+    """A dry run. The last word of a key is the unit of its number: bytes, seconds, tokens, share (0 to 1)."""
+
+    output: str | None = Field(None, description="What would be written.")

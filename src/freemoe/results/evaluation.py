@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from freemoe.results.build import ScoredDomain, ScoreRow, SecondaryScore
 from freemoe.results.common import ResultPart, SeenRecord
+from freemoe.results.scores import ScoredDomain, ScoreRow, SecondaryScore
 
 
 class EvaluatedDomain(ScoredDomain):

@@ -15,25 +15,22 @@ from freemoe.core.errors import ArtifactError, FreeMoEError
 from freemoe.core.files import MANIFEST
 from freemoe.core.run.execute import RESULT_FORMAT
 from freemoe.core.untrusted import faults_text, read_json
-from freemoe.results.build import BuildResult
-from freemoe.results.convert import ConvertResult
+from freemoe.results.common import RunResult
 from freemoe.results.evaluation import EvaluationResult
-from freemoe.results.trim import TrimResult
+from freemoe.systems import SYSTEMS
 
-R = TypeVar("R", BuildResult, ConvertResult, TrimResult, EvaluationResult)
+R = TypeVar("R", bound="RunResult | EvaluationResult")
 
 _ADVICE = "It was cut short or edited: copy the artefact again or make it anew."
 
-_TYPES: dict[Any, type[BuildResult | ConvertResult | TrimResult | EvaluationResult]] = {
-    "domain-experts": BuildResult,
-    "converted": ConvertResult,
-    "trimmed-moe": TrimResult,
-    "evaluation": EvaluationResult,
-}
+
+def _result_types() -> dict[str, type[RunResult | EvaluationResult]]:
+    """By the ``kind`` of a result."""
+    return {kind: SYSTEMS.get(kind).result_type for kind in SYSTEMS} | {"evaluation": EvaluationResult}
 
 
 @overload
-def read_result(folder: str | Path) -> BuildResult | ConvertResult | TrimResult | EvaluationResult: ...
+def read_result(folder: str | Path) -> Any: ...
 @overload
 def read_result(folder: str | Path, wanted: type[R]) -> R: ...
 def read_result(folder: str | Path, wanted: Any = None) -> Any:
@@ -57,14 +54,15 @@ def read_result(folder: str | Path, wanted: Any = None) -> Any:
         raise ArtifactError(
             f"The result of {str(folder)!r} is of kind {kind!r}, and its artefact is {told!r}. {_ADVICE}"
         )
-    typed = _TYPES.get(kind) if isinstance(kind, str) else None
+    known = _result_types()
+    typed = known.get(kind) if isinstance(kind, str) else None
     if typed is None:
         raise ArtifactError(
             f"The result of {str(folder)!r} is of kind {kind!r}, which this freemoe does not know; it knows "
-            f"{', '.join(_TYPES)}. Install the freemoe that wrote it."
+            f"{', '.join(known)}. Install the freemoe that wrote it."
         )
     if wanted not in (None, typed):
-        needed = next(name for name, known in _TYPES.items() if known is wanted)
+        needed = next(name for name, other in known.items() if other is wanted)
         raise ArtifactError(f"The result of {str(folder)!r} is of kind {kind!r}, and {needed!r} is needed.")
     while True:
         try:

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import DataError, FamilyError, RecipeError
 from freemoe.core.files import MANIFEST
+from freemoe.domain_experts.result import KIND
 from freemoe.evals.engine.tokens import context_length
 from freemoe.hub.fetch import fetch_artefact, require_in_reach
 from freemoe.models.checkpoints.loading import load_config
 from freemoe.models.checkpoints.placement import require_one_device
 from freemoe.recipes.expert_names import PREFIX
-from freemoe.results.build import KIND
 from freemoe.serve.catalogue import ExpertCatalogue, model_names
 from freemoe.serve.engine.cache import token_bytes
 from freemoe.serve.listening import require_key
@@ -191,9 +191,9 @@ def _read_source(text: str) -> ExpertSource:
 def open_host(base: str, sources: Sequence[ExpertSource], dtype: str, device: str) -> Any:
     """The base with all experts on it, as the engine takes it."""
     # Not for a dry run.
+    from freemoe.artefacts import load
     from freemoe.domain_experts.mixture import FreeMoE
     from freemoe.serve.engine.hosts import VariantHost
-    from freemoe.systems import load
 
     more = list(sources)
     if more and not (Path(base) / MANIFEST).is_file():

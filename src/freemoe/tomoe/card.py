@@ -11,7 +11,7 @@ from freemoe.evals.held_out import record_text
 from freemoe.evals.speed import speed_lines
 from freemoe.evals.verdict import GainVerdict, interval_sign, judge_against_model, perplexity_against, ratio_text
 from freemoe.hub.cards import HERE, CardMetric, base_shown, card_header, card_notes, loading_example, markdown_table
-from freemoe.results.convert import ConvertResult
+from freemoe.tomoe.result import ConvertResult
 
 NAMES = {
     "dense": "dense model",

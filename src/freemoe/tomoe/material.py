@@ -18,10 +18,10 @@ from freemoe.evals.speed import prompt_lengths
 from freemoe.models.checkpoints.identity import SETTINGS
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.sublayers import DecoderSublayers, find_sublayers
-from freemoe.recipes import ConvertRecipe
 from freemoe.text.blocks import PackedBlocks, TextSplits, cut_passages, pack_blocks, row_texts, split_passages
 from freemoe.text.documents import read_documents
 from freemoe.text.mixes import read_mix
+from freemoe.tomoe.recipe import ConvertRecipe
 
 
 @dataclass(eq=False)

@@ -6,21 +6,22 @@ import pytest
 
 from freemoe import results
 from freemoe.core.errors import ArtifactError, DataError, NumericError
-from freemoe.domain_experts.build import build
+from freemoe.domain_experts.artefact import inspect_artefact, inspect_model
 from freemoe.domain_experts.context import prepare_context
 from freemoe.domain_experts.cost.dry_run import plan_build
-from freemoe.domain_experts.inspection import inspect_artefact, inspect_model
 from freemoe.domain_experts.mixture import FreeMoE
-from freemoe.domain_experts.power import check_division
-from freemoe.domain_experts.prove.card import control_text, gain_text, headlines, model_card
+from freemoe.domain_experts.pipeline import build
+from freemoe.domain_experts.prove.card import control_text, headlines, model_card
+from freemoe.report.reading import gain_text
+from freemoe.domain_experts.prove.power import check_division
 from freemoe.domain_experts.purify.methods import METHODS
+from freemoe.domain_experts.recipe import PURIFICATIONS
+from freemoe.domain_experts.report import page
 from freemoe.domain_experts.route.subdomains import divide_domain, prompt_features
 from freemoe.evals.guessing import guessing_text
 from freemoe.evals.statistics import detectable_effect, detectable_gain
 from freemoe.models.checkpoints.fingerprint import fingerprint_model
 from freemoe.models.checkpoints.loading import load_base
-from freemoe.recipes.build import PURIFICATIONS
-from freemoe.report.experts import page
 from freemoe.report.reading import gain_words
 from tests.domain_experts.conftest import read_result, task_recipe, text_recipe
 from tests.report.synthetic import typed_row

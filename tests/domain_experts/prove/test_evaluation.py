@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from freemoe.artefacts import evaluate, score_elsewhere
 from freemoe.core.errors import ArtifactError, DataError, FreeMoEError, UnknownNameError
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.evals.engine.evaluator import Evaluator
@@ -12,7 +13,6 @@ from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import FrozenChoice
 from freemoe.evals.tasks.domains import load_domains
 from freemoe.recipes import recipe_from
-from freemoe.systems import evaluate, score_elsewhere
 from tests.domain_experts.conftest import read_result
 
 

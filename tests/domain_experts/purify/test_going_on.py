@@ -12,15 +12,16 @@ import torch
 from freemoe.core.run import unit_state
 from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.unit_state import UnitState
-from freemoe.domain_experts import build
+from freemoe.domain_experts import pipeline as build
 from freemoe.domain_experts.purify import curvature, greedy, learned, methods
 from freemoe.domain_experts.purify.greedy import PurifyResult, PurifyTask, greedy_purify
 from freemoe.domain_experts.purify.learned import learn_switches
+from freemoe.domain_experts.recipe import BuildRecipe, SaliencySection, UnitSection
 from freemoe.domain_experts.structured import training
 from freemoe.domain_experts.structured.fitting import fit_units
 from freemoe.domain_experts.structured.units import find_units
 from freemoe.models.weights import find_weights
-from freemoe.recipes import BuildRecipe, SaliencySection, UnitSection, recipe_from
+from freemoe.recipes import recipe_from
 from tests.domain_experts.purify.test_greedy import batches, bits, purify, unchanged
 from tests.tiny import tiny_model
 

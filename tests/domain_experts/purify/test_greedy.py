@@ -13,9 +13,9 @@ from freemoe.domain_experts.purify.curvature import measure_curvature
 from freemoe.domain_experts.purify.gradients import noise_weights
 from freemoe.domain_experts.purify.greedy import PurifyTask, greedy_purify, removal_penalty, split_batches
 from freemoe.domain_experts.purify.learned import learn_switches
+from freemoe.domain_experts.recipe import SaliencySection
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
-from freemoe.recipes import SaliencySection
 from tests.masks import indices_of
 from tests.tiny import tiny_model
 

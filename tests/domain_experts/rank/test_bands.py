@@ -20,8 +20,8 @@ from freemoe.domain_experts.rank.bands import (
     rank_range,
 )
 from freemoe.domain_experts.rank.importance import seeded_generator
+from freemoe.domain_experts.recipe import BandSection
 from freemoe.models.weights import WeightMatrix, find_weights
-from freemoe.recipes import BandSection
 from tests.masks import indices_of
 from tests.tiny import tiny_model
 

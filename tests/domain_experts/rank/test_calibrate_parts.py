@@ -7,7 +7,7 @@ import torch
 
 from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.journal import RunJournal
-from freemoe.domain_experts import build as build_module
+from freemoe.domain_experts import pipeline as build_module
 from freemoe.domain_experts.context import prepare_context
 from freemoe.domain_experts.rank.calibrate import calibrate, parts_of
 from freemoe.models.weights import find_weights

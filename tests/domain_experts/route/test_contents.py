@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from freemoe.domain_experts.recipe import SubdomainSection
 from freemoe.domain_experts.route.contents import LONGEST, describe_subdomains
 from freemoe.domain_experts.route.subdomains import divide_domain
 from freemoe.evals.tasks.documents import Document, ReferenceSplit
-from freemoe.recipes import SubdomainSection
 
 
 def documents(texts: list[str], field: str = "") -> list[Document]:

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from freemoe.core.errors import DataError, SplitError
+from freemoe.domain_experts.recipe import SubdomainSection
 from freemoe.domain_experts.route.subdomains import divide_domain, merge_small, prompt_feature, prompt_features
 from freemoe.evals.tasks.documents import Document, ReferenceSplit, ReportedSplit
-from freemoe.recipes import SubdomainSection
 from tests.tiny import tiny_model
 
 

@@ -7,15 +7,15 @@ import json
 import pytest
 import torch
 
+from freemoe.artefacts import evaluate
 from freemoe.core.errors import ArtifactError, RecipeError
-from freemoe.domain_experts.build import build
 from freemoe.domain_experts.expert import DomainExpert, unit_expert
-from freemoe.domain_experts.merging import merge
+from freemoe.domain_experts.hosting.merging import merge
 from freemoe.domain_experts.mixture import FreeMoE
+from freemoe.domain_experts.pipeline import build
 from freemoe.domain_experts.structured.units import find_units
 from freemoe.models.weights import find_weights
 from freemoe.recipes import EvalRecipe
-from freemoe.systems import evaluate
 from tests.domain_experts.conftest import read_result, text_recipe
 from tests.masks import indices_of, mask_of
 from tests.tiny import tiny_model

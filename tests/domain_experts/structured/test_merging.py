@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from freemoe.core.errors import ArtifactError, RecipeError
-from freemoe.domain_experts.merging import merge, plan_merge
+from freemoe.domain_experts.hosting.merging import merge, plan_merge
 from freemoe.domain_experts.mixture import FreeMoE
 from tests.domain_experts.structured.artefacts import mixture_artefact, unit_artefact
 

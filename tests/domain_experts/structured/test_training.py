@@ -13,12 +13,12 @@ from freemoe.core.errors import DataError
 from freemoe.domain_experts.purify import activations
 from freemoe.domain_experts.purify.batches import AnswerBatch, mean_loss
 from freemoe.domain_experts.purify.greedy import PurifyTask
+from freemoe.domain_experts.recipe import UnitSection
 from freemoe.domain_experts.structured.masks import all_on_masks, apply_masks, units_off
 from freemoe.domain_experts.structured.ranking import UnitImportance, measure_importance, unit_orders
 from freemoe.domain_experts.structured.rivals import random_scores, rival_scores, taylor_scores, wanda_scores
 from freemoe.domain_experts.structured.training import UnitScores, train_units
 from freemoe.domain_experts.structured.units import find_units, lowest_units
-from freemoe.recipes import UnitSection
 from tests.tiny import tiny_model
 
 

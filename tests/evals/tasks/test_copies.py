@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from freemoe.core.errors import DataError
-from freemoe.domain_experts.seen_requests import is_seen_request
+from freemoe.domain_experts.prove.seen_requests import is_seen_request
 from freemoe.evals.held_out import ProvenanceRecord, set_aside
 from freemoe.evals.seen import SeenHashes
 from freemoe.evals.tasks.documents import Document, FrozenChoice, join_copies

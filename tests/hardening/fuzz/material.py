@@ -16,9 +16,9 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, MixtralCo
 from freemoe.assets import demo_model_path
 from freemoe.core.artifacts import read_manifest, write_manifest
 from freemoe.core.errors import DataError
-from freemoe.domain_experts.build import build
 from freemoe.domain_experts.expert import DomainExpert, switch_expert, unit_expert
-from freemoe.hookmoe.trim import trim
+from freemoe.domain_experts.pipeline import build
+from freemoe.hookmoe.pipeline import trim
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.mask import Mask, TensorMask
 from freemoe.models.weights import find_weights

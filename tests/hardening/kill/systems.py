@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from freemoe.assets import BUNDLED, BUNDLED_MOE, DOMAINS, benchmark_path
-from freemoe.domain_experts.build import build
-from freemoe.hookmoe.trim import trim
+from freemoe.domain_experts.pipeline import build
+from freemoe.hookmoe.pipeline import trim
 from freemoe.recipes import recipe_from
-from freemoe.tomoe.convert import convert
+from freemoe.tomoe.pipeline import convert
 
 OUTPUT = "out"
 """What every run writes, in a folder of its own: so the recipe, and all that tells of it, is the same everywhere."""

@@ -75,7 +75,7 @@ def test_scopes_differ_only_where_there_are_shared_experts(mixture: Any) -> None
 
 
 def test_a_parallel_hook_leaves_its_own_layers_routes_as_they_are(mixtral: Any) -> None:
-    from freemoe.hookmoe.metrics import record_routes
+    from freemoe.hookmoe.measure import record_routes
     from tests.hookmoe.conftest import blocks_of
 
     blocks = blocks_of()

@@ -16,8 +16,7 @@ from freemoe.hookmoe.hooks.hook import HookSet, new_hooks
 from freemoe.hookmoe.hooks.teacher import compute_teacher_logits, kl_from_teacher, logits_of, top_of
 from freemoe.hookmoe.hooks.training import LOSSES, TrainingData, TrainingSchedule, train_compensation
 from freemoe.hookmoe.hooks.upper_half import inputs_of, start_at_layer
-from freemoe.hookmoe.measure import as_json, measure_quality, recovered_share
-from freemoe.hookmoe.metrics import record_routes
+from freemoe.hookmoe.measure import as_json, measure_quality, record_routes, recovered_share
 from freemoe.hookmoe.plans.apply import apply_plan, plan_of
 from freemoe.hookmoe.plans.dynamic import router_weights
 from freemoe.hookmoe.plans.layers import decoder_layers, moe_layers

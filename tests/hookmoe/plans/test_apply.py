@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from freemoe.core.errors import FamilyError, RecipeError
-from freemoe.hookmoe.metrics import record_routes
+from freemoe.hookmoe.measure import record_routes
 from freemoe.hookmoe.plans.apply import (
     apply_plan,
     expert_counts,

@@ -19,7 +19,7 @@ from freemoe.hookmoe.plans.methods import (
     units_of,
 )
 from freemoe.hookmoe.plans.plan import LayerPlan, uniform_plan
-from freemoe.recipes import HookSection, PlanSection
+from freemoe.hookmoe.recipe import HookSection, PlanSection
 
 
 def drops_of(base: LayerPlan, asked: list[tuple[str, LayerPlan]]) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def test_swaps_are_bounded_and_in_the_record(mixtral: Any) -> None:
 
 def test_hooks_cost_a_twelfth_of_the_work_that_a_plan_saves() -> None:
     from freemoe.hookmoe.hooks.hook import allocate_units, new_hooks
-    from freemoe.hookmoe.metrics import act_equivalent
+    from freemoe.hookmoe.measure import act_equivalent
     from tests.tiny import tiny_model
 
     for layers in (2, 6):

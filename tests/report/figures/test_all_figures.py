@@ -8,7 +8,7 @@ import matplotlib
 import pytest
 from matplotlib.colors import to_hex
 
-from freemoe.report.figures.all_figures import (
+from freemoe.domain_experts.figures.all_figures import (
     FIGURES,
     band_sweep,
     gain_intervals,
@@ -59,8 +59,8 @@ def test_the_users_own_matplotlib_style_has_no_say():
 
 def test_pyplot_and_torch_stay_out():
     code = (
-        "import sys; from tests.report.synthetic import make_result, typed; from freemoe.report.figures.all_figures import FIGURES; "
-        "from freemoe.report import experts; [p(typed(make_result())) for p in FIGURES]; print([m for m in ('torch', 'matplotlib.pyplot', 'transformers') if m in sys.modules])"
+        "import sys; from tests.report.synthetic import make_result, typed; from freemoe.domain_experts.figures.all_figures import FIGURES; "
+        "from freemoe.domain_experts import report; [p(typed(make_result())) for p in FIGURES]; print([m for m in ('torch', 'matplotlib.pyplot', 'transformers') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

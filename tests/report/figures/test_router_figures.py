@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from freemoe.report.figures.router_figures import router_confidence
+from freemoe.domain_experts.figures.router_figures import router_confidence
 from tests.report.synthetic import make_result, typed
 
 

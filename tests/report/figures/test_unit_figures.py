@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from freemoe.domain_experts.figures.unit_figures import unit_curve
 from freemoe.domain_experts.structured.wording import unit_lines
-from freemoe.report.figures.unit_figures import unit_curve
 from tests.report.synthetic import make_domain, make_result, typed
 
 

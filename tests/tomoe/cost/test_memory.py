@@ -12,13 +12,14 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from freemoe.models.sublayers import find_sublayers
-from freemoe.recipes import ConvertRecipe, recipe_from
+from freemoe.recipes import recipe_from
 from freemoe.text.blocks import PackedBlocks
 from freemoe.tomoe.cost.memory import MemoryEstimate, estimate_memory
 from freemoe.tomoe.gates.hypernetwork import Hypernetwork
 from freemoe.tomoe.gates.initialise import LayerImportance
 from freemoe.tomoe.gates.train import GateTrainer
 from freemoe.tomoe.material import checkpoint_activations
+from freemoe.tomoe.recipe import ConvertRecipe
 
 AGREES = 0.25
 BLOCK, TOKENS = 512, 2048

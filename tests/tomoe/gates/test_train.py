@@ -10,13 +10,14 @@ import torch
 
 from freemoe.core.errors import NumericError
 from freemoe.models.sublayers import find_sublayers
-from freemoe.recipes import ConvertRecipe, recipe_from
+from freemoe.recipes import recipe_from
 from freemoe.text.blocks import PackedBlocks
 from freemoe.tomoe.gates.discretize import equalise_widths, structure_of
 from freemoe.tomoe.gates.gating import _ExpertMask
 from freemoe.tomoe.gates.initialise import cluster_tokens, measure_layer_importance
 from freemoe.tomoe.gates.train import GateTrainer
 from freemoe.tomoe.material import checkpoint_activations
+from freemoe.tomoe.recipe import ConvertRecipe
 from freemoe.tomoe.structures.structure import active_parameters, dense_parameters, require_structure_fits
 from tests.tiny import tiny_model
 

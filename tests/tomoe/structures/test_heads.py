@@ -12,11 +12,12 @@ from transformers import AutoModelForCausalLM
 
 from freemoe.core.errors import DataError, RecipeError
 from freemoe.models.sublayers import find_sublayers
-from freemoe.recipes import ConvertRecipe, recipe_from
+from freemoe.recipes import recipe_from
 from freemoe.text.blocks import PackedBlocks
 from freemoe.tomoe.export import build_converted_model, export_converted_model
 from freemoe.tomoe.gates.discretize import structure_of
 from freemoe.tomoe.gates.train import GateTrainer
+from freemoe.tomoe.recipe import ConvertRecipe
 from freemoe.tomoe.structures.masked import apply_structure
 from freemoe.tomoe.structures.structure import (
     Structure,

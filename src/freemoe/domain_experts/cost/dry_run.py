@@ -12,10 +12,11 @@ from freemoe.core.run.progress import CollectingProgress
 from freemoe.domain_experts.candidates import SALIENCY, competing_methods
 from freemoe.domain_experts.context import BuildContext, prepare_context
 from freemoe.domain_experts.cost.memory import FITTED, fitting_devices, stage_peaks
-from freemoe.domain_experts.power import check_division
+from freemoe.domain_experts.prove.power import check_division
 from freemoe.domain_experts.purify.methods import method_of
 from freemoe.domain_experts.rank.bands import band_grid
 from freemoe.domain_experts.rank.importance import METRICS
+from freemoe.domain_experts.recipe import BuildRecipe
 from freemoe.domain_experts.route.subdomains import divide_domain, prompt_features
 from freemoe.domain_experts.structured.fitting import UNITS, documents_to_fit
 from freemoe.evals.summary import is_text
@@ -23,7 +24,6 @@ from freemoe.evals.tasks.documents import Document
 from freemoe.models.checkpoints.placement import free_bytes
 from freemoe.models.offload import resident_bytes
 from freemoe.models.precision import compute_dtype
-from freemoe.recipes import BuildRecipe
 
 # Documents of every domain that are scored to know what one takes: few enough for a large base on a processor.
 _WARM, _TIMED = 2, 16

@@ -22,6 +22,7 @@ from freemoe.domain_experts.hosting.mixing import MixingHost
 from freemoe.domain_experts.hosting.protection import refuse_copy, require_same_values
 from freemoe.domain_experts.hosting.standing import expert_stack_of
 from freemoe.domain_experts.hosting.summary import as_table, expert_row, read_measurements
+from freemoe.domain_experts.result import KIND
 from freemoe.hub.fetch import fetch_artefact
 from freemoe.models.checkpoints.identity import require_base
 from freemoe.models.checkpoints.saving import require_free, save_checkpoint, whole_or_nothing
@@ -33,7 +34,6 @@ from freemoe.models.switchboard import ExpertCache
 from freemoe.models.switching import switch_off
 from freemoe.models.weights import find_weights
 from freemoe.recipes.expert_names import AUTO, BASE, ExpertRef, Operation, require_new_names
-from freemoe.results.build import KIND
 
 Call = TypeVar("Call", bound=Callable[..., Any])
 

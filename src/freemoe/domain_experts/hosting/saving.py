@@ -17,6 +17,7 @@ from freemoe.core.version import __version__
 from freemoe.domain_experts.expert import EXPERTS, DomainExpert, read_experts
 from freemoe.domain_experts.hosting.host import ExpertHost
 from freemoe.domain_experts.prove.card import unmeasured_card
+from freemoe.domain_experts.result import KIND
 from freemoe.domain_experts.route.reading import ROUTER, read_router
 from freemoe.domain_experts.route.router import DomainRouter
 from freemoe.evals.engine.answering import BASE
@@ -24,7 +25,6 @@ from freemoe.hub.shipped import ArtefactHubMixin
 from freemoe.models.checkpoints.fingerprint import fingerprint_model
 from freemoe.models.checkpoints.identity import IDENTITY, identify_base
 from freemoe.models.checkpoints.saving import whole_or_nothing
-from freemoe.results.build import KIND
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from freemoe.domain_experts.expert import DomainExpert
-from freemoe.domain_experts.prove.card import gain_text
+from freemoe.report.reading import gain_text
+from freemoe.domain_experts.result import BuildResult
 from freemoe.models.mask import Mask
 from freemoe.models.weights import WeightMatrix
 from freemoe.recipes.expert_names import BASE
-from freemoe.results import BuildResult, read_result
+from freemoe.results import read_result
 
 
 def expert_row(

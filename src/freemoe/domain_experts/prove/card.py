@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from freemoe.core import neutral
-from freemoe.core.numbers import format_decimals
 from freemoe.core.version import __version__
+from freemoe.domain_experts.result import BuildResult, DomainResult
 from freemoe.domain_experts.structured.wording import unit_lines
 from freemoe.evals.guessing import guessing_text
 from freemoe.evals.held_out import record_text
 from freemoe.evals.verdict import groups_text
 from freemoe.hub.cards import CardMetric, base_shown, card_header, card_notes, loading_example
-from freemoe.results.build import BuildResult, DomainResult, ScoreRow, SecondaryScore
+from freemoe.report.reading import gain_text, with_ends
 from freemoe.results.common import IntervalResult
-
-ROWS = ("base", "expert", "routed", "control", "oracle")
-
-
-def gain_text(row: ScoreRow | SecondaryScore, unit: str) -> str:
-    """A row's paired difference to the base with its interval, where it has one, in words."""
-    if unit == "perplexity":
-        seen = row.ratio if isinstance(row, ScoreRow) else None
-        return f"x {_with_ends(seen, lambda end: format_decimals(end, 3))}"
-    return _with_ends(row.gain, "{:+.1f}".format)
-
-
-def _with_ends(seen: Any, shown: Callable[[float], str]) -> str:
-    ends = [seen.low, seen.high]
-    return shown(seen.mean) + (
-        "" if ends == [None, None] else f" [{', '.join('-' if e is None else shown(e) for e in ends)}]"
-    )
+from freemoe.results.scores import ROWS
 
 
 def control_text(domain: DomainResult) -> str:
@@ -39,7 +22,7 @@ def control_text(domain: DomainResult) -> str:
     row = domain.rows.get("expert")
     if row is None or (over := row.over_control) is None:
         return ""
-    shown = _with_ends(over, "{:+.3f}".format if domain.is_text else "{:+.1f}".format)
+    shown = with_ends(over, "{:+.3f}".format if domain.is_text else "{:+.1f}".format)
     verdict = (
         "one draw, so no interval" if over.low is None and len(domain.rows["control"].seeds or ()) == 1
         else "which weights are off matters" if over.low is not None and over.low > 0
@@ -56,7 +39,7 @@ def average_gain(result: BuildResult) -> str:
         return ""
     return (
         f"average gain over {len(domains)} domains (0 where the base stayed; text left out): "
-        f"{_with_ends(IntervalResult(**mean), '{:+.2f}'.format)} points"
+        f"{with_ends(IntervalResult(**mean), '{:+.2f}'.format)} points"
     )
 
 

@@ -14,7 +14,7 @@ from freemoe.evals.tasks.documents import Document
 from freemoe.recipes import EvalRecipe
 
 
-def experts_of(recipe: EvalRecipe) -> EvalTarget:
+def eval_target(recipe: EvalRecipe) -> EvalTarget:
     """The base and the experts that a recipe names.
 
     Raises:

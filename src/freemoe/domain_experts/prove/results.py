@@ -15,6 +15,7 @@ from freemoe.domain_experts.context import BuildContext, MakeMask
 from freemoe.domain_experts.expert import DomainExpert
 from freemoe.domain_experts.prove.evidence import domain_evidence, where_off
 from freemoe.domain_experts.rank.random_mask import random_mask
+from freemoe.domain_experts.recipe import BuildRecipe
 from freemoe.domain_experts.route.contents import describe_subdomains
 from freemoe.domain_experts.route.router import DomainRouter, calibration_errors
 from freemoe.domain_experts.route.subdomains import DomainDivision, prompt_features
@@ -27,7 +28,6 @@ from freemoe.evals.statistics import HEAVY_LOSS
 from freemoe.evals.summary import is_text
 from freemoe.evals.tasks.documents import Document, FrozenChoice
 from freemoe.models.mask import Mask
-from freemoe.recipes import BuildRecipe
 
 
 def reported_evidence(

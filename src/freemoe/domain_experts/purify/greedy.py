@@ -21,10 +21,10 @@ from freemoe.core.run.unit_state import NOT_KEPT, UnitState
 from freemoe.domain_experts.purify.batches import AnswerBatch, mean_loss
 from freemoe.domain_experts.purify.curvature import Curvature, LossForecast, forecast_loss, measure_curvature
 from freemoe.domain_experts.purify.gradients import noise_weights
+from freemoe.domain_experts.recipe import SaliencySection
 from freemoe.models.mask import Mask
 from freemoe.models.switching import RestoreHandle, switch_off
 from freemoe.models.weights import WeightMatrix
-from freemoe.recipes import SaliencySection
 from freemoe.training.states import State, pack_state, unpack_state
 
 # A cut is a tiny share of the weights, so that a tensor can remember many times its fair part of it.

@@ -35,11 +35,11 @@ from freemoe.domain_experts.purify.greedy import PurifyResult, PurifyTask, decod
 from freemoe.domain_experts.purify.running_sums import find_strongest
 from freemoe.domain_experts.purify.strongest import global_topk
 from freemoe.domain_experts.purify.switches import MOMENTUM, TrustRegion, WeightSwitches, switch_all
+from freemoe.domain_experts.recipe import SaliencySection
 from freemoe.kernels.waits import numbers_of
 from freemoe.models.mask import Mask, TensorMask
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import WeightMatrix
-from freemoe.recipes import SaliencySection
 from freemoe.training.descent import cosine_decay
 from freemoe.training.states import State, pack_state, unpack_state
 

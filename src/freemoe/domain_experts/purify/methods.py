@@ -16,10 +16,9 @@ from freemoe.domain_experts.purify.greedy import (
     to_state,
 )
 from freemoe.domain_experts.purify.learned import MEASURED_STEPS, MOST_STEPS, ROUNDS, learn_switches, training_schedule
+from freemoe.domain_experts.recipe import PURIFICATIONS, SaliencySection
 from freemoe.models.precision import compute_dtype, held_in
 from freemoe.models.weights import WeightMatrix
-from freemoe.recipes import SaliencySection
-from freemoe.recipes.build import PURIFICATIONS
 
 # A base of fewer weights is small: hundreds of passes over some hundred questions take seconds to minutes.
 _SMALL = 1 << 24

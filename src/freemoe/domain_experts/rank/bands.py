@@ -24,10 +24,10 @@ from torch import Tensor
 
 from freemoe.core.threads import on_threads
 from freemoe.domain_experts.rank.importance import METRICS, check_finite, patch_scores, seeded_generator, spread_patches
+from freemoe.domain_experts.recipe import BandSection
 from freemoe.kernels.sparse.bands import BandTile
 from freemoe.models.mask import Mask, TensorMask
 from freemoe.models.weights import WeightMatrix
-from freemoe.recipes import BandSection
 
 
 @dataclass(frozen=True)

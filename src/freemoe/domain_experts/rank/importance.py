@@ -15,7 +15,7 @@ from torch import Tensor
 
 from freemoe.core.errors import NumericError
 from freemoe.core.registry import Registry
-from freemoe.recipes.build import METRICS as NAMES
+from freemoe.domain_experts.recipe import METRICS as NAMES
 
 
 @dataclass(frozen=True)

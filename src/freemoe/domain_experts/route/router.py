@@ -21,6 +21,7 @@ from torch import Tensor
 
 from freemoe.core.errors import NumericError
 from freemoe.core.registry import Registry
+from freemoe.domain_experts.recipe import ROUTERS, RouterSection
 from freemoe.domain_experts.route.confidence import (
     abstention_threshold,
     expected_calibration_error,
@@ -29,7 +30,6 @@ from freemoe.domain_experts.route.confidence import (
 )
 from freemoe.domain_experts.route.subdomains import DomainDivision
 from freemoe.domain_experts.select.choice import split_folds
-from freemoe.recipes import ROUTERS, RouterSection
 
 
 @dataclass(frozen=True)

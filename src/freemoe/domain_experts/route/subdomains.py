@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from freemoe.core.errors import DataError, NumericError
+from freemoe.domain_experts.recipe import SubdomainSection
 from freemoe.evals.tasks.documents import Document, ReferenceSplit, require_reference
-from freemoe.recipes import SubdomainSection
 from freemoe.recipes.expert_names import make_names
 
 _DOCUMENTS_PER_CLUSTER = 40

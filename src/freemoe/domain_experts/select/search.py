@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable, Sequence
 
 from freemoe.core.registry import Registry
+from freemoe.domain_experts.recipe import SEARCHES as NAMES
 from freemoe.domain_experts.select.scores import ScoreTable
-from freemoe.recipes.build import SEARCHES as NAMES
 
 # (table, candidates, document numbers, objective, seed) -> name of the best candidate
 Search = Callable[[ScoreTable, Sequence[str], Sequence[int], str, int], str]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from freemoe.domain_experts.purify.greedy import PurifyTask
 from freemoe.domain_experts.purify.methods import method_of
+from freemoe.domain_experts.recipe import SaliencySection, UnitSection
 from freemoe.domain_experts.structured.ranking import measure_importance
 from freemoe.domain_experts.structured.rivals import random_scores, rival_scores
 from freemoe.domain_experts.structured.training import CurvePoint, PruningCurve, train_units
@@ -19,7 +20,6 @@ from freemoe.models.mask import Mask
 from freemoe.models.precision import compute_dtype, held_in
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import WeightMatrix
-from freemoe.recipes import SaliencySection, UnitSection
 
 UNITS = "units"
 """Name of the candidate."""

@@ -24,10 +24,10 @@ from freemoe.domain_experts.purify.batches import AnswerBatch, mean_loss
 from freemoe.domain_experts.purify.gradients import Checkpointing, backward, gradients_to
 from freemoe.domain_experts.purify.greedy import PurifyTask
 from freemoe.domain_experts.purify.learned import draw_steps
+from freemoe.domain_experts.recipe import UnitSection
 from freemoe.domain_experts.structured.masks import apply_masks, masks_of, units_off
 from freemoe.domain_experts.structured.ranking import UnitImportance, measure_importance, unit_orders
 from freemoe.domain_experts.structured.units import ModelUnits, lowest_units, numbers_off
-from freemoe.recipes import UnitSection
 from freemoe.training.descent import cosine_decay
 from freemoe.training.states import State, unpack_state
 

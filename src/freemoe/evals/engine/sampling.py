@@ -14,7 +14,7 @@ from torch import Tensor
 
 from freemoe.core.errors import NumericError, RecipeError
 from freemoe.evals.engine.row_plan import Ids
-from freemoe.recipes import BuildRecipe, EvalRecipe
+from freemoe.recipes import DomainRecipe
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ GREEDY = SamplingConfig()
 """The likeliest token, once."""
 
 
-def sampling_of(recipe: BuildRecipe | EvalRecipe) -> SamplingConfig:
+def sampling_of(recipe: DomainRecipe) -> SamplingConfig:
     """How a recipe has programs written."""
     data = recipe.data
     count = data.samples or data.pass_at

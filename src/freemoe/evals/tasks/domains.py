@@ -26,7 +26,7 @@ from freemoe.evals.tasks.documents import Document, ReferenceSplit, ReportedSpli
 from freemoe.evals.tasks.task import DomainData, EvalTask, TaskGrader
 from freemoe.evals.tasks.text_tasks import text_task
 from freemoe.evals.tasks.user_tasks import FOLDER_FILES, ReadingOptions, SampledTask, UserTask
-from freemoe.recipes import BuildRecipe, EvalRecipe
+from freemoe.recipes import DomainRecipe
 from freemoe.text.chat import as_prompt, uses_template
 from freemoe.text.documents import split_shape
 from freemoe.text.rows import HUB, SUFFIXES, is_rows, read_rows, source_name
@@ -266,7 +266,7 @@ def _as_message(tokenizer: Any) -> Callable[[Document], Document]:
     return to_message
 
 
-def domain_of(recipe: BuildRecipe | EvalRecipe, name: str, tokenizer: Any) -> DomainData:
+def domain_of(recipe: DomainRecipe, name: str, tokenizer: Any) -> DomainData:
     """Load one domain as a recipe says; errors as of `load_domain`."""
     return load_domain(
         name,
@@ -325,7 +325,7 @@ def join_tasks(
     )
 
 
-def load_domains(recipe: BuildRecipe | EvalRecipe, tokenizer: Any) -> dict[str, DomainData]:
+def load_domains(recipe: DomainRecipe, tokenizer: Any) -> dict[str, DomainData]:
     """Load every domain of a recipe; a domain of text cannot hold questions too.
 
     Raises:

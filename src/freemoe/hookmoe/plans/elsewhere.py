@@ -18,9 +18,10 @@ from freemoe.hookmoe.material import TextParts, input_digests, prepare_trim
 from freemoe.hookmoe.plans.apply import expert_counts, plan_of
 from freemoe.hookmoe.plans.methods import Measure, drop_unit, kl_drop
 from freemoe.hookmoe.plans.plan import LayerPlan, parse_plan
+from freemoe.hookmoe.recipe import TrimRecipe
 from freemoe.models.checkpoints.fingerprint import fingerprint_model
 from freemoe.models.checkpoints.identity import identify_base
-from freemoe.recipes import TrimRecipe, recipe_from
+from freemoe.recipes import recipe_from
 
 _STAGE = "drop"
 

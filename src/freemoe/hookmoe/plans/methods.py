@@ -31,7 +31,7 @@ from freemoe.hookmoe.plans.search import (
     profile_units,
     two_stage,
 )
-from freemoe.recipes import HookSection, PlanSection, TrimRecipe
+from freemoe.hookmoe.recipe import HookSection, PlanSection, TrimRecipe
 from freemoe.text.blocks import PackedBlocks
 
 

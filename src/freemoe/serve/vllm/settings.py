@@ -12,10 +12,10 @@ from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import ArtifactError
 from freemoe.core.files import MANIFEST
 from freemoe.core.untrusted import read_json
+from freemoe.domain_experts.result import KIND as EXPERTS
 from freemoe.hookmoe.artefact_files import KIND as TRIMMED
 from freemoe.hookmoe.artefact_files import read_config
-from freemoe.results.build import KIND as EXPERTS
-from freemoe.results.convert import KIND as CONVERTED
+from freemoe.tomoe.result import KIND as CONVERTED
 
 BASE = "base"
 """Name of the untouched base, as a model and as an expert."""

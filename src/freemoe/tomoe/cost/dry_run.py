@@ -9,11 +9,11 @@ from freemoe.evals.speed import timed_tokens
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.offload import resident_bytes
 from freemoe.models.sublayers import find_sublayers
-from freemoe.recipes import ConvertRecipe
 from freemoe.text.blocks import seconds_per_token
 from freemoe.tomoe.cost.memory import estimate_memory
 from freemoe.tomoe.gates.hypernetwork import Hypernetwork
 from freemoe.tomoe.material import read_blocks
+from freemoe.tomoe.recipe import ConvertRecipe
 from freemoe.tomoe.structures.rivals import RIVALS
 from freemoe.tomoe.structures.structure import dense_parameters
 from freemoe.training.loop import eval_steps

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from freemoe.models.sublayers import DecoderSublayers
-from freemoe.recipes import ConvertRecipe
 from freemoe.tomoe.gates.hypernetwork import EMBEDDING
 from freemoe.tomoe.gates.initialise import CLUSTERED_TOKENS
+from freemoe.tomoe.recipe import ConvertRecipe
 
 # What autograd keeps of a layer, as a part of the inputs and outputs of its linears.
 _KEPT = 1.1

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from freemoe.kernels.gates import top_k_mask
 from freemoe.models.sublayers import DecoderSublayers
-from freemoe.recipes import GateSection
 from freemoe.text.blocks import PackedBlocks
 from freemoe.tomoe.gates.budget import LayerWidths
 from freemoe.tomoe.gates.gating import GateSampler
 from freemoe.tomoe.gates.hypernetwork import Hypernetwork, LayerLogits
-from freemoe.tomoe.measure import TOKENS
+from freemoe.tomoe.measure.scores import TOKENS
+from freemoe.tomoe.recipe import GateSection
 from freemoe.tomoe.structures.structure import LayerStructure, Structure, ValueGateTensors
 
 

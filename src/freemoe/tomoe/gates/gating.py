@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from freemoe.models.hooks import combined_hooks, forward_pre_hook
 from freemoe.models.sublayers import DecoderSublayers
-from freemoe.recipes import GateSection
 from freemoe.tomoe.gates.budget import LayerWidths
 from freemoe.tomoe.gates.hypernetwork import Hypernetwork, LayerLogits
 from freemoe.tomoe.gates.losses import mask_union
+from freemoe.tomoe.recipe import GateSection
 from freemoe.tomoe.structures.masked import by_head, mask_attention
 from freemoe.training.straight_through import gumbel_sigmoid, gumbel_softmax, hard_top_k
 

@@ -23,7 +23,7 @@ from freemoe.models.hooks import combined_hooks, forward_hook, forward_pre_hook,
 from freemoe.models.sublayers import DecoderSublayers
 from freemoe.text.blocks import PackedBlocks
 from freemoe.tomoe.gates.hypernetwork import Hypernetwork
-from freemoe.tomoe.measure import TOKENS
+from freemoe.tomoe.measure.scores import TOKENS
 from freemoe.training.distillation import language_loss
 from freemoe.training.states import State, pack_state, unpack_state
 

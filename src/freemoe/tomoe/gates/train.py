@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 
 from freemoe.models.sublayers import DecoderSublayers
-from freemoe.recipes import ConvertRecipe
-from freemoe.recipes.convert import TrainSection
 from freemoe.text.blocks import PackedBlocks
 from freemoe.tomoe.devices import DistributedContext
 from freemoe.tomoe.gates.budget import LayerWidths, LogitProfile, choose_widths, make_profile
@@ -23,6 +21,7 @@ from freemoe.tomoe.gates.gating import GateMasks, GateSampler
 from freemoe.tomoe.gates.hypernetwork import Hypernetwork
 from freemoe.tomoe.gates.initialise import LayerImportance, initial_logits, initialise_gates
 from freemoe.tomoe.gates.losses import balance_loss, mask_union, size_loss, union_loss
+from freemoe.tomoe.recipe import ConvertRecipe, TrainSection
 from freemoe.tomoe.structures.structure import dense_parameters, linear_parameters
 from freemoe.training.descent import check_finite, cosine_decay, optimizer_step
 from freemoe.training.distillation import distillation_loss, language_loss

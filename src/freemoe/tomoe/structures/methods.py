@@ -12,14 +12,14 @@ from torch import Tensor
 from freemoe.core.errors import DataError
 from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.unit_state import UnitState
-from freemoe.recipes import ConvertRecipe
 from freemoe.text.blocks import PackedBlocks
 from freemoe.tomoe.devices import DistributedContext
 from freemoe.tomoe.gates.discretize import structure_of
 from freemoe.tomoe.gates.initialise import LayerImportance, cluster_tokens, measure_layer_importance
 from freemoe.tomoe.gates.train import GateTrainer, TrainingHistory
 from freemoe.tomoe.material import ConversionContext, prepare_context
-from freemoe.tomoe.measure import TextScore, score_text
+from freemoe.tomoe.measure.scores import TextScore, score_text
+from freemoe.tomoe.recipe import ConvertRecipe
 from freemoe.tomoe.structures.masked import apply_structure
 from freemoe.tomoe.structures.rivals import LayerActivity, make_baseline, measure_activity
 from freemoe.tomoe.structures.structure import (

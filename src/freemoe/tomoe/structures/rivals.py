@@ -24,9 +24,9 @@ from freemoe.core.run.unit_state import NOT_KEPT, UnitState
 from freemoe.kernels.gates import route_tokens, top_k_mask
 from freemoe.models.hooks import combined_hooks, forward_hook, forward_pre_hook
 from freemoe.models.sublayers import DecoderSublayers
-from freemoe.recipes.convert import METHODS
 from freemoe.text.blocks import PackedBlocks
-from freemoe.tomoe.measure import TOKENS
+from freemoe.tomoe.measure.scores import TOKENS
+from freemoe.tomoe.recipe import METHODS
 from freemoe.tomoe.structures.structure import LayerStructure, Structure, dense_parameters, linear_parameters
 from freemoe.training.states import State, pack_state, unpack_state
 

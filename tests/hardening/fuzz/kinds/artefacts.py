@@ -22,8 +22,8 @@ from torch import Tensor
 from freemoe.core.artifacts import MANIFEST
 from freemoe.core.errors import ArtifactError, FreeMoEError
 from freemoe.core.run.folder import require_replaceable
-from freemoe.domain_experts.inspection import inspect_artefact
-from freemoe.domain_experts.merging import plan_merge
+from freemoe.domain_experts.artefact import inspect_artefact
+from freemoe.domain_experts.hosting.merging import plan_merge
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.hookmoe.adapter import load_trimmed
 from freemoe.hookmoe.artefact_files import CONFIG, WEIGHTS

@@ -17,9 +17,10 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from freemoe import results
+from freemoe.artefacts import write_page
 from freemoe.core.artifacts import MANIFEST
 from freemoe.domain_experts.prove import card as expert_card
-from freemoe.systems import SYSTEMS, write_page
+from freemoe.systems import SYSTEMS
 from tests.hardening.fuzz.case import require
 from tests.hardening.fuzz.drawing import byte_edits, json_edits, rarely
 from tests.hardening.fuzz.editing import edited_copy
@@ -56,7 +57,7 @@ def attempt(what: dict[str, Any], material: Material, folder: Path) -> None:
     found = results.read_result(own)
     experts = what["artefact"] == "experts"
     with results.wrap_display_errors(own):
-        tables, lines = SYSTEMS.get(found.kind).tables(found)
+        tables, lines = SYSTEMS.get(found.kind).part("report:tables")(found)
         parts = [*tables, *(expert_card.headlines(found) if experts else lines)]
     shown = io.StringIO()
     console = Console(file=shown, width=200, force_terminal=False)

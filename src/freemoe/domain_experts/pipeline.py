@@ -26,6 +26,7 @@ from freemoe.core.run.places import executor_spec_of
 from freemoe.core.run.progress import Progress, QuietProgress, default_progress
 from freemoe.distributed.executors import require_place
 from freemoe.domain_experts.ahead import ParallelBuildStages, Stage
+from freemoe.domain_experts.artefact import inspect_artefact
 from freemoe.domain_experts.candidates import (
     Subdomain,
     SubdomainChoice,
@@ -38,13 +39,14 @@ from freemoe.domain_experts.candidates import (
 )
 from freemoe.domain_experts.context import BuildContext, prepare_context
 from freemoe.domain_experts.expert import DomainExpert
-from freemoe.domain_experts.inspection import inspect_artefact
-from freemoe.domain_experts.power import check_division
 from freemoe.domain_experts.prove.card import model_card
 from freemoe.domain_experts.prove.evidence import overall_gains
+from freemoe.domain_experts.prove.power import check_division
 from freemoe.domain_experts.prove.results import reported_evidence
 from freemoe.domain_experts.rank.calibrate import Batch, InputNorms, calibrate, parts_of
 from freemoe.domain_experts.rank.importance import METRICS
+from freemoe.domain_experts.recipe import BuildRecipe
+from freemoe.domain_experts.result import BuildResult
 from freemoe.domain_experts.route.router import DomainRouter, train_on_subdomains
 from freemoe.domain_experts.route.subdomains import DomainDivision, divide_domain, prompt_features
 from freemoe.evals.held_out import keep_record
@@ -54,8 +56,7 @@ from freemoe.evals.tasks.documents import FrozenChoice, digest_documents
 from freemoe.models.checkpoints.identity import IDENTITY, SETTINGS
 from freemoe.models.checkpoints.loading import gguf_origin
 from freemoe.models.precision import compute_dtype, is_measured
-from freemoe.recipes import BuildRecipe, recipe_from
-from freemoe.results import BuildResult
+from freemoe.recipes import recipe_from
 
 # Batches of a calibration after which its sums are written down.
 CALIBRATION_PART = 32
@@ -84,7 +85,7 @@ def build(
         progress: Where to report.
         overwrite: Replace a finished artefact of the same name.
         resume: Go on with an unfinished run of the same recipe.
-        page: Draws a page into the folder that it is given, before that appears (`freemoe.systems.write_page`).
+        page: Draws a page into the folder that it is given, before that appears (`freemoe.artefacts.write_page`).
         tokenizer: Of a loaded model; the one beside its files if absent.
         fields: In place of the recipe.
 

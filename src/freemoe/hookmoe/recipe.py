@@ -16,10 +16,10 @@ from freemoe.recipes.sections import (
     Model,
     Output,
     Preset,
+    Recipe,
     RecipeSection,
     Revision,
     Seed,
-    SpreadSection,
     Threads,
     TimingSection,
     UnitSeconds,
@@ -160,10 +160,11 @@ _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-class TrimRecipe(SpreadSection):
+class TrimRecipe(Recipe):
     """Everything `freemoe trim` needs to plan, hook and prove a leaner mixture."""
 
     SETTINGS: ClassVar[dict[str, Any]] = {"preset": _PRESETS}
+    SHORT: ClassVar[dict[str, str]] = {"plan": "plan.given", "hooks": "hooks.layers", "speed": "timing.prompts"}
 
     command: Literal["trim"] = "trim"
     model: Model

@@ -19,7 +19,7 @@ from freemoe.compat.lm_eval import generation_settings, list_models, rolling_win
 from freemoe.compat.templates import render_template
 from freemoe.core.errors import DataError, RecipeError
 from freemoe.domain_experts.mixture import FreeMoE
-from freemoe.domain_experts.seen_requests import SeenRequestCounter, is_model
+from freemoe.domain_experts.prove.seen_requests import SeenRequestCounter, is_model
 from freemoe.evals.engine.answering import AUTO, BASE
 from freemoe.evals.engine.scorer import Scorer, TokenPair
 from freemoe.evals.held_out import read_record

@@ -7,6 +7,7 @@ import math
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from freemoe.domain_experts.result import BuildResult
 from freemoe.report.figures.drawing import (
     WIDE,
     is_narrow,
@@ -18,7 +19,6 @@ from freemoe.report.figures.drawing import (
     set_panel_title,
 )
 from freemoe.report.palette import CONTROL, EXPERT, INK, RIVAL, SOFT
-from freemoe.results.build import BuildResult
 
 _MARKERS = {"units": "o", "wanda": "s", "taylor": "v", "activation": "D", "random": "^"}
 _DASHES = {"wanda": "-", "taylor": "--", "activation": ":"}

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from freemoe.domain_experts.result import BuildResult
 from freemoe.report.figures.drawing import (
     WIDE,
     draw_heatmap,
@@ -19,7 +20,6 @@ from freemoe.report.figures.drawing import (
     report_figure,
 )
 from freemoe.report.palette import INK, ROUTED, SOFT
-from freemoe.results.build import BuildResult
 
 _MOST_NUMBERED = 16
 _BINS = 20

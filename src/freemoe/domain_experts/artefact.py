@@ -1,4 +1,4 @@
-"""What an artefact or a base holds, as plain data for `freemoe inspect`."""
+"""An artefact of experts: opened, described, evaluated."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from freemoe.core.artifacts import describe_artefact
 from freemoe.core.errors import DataError
 from freemoe.domain_experts.expert import DomainExpert, read_experts
 from freemoe.domain_experts.hosting.summary import read_measurements
+from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches
 from freemoe.domain_experts.purify.curvature import measure_curvature
 from freemoe.domain_experts.purify.curvature import super_weights as largest_disturbances
 from freemoe.domain_experts.route.reading import read_router
 from freemoe.evals.engine.tokens import context_length
 from freemoe.evals.held_out import read_shared
+from freemoe.hub.fetch import HubAccess
 from freemoe.models.checkpoints.identity import require_base
 from freemoe.models.checkpoints.loading import gguf_origin, load_base, load_tokenizer
+from freemoe.models.checkpoints.placement import Placement
 from freemoe.models.weights import describe_weights, find_weights
 from freemoe.recipes.expert_names import BASE
 from freemoe.text.files import read_text_file
@@ -47,6 +50,11 @@ In 1854 a doctor marked every death of an epidemic on a map of his city. Around 
 persuaded the council to remove its handle. The map did not explain the disease, but it showed where to look, and that was enough.
 """
 """Ordinary English of several kinds, some 330 words: what super weights are measured on where no text is given."""
+
+
+def load_artefact(folder: Path, base: str | None, dtype: str, device: Placement, access: HubAccess) -> FreeMoE:
+    """Open the experts on their base, or on a given one, to answer with."""
+    return FreeMoE.from_pretrained(base, folder, dtype=dtype, device=device, **access.for_base())
 
 
 def inspect_artefact(folder: Path, base: str | None = None) -> dict[str, Any]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from freemoe.core.registry import check_name
 from freemoe.recipes import limits
-from freemoe.recipes.data import DataSection
-from freemoe.recipes.expert_names import name_fault
+from freemoe.recipes.data import DataSection, DomainRecipe, Domains
 from freemoe.recipes.sections import (
     BatchTokens,
     Devices,
@@ -20,7 +19,6 @@ from freemoe.recipes.sections import (
     RecipeSection,
     Revision,
     Seed,
-    SpreadSection,
     Threads,
     UnitSeconds,
     Where,
@@ -291,40 +289,6 @@ class EvidenceSection(RecipeSection):
     )
 
 
-def _task_lists(value: object) -> object:
-    """Let a domain's one task stand without a list."""
-    if not isinstance(value, dict):
-        return value
-    if not value:
-        raise ValueError("no domain is given; name one as NAME=TASK")
-    return {name: (tasks,) if isinstance(tasks, str) else tasks for name, tasks in value.items()}
-
-
-def _named_domains(value: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    for name, tasks in value.items():
-        fault = name_fault(name)
-        if not name.replace("-", "").replace("_", "").isalnum():
-            fault = "may hold letters, digits, '-' and '_' only"
-        elif len(name) > limits.NAME:
-            fault = f"has {len(name):,} characters; at most {limits.NAME} are allowed"
-        if fault:
-            raise ValueError(f"domain name {name!r:.80} {fault}")
-        if not tasks:
-            raise ValueError(f"domain {name!r} names no task")
-    return value
-
-
-Domains = Annotated[
-    dict[str, Annotated[tuple[str, ...], Field(max_length=1000)]],
-    BeforeValidator(_task_lists),
-    AfterValidator(_named_domains),
-    Field(
-        max_length=1000,
-        description="Name of each domain and its tasks: FILE.jsonl, text:FILE, the name of a benchmark (freemoe ls tasks).",
-    ),
-]
-
-
 _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     # One expert per domain by learned switches alone: no bands, so no calibration and no search among them.
     "quick": {
@@ -345,10 +309,19 @@ _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-class BuildRecipe(SpreadSection):
+class BuildRecipe(DomainRecipe):
     """Everything `freemoe build` needs to find, prove and write domain experts."""
 
     SETTINGS: ClassVar[dict[str, Any]] = {"preset": _PRESETS}
+    SHORT: ClassVar[dict[str, str]] = {
+        "metric": "search.metrics",
+        "search": "search.method",
+        "purify": "saliency.method",
+        "step": "saliency.step",
+        "patience": "saliency.patience",
+        "data_root": "data.root",
+        "subdomains": "subdomains.count",
+    }
 
     command: Literal["build"] = "build"
     model: Model

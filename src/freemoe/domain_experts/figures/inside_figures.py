@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from freemoe.domain_experts.result import BuildResult, SubdomainResult
 from freemoe.report.figures.drawing import (
     WIDE,
     draw_heatmap,
@@ -21,7 +22,6 @@ from freemoe.report.figures.drawing import (
 )
 from freemoe.report.palette import INK, PAPER, SOFT, light_colour
 from freemoe.report.reading import format_percent
-from freemoe.results.build import BuildResult, SubdomainResult
 
 _CELLS_WITH_NUMBERS = 8  # layers
 

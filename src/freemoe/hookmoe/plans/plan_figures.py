@@ -7,6 +7,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from freemoe.hookmoe.result import TrimResult
 from freemoe.report.figures.drawing import (
     WIDE,
     drawable_name,
@@ -17,7 +18,6 @@ from freemoe.report.figures.drawing import (
     set_panel_title,
 )
 from freemoe.report.palette import BASE, EXPERT, INK, RIVAL, SOFT
-from freemoe.results.trim import TrimResult
 
 PLANS = "plans.svg"
 

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from freemoe.results.common import GuessingResult, IntervalResult, ResultPart, RunResult
+from freemoe.results.common import MadeDocument, PlanDocument, ResultPart, RunResult
+from freemoe.results.scores import ScoredDomain, ScoreRow
 
 KIND = "domain-experts"
 """In the manifest and the result of what ``freemoe build`` writes."""
@@ -24,38 +25,6 @@ class BaseFacts(ResultPart):
     parameters: int
     weights: int = Field(description="Single weights that might be switched off.")
     layers: int
-
-
-class SecondaryScore(ResultPart):
-    """Another figure of the same answers, such as pass@10 beside pass@1."""
-
-    score: float = Field(description="Per cent.")
-    gain: IntervalResult = Field(description="Points over the base.")
-
-
-class ScoreRow(ResultPart):
-    """One row of a domain's table; what it is held against is the base's, on the same documents."""
-
-    score: float = Field(description="Per cent right, or perplexity.")
-    gain: IntervalResult = Field(description="Points; of text, nats per token.")
-    ratio: IntervalResult | None = Field(None, description="Perplexity over the base's; text only.")
-    documents: int
-    clusters: int | None = Field(None, description="Independent ones among the documents: different content keys.")
-    much_worse: float | None = Field(
-        None, description="Share of documents that lost more than a nat per token; text only."
-    )
-    won: int | None = Field(None, description="Wrong under the base, right here; where every answer is right or wrong.")
-    lost: int | None = None
-    mcnemar_p: float | None = None
-    p: float | None = Field(None, description="Two-sided, of the gain; of an evaluation.")
-    holm: float | None = Field(None, description="p after Holm's correction over all rows of the evaluation.")
-    over_control: IntervalResult | None = Field(
-        None, description="The expert's gain over the control, document by document: points; of text, nats per token."
-    )
-    seeds: list[float] | None = Field(None, description="Gains of the controls' single draws.")
-    also: dict[str, SecondaryScore] | None = Field(
-        None, description="Other figures of the same generated answers, by name."
-    )
 
 
 class VerdictResult(ResultPart):
@@ -118,21 +87,6 @@ class SubdomainResult(ResultPart):
     units: dict[str, Any] | None = Field(None, description="Curve, rivals, size and speed of units that are off.")
 
 
-class ScoredDomain(ResultPart):
-    """What is told of a domain, in a build and in an evaluation."""
-
-    name: str
-    unit: Literal["points", "perplexity"]
-    notes: list[str]
-    rows: dict[str, ScoreRow]
-    guessing: GuessingResult | None = Field(None, description="Only where the base is no better than guessing.")
-
-    @property
-    def is_text(self) -> bool:
-        """Whether its figure is perplexity (lower is better) rather than points."""
-        return self.unit == "perplexity"
-
-
 class DomainResult(ScoredDomain):
     """One domain."""
 
@@ -153,6 +107,24 @@ class DomainResult(ScoredDomain):
         if "base" not in rows:
             raise ValueError("there is no base")
         return rows
+
+    @property
+    def labelled_rows(self) -> list[tuple[str, dict[str, ScoreRow]]]:
+        """The domain as a whole, then its subdomains where there are several with reported documents."""
+        parts = self.scored_subdomains
+        return [(f"all of {self.name}" if parts else self.name, self.rows)] + (
+            [(s.name, s.rows) for s in parts] if len(parts) > 1 else []
+        )
+
+    @property
+    def scored_subdomains(self) -> list[SubdomainResult]:
+        """Subdomains that have reported documents."""
+        return [s for s in self.subdomains if "base" in s.rows]
+
+    @property
+    def abstentions(self) -> tuple[int, int]:
+        """Documents on which the router abstained, and all."""
+        return sum(d["routed_to"] == "base" for d in self.documents), len(self.documents)
 
     @property
     def accepted(self) -> list[SubdomainResult]:
@@ -177,3 +149,35 @@ class BuildResult(RunResult):
             if not isinstance(recipe.get(name, {}), dict):
                 raise ValueError(f"its {name} is {recipe[name]!r:.80}, and a mapping is needed")
         return recipe
+
+
+class BuiltDocument(MadeDocument):
+    """``freemoe build`` and ``freemoe demo``."""
+
+    result: BuildResult | None = None
+
+
+class BuildPlanDocument(PlanDocument):
+    """``freemoe build --dry-run`` and ``freemoe demo --dry-run``."""
+
+    documents: dict[str, dict[str, int]] = Field(description="Per domain, those of the reference and reported split.")
+    splits: list[str] = Field(description="Where they come from.")
+    warnings: list[str] = Field(description="What the build would say before its first unit of work.")
+    subdomains: int
+    bands_per_subdomain: int
+    candidate_bands: int
+    purifications: int
+    document_scores_to_search: int
+    document_scores_to_report: int
+    workers: int
+    memory_bytes: int = Field(description="Of all processes at the largest moment, beside the libraries.")
+    base_bytes: int
+    above_the_base_bytes: dict[str, int] = Field(description="The largest moment of every stage.")
+    fits: str
+    time_of_one_document_seconds: float = Field(description="Measured on one batch.")
+    time_by_stage_seconds: dict[str, float] = Field(description="By one worker, about; what takes none is left out.")
+    time_of_one_worker_seconds: float = Field(description="Of the whole build by one worker, about.")
+
+
+DOCUMENTS = {"": BuiltDocument, "-plan": BuildPlanDocument}
+"""What the command prints with ``--json``, and what it prints of a dry run."""

@@ -8,10 +8,12 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
+from rich.table import Table
 
 from freemoe.hookmoe.card import ABOUT, headlines, trim_table, trim_verdict
+from freemoe.hookmoe.plans.plan_figures import plan_scatter, write_pareto
+from freemoe.hookmoe.result import TrimResult
 from freemoe.report.figures.drawing import WIDE, is_narrow, legend_above, new_figure, report_figure, set_panel_title
-from freemoe.report.figures.plan_figures import plan_scatter, write_pareto
 from freemoe.report.page import (
     PageTable,
     ReportPage,
@@ -24,16 +26,25 @@ from freemoe.report.page import (
     write_page,
 )
 from freemoe.report.palette import light_colour, row_role
-from freemoe.report.tables import compared_table, plain_table
-from freemoe.results import TrimResult, read_result
+from freemoe.report.tables import plain_table
+from freemoe.results import read_result
 
 _OURS = ("hooks", "rescaled")
 
 
 def tables(result: TrimResult) -> tuple[list[Any], list[str]]:
     """Tables for the terminal, and lines below them."""
-    compared = [compared_table(result.compared)] if result.compared else []
+    compared = [_compared_table(result.compared)] if result.compared else []
     return [plain_table(*trim_table(result.test.rows)), *compared], headlines(result)
+
+
+def _compared_table(rows: list[dict[str, Any]]) -> Table:
+    """Plans and rules per token beside each other, without hooks."""
+    cells = [
+        (row["name"], f"{row['act']:.3f}", f"{row['loss']:.4f}", f"{row['kl']:.4f}", f"{row['accuracy']:.2f} %")
+        for row in rows
+    ]
+    return plain_table(("plan or rule", "Act", "loss", "KL", "next token right"), cells)
 
 
 def write_pages(folder: Path) -> Path:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from freemoe.results.common import GuessingResult, ResultPart, RunResult, SpeedResult
+from freemoe.results.common import GuessingResult, MadeDocument, PlanDocument, ResultPart, RunResult, SpeedResult
 
 
 class MixtureFacts(ResultPart):
@@ -55,3 +55,41 @@ class TrimResult(RunResult):
         [], description="Plans and rules per token on the held-out part, without hooks."
     )
     text: dict[str, Any]
+
+
+class TrimmedDocument(MadeDocument):
+    """``freemoe trim``."""
+
+    plans: str | None = Field(description="Picture of the plans that were measured.")
+    result: TrimResult | None = None
+
+
+class TrimPlanDocument(PlanDocument):
+    """``freemoe trim --dry-run``."""
+
+    base: str
+    experts_per_token: str
+    mean_experts_per_token: float
+    plan: str | None = Field(description="The plan that is given; null where one is searched.")
+    search: str | None
+    parameters: int
+    active_parameters: int
+    least_active_parameters: int = Field(description="Under the given plan, or one expert in every layer.")
+    hook_layers: str | list[int]
+    hook_units: int
+    hook_parameters: int
+    text_blocks: dict[str, int]
+    block_tokens: int
+    plans_measured_at_most: int
+    compared_plans: int = Field(description="Of --compare, sweeps spelled out.")
+    steps: int
+    step_blocks: int
+    loss: str
+    control: bool
+    cached_inputs_bytes: int
+    time_by_stage_seconds: dict[str, float] = Field(description="At most, about; what takes none is left out.")
+    time_on_this_processor_seconds: float
+
+
+DOCUMENTS = {"": TrimmedDocument, "-plan": TrimPlanDocument}
+"""What the command prints with ``--json``, and what it prints of a dry run."""

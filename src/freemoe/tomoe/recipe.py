@@ -16,10 +16,10 @@ from freemoe.recipes.sections import (
     Model,
     Output,
     Preset,
+    Recipe,
     RecipeSection,
     Revision,
     Seed,
-    SpreadSection,
     Threads,
     TimingSection,
     UnitSeconds,
@@ -201,10 +201,11 @@ _PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-class ConvertRecipe(SpreadSection):
+class ConvertRecipe(Recipe):
     """Everything `freemoe convert` needs to make a dense model a token-level mixture (ToMoE)."""
 
     SETTINGS: ClassVar[dict[str, Any]] = {"preset": _PRESETS, "profile": _PROFILES}
+    SHORT: ClassVar[dict[str, str]] = {"speed": "timing.prompts"}
 
     command: Literal["convert"] = "convert"
     model: Model

@@ -1,17 +1,24 @@
-"""What a converted model holds, as plain data for `freemoe inspect`."""
+"""A converted model: opened, described, evaluated."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from freemoe.core.artifacts import ArtefactManifest, describe_artefact
+from freemoe.core.artifacts import ArtefactManifest, describe_artefact, read_manifest
 from freemoe.core.errors import ArtifactError
+from freemoe.evals.engine.answering import Answering
+from freemoe.evals.evaluation import EvalTarget, plain_model
 from freemoe.evals.held_out import read_shared
+from freemoe.hub.fetch import HubAccess
 from freemoe.models.checkpoints.identity import require_base
 from freemoe.models.checkpoints.loading import load_base
-from freemoe.results import ConvertResult, read_result
+from freemoe.models.checkpoints.placement import Placement, require_one_device
+from freemoe.recipes import EvalRecipe
+from freemoe.results import read_result
 from freemoe.tomoe.card import score_rows
+from freemoe.tomoe.result import ConvertResult
 from freemoe.tomoe.structures.structure import STRUCTURE, read_structure
 
 
@@ -35,7 +42,27 @@ def read_files(folder: Path) -> tuple[ArtefactManifest, ConvertResult]:
     return manifest, result
 
 
-def inspect_converted(folder: Path, base: str | None = None) -> dict[str, Any]:
+def load_artefact(folder: Path, base: str | None, dtype: str, device: Placement, access: HubAccess) -> Answering:
+    """Open a converted model to answer with.
+
+    Raises:
+        ArtifactError: It is damaged, a base is given, or it would be spread over several devices.
+    """
+    if base is not None:
+        raise ArtifactError(f"{str(folder)!r} is a whole model: it needs no base. Leave --base out.")
+    read_manifest(folder)
+    require_one_device(device, "A converted model")
+    del access  # it is here already, and whole
+    return Answering(*load_base(folder, None, dtype, device), ways={"converted": nullcontext}, folder=folder)
+
+
+def eval_target(recipe: EvalRecipe) -> EvalTarget:
+    """A converted model as what an evaluation scores: a plain model."""
+    require_one_device(recipe.device, "A converted model")
+    return plain_model(recipe)
+
+
+def inspect_artefact(folder: Path, base: str | None = None) -> dict[str, Any]:
     """Check a converted model, load it and describe it.
 
     Raises:

@@ -35,17 +35,18 @@ from freemoe.models.checkpoints.identity import IDENTITY, identify_base
 from freemoe.models.checkpoints.lending import provided_model
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.hooks import combined_hooks, forward_pre_hook
-from freemoe.recipes import ConvertRecipe, recipe_from
-from freemoe.results import ConvertResult
+from freemoe.recipes import recipe_from
 from freemoe.text.blocks import row_texts
-from freemoe.tomoe.agreement import layer_inputs, mismatch_shares, require_agreement
+from freemoe.tomoe.artefact import read_files
 from freemoe.tomoe.card import model_card
 from freemoe.tomoe.devices import DistributedContext
 from freemoe.tomoe.export import export_converted_model
 from freemoe.tomoe.gates.train import TrainingHistory
-from freemoe.tomoe.inspection import read_files
 from freemoe.tomoe.material import ConversionContext, input_digests, prepare_context
-from freemoe.tomoe.measure import TextScore, score_text
+from freemoe.tomoe.measure.agreement import layer_inputs, mismatch_shares, require_agreement
+from freemoe.tomoe.measure.scores import TextScore, score_text
+from freemoe.tomoe.recipe import ConvertRecipe
+from freemoe.tomoe.result import ConvertResult
 from freemoe.tomoe.structures.masked import apply_structure
 from freemoe.tomoe.structures.methods import (
     GATHERED,
@@ -91,7 +92,7 @@ def convert(
         progress: Where to report.
         overwrite: Replace a finished folder of the same name.
         resume: Go on with an unfinished run of the same recipe.
-        page: Draws a page into the folder that it is given, before that appears (`freemoe.systems.write_page`).
+        page: Draws a page into the folder that it is given, before that appears (`freemoe.artefacts.write_page`).
         tokenizer: Of a loaded model; the one beside its files if absent.
         fields: In place of the recipe.
 

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from freemoe.domain_experts.result import BuildResult, SubdomainResult
 from freemoe.report.figures.drawing import (
     METRIC_MARKERS,
     WIDE,
@@ -34,8 +35,7 @@ from freemoe.report.figures.drawing import (
     wrap_label,
 )
 from freemoe.report.palette import COLOURS, CONTROL, FAINT, INK, PAPER, SHADE, SOFT, light_colour
-from freemoe.report.reading import candidate_gains, gain_sign
-from freemoe.results.build import BuildResult, SubdomainResult
+from freemoe.report.reading import gain_sign
 
 NOT_USED = "measured on the reported split, not used to choose"
 BAND_AXIS = "share of the ascending importance ranking, 0 = least important"
@@ -54,6 +54,15 @@ def _bands_by_metric(subdomain: SubdomainResult) -> dict[str, list[tuple[float, 
 
 def _metric_colour(metric: str) -> str:
     return CONTROL if metric == "random" else light_colour(metric) if metric in COLOURS else INK
+
+
+def _candidate_gains(subdomain: SubdomainResult, text: bool) -> dict[str, float]:
+    """Gain of every candidate on the reported documents: points above the base, or the perplexity ratio of text."""
+    if "base" not in subdomain.rows:
+        return {}
+    base = subdomain.rows["base"].score
+    gains = {n: s / base if text else s - base for n, s in subdomain.candidates.items()}
+    return {n: g for n, g in gains.items() if math.isfinite(g) and (g > 0 or not text)}
 
 
 @report_figure(
@@ -142,7 +151,7 @@ def candidate_boxes(result: BuildResult, width: float = WIDE) -> Figure | None:
         groups = []
         for domain in result.domains:
             if domain.is_text == text:
-                found = [g for s in domain.subdomains for g in candidate_gains(s, text).values()]
+                found = [g for s in domain.subdomains for g in _candidate_gains(s, text).values()]
                 if len(found) >= _FEWEST:
                     groups.append((domain.name, found))
         if groups:
@@ -195,7 +204,7 @@ def improved_per_band(result: BuildResult, width: float = WIDE) -> Figure | None
     for domain in result.domains:
         text = domain.is_text
         for subdomain in domain.subdomains:
-            gains = candidate_gains(subdomain, text)
+            gains = _candidate_gains(subdomain, text)
             for metric, rows in _bands_by_metric(subdomain).items():
                 for start, end, name, _ in rows:
                     if name in gains:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from freemoe.results.common import GuessingResult, ResultPart, RunResult, SpeedResult
+from freemoe.results.common import GuessingResult, MadeDocument, PlanDocument, ResultPart, RunResult, SpeedResult
 
 KIND = "converted"
 """Of the artefact, as its manifest has it."""
@@ -69,3 +69,30 @@ class ConvertResult(RunResult):
     rivals: dict[str, dict[str, float]] = Field(description="The variant of every rival that held-out text chose.")
     history: dict[str, Any] = Field(description="Columns and rows of the training.")
     held_out_curve: list[dict[str, float]]
+
+
+class ConvertedDocument(MadeDocument):
+    """``freemoe convert``."""
+
+    result: ConvertResult | None = None
+
+
+class ConvertPlanDocument(PlanDocument):
+    """``freemoe convert --dry-run``."""
+
+    text_tokens: dict[str, int]
+    block_tokens: int
+    steps: int
+    step_tokens: int
+    passes_over_the_text: float
+    weights_of_linears: int
+    active_weights_of_linears: int
+    active_share: float
+    trained_numbers: int
+    training_bytes: int = Field(description="Of the trained numbers, their gradients and Adam's moments.")
+    time_by_stage_seconds: dict[str, float] = Field(description="About; what takes none is left out.")
+    time_on_this_processor_seconds: float
+
+
+DOCUMENTS = {"": ConvertedDocument, "-plan": ConvertPlanDocument}
+"""What the command prints with ``--json``, and what it prints of a dry run."""

@@ -7,47 +7,11 @@ from __future__ import annotations
 
 from typing import Any, Literal, cast
 
-from pydantic import ConfigDict, Field, create_model
+from pydantic import Field, create_model
 
-from freemoe.results.build import BuildResult
-from freemoe.results.common import ResultPart, RunResult
-from freemoe.results.convert import ConvertResult
+from freemoe.results.common import OpenDocument, PlanDocument, ResultPart
 from freemoe.results.evaluation import EvaluationResult
-from freemoe.results.trim import TrimResult
-
-
-class OpenDocument(ResultPart):
-    """A document to which systems add keys of their own."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-
-class MadeDocument(ResultPart):
-    """What a run made."""
-
-    folder: str = Field(description="The artefact.")
-    report: str = Field(description="Its report.html.")
-    headlines: list[str] = Field(description="The verdict, in lines for people.")
-    result: RunResult | None = Field(None, description="As in the artefact's result.json; left out with --summary.")
-
-
-class BuiltDocument(MadeDocument):
-    """``freemoe build`` and ``freemoe demo``."""
-
-    result: BuildResult | None = None
-
-
-class ConvertedDocument(MadeDocument):
-    """``freemoe convert``."""
-
-    result: ConvertResult | None = None
-
-
-class TrimmedDocument(MadeDocument):
-    """``freemoe trim``."""
-
-    plans: str | None = Field(description="Picture of the plans that were measured.")
-    result: TrimResult | None = None
+from freemoe.systems import SYSTEMS
 
 
 class OwnTextDocument(OpenDocument):
@@ -123,78 +87,6 @@ class ErrorDocument(ResultPart):
     exit_code: int
 
 
-class PlanDocument(OpenDocument):
-    """A dry run. The last word of a key is the unit of its number: bytes, seconds, tokens, share (0 to 1)."""
-
-    output: str | None = Field(None, description="What would be written.")
-
-
-class BuildPlanDocument(PlanDocument):
-    """``freemoe build --dry-run`` and ``freemoe demo --dry-run``."""
-
-    documents: dict[str, dict[str, int]] = Field(description="Per domain, those of the reference and reported split.")
-    splits: list[str] = Field(description="Where they come from.")
-    warnings: list[str] = Field(description="What the build would say before its first unit of work.")
-    subdomains: int
-    bands_per_subdomain: int
-    candidate_bands: int
-    purifications: int
-    document_scores_to_search: int
-    document_scores_to_report: int
-    workers: int
-    memory_bytes: int = Field(description="Of all processes at the largest moment, beside the libraries.")
-    base_bytes: int
-    above_the_base_bytes: dict[str, int] = Field(description="The largest moment of every stage.")
-    fits: str
-    time_of_one_document_seconds: float = Field(description="Measured on one batch.")
-    time_by_stage_seconds: dict[str, float] = Field(description="By one worker, about; what takes none is left out.")
-    time_of_one_worker_seconds: float = Field(description="Of the whole build by one worker, about.")
-
-
-class ConvertPlanDocument(PlanDocument):
-    """``freemoe convert --dry-run``."""
-
-    text_tokens: dict[str, int]
-    block_tokens: int
-    steps: int
-    step_tokens: int
-    passes_over_the_text: float
-    weights_of_linears: int
-    active_weights_of_linears: int
-    active_share: float
-    trained_numbers: int
-    training_bytes: int = Field(description="Of the trained numbers, their gradients and Adam's moments.")
-    time_by_stage_seconds: dict[str, float] = Field(description="About; what takes none is left out.")
-    time_on_this_processor_seconds: float
-
-
-class TrimPlanDocument(PlanDocument):
-    """``freemoe trim --dry-run``."""
-
-    base: str
-    experts_per_token: str
-    mean_experts_per_token: float
-    plan: str | None = Field(description="The plan that is given; null where one is searched.")
-    search: str | None
-    parameters: int
-    active_parameters: int
-    least_active_parameters: int = Field(description="Under the given plan, or one expert in every layer.")
-    hook_layers: str | list[int]
-    hook_units: int
-    hook_parameters: int
-    text_blocks: dict[str, int]
-    block_tokens: int
-    plans_measured_at_most: int
-    compared_plans: int = Field(description="Of --compare, sweeps spelled out.")
-    steps: int
-    step_blocks: int
-    loss: str
-    control: bool
-    cached_inputs_bytes: int
-    time_by_stage_seconds: dict[str, float] = Field(description="At most, about; what takes none is left out.")
-    time_on_this_processor_seconds: float
-
-
 class EvalPlanDocument(PlanDocument):
     """``freemoe eval --dry-run``."""
 
@@ -233,9 +125,9 @@ class ServePlanDocument(ResultPart):
 
 
 _DOCUMENTS: dict[str, type[ResultPart]] = {
-    "build": BuiltDocument,
-    "convert": ConvertedDocument,
-    "trim": TrimmedDocument,
+    **{
+        system.command + part: found for system in map(SYSTEMS.get, SYSTEMS) for part, found in system.documents.items()
+    },
     "eval": EvaluationResult,
     "eval-text": OwnTextDocument,
     "generate": GeneratedDocument,
@@ -245,9 +137,6 @@ _DOCUMENTS: dict[str, type[ResultPart]] = {
     "ls": ListedDocument,
     "bench": BenchDocument,
     "error": ErrorDocument,
-    "build-plan": BuildPlanDocument,
-    "convert-plan": ConvertPlanDocument,
-    "trim-plan": TrimPlanDocument,
     "eval-plan": EvalPlanDocument,
     "eval-text-plan": OwnTextPlanDocument,
     "merge-plan": PlanDocument,

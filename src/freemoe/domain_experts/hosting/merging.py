@@ -11,12 +11,12 @@ from freemoe.core.errors import ArtifactError, DataError, RecipeError
 from freemoe.core.registry import unknown_name
 from freemoe.domain_experts.expert import require_accepted, require_zeros_say
 from freemoe.domain_experts.mixture import FreeMoE
+from freemoe.domain_experts.result import KIND
 from freemoe.domain_experts.structured.merging import require_units, write_shrunk
 from freemoe.models.checkpoints.gguf_header import is_gguf
 from freemoe.models.checkpoints.gguf_writing import require_file_type, write_gguf
 from freemoe.models.checkpoints.placement import Placement
 from freemoe.recipes.expert_names import BASE, SIGNS, ExpertRef, Operation
-from freemoe.results.build import KIND
 
 
 def merge(
@@ -71,6 +71,13 @@ def merge(
 
     folder = moe.merge_and_save(name, output, also=write_gguf_file, overwrite=overwrite, allow_rejected=allow_rejected)
     return {**found, "weights_off": off, "bytes": _file_sizes(folder)}
+
+
+def merge_experts(*what: Any, dry: bool, **how: Any) -> dict[str, Any]:
+    """`merge`, or where nothing shall be written `plan_merge`."""
+    if dry:
+        return plan_merge(*what, **{name: value for name, value in how.items() if name not in ("dtype", "device")})
+    return merge(*what, **how)
 
 
 def _read_names(expert: str | Sequence[str], op: str | None, known: Sequence[str]) -> ExpertRef:

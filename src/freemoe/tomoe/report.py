@@ -33,8 +33,8 @@ from freemoe.report.page import (
 from freemoe.report.palette import BASE, EXPERT, INK, RIVAL, SOFT
 from freemoe.report.reading import format_number
 from freemoe.report.tables import plain_table
-from freemoe.results.convert import ConvertResult
 from freemoe.tomoe.card import headlines, score_rows, score_table, verdict
+from freemoe.tomoe.result import ConvertResult
 
 _READINGS = (
     ("dense model", "base", "The base as it came: every weight is used for every token."),

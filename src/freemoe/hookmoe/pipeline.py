@@ -28,26 +28,29 @@ from freemoe.evals.keywords import resolve_recipe
 from freemoe.evals.speed import compare_prompts, prompt_lengths
 from freemoe.evals.verdict import perplexity_against
 from freemoe.hookmoe.adapter import Trimmed, save_adapter
+from freemoe.hookmoe.artefact import inspect_artefact
 from freemoe.hookmoe.card import SIMPLE, model_card
-from freemoe.hookmoe.compare import compare_plans
-from freemoe.hookmoe.exports import write_exports
 from freemoe.hookmoe.hooks.closed_form import fit_scale_bias, ridge_start
 from freemoe.hookmoe.hooks.hook import HookSet, new_hooks
 from freemoe.hookmoe.hooks.teacher import TeacherLogits, compute_teacher_logits
 from freemoe.hookmoe.hooks.training import TrainingData, TrainingSchedule, train_compensation
-from freemoe.hookmoe.inspection import inspect_trimmed
 from freemoe.hookmoe.material import TextParts, input_digests, prepare_trim
-from freemoe.hookmoe.measure import TextQuality, as_json, measure_quality, recovered_share
-from freemoe.hookmoe.metrics import (
+from freemoe.hookmoe.measure import (
+    TextQuality,
     act_equivalent,
     act_per_layer,
+    as_json,
     count_parameters,
     load_cv,
+    measure_quality,
     record_routes,
+    recovered_share,
     route_agreement,
 )
 from freemoe.hookmoe.plans.apply import apply_plan, expert_counts, plan_of
+from freemoe.hookmoe.plans.compare import compare_plans
 from freemoe.hookmoe.plans.elsewhere import parallel_measure
+from freemoe.hookmoe.plans.exports import write_exports
 from freemoe.hookmoe.plans.layers import moe_layers
 from freemoe.hookmoe.plans.methods import (
     PlanResult,
@@ -58,12 +61,12 @@ from freemoe.hookmoe.plans.methods import (
     rules_asked,
 )
 from freemoe.hookmoe.plans.plan import LayerPlan
+from freemoe.hookmoe.recipe import HookTraining, TrimRecipe
+from freemoe.hookmoe.result import TrimResult
 from freemoe.models.checkpoints.fingerprint import fingerprint_model
 from freemoe.models.checkpoints.identity import IDENTITY, identify_base
 from freemoe.models.hooks import combined_hooks
 from freemoe.models.spec import family_of
-from freemoe.recipes import HookTraining, TrimRecipe
-from freemoe.results import TrimResult
 from freemoe.text.blocks import PackedBlocks, row_texts
 
 
@@ -90,7 +93,7 @@ def trim(
         progress: Where to report.
         overwrite: Replace a finished artefact of the same name.
         resume: Go on with an unfinished run of the same recipe.
-        page: Draws a page into the folder that it is given, before that appears (`freemoe.report.trimmed.write_pages`).
+        page: Draws a page into the folder that it is given, before that appears (`freemoe.hookmoe.report.write_pages`).
         tokenizer: Of a loaded model; the one beside its files if absent.
         fields: In place of the recipe.
 
@@ -105,7 +108,7 @@ def trim(
             return Path(recipe.output)
         with open_run(recipe, overwrite=overwrite, resume=resume) as run:
             output = _run_trim(recipe, run, progress or default_progress())
-            return publish_run(run, TrimResult, recipe, output, inspect_trimmed, model_card, page)
+            return publish_run(run, TrimResult, recipe, output, inspect_artefact, model_card, page)
 
 
 def _run_trim(recipe: TrimRecipe, run: RunFolder, progress: Progress) -> RunOutput:

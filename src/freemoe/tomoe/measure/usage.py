@@ -15,7 +15,7 @@ from freemoe.core.errors import DataError
 from freemoe.kernels.gates import route_tokens
 from freemoe.models.hooks import combined_hooks, forward_pre_hook
 from freemoe.text.blocks import PackedBlocks
-from freemoe.tomoe.measure import TOKENS
+from freemoe.tomoe.measure.scores import TOKENS
 from freemoe.tomoe.structures.structure import Structure
 
 # ------------------------------------------------------------------------------------------- widths
