@@ -12,10 +12,10 @@ import pytest
 from freemoe.cli.common import make_console
 from freemoe.core import neutral
 from freemoe.domain_experts.prove import card as experts_card
+from freemoe.domain_experts.report import subdomain_table, summary_table
 from freemoe.hookmoe import card as trimmed_card
 from freemoe.report.figures.drawing import ReportFigure
 from freemoe.report.tables import evaluation_table
-from freemoe.domain_experts.report import subdomain_table, summary_table
 from freemoe.tomoe import card as converted_card
 from tests.report.conftest import sketch
 from tests.report.family import FAMILY

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from freemoe.report.reading import better, format_number, format_percent, gain_words
 from freemoe.domain_experts.report import domain_sentence
+from freemoe.report.reading import better, format_number, format_percent, gain_words
 from tests.report.synthetic import make_domain, make_result, typed, typed_row
 
 

@@ -12,7 +12,6 @@ from freemoe.domain_experts.cost.dry_run import plan_build
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.pipeline import build
 from freemoe.domain_experts.prove.card import control_text, headlines, model_card
-from freemoe.report.reading import gain_text
 from freemoe.domain_experts.prove.power import check_division
 from freemoe.domain_experts.purify.methods import METHODS
 from freemoe.domain_experts.recipe import PURIFICATIONS
@@ -22,7 +21,7 @@ from freemoe.evals.guessing import guessing_text
 from freemoe.evals.statistics import detectable_effect, detectable_gain
 from freemoe.models.checkpoints.fingerprint import fingerprint_model
 from freemoe.models.checkpoints.loading import load_base
-from freemoe.report.reading import gain_words
+from freemoe.report.reading import gain_text, gain_words
 from tests.domain_experts.conftest import read_result, task_recipe, text_recipe
 from tests.report.synthetic import typed_row
 

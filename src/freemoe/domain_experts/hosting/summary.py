@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from freemoe.domain_experts.expert import DomainExpert
-from freemoe.report.reading import gain_text
 from freemoe.domain_experts.result import BuildResult
 from freemoe.models.mask import Mask
 from freemoe.models.weights import WeightMatrix
 from freemoe.recipes.expert_names import BASE
+from freemoe.report.reading import gain_text
 from freemoe.results import read_result
 
 
