@@ -10,10 +10,7 @@ import typer
 
 from freemoe.cli import (
     bench,
-    build,
-    convert,
     demo,
-    evaluate,
     generate,
     inspect,
     listing,
@@ -24,7 +21,6 @@ from freemoe.cli import (
     run,
     schema,
     serve,
-    trim,
 )
 from freemoe.cli.failures import (
     STOPPED,
@@ -52,7 +48,7 @@ app = typer.Typer(
     # Help is as wide as the terminal or COLUMNS, up to this.
     context_settings={"max_content_width": 140},
 )
-for command in (build.COMMAND, convert.COMMAND, trim.COMMAND, evaluate.COMMAND):
+for command in run.COMMANDS.values():
     command.register_command(app)
 app.command("lm-eval", help=lm_eval.HELP, cls=GroupedCommand, context_settings=lm_eval.SETTINGS)(lm_eval.run_command)
 for name, module in {

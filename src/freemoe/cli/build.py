@@ -10,7 +10,7 @@ import typer
 
 from freemoe.cli import completion
 from freemoe.cli.common import CommandOutput, parse_numbers, read_domains
-from freemoe.cli.flags import SHARED, SIDE_BY_SIDE, RecipeCommand, RecipeFlag, flags_of
+from freemoe.cli.flags import SHARED, SIDE_BY_SIDE, RecipeCommand, RecipeFlag, flags_of, model_argument
 from freemoe.core.errors import RecipeError
 from freemoe.domain_experts.recipe import BuildRecipe
 from freemoe.recipes import set_path
@@ -117,12 +117,7 @@ COMMAND = RecipeCommand(
     help=HELP,
     recipe=BuildRecipe,
     arguments={
-        "model": (
-            str,
-            typer.Argument(
-                help="Folder or hub id of the base model, or freemoe-demo.", autocompletion=completion.complete_models
-            ),
-        ),
+        "model": model_argument("the base model, or freemoe-demo"),
         "domain": (
             list[str],
             typer.Option(

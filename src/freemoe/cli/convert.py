@@ -8,9 +8,8 @@ from typing import Any
 
 import typer
 
-from freemoe.cli import completion
 from freemoe.cli.common import CommandOutput
-from freemoe.cli.flags import OUTPUT, SIDE_BY_SIDE, TIMING, RecipeCommand, flags_of
+from freemoe.cli.flags import OUTPUT, SIDE_BY_SIDE, TIMING, RecipeCommand, flags_of, model_argument
 from freemoe.tomoe.recipe import ConvertRecipe
 
 HELP = """Make a dense model a token-level mixture of experts: the base's own weights, frozen, a part of them per token.
@@ -65,12 +64,7 @@ COMMAND = RecipeCommand(
     help=HELP,
     recipe=ConvertRecipe,
     arguments={
-        "model": (
-            str,
-            typer.Argument(
-                help="Folder or hub id of a dense model, or freemoe-demo.", autocompletion=completion.complete_models
-            ),
-        ),
+        "model": model_argument("a dense model, or freemoe-demo"),
         "text": (list[str], typer.Option([], "--text", help="What to learn from: text, or rows of any shape; repeat.")),
     },
     flags=FLAGS,

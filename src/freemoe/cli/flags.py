@@ -21,6 +21,8 @@ from freemoe.domain_experts.recipe import METRICS, PURIFICATIONS, ROUTERS, SEARC
 from freemoe.hub.fetch import require_in_reach
 from freemoe.recipes import Recipe, recipe_from, set_path
 from freemoe.recipes.keywords import path_of
+from freemoe.recipes.sections import RecipeSection
+from freemoe.systems import ArtefactSystem
 from freemoe.tomoe.recipe import METHODS
 
 
@@ -193,6 +195,44 @@ class RecipeCommand:
             autocompletion=_make_completion(flag.path, about),
             rich_help_panel=_help_panel(flag.path),
         )
+
+
+def model_argument(what: str) -> tuple[type, Any]:
+    """The model that a command begins with."""
+    return str, typer.Argument(help=f"Folder or hub id of {what}.", autocompletion=completion.complete_models)
+
+
+def system_command(system: ArtefactSystem) -> RecipeCommand:
+    """The command of a system that has none of its own here: its model, and a flag for every field that is no section."""
+    recipe = system.recipe_type
+    plain = {name: RecipeFlag() for name, about in recipe.model_fields.items() if not _is_section(about)}
+    flags = flags_of(recipe, {n: f for n, f in plain.items() if n not in ("command", "model", "output")}, OUTPUT)
+
+    def run_system(recipe: Recipe, *, overwrite: bool, resume: bool, shown: CommandOutput) -> None:
+        from freemoe.artefacts import write_page
+
+        run = system.part(f"pipeline:{system.command}")
+        folder = run(recipe, progress=shown.make_progress(), overwrite=overwrite, resume=resume, page=write_page)
+        shown.print_artefact(system.command, folder)
+
+    return RecipeCommand(
+        name=system.command,
+        help=(recipe.__doc__ or "").partition("\n")[0],
+        recipe=recipe,
+        arguments={"model": model_argument("the base")},
+        flags=flags,
+        common=" ".join(flags),
+        begin=lambda values: {"model": values["model"]},
+        run=run_system,
+        plan=f"{system.package}.pipeline:plan_{system.command}",
+        dry_run="what would be done",
+        example="seed=1",
+    )
+
+
+def _is_section(about: FieldInfo) -> bool:
+    kind = about.annotation
+    return isinstance(kind, type) and issubclass(kind, RecipeSection)
 
 
 def run_options(dry_run: str, resumes: bool = True) -> dict[str, tuple[Any, Any]]:

@@ -8,10 +8,17 @@ import typer
 
 from freemoe.cli import build, convert, evaluate, trim
 from freemoe.cli.common import apply_sets
-from freemoe.cli.flags import run_options, with_signature
+from freemoe.cli.flags import RecipeCommand, run_options, system_command, with_signature
 from freemoe.recipes import load_recipe, recipe_from
+from freemoe.systems import SYSTEMS
 
-COMMANDS = {module.COMMAND.name: module.COMMAND for module in (build, convert, trim, evaluate)}
+_OWN = {module.COMMAND.name: module.COMMAND for module in (build, convert, trim)}
+COMMANDS: dict[str, RecipeCommand] = {
+    **{s.command: _OWN.get(s.command) or system_command(s) for s in map(SYSTEMS.get, SYSTEMS)},
+    evaluate.COMMAND.name: evaluate.COMMAND,
+}
+"""Every command that runs a recipe: of each system, and the evaluation."""
+
 HELP = """Run a recipe: the YAML that --print-recipe prints, or that stands in an artefact as recipe.yaml.
 
 Example:

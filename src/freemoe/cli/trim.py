@@ -8,9 +8,8 @@ from typing import Any
 
 import typer
 
-from freemoe.cli import completion
 from freemoe.cli.common import CommandOutput
-from freemoe.cli.flags import OUTPUT, SIDE_BY_SIDE, TIMING, RecipeCommand, RecipeFlag, flags_of
+from freemoe.cli.flags import OUTPUT, SIDE_BY_SIDE, TIMING, RecipeCommand, RecipeFlag, flags_of, model_argument
 from freemoe.core.errors import RecipeError
 from freemoe.hookmoe.recipe import TrimRecipe
 from freemoe.recipes import set_path
@@ -101,12 +100,7 @@ COMMAND = RecipeCommand(
     help=HELP,
     recipe=TrimRecipe,
     arguments={
-        "model": (
-            str,
-            typer.Argument(
-                help="Folder or hub id of the mixture, or freemoe-demo-moe.", autocompletion=completion.complete_models
-            ),
-        ),
+        "model": model_argument("the mixture, or freemoe-demo-moe"),
         "text": (str, typer.Option(..., "--text", "-t", help="Text file (.txt, .jsonl, .json), or demo: .")),
     },
     flags=FLAGS,
