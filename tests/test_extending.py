@@ -27,7 +27,7 @@ from freemoe.tomoe.structures.rivals import RIVALS
 from freemoe.tomoe.structures.structure import LayerStructure
 from tests.domain_experts.conftest import read_result, task_recipe, world  # noqa: F401
 from tests.masks import indices_of
-from tests.tomoe.test_convert import base, recipe  # noqa: F401
+from tests.tomoe.conftest import base, recipe  # noqa: F401
 
 
 # ---- from here on what another package would write (RIA: arXiv:2402.02826)
@@ -166,7 +166,7 @@ def test_an_entry_point_brings_its_rows_along(tmp_path, module: str) -> None:
     (about / "entry_points.txt").write_text(f"[freemoe]\nmine = {module}\n")
     (tmp_path / "plugin.py").write_text(PLUGIN)
     code = """
-from freemoe.recipes import BuildRecipe
+from freemoe.domain_experts.recipe import BuildRecipe
 recipe = BuildRecipe(model="m", domains={"a": ["b"]}, search={"metrics": ["theirs"]})
 from freemoe.domain_experts.rank.importance import METRICS
 from benchmarks.rivals.plan import cells

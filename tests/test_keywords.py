@@ -14,12 +14,12 @@ from freemoe.cli.flags import RecipeCommand
 from freemoe.core.errors import RecipeError
 from freemoe.domain_experts.recipe import BuildRecipe, SearchSection
 from freemoe.hookmoe.recipe import TrimRecipe
-from freemoe.recipes import EvalRecipe, Recipe, recipe_from
+from freemoe.recipes import recipe_from
 from freemoe.recipes.keywords import nest_keywords, recipe_of
-from freemoe.tomoe.recipe import ConvertRecipe
+from freemoe.recipes.sections import RecipeSection
+from tests.test_recipe_bounds import KINDS, fields
 
 BUILD = {"model": "m", "domains": {"law": "law.jsonl"}}
-KINDS = [BuildRecipe, EvalRecipe, ConvertRecipe, TrimRecipe]
 
 
 def test_keywords_are_the_recipe_that_yaml_says():
@@ -76,19 +76,8 @@ def test_what_is_no_keyword_is_answered_with_what_was_meant(values, says):
         recipe_of(BuildRecipe, {**BUILD, **values})
 
 
-def fields(kind: type[Recipe], path: str = "") -> list[tuple[str, Any]]:
-    found = []
-    for name, field in kind.model_fields.items():
-        inner: Any = field.annotation
-        if hasattr(inner, "model_fields"):
-            found += fields(inner, f"{path}{name}.")
-        elif name != "command":
-            found.append((path + name, field))
-    return found
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_help_shows_every_field(kind: type[Recipe]) -> None:
+def test_help_shows_every_field(kind: type[RecipeSection]) -> None:
     said = pydoc.plain(pydoc.render_doc(kind))
     for path, field in fields(kind):
         assert field.description, f"{path} has no description"

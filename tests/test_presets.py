@@ -11,12 +11,9 @@ from freemoe.hookmoe.recipe import TrimRecipe
 from freemoe.recipes import dump, recipe_from
 from freemoe.recipes.keywords import recipe_of
 from freemoe.tomoe.recipe import ConvertRecipe
+from tests.test_recipe_bounds import SMALLEST
 
-BEGUN: dict[str, dict[str, Any]] = {
-    "build": {"command": "build", "model": "m", "domains": {"text": ["text:t.txt"]}},
-    "convert": {"command": "convert", "model": "m", "text": ["t.txt"]},
-    "trim": {"command": "trim", "model": "m", "text": "t.txt"},
-}
+BEGUN: dict[str, dict[str, Any]] = {name: {"command": name, **least} for name, least in SMALLEST.items()}
 SYSTEMS = {"build": BuildRecipe, "convert": ConvertRecipe, "trim": TrimRecipe}
 
 

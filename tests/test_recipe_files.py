@@ -8,13 +8,14 @@ import pytest
 
 from freemoe.domain_experts.recipe import BuildRecipe
 from freemoe.evals.tasks.benchmarks import BENCHMARKS
+from freemoe.hookmoe.recipe import TrimRecipe
 from freemoe.recipes import load_recipe
 from freemoe.tomoe.recipe import ConvertRecipe
-from reproduce.running import RECIPES
+from reproduce.running import RECIPES as FOLDER
 
-FOLDER = RECIPES
 FILES = sorted(f for f in FOLDER.rglob("*.yaml") if f.parent.name in ("mode", "free-moe"))
 CONVERSIONS = sorted((FOLDER / "tomoe").glob("*.yaml"))
+TRIMS = sorted((FOLDER / "hookmoe").glob("*.yaml"))
 NAMES = [str(f.relative_to(FOLDER)) for f in FILES]
 
 # Part of a file's name -> (field, values that the papers' table has, in the order of its files).
@@ -85,6 +86,7 @@ def test_every_table_is_there() -> None:
     models = {load(f).model for f in FOLDER.glob("mode/table01-*.yaml")}
     assert len(models) == 5
     assert {load(f).bands.scope for f in FOLDER.glob("free-moe/*.yaml")} == {"layer"}
+    assert len([f for f in TRIMS if f.stem.startswith("table03-")]) == 4
 
 
 @pytest.mark.parametrize("file", CONVERSIONS, ids=[f.name for f in CONVERSIONS])
@@ -94,3 +96,18 @@ def test_a_conversion_is_the_papers(file: Path) -> None:
     assert (recipe.profile, recipe.mix, recipe.train.steps) == ("paper", "paper", 10000)
     assert (recipe.gates.budget, recipe.losses.union, recipe.losses.size) == ("loss", 2.0, 16.0)
     assert recipe.output == f"tomoe-{file.stem}"
+
+
+@pytest.mark.parametrize("file", TRIMS, ids=[f.name for f in TRIMS])
+def test_a_trim_says_what_it_is(file: Path) -> None:
+    recipe = load_recipe(file)
+    assert isinstance(recipe, TrimRecipe)
+    assert recipe.output == f"hookmoe-{file.stem}"
+    assert recipe.plan.given
+    kind = "Table" if file.stem.startswith("table") else "Figure"
+    assert f"HookMoE {kind} {int(file.stem.removeprefix(kind.lower())[:2])}" in file.read_text(encoding="utf-8")
+    if file.stem.startswith("table03"):
+        assert (recipe.training.loss, recipe.hooks.layers, recipe.hooks.position) == ("lm", "one", "pre")
+        assert recipe.hooks.units in (14336, 16384, 2816)
+        assert recipe.plan.rescale == "none"
+        assert recipe.training.limit * recipe.training.block == 2**20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -335,44 +336,18 @@ def test_no_file(name: str, tmp_path: Path) -> None:
         load_recipe(tmp_path / name)
 
 
-def test_the_papers_grid_in_their_orientation() -> None:
-    """Tables 7-11 of MoDE: 50-100 % in steps of 5 %, ten bands that touch and do not overlap."""
-    edges = BandSection(start=0.5, end=1.0, step=0.05, ratio=0.05).band_edges()
-    assert edges == [
-        (0.5, 0.55),
-        (0.55, 0.6),
-        (0.6, 0.65),
-        (0.65, 0.7),
-        (0.7, 0.75),
-        (0.75, 0.8),
-        (0.8, 0.85),
-        (0.85, 0.9),
-        (0.9, 0.95),
-        (0.95, 1.0),
-    ]
-
-
-def test_the_papers_grid_in_ours() -> None:
-    edges = BandSection(start=0.0, end=0.5, step=0.05, ratio=0.05).band_edges()
-    assert edges[0] == (0.0, 0.05)
-    assert edges[-1] == (0.45, 0.5)
-    assert len(edges) == 10
-
-
-def test_the_default_grid_covers_everything_once() -> None:
-    edges = BandSection().band_edges()
-    assert edges == [
-        (0.0, 0.1),
-        (0.1, 0.2),
-        (0.2, 0.3),
-        (0.3, 0.4),
-        (0.4, 0.5),
-        (0.5, 0.6),
-        (0.6, 0.7),
-        (0.7, 0.8),
-        (0.8, 0.9),
-        (0.9, 1.0),
-    ]
+@pytest.mark.parametrize(
+    ("grid", "first", "step"),
+    [
+        # Tables 7-11 of MoDE: ten bands that touch and do not overlap; in ours, and by default.
+        ({"start": 0.5, "end": 1.0, "step": 0.05, "ratio": 0.05}, 0.5, 0.05),
+        ({"start": 0.0, "end": 0.5, "step": 0.05, "ratio": 0.05}, 0.0, 0.05),
+        ({}, 0.0, 0.1),
+    ],
+)
+def test_grids_of_ten_bands(grid: dict[str, float], first: float, step: float) -> None:
+    edges = [round(first + n * step, 2) for n in range(11)]
+    assert BandSection(**grid).band_edges() == list(itertools.pairwise(edges))
 
 
 @pytest.mark.parametrize("step", [0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 1 / 3])

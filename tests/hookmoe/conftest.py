@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,15 @@ from typing import Any
 import pytest
 import torch
 
+from freemoe.hookmoe.pipeline import trim
+from freemoe.hookmoe.recipe import TrimRecipe
+from freemoe.recipes import recipe_from
 from freemoe.text.blocks import PackedBlocks, pack_blocks
 from tests.tiny import CASES, tiny_model, tiny_tokenizer
 
 MIXTURES = ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3", "gpt_oss"]
+QUICK = {"steps": 4, "rows": 2, "every": 2, "block": 32, "limit": 8, "held_out": 3, "test": 4}
+"""The training of trims in tests."""
 assert set(MIXTURES) <= set(CASES)
 
 
@@ -55,8 +61,28 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny_tokenizer().save_pretrained(folder / "model")
     tiny_model("llama").save_pretrained(folder / "dense")
     tiny_tokenizer().save_pretrained(folder / "dense")
-    import json
-
     lines = [json.dumps({"text": s}) for s in sentences(150, 1)]
     (folder / "text.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return folder
+
+
+def recipe(saved: Path, output: Path, training: dict[str, Any] | None = None, **fields: Any) -> TrimRecipe:
+    """A trim of four steps to one expert per token; ``fields`` are those of the recipe."""
+    data = {
+        "command": "trim",
+        "model": str(saved / "model"),
+        "text": str(saved / "text.jsonl"),
+        "output": str(output),
+        "training": QUICK | (training or {}),
+        "plan": {"given": "uniform:1"},
+        **fields,
+    }
+    found = recipe_from(data)
+    assert isinstance(found, TrimRecipe)
+    return found
+
+
+@pytest.fixture(scope="session")
+def done(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of such a trim."""
+    return trim(recipe(saved, tmp_path_factory.mktemp("done") / "out"))

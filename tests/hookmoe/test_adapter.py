@@ -128,6 +128,9 @@ def test_another_base_family_shape_or_kind_is_refused(mixtral: Any, tmp_path: Pa
 
 
 def test_exports_say_what_engines_need(mixtral: Any, tmp_path: Path) -> None:
+    write_exports(tmp_path, mixtral, LayerPlan((2, 1, 1)), hooked=False)
+    # A plan that differs by layer is no override.
+    assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
     write_exports(tmp_path, mixtral, LayerPlan((1, 1, 1)), hooked=True)
     assert json.loads((tmp_path / "plan.json").read_text())["top_k"] == [1, 1, 1]
     vllm = json.loads((tmp_path / "exports" / "vllm.json").read_text())
@@ -138,14 +141,7 @@ def test_exports_say_what_engines_need(mixtral: Any, tmp_path: Path) -> None:
         assert json.loads((tmp_path / "exports" / "vllm.json").read_text())["covers"].startswith(covers)
 
 
-def test_a_plan_that_differs_by_layer_has_no_override(mixtral: Any, tmp_path: Path) -> None:
-    write_exports(tmp_path, mixtral, LayerPlan((2, 1, 1)), hooked=False)
-    assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
-
-
 def test_the_override_is_the_plan(mixtral: Any, tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
     write_exports(tmp_path, mixtral, LayerPlan((1, 1, 1)), hooked=False)
     setting = json.loads((tmp_path / "exports" / "transformers.json").read_text())["from_pretrained"]
     mixtral.save_pretrained(tmp_path / "model")

@@ -16,8 +16,8 @@ from freemoe.hookmoe.evaluation import evaluate_text
 from freemoe.hookmoe.material import load_text
 from freemoe.hookmoe.pipeline import trim
 from freemoe.hookmoe.recipe import TrimRecipe
-from freemoe.recipes import EvalRecipe, load_recipe, recipe_from
-from tests.hookmoe.conftest import sentences
+from freemoe.recipes import EvalRecipe, load_recipe
+from tests.hookmoe.conftest import recipe, sentences
 from tests.tiny import tiny_tokenizer
 
 SEED = 3
@@ -34,32 +34,19 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def trimmed(saved: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A trim with seed 3 that read all of its text."""
-    found = recipe_from(
-        {
-            "command": "trim",
-            "model": str(saved / "model"),
-            "text": str(text),
-            "output": str(tmp_path_factory.mktemp("trimmed") / "out"),
-            "seed": SEED,
-            "plan": {"given": "uniform:1"},
-            "hooks": {"layers": "none"},
-            "training": {"steps": 2, "every": 2, "block": 96, "limit": 500, "held_out": 500, "test": 500},
-        }
-    )
-    assert isinstance(found, TrimRecipe)
-    return trim(found)
+    training = {"steps": 2, "every": 2, "block": 96, "limit": 500, "held_out": 500, "test": 500}
+    output = tmp_path_factory.mktemp("trimmed") / "out"
+    return trim(recipe(saved, output, training, text=str(text), seed=SEED, hooks={"layers": "none"}))
 
 
 def score(artefact: Path, **changes: Any) -> dict[str, Any]:
-    found = recipe_from({"command": "eval", "artefact": str(artefact), "device": "cpu", **changes})
-    assert isinstance(found, EvalRecipe)
-    return evaluate(found)
+    return evaluate(EvalRecipe(artefact=str(artefact), device="cpu", **changes))
 
 
 def rows_by_part(trimmed: Path) -> dict[str, list[str]]:
-    recipe = load_recipe(trimmed / "recipe.yaml")
-    assert isinstance(recipe, TrimRecipe)
-    parts = load_text(recipe, tiny_tokenizer())
+    asked = load_recipe(trimmed / "recipe.yaml")
+    assert isinstance(asked, TrimRecipe)
+    parts = load_text(asked, tiny_tokenizer())
     return {name: tiny_tokenizer().batch_decode(getattr(parts, name).ids) for name in ("train", "held_out", "test")}
 
 
@@ -75,7 +62,7 @@ def test_questions_and_text_that_were_trained_on_are_set_aside(trimmed: Path, tm
     other = [{"prompt": f"other {n}", "target": " no"} for n in range(4)]
     (tmp_path / "other.jsonl").write_text("".join(json.dumps(row) + "\n" for row in other))
     counts = []
-    for seed in (None, 0, 1, 2):
+    for seed in (None, 0, 1):
         spec = f"{tmp_path / 'other.jsonl'}::{tmp_path / 'ask.jsonl'}"
         result = score(trimmed, domains={"ask": spec}, seed=seed)
         (domain,) = result["domains"]

@@ -25,30 +25,12 @@ from freemoe.hookmoe.pipeline import trim
 from freemoe.hookmoe.plans import elsewhere
 from freemoe.hookmoe.plans.layers import moe_layers
 from freemoe.hookmoe.plans.plan_figures import write_pareto
-from freemoe.hookmoe.recipe import TrimRecipe
 from freemoe.hookmoe.result import TrimResult
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.recipes import EvalRecipe, load_recipe, recipe_from
 from tests.core.run.away import SerialAway
-from tests.hookmoe.conftest import logits
+from tests.hookmoe.conftest import QUICK, logits, recipe
 from tests.tiny import tiny_model, tiny_tokenizer
-
-QUICK = {"steps": 4, "rows": 2, "every": 2, "block": 32, "limit": 8, "held_out": 3, "test": 4}
-
-
-def recipe(saved: Path, output: Path, training: dict[str, Any] | None = None, **fields: Any) -> TrimRecipe:
-    data = {
-        "command": "trim",
-        "model": str(saved / "model"),
-        "text": str(saved / "text.jsonl"),
-        "output": str(output),
-        "training": QUICK | (training or {}),
-        "plan": {"given": "uniform:1"},
-        **fields,
-    }
-    found = recipe_from(data)
-    assert isinstance(found, TrimRecipe)
-    return found
 
 
 def test_a_trim_writes_an_artefact_that_is_the_measured_model(saved: Path, tmp_path: Path) -> None:
@@ -113,11 +95,10 @@ class _Killed(Exception):
 
 
 # Three states of the hooks, then three of the control.
-@pytest.mark.parametrize("kill", [0, 2, 4])
+@pytest.mark.parametrize("kill", [0, 4])
 def test_a_killed_trim_goes_on_to_the_same_artefact(
-    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kill: int
+    saved: Path, done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kill: int
 ) -> None:
-    whole = trim(recipe(saved, tmp_path / "whole"))
     asked = recipe(saved, tmp_path / "killed")
     keep, left = RunFolder.run_tensor_unit, [kill]
 
@@ -136,8 +117,8 @@ def test_a_killed_trim_goes_on_to_the_same_artefact(
     folder = trim(asked)
     assert json.loads((folder / "result.json").read_text())["cost"]["units_reused"] > 0
     for name in ("hookmoe.safetensors", "hookmoe_config.json", "plan.json"):
-        assert (folder / name).read_bytes() == (whole / name).read_bytes()
-    rows = [json.loads((f / "result.json").read_text())["test"]["rows"] for f in (whole, folder)]
+        assert (folder / name).read_bytes() == (done / name).read_bytes()
+    rows = [json.loads((f / "result.json").read_text())["test"]["rows"] for f in (done, folder)]
     assert rows[0] == rows[1]
 
 
@@ -195,8 +176,7 @@ def test_the_papers_search_deploys_one_hook_at_its_layer(saved: Path, tmp_path: 
 PLAIN = {BASE: make_variant(nullcontext)}
 
 
-def test_tasks_are_scored_under_base_plan_and_hooks(saved: Path, tmp_path: Path) -> None:
-    folder = trim(recipe(saved, tmp_path / "out", {"control": False}))
+def test_tasks_are_scored_under_base_plan_and_hooks(done: Path, tmp_path: Path) -> None:
     tasks = tmp_path / "law.jsonl"
     items = [{"question": f"{a} + 1 =", "choices": [str(a + 1), str(a)], "answer": 0} for a in range(12)]
     tasks.write_text("\n".join(json.dumps(i) for i in items) + "\n")
@@ -205,7 +185,7 @@ def test_tasks_are_scored_under_base_plan_and_hooks(saved: Path, tmp_path: Path)
         "\n\n".join(f"the {a}th stone lies beside the river and is older than {a * 7} years" for a in range(90))
     )
     domains = {"law": (str(tasks),), "stones": (f"text:{text}",)}
-    asked = EvalRecipe(artefact=str(folder), domains=domains, output=str(tmp_path / "e.json"))
+    asked = EvalRecipe(artefact=str(done), domains=domains, output=str(tmp_path / "e.json"))
     result = evaluate(asked)
     rows = result["domains"][0]["rows"]
     assert list(rows) == ["full", "plan", "rescaled", "hooks"]
@@ -218,7 +198,7 @@ def test_tasks_are_scored_under_base_plan_and_hooks(saved: Path, tmp_path: Path)
     assert result["costs"]["hooks"]["total"] > result["costs"]["full"]["total"] > result["costs"]["hooks"]["active"]
     stones = result["domains"][1]["rows"]
     assert stones["full"]["ratio"]["mean"] == 1.0
-    model, tokenizer, trimmed = load_trimmed(folder, None, "auto", "auto")
+    model, tokenizer, trimmed = load_trimmed(done, None, "auto", "auto")
     with trimmed.attached(model):
         alone = evaluate_as(asked.model_copy(update={"output": None}), lambda r: EvalTarget(model, tokenizer, PLAIN))
     assert alone["domains"][1]["rows"]["base"]["score"] == stones["hooks"]["score"]
@@ -319,8 +299,7 @@ def test_families_with_habits_of_their_own_trim_from_end_to_end(family: str, sav
     assert again["hooks"]["kl"] == pytest.approx(rows["hooks"]["kl"], abs=1e-9)
 
 
-def test_a_loaded_model_and_texts_in_memory_give_the_same_hooks(saved: Path, tmp_path: Path) -> None:
-    own = trim(recipe(saved, tmp_path / "own"))
+def test_a_loaded_model_and_texts_in_memory_give_the_same_hooks(saved: Path, done: Path, tmp_path: Path) -> None:
     model, tokenizer = load_base(saved / "model")
     before = {k: v.clone() for k, v in model.state_dict().items()}
     texts = [json.loads(line) for line in (saved / "text.jsonl").read_text().splitlines()]
@@ -328,7 +307,7 @@ def test_a_loaded_model_and_texts_in_memory_give_the_same_hooks(saved: Path, tmp
         model=model, tokenizer=tokenizer, text=texts, output=tmp_path / "out", training=QUICK, plan="uniform:1"
     )
     for name in ("hookmoe.safetensors", "plan.json"):
-        assert (folder / name).read_bytes() == (own / name).read_bytes()
+        assert (folder / name).read_bytes() == (done / name).read_bytes()
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     assert all(p.requires_grad for p in model.parameters())
 
@@ -361,9 +340,10 @@ def test_experts_in_eight_bits_are_refused() -> None:
         moe_layers(model)
 
 
-def test_the_better_of_both_starts_is_taken(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = {"control": False, "steps": 1}
-    found = json.loads((trim(recipe(saved, tmp_path / "ridge", asked)) / "result.json").read_text())["hooks"]
+def test_the_better_of_both_starts_is_taken(
+    saved: Path, done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = json.loads((done / "result.json").read_text())["hooks"]
     assert found["start"]["kept"] == min(found["start"]["held_out_kl"], key=found["start"]["held_out_kl"].get)
     assert found["start"]["held_out_kl"]["ridge"] != found["start"]["held_out_kl"]["zero"]
 
@@ -372,7 +352,8 @@ def test_the_better_of_both_starts_is_taken(saved: Path, tmp_path: Path, monkeyp
             torch.nn.init.normal_(hook.down.weight, std=5.0)
 
     monkeypatch.setattr(trim_module, "ridge_start", harmful)
-    worse = json.loads((trim(recipe(saved, tmp_path / "worse", asked)) / "result.json").read_text())["hooks"]
+    asked = recipe(saved, tmp_path / "worse", {"control": False, "steps": 1})
+    worse = json.loads((trim(asked) / "result.json").read_text())["hooks"]
     assert worse["start"]["kept"] == "zero"
     # Training begins at the plan alone.
     assert worse["losses"]["hooks"][0] == pytest.approx(worse["start"]["held_out_kl"]["zero"], rel=1e-5)

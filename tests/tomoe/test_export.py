@@ -219,19 +219,17 @@ def test_a_config_of_something_else_is_refused(
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
-    model = tiny_model("llama")
-    structure = random_structure(model)
-    with pytest.raises(DataError, match="1 layers, the model 2"):
-        export_converted_model(model, structure[:1], tmp_path / "a")
-    with pytest.raises(DataError, match="experts has shape"):
-        export_converted_model(tiny_model("llama", intermediate_size=40), structure, tmp_path / "b")
-    with pytest.raises(RecipeError, match="'dense'; allowed: shared, materialised, pseudo"):
-        export_converted_model(model, structure, tmp_path / "c", mode="dense")
-    with pytest.raises(FamilyError, match="cannot be converted"):
-        export_converted_model(tiny_model("phi3"), structure, tmp_path / "d")
-    normed = tiny_model("phi", qk_layernorm=True)
-    with pytest.raises(FamilyError, match="qk_layernorm=false"):
-        export_converted_model(normed, random_structure(normed), tmp_path / "e")
+    model, normed = tiny_model("llama"), tiny_model("phi", qk_layernorm=True)
+    whole = random_structure(model)
+    for base, structure, mode, error, says in (
+        (model, whole[:1], "shared", DataError, "1 layers, the model 2"),
+        (tiny_model("llama", intermediate_size=40), whole, "shared", DataError, "experts has shape"),
+        (model, whole, "dense", RecipeError, "'dense'; allowed: shared, materialised, pseudo"),
+        (tiny_model("phi3"), whole, "shared", FamilyError, "cannot be converted"),
+        (normed, random_structure(normed), "shared", FamilyError, "qk_layernorm=false"),
+    ):
+        with pytest.raises(error, match=says):
+            export_converted_model(base, structure, tmp_path / "m", mode=mode)
     assert not list(tmp_path.iterdir())
 
 

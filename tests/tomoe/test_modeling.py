@@ -15,7 +15,6 @@ from freemoe.kernels.crossover import KernelCrossover
 from freemoe.models.sublayers import CONVERTIBLE, find_sublayers
 from freemoe.tomoe import modules
 from freemoe.tomoe.export import build_converted_model
-from freemoe.tomoe.gates.discretize import equalise_widths
 from freemoe.tomoe.modeling import CLASSES, MODES
 from freemoe.tomoe.structures.masked import apply_structure
 from tests.tiny import tiny_model
@@ -97,24 +96,6 @@ def test_decoding_with_a_cache_equals_prefill(family: str, attention: str) -> No
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", CONVERTIBLE)
-def test_one_layer_equals_its_masked_layer(family: str) -> None:
-    model = tiny_model(family).double()
-    structure = random_structure(model)
-    new = build_converted_model(model, structure)
-    x = torch.randn(2, 7, 32, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    angles = model.model.rotary_emb(x, torch.arange(7).unsqueeze(0))
-    for number in range(2):
-        dense, ours = model.model.layers[number], new.model.layers[number]
-        with apply_structure(model, structure):
-            want_attention = dense.self_attn(x, position_embeddings=angles, attention_mask=None)[0]
-            want_mlp = dense.mlp(x)
-        got = ours.self_attn(x, position_embeddings=angles, attention_mask=None)[0]
-        torch.testing.assert_close(got, want_attention, rtol=0, atol=1e-12)
-        torch.testing.assert_close(ours.mlp(x), want_mlp, rtol=0, atol=1e-12)
-
-
-@torch.no_grad()
 def test_sliding_windows_pass_through() -> None:
     for family, own in (
         ("mistral", {"sliding_window": 5}),
@@ -183,18 +164,6 @@ def test_every_token_keeps_exactly_k_value_dimensions() -> None:
     x = torch.randn(5, 32)
     for layer, own in zip(new.model.layers, structure, strict=True):
         assert layer.self_attn.value_gate(x).sum(-1).tolist() == [own.value_width] * 5
-
-
-@torch.no_grad()
-def test_equalised_widths_compute_as_their_masks() -> None:
-    model = tiny_model("llama")
-    structure = random_structure(model)
-    equal = [replace(layer, experts=equalise_widths(layer.experts, torch.rand(4, 48))) for layer in structure]
-    with apply_structure(model, equal):
-        want = logits(model)
-    new = build_converted_model(model, equal, "materialised")
-    assert new.model.layers[0].mlp.up.shape == (2, 4 * equal[0].neuron_counts[0], 32)
-    torch.testing.assert_close(logits(new), want, **CLOSE)
 
 
 def test_inference_mode_leaves_nothing_behind() -> None:

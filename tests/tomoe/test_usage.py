@@ -13,7 +13,6 @@ from freemoe.core.errors import ArtifactError, DataError
 from freemoe.kernels.gates import route_tokens
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.sublayers import find_sublayers
-from freemoe.recipes import recipe_from
 from freemoe.text.blocks import PackedBlocks, pack_blocks
 from freemoe.tomoe.material import read_text
 from freemoe.tomoe.measure.usage import (
@@ -26,35 +25,18 @@ from freemoe.tomoe.measure.usage import (
     token_experts,
     training_dynamics,
 )
-from freemoe.tomoe.pipeline import convert
-from freemoe.tomoe.recipe import ConvertRecipe
 from freemoe.tomoe.structures.masked import apply_structure
 from freemoe.tomoe.structures.structure import read_structure
-from tests.tiny import save_base_and_text, tiny_model
+from tests.tiny import tiny_model
+from tests.tomoe.conftest import recipe
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], Any, Any, PackedBlocks]:
+def made(base: Path, done: Path) -> tuple[Path, dict[str, Any], Any, Any, PackedBlocks]:
     """A conversion: its folder, result, model, tokenizer and held-out text."""
-    folder = tmp_path_factory.mktemp("usage")
-    save_base_and_text(folder)
-    recipe = recipe_from(
-        {
-            "command": "convert",
-            "model": str(folder / "model"),
-            "text": [str(folder / "text.jsonl")],
-            "output": str(folder / "out"),
-            "experts": 3,
-            "dtype": "float32",
-            "rivals": False,
-            "train": {"steps": 4, "batch_tokens": 64, "block": 32, "save_every": 2},
-        }
-    )
-    assert isinstance(recipe, ConvertRecipe)
-    out = convert(recipe)
-    model, tokenizer = load_base(out)
-    held_out = pack_blocks(tokenizer, read_text(recipe, tokenizer).held_out, 32)
-    return out, json.loads((out / "result.json").read_text()), model, tokenizer, held_out
+    model, tokenizer = load_base(done)
+    held_out = pack_blocks(tokenizer, read_text(recipe(base, done), tokenizer).held_out, 32)
+    return done, json.loads((done / "result.json").read_text()), model, tokenizer, held_out
 
 
 def test_tokens_go_where_the_masks_on_the_dense_model_send_them(made: Any) -> None:

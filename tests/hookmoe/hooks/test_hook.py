@@ -9,10 +9,11 @@ import torch
 
 from freemoe.core.errors import RecipeError
 from freemoe.hookmoe.hooks.hook import Hook, HookSet, allocate_units, new_hooks
+from freemoe.hookmoe.measure import record_routes
 from freemoe.hookmoe.plans.apply import apply_plan, plan_of
 from freemoe.hookmoe.plans.layers import moe_layers
 from freemoe.hookmoe.plans.plan import uniform_plan
-from tests.hookmoe.conftest import logits
+from tests.hookmoe.conftest import blocks_of, logits
 from tests.tiny import tiny_model
 
 WAYS = [("block", "pre"), ("routed", "pre"), ("block", "parallel")]
@@ -75,9 +76,6 @@ def test_scopes_differ_only_where_there_are_shared_experts(mixture: Any) -> None
 
 
 def test_a_parallel_hook_leaves_its_own_layers_routes_as_they_are(mixtral: Any) -> None:
-    from freemoe.hookmoe.measure import record_routes
-    from tests.hookmoe.conftest import blocks_of
-
     blocks = blocks_of()
     before = record_routes(mixtral, blocks)
     same = {}
@@ -104,19 +102,13 @@ def test_a_budget_is_divided_by_what_was_lost() -> None:
 
 
 def test_hooks_that_do_not_fit_are_refused(mixtral: Any) -> None:
-    with (
-        pytest.raises(RecipeError, match=r"hook stands at layer 7.*\[0, 1, 2\]"),
-        HookSet({7: Hook(32, 2)}).attached(mixtral),
+    for model, number, size, says in (
+        (mixtral, 7, 32, r"hook stands at layer 7.*\[0, 1, 2\]"),
+        (mixtral, 0, 16, "hidden size of 16, the model has 32"),
+        (tiny_model("deepseek_v2"), 0, 32, "dense or absent"),
     ):
-        pass
-    with (
-        pytest.raises(RecipeError, match="hidden size of 16, the model has 32"),
-        HookSet({0: Hook(16, 2)}).attached(mixtral),
-    ):
-        pass
-    dense = tiny_model("deepseek_v2")
-    with pytest.raises(RecipeError, match="dense or absent"), HookSet({0: Hook(32, 2)}).attached(dense):
-        pass
+        with pytest.raises(RecipeError, match=says), HookSet({number: Hook(size, 2)}).attached(model):
+            pass
     with pytest.raises(RecipeError, match="scope is 'router'"):
         HookSet({}, scope="router")
     with pytest.raises(RecipeError, match="position is 'after'"):

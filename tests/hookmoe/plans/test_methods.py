@@ -8,7 +8,10 @@ import pytest
 
 from freemoe.core.errors import RecipeError
 from freemoe.core.run.progress import QuietProgress
+from freemoe.hookmoe.hooks.hook import allocate_units, new_hooks
+from freemoe.hookmoe.measure import act_equivalent
 from freemoe.hookmoe.plans.apply import plan_of
+from freemoe.hookmoe.plans.dynamic import router_renormalises
 from freemoe.hookmoe.plans.methods import (
     best_rule,
     default_units,
@@ -20,6 +23,7 @@ from freemoe.hookmoe.plans.methods import (
 )
 from freemoe.hookmoe.plans.plan import LayerPlan, uniform_plan
 from freemoe.hookmoe.recipe import HookSection, PlanSection
+from tests.tiny import tiny_model
 
 
 def drops_of(base: LayerPlan, asked: list[tuple[str, LayerPlan]]) -> dict[str, Any]:
@@ -57,8 +61,6 @@ def test_a_rule_that_is_asked_for_is_the_only_one_that_is_measured(mixtral: Any)
 
 
 def test_rules_that_are_the_routers_own_are_not_measured_twice(mixture: Any) -> None:
-    from freemoe.hookmoe.plans.dynamic import router_renormalises
-
     assert rules_asked(mixture, "auto") == ("none", "kept_mass" if router_renormalises(mixture) else "renorm")
     assert rules_asked(mixture, "kept_mass") == ("kept_mass",)
     assert best_rule({"none": lambda p: 0.2, "renorm": lambda p: 0.2 - 1e-9}, plan_of(mixture))[0] == "none"
@@ -82,10 +84,6 @@ def test_swaps_are_bounded_and_in_the_record(mixtral: Any) -> None:
 
 
 def test_hooks_cost_a_twelfth_of_the_work_that_a_plan_saves() -> None:
-    from freemoe.hookmoe.hooks.hook import allocate_units, new_hooks
-    from freemoe.hookmoe.measure import act_equivalent
-    from tests.tiny import tiny_model
-
     for layers in (2, 6):
         model = tiny_model("mixtral", num_hidden_layers=layers)
         base = plan_of(model)

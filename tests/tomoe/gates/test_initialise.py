@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 from freemoe.kernels.gates import route_tokens
-from freemoe.models.sublayers import CONVERTIBLE, find_sublayers
+from freemoe.models.sublayers import CONVERTIBLE, DecoderSublayers, find_sublayers
 from freemoe.text.blocks import PackedBlocks
 from freemoe.tomoe.gates.hypernetwork import Hypernetwork
 from freemoe.tomoe.gates.initialise import (
@@ -90,10 +91,17 @@ def test_clusters_send_tokens_to_the_nearest_centre() -> None:
         assert torch.equal(route_tokens(x, weight, bias), torch.cdist(x, weight).argmin(-1))
 
 
-def test_offsets_compare_worth_per_weight_over_all_layers() -> None:
+@pytest.fixture(scope="module")
+def measured() -> tuple[list[DecoderSublayers], list[LayerImportance]]:
+    """A model's layers, and what they are worth."""
     model = tiny_model("llama")
     sublayers, text = find_sublayers(model), blocks()
-    worth = measure_layer_importance(model, sublayers, text, cluster_tokens(model, sublayers, text, 3, seed=0))
+    routers = cluster_tokens(model, sublayers, text, 3, seed=0)
+    return sublayers, measure_layer_importance(model, sublayers, text, routers)
+
+
+def test_offsets_compare_worth_per_weight_over_all_layers(measured: Any) -> None:
+    sublayers, worth = measured
     values, worths_per_weight = [], []
     for layer, own, start in zip(sublayers, worth, initial_logits(worth, sublayers), strict=True):
         per_dim = 32 * (layer.heads + layer.kv_heads)
@@ -106,10 +114,8 @@ def test_offsets_compare_worth_per_weight_over_all_layers() -> None:
     assert max(ranked) > min(ranked) + 1
 
 
-def test_a_quiet_hypernetwork_says_the_offsets() -> None:
-    model = tiny_model("llama")
-    sublayers, text = find_sublayers(model), blocks()
-    worth = measure_layer_importance(model, sublayers, text, cluster_tokens(model, sublayers, text, 3, seed=0))
+def test_a_quiet_hypernetwork_says_the_offsets(measured: Any) -> None:
+    sublayers, worth = measured
     net = Hypernetwork(sublayers, 3, seed=0, start_quiet=True)
     initialise_gates(net, worth, sublayers)
     with torch.no_grad():
