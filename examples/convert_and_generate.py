@@ -5,11 +5,10 @@ python examples/convert_and_generate.py
 
 from __future__ import annotations
 
-from itertools import islice
 from pathlib import Path
 
 import freemoe
-from freemoe.assets.tiny_world import World
+from freemoe.assets import demo_documents
 from freemoe.results import read_result
 from freemoe.tomoe.result import ConvertResult
 
@@ -17,7 +16,7 @@ from freemoe.tomoe.result import ConvertResult
 def main() -> None:
     """Write a text, convert, read, generate."""
     # Any text will do that looks like what the model shall write later; this is the bundled model's own world, drawn anew.
-    Path("corpus.txt").write_text("\n\n".join(d.text for d in islice(World().documents(seed=7), 4000)))
+    Path("corpus.txt").write_text("\n\n".join(demo_documents()[:4000]))
     recipe = freemoe.ConvertRecipe(
         model="freemoe-demo",
         text=("corpus.txt",),

@@ -27,7 +27,7 @@ import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from freemoe.assets.tiny_world import WORLD_SEED, TrainingDocument, TrainingMix, World, write_benchmark
+from scripts.tiny_world import WORLD_SEED, TrainingDocument, TrainingMix, World, write_benchmark
 
 ASSETS = Path(__file__).resolve().parents[1] / "src" / "freemoe" / "assets"
 SEED, EVAL_SEED, STEPS = 11, 7301, 1900

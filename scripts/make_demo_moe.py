@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from freemoe.assets.tiny_world import WORLD_SEED, TrainingMix, World
 from scripts.make_demo_model import (
     ASSETS,
     MAX_POSITIONS,
@@ -33,6 +32,7 @@ from scripts.make_demo_model import (
     train,
     train_tokenizer,
 )
+from scripts.tiny_world import WORLD_SEED, TrainingMix, World
 
 SEED, STEPS = 5, 1200
 SECONDS_PER_STEP = 0.4  # one thread of a server core with AVX2, unshared; only for the estimate of --dry-run

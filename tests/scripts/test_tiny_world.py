@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import re
@@ -13,12 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from freemoe.assets import benchmark_path, demo_model_path
-from freemoe.assets.tiny_facts import FACT_FIELDS
-from freemoe.assets.tiny_world import DOMAIN_FIELDS, ITEMS_PER_FIELD, TrainingMix, World, key_split, write_benchmark
-from scripts import make_demo_model
+from freemoe.assets import benchmark_path, demo_documents, demo_model_path
+from scripts import make_demo_benchmark, make_demo_model
+from scripts.tiny_facts import FACT_FIELDS
+from scripts.tiny_world import (
+    DOCUMENTS,
+    DOCUMENTS_SEED,
+    DOMAIN_FIELDS,
+    ITEMS_PER_FIELD,
+    TrainingMix,
+    World,
+    key_split,
+    write_benchmark,
+)
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+ROOT = Path(__file__).resolve().parents[2]
 TASK_DOMAINS = ("math", "code")
 FILES = [(domain, split) for domain in DOMAIN_FIELDS for split in ("reference", "test")]
 
@@ -111,14 +119,17 @@ def test_documents_are_a_function_of_the_seed():
 
 
 def test_shipped_benchmark_is_what_the_script_writes(tmp_path):
-    command = [sys.executable, str(SCRIPTS / "make_demo_benchmark.py"), "--out", str(tmp_path)]
-    subprocess.run([*command, "--eval-seed", str(provenance()["eval_seed"])], check=True, capture_output=True)
-    for domain, split in FILES:
-        assert (tmp_path / f"{domain}.{split}.jsonl").read_bytes() == benchmark_path(domain, split).read_bytes()
+    command = [sys.executable, "-m", "scripts.make_demo_benchmark", "--out", str(tmp_path)]
+    subprocess.run([*command, "--eval-seed", str(provenance()["eval_seed"])], check=True, capture_output=True, cwd=ROOT)
+    shipped = benchmark_path("math", "test").parent
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
+        path.name: path.read_bytes() for path in shipped.iterdir()
+    }
+    assert demo_documents() == [d.text for d in documents(DOCUMENTS_SEED, DOCUMENTS)]
 
 
 def test_default_seeds_of_both_scripts_are_the_recorded_ones():
-    model, benchmark = make_demo_model, script("make_demo_benchmark")
+    model, benchmark = make_demo_model, make_demo_benchmark
     assert model.EVAL_SEED == benchmark.EVAL_SEED == provenance()["eval_seed"]
     assert (provenance()["seed"], provenance()["steps"]) == (model.SEED, model.STEPS)
     assert provenance()["mix"] == {"share": dict(TrainingMix().share), "rho": dict(TrainingMix().rho)}
@@ -356,12 +367,13 @@ def test_stored_weights_are_bfloat16_and_small():
 def test_dry_run_writes_nothing(tmp_path):
     command = [
         sys.executable,
-        str(SCRIPTS / "make_demo_model.py"),
+        "-m",
+        "scripts.make_demo_model",
         "--dry-run",
         "--out",
         str(tmp_path / "out"),
     ]
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    said = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
     assert re.search(r"steps x 4096 tokens = .*M, about \d+ min", said)
     assert not (tmp_path / "out").exists()
 
@@ -373,11 +385,3 @@ def test_another_seed_is_another_base_of_the_same_kind():
     assert first[name].equal(again[name])
     assert not first[name].equal(other[name])
     assert {key: value.shape for key, value in first.items()} == {key: value.shape for key, value in other.items()}
-
-
-@cache
-def script(name: str):
-    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

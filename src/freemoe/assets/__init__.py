@@ -1,7 +1,8 @@
-"""The bundled tiny model and the tiny benchmark, as files of the package; no torch is loaded here."""
+"""The bundled tiny models, their benchmark and their text, as files of the package; no torch is loaded here."""
 
 from __future__ import annotations
 
+import json
 from importlib import resources
 from pathlib import Path
 
@@ -21,7 +22,7 @@ def demo_model_path() -> Path:
     Raises:
         FileNotFoundError: the installation carries no model (`scripts/make_demo_model.py` writes it).
     """
-    return _require_asset(_assets_folder() / "demo_model", "scripts/make_demo_model.py")
+    return _require_asset("demo_model", "scripts/make_demo_model.py")
 
 
 def demo_moe_path() -> Path:
@@ -30,7 +31,7 @@ def demo_moe_path() -> Path:
     Raises:
         FileNotFoundError: the installation carries no mixture (`scripts/make_demo_moe.py` writes it).
     """
-    return _require_asset(_assets_folder() / "demo_moe", "scripts/make_demo_moe.py")
+    return _require_asset("demo_moe", "scripts/make_demo_moe.py")
 
 
 def benchmark_path(domain: str, split: str) -> Path:
@@ -43,14 +44,21 @@ def benchmark_path(domain: str, split: str) -> Path:
     for name, value, allowed in (("domain", domain, DOMAINS), ("split", split, SPLITS)):
         if value not in allowed:
             raise ValueError(f"{name}={value!r} is not part of the bundled benchmark; allowed: {', '.join(allowed)}")
-    return _require_asset(_assets_folder() / "benchmark" / f"{domain}.{split}.jsonl", "scripts/make_demo_benchmark.py")
+    return _require_asset(f"benchmark/{domain}.{split}.jsonl", "scripts/make_demo_benchmark.py")
 
 
-def _assets_folder() -> Path:
-    return Path(str(resources.files(__name__)))
+def demo_documents() -> list[str]:
+    """16,000 documents of the world that the bundled models were trained on, drawn anew.
+
+    Raises:
+        FileNotFoundError: the installation carries no text (`scripts/make_demo_benchmark.py` writes it).
+    """
+    path = _require_asset("benchmark/documents.jsonl", "scripts/make_demo_benchmark.py")
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def _require_asset(path: Path, script: str) -> Path:
+def _require_asset(name: str, script: str) -> Path:
+    path = Path(str(resources.files(__name__))) / name
     if not path.exists():
         raise FileNotFoundError(f"the bundled asset {path} is missing; {script} writes it")
     return path

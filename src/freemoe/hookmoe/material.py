@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from freemoe.assets.tiny_world import World
+from freemoe.assets import demo_documents
 from freemoe.core.environment import use_threads
 from freemoe.core.errors import DataError
 from freemoe.core.files import json_digest
@@ -26,8 +26,6 @@ from freemoe.text.documents import read_documents
 
 DEMO = "demo:"
 """The bundled world's documents, drawn anew: what the bundled mixture was trained on, but not the same documents."""
-
-_DEMO_DOCUMENTS, _DEMO_SEED = 16000, 90001
 
 
 @dataclass(frozen=True)
@@ -57,10 +55,7 @@ class TextParts:
 
 def read_text(spec: str, tokenizer: Any, chat: str, group_by: str | None) -> list[str]:
     """The documents of a source, conversations by the model's chat template; or of the bundled world."""
-    if spec == DEMO:
-        drawn = World().documents(_DEMO_SEED)
-        return [d.text for d in itertools.islice(drawn, _DEMO_DOCUMENTS)]
-    return read_documents(spec, tokenizer, chat, group_by)
+    return demo_documents() if spec == DEMO else read_documents(spec, tokenizer, chat, group_by)
 
 
 def load_text(recipe: TrimRecipe, tokenizer: Any) -> TextParts:

@@ -83,7 +83,7 @@ def test_a_base_that_cannot_be_trained_says_how_it_ended(tmp_path, monkeypatch: 
 
 
 def test_a_fresh_benchmark_is_a_domain(tmp_path) -> None:
-    from freemoe.assets.tiny_world import write_benchmark
+    from scripts.tiny_world import write_benchmark
 
     write_benchmark(tmp_path / "benchmark", eval_seed(SEEDS[0]))
     for name, specs in benchmark_specs(tmp_path).items():

@@ -12,16 +12,18 @@ any seed: whatever seed trains a base or draws a benchmark, what is tested was n
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from freemoe.assets.tiny_facts import ENTITY_QUOTAS, FACT_FIELDS, EntityFact, build_facts
-from freemoe.assets.tiny_tasks import TASK_FIELDS, TinyTask
+from scripts.tiny_facts import ENTITY_QUOTAS, FACT_FIELDS, EntityFact, build_facts
+from scripts.tiny_tasks import TASK_FIELDS, TinyTask
 
 WORLD_SEED = 20
+DOCUMENTS, DOCUMENTS_SEED = 16_000, 90_001  # of the text that is shipped beside the benchmark
 SPLITS = ("reference", "test", "dev", "train")
 SHIPPED_SPLITS = ("reference", "test")
 DOMAIN_FIELDS: dict[str, tuple[str, ...]] = {
@@ -173,6 +175,14 @@ def write_benchmark(folder: Path, seed: int) -> list[Path]:
             path.write_text(benchmark_lines(world.benchmark_items(domain, split, seed)), encoding="utf-8", newline="\n")
             written.append(path)
     return written
+
+
+def write_documents(path: Path) -> Path:
+    """Write `DOCUMENTS` training documents of a seed that trains no bundled model into a JSONL file; return its path."""
+    drawn = itertools.islice(World().documents(DOCUMENTS_SEED), DOCUMENTS)
+    lines = "".join(json.dumps(document.text, ensure_ascii=False) + "\n" for document in drawn)
+    path.write_text(lines, encoding="utf-8", newline="\n")
+    return path
 
 
 def _stated_value(fact: EntityFact, sloppy: bool) -> str:
