@@ -42,6 +42,7 @@ from freemoe.hookmoe.plans.plan import LayerPlan
 from freemoe.hookmoe.plans.search import even_plan
 from freemoe.hookmoe.recipe import HookTraining, TrimRecipe
 from freemoe.models.checkpoints.loading import BUNDLED_MOE, load_base
+from freemoe.recipes import DataSection
 
 SEEDS = (0, 1, 2)
 STEPS, ROWS, BLOCK, EVERY = 500, 8, 128, 100
@@ -114,7 +115,7 @@ def prepare(settings: Settings, model_name: str = BUNDLED_MOE, text_name: str = 
         records_of(settings.cells or settings.cache / "hookmoe-cells", model_name, text, decided),
     )
     for domain in DOMAINS if model_name == BUNDLED_MOE else ():
-        data = load_domain(domain, [f"demo:{domain}"], tokenizer=tokenizer, limit=20 if quick else None)
+        data = load_domain(domain, [f"demo:{domain}"], DataSection(limit=20 if quick else None), tokenizer=tokenizer)
         bench.documents[domain] = list(data.reported.open(FrozenChoice("bench hookmoe")))
         bench.graders[domain] = data.graders
     return bench

@@ -24,6 +24,7 @@ from freemoe.evals.tasks.harness.rows import MBPP_IDS
 from freemoe.evals.tasks.splits import draw_balanced
 from freemoe.evals.tasks.task import DomainData, Response, TaskGrader, grade_choice
 from freemoe.evals.tasks.text_tasks import TextTask
+from freemoe.recipes import DataSection
 from freemoe.text.documents import read_documents
 from freemoe.text.files import read_json_lines, read_text_file
 
@@ -177,7 +178,7 @@ def _named(name: str, spec: str, about: str) -> Material:
 
     def load(root: Path, tokenizer: Any, protocol: Protocol, shots: int) -> DomainData:
         limit = max(protocol.reference, protocol.questions)
-        return load_domain(name, [spec], tokenizer=tokenizer, data_root=root, limit=limit, num_fewshot=shots)
+        return load_domain(name, [spec], DataSection(root=str(root), limit=limit, fewshot=shots), tokenizer=tokenizer)
 
     return Material(name, "task", files, about, load)
 
@@ -195,7 +196,6 @@ class MatchingTask:
     limit: int
     name: str = "gsm8k-matching"
     metric: str = "acc"
-    runs_code: bool = False
     note: str = "gsm8k-matching: reference train, reported test; the other answers are other questions' of the split"
 
     def _documents(self, split: str) -> list[Document]:

@@ -19,6 +19,7 @@ from freemoe.assets import BUNDLED, BUNDLED_MOE, DOMAINS, benchmark_path
 from freemoe.evals.tasks.domains import load_domain
 from freemoe.evals.tasks.task import DomainData
 from freemoe.models.spec import FAMILIES
+from freemoe.recipes import DataSection
 
 assert rows  # importing it registers the rows that are built in
 
@@ -47,7 +48,7 @@ def _lines(domain: str, split: str) -> list[dict[str, Any]]:
 
 def _demo_code(root: Path, tokenizer: Any, protocol: Protocol, shots: int) -> DomainData:
     limit = max(protocol.reference, protocol.questions)
-    return load_domain("demo-code", ["demo:code"], tokenizer=tokenizer, limit=limit)
+    return load_domain("demo-code", ["demo:code"], DataSection(limit=limit), tokenizer=tokenizer)
 
 
 _DEMO_FILES = tuple(f"{d}.{s}.jsonl" for d in DOMAINS for s in ("reference", "test"))

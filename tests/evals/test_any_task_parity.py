@@ -5,6 +5,7 @@ import pytest
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.domains import make_task
 from freemoe.models.checkpoints.loading import load_base
+from freemoe.recipes import DataSection
 from tests.evals.test_lm_eval_parity import arguments, same_choices
 from tests.lm_eval_files import CHOICE, GENERATE, SIZES, TARGET, write_task
 
@@ -45,7 +46,7 @@ def test_answers_and_scores_are_lm_evals_own(form, kind, shots, tmp_path, demo):
     # lm-eval draws few-shot examples anew for every document unless the task says not to.
     folder = write_task(tmp_path, form=form, **kind, fewshot_config={"sampler": "first_n"})
     samples = lm_eval_samples(folder, "sums", *demo, shots)
-    task = make_task(f"lm_eval:sums@{shots}", task_folder=folder)
+    task = make_task(f"lm_eval:sums@{shots}", DataSection(task_folder=str(folder)))
     documents = task.reported()
     assert len(documents) == len(samples) == SIZES["test"]
     scored = same_choices(task, documents, samples, Scorer(*demo, max_length=128))
@@ -57,7 +58,7 @@ def test_answers_and_scores_are_lm_evals_own(form, kind, shots, tmp_path, demo):
 def test_generations_and_scores_are_lm_evals_own(tmp_path, demo):
     folder = write_task(tmp_path, **GENERATE)
     samples = lm_eval_samples(folder, "sums", *demo, 0)
-    task = make_task("lm_eval:sums", task_folder=folder)
+    task = make_task("lm_eval:sums", DataSection(task_folder=str(folder)))
     scorer = Scorer(*demo, max_length=128)
     right = 0
     for document in task.reported():

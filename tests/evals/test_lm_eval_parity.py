@@ -8,6 +8,7 @@ import pytest
 from freemoe.compat.lm_eval import CODE_MODULES, official_config
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.domains import make_task
+from freemoe.recipes import DataSection
 from tests.sandbox import needs_bubblewrap
 
 pytestmark = [
@@ -62,7 +63,7 @@ def rows_of(task, documents):
 
 @pytest.mark.parametrize("name", ["arc_easy", "mmlu_anatomy", "mathqa", "openbookqa", "rte"])
 def test_choice(name, stories, data_root):
-    task = make_task(name, data_root=data_root, limit=12)
+    task = make_task(name, DataSection(root=str(data_root), limit=12))
     documents = task.reported()
     row = task.row
     part = task._parts[0]
@@ -98,7 +99,7 @@ def same_choices(task, documents, samples, scorer, tolerance=1e-4):
 
 
 def test_generation(stories, data_root):
-    task = make_task("gsm8k@2", data_root=data_root, limit=5)
+    task = make_task("gsm8k@2", DataSection(root=str(data_root), limit=5))
     documents = [dataclasses.replace(d, max_new_tokens=24) for d in task.reported()]
     config = official_config("gsm8k/gsm8k.yaml")
     config["generation_kwargs"] = {**config["generation_kwargs"], "max_gen_toks": 24}
@@ -140,7 +141,7 @@ def answering(answers):
 
 
 def test_generation_of_right_and_odd_answers(data_root):
-    task = make_task("gsm8k", data_root=data_root, limit=12)
+    task = make_task("gsm8k", DataSection(root=str(data_root), limit=12))
     documents = task.reported()
     odd = ["", "no number", "It is $1,000.00.", "-5", "#### 7 and 8", "####", "3.", ".5 5"]
     texts = [d.reference if i < 4 else odd[i - 4] for i, d in enumerate(documents)]
@@ -204,7 +205,7 @@ def their_code_eval(tmp_path, monkeypatch):
 @needs_bubblewrap
 @pytest.mark.parametrize("name", ["mbpp", "humaneval"])
 def test_code(name, their_code_eval, stories, data_root):
-    task = make_task(name, data_root=data_root, limit=9, allow_code_execution=True)
+    task = make_task(name, DataSection(root=str(data_root), limit=9, allow_code_execution=True))
     documents = task.reported()
     config = official_config(f"{name}/{name}.yaml")  # with their metric
     texts = [d.reference for d in documents]
@@ -238,6 +239,6 @@ def test_our_metric_leaves_lm_evals_modules_alone(their_code_eval, data_root):
     load = evaluate.load
     official_config("mbpp/mbpp.yaml")
     module = sys.modules[CODE_MODULES[1]]
-    make_task("mbpp", data_root=data_root)
+    make_task("mbpp", DataSection(root=str(data_root)))
     assert sys.modules[CODE_MODULES[1]] is module
     assert evaluate.load is load

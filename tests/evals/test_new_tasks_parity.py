@@ -11,6 +11,7 @@ from freemoe.core.errors import DataError
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.benchmarks import find_benchmark
 from freemoe.evals.tasks.domains import load_domain, make_task
+from freemoe.recipes import DataSection
 from tests.evals.test_lm_eval_parity import answering, arguments, lm_eval_samples, rows_of, same_choices
 from tests.tiny import tiny_model, tiny_tokenizer
 
@@ -99,7 +100,7 @@ def lm():
     "spec", ["boolq", "winogrande", "winogrande@2", "sciq", "sciq@1", "piqa", "truthfulqa_mc1", "truthfulqa_mc2"]
 )
 def test_choice(spec, made_up, lm):
-    task = make_task(spec, data_root=made_up, limit=8)
+    task = make_task(spec, DataSection(root=str(made_up), limit=8))
     documents, part = task.reported(), task._parts[0]
     shots = [r for _, r in part.rows["shots"]][: part.shots]
     config = {**official_config(task.row.yaml), "fewshot_config": {"sampler": "first_n"}}
@@ -113,7 +114,7 @@ def test_choice(spec, made_up, lm):
 
 
 def test_winogrande_hides_the_choice_from_its_prompt_and_calibrates_on_the_right_one(made_up):
-    document = make_task("winogrande", data_root=made_up).reported()[3]
+    document = make_task("winogrande", DataSection(root=str(made_up))).reported()[3]
     row = _winogrande("dev", 3)
     assert document.prompt == row["sentence"]
     right = row["sentence"].replace("_", row[f"option{row['answer']}"])
@@ -126,7 +127,7 @@ def test_winogrande_hides_the_choice_from_its_prompt_and_calibrates_on_the_right
 
 
 def _same_grades(spec, made_up, texts_of):
-    task = make_task(spec, data_root=made_up, limit=8)
+    task = make_task(spec, DataSection(root=str(made_up), limit=8))
     documents = task.reported()
     texts = [texts_of(d, i) for i, d in enumerate(documents)]
     answers = dict(zip([d.prompt for d in documents], texts, strict=True))
@@ -164,7 +165,7 @@ def test_minerva_grades(made_up):
     grades = _same_grades("minerva_math_algebra", made_up, lambda d, i: d.reference if i < 4 else odd[i - 4])
     assert grades[:4] == [1.0] * 4
     assert min(grades) == 0.0
-    task = make_task("minerva_math_algebra", data_root=made_up)
+    task = make_task("minerva_math_algebra", DataSection(root=str(made_up)))
     assert task.reported()[0].prompt.count("Problem:") == 5
     # An equal expression that is written otherwise: 10/7.
     document = next(d for d in task.reported() if "algebra test 10?" in d.prompt)
@@ -173,7 +174,7 @@ def test_minerva_grades(made_up):
 
 
 def test_all_subjects_of_math_are_one_task(made_up):
-    data = load_domain("math", ["hendrycks_math"], data_root=made_up, limit=14)
+    data = load_domain("math", ["hendrycks_math"], DataSection(root=str(made_up), limit=14))
     assert {d.field for d in data.reference.documents} == set(find_benchmark("hendrycks_math")[1])
     assert "reference train, reported test" in data.notes[0]
 
@@ -184,7 +185,7 @@ def test_minerva_without_its_libraries_says_which_extra(made_up, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "math_verify" else find(name))
     with pytest.raises(DataError, match=r"math_verify is not installed here\. pip install 'freemoe\[eval,math\]'"):
-        make_task("minerva_math_algebra", data_root=made_up)
+        make_task("minerva_math_algebra", DataSection(root=str(made_up)))
 
 
 @pytest.mark.parametrize(
@@ -200,7 +201,7 @@ def test_minerva_without_its_libraries_says_which_extra(made_up, monkeypatch):
 )
 def test_a_file_that_is_not_there_is_named_with_its_size_and_source(spec, said, tmp_path):
     with pytest.raises(DataError, match=said):
-        make_task(spec, data_root=tmp_path)
+        make_task(spec, DataSection(root=str(tmp_path)))
 
 
 def test_malformed_files(tmp_path):
@@ -208,18 +209,18 @@ def test_malformed_files(tmp_path):
     goals = tmp_path / "piqa/train.jsonl"
     goals.write_text('{"goal": "g", "sol1": "a", "sol2": "b"}\n')
     with pytest.raises(DataError, match="labels are not beside it"):
-        make_task("piqa", data_root=tmp_path)
+        make_task("piqa", DataSection(root=str(tmp_path)))
     goals.with_name("train-labels.lst").write_text("0\n1\n")
     with pytest.raises(DataError, match="2 labels for 1 goals"):
-        make_task("piqa", data_root=tmp_path)
+        make_task("piqa", DataSection(root=str(tmp_path)))
     (tmp_path / "truthfulqa").mkdir()
     (tmp_path / "truthfulqa/mc_task.json").write_text(
         json.dumps([{"question": "q", "mc1_targets": {"a": 0}, "mc2_targets": {"a": 1}}])
     )
     with pytest.raises(DataError, match="mark true answers with 1"):
-        make_task("truthfulqa_mc1", data_root=tmp_path)
+        make_task("truthfulqa_mc1", DataSection(root=str(tmp_path)))
     folder = tmp_path / "math/train/algebra"
     folder.mkdir(parents=True)
     (folder / "1.json").write_text('{"problem": "p", "solution": "no box"}')
     with pytest.raises(DataError, match=r"no .*boxed answer"):
-        make_task("hendrycks_math_algebra", data_root=tmp_path)
+        make_task("hendrycks_math_algebra", DataSection(root=str(tmp_path)))

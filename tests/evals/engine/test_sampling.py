@@ -15,7 +15,7 @@ from freemoe.evals.summary import summarise_scores
 from freemoe.evals.tasks.documents import Document
 from freemoe.evals.tasks.domains import load_domain, make_task
 from freemoe.evals.tasks.task import TaskGrader
-from freemoe.recipes import EvalRecipe
+from freemoe.recipes import DataSection, EvalRecipe
 from tests.tiny import tiny_model, tiny_tokenizer
 
 PROMPTS = ["a", "some text", "another text that is longer", "b", "some text"]
@@ -102,7 +102,7 @@ def test_targets_are_sampled_where_the_task_says_so(tmp_path):
     rows = [{"prompt": f"{i}+1=", "target": f"{i + 1}\n"} for i in range(20)]
     file = tmp_path / "sums.jsonl"
     file.write_text("".join(json.dumps(r) + "\n" for r in rows))
-    task = make_task(f"sampled:{file}", tokenizer=tiny_tokenizer(), pass_at=10)
+    task = make_task(f"sampled:{file}", DataSection(pass_at=10), tokenizer=tiny_tokenizer())
     document = task.reported()[0]
     assert (task.metric, document.kind, document.until) == ("pass@10", "generate", ("\n",))
     right = document.reference.strip()

@@ -8,6 +8,7 @@ import yaml
 from freemoe.core.errors import DataError, RecipeError, UnknownNameError
 from freemoe.evals.tasks.documents import FrozenChoice
 from freemoe.evals.tasks.domains import load_domain, make_task
+from freemoe.recipes import DataSection
 from tests.lm_eval_files import GENERATE, SIZES, rows, write_files, write_task
 
 # lm-eval and its libraries warn of their own affairs.
@@ -35,7 +36,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 )
 def test_the_rule_of_the_splits(spec, changes, told, sizes, tmp_path):
     folder = write_task(tmp_path, **changes)
-    domain = load_domain("d", [spec], task_folder=folder)
+    domain = load_domain("d", [spec], DataSection(task_folder=str(folder)))
     assert told in domain.notes[0]
     assert (len(domain.reference), len(domain.reported)) == sizes
     reported = domain.reported.open(FrozenChoice("a test"))
@@ -46,12 +47,12 @@ def test_copies_stand_on_one_side_only(tmp_path):
     splits = {s: rows(s) for s in SIZES}
     splits["validation"][3] = {**splits["test"][0], "q": splits["test"][0]["q"].upper() + "  "}
     folder = write_task(tmp_path, files=write_files(tmp_path, splits=splits))
-    task = make_task("lm_eval:sums", task_folder=folder)
+    task = make_task("lm_eval:sums", DataSection(task_folder=str(folder)))
     assert len(task.reference()) == SIZES["validation"] - 1
     assert "1 reference documents dropped as also reported" in task.note
     twice = {"test": rows("test") * 2}
     folder = write_task(tmp_path, files=write_files(tmp_path, splits=twice), training_split=None, validation_split=None)
-    carved = make_task("lm_eval:sums+carve", task_folder=folder)
+    carved = make_task("lm_eval:sums+carve", DataSection(task_folder=str(folder)))
     sides = [{d.key for d in side} for side in (carved.reference(), carved.reported())]
     assert len(sides[0]) == len(sides[1]) == 10
     assert not sides[0] & sides[1]
@@ -59,7 +60,7 @@ def test_copies_stand_on_one_side_only(tmp_path):
 
 def test_few_shot_examples_are_never_reported_ones(tmp_path):
     folder = write_task(tmp_path, training_split=None, fewshot_split="test")
-    task = make_task("lm_eval:sums@2", task_folder=folder, limit=5)
+    task = make_task("lm_eval:sums@2", DataSection(task_folder=str(folder), limit=5))
     assert "2-shot from a tenth of the reference, kept apart" in task.note
     assert "reported test 5 of 20" in task.note
     asked = {row["q"] for row in rows("test")}
@@ -70,9 +71,9 @@ def test_few_shot_examples_are_never_reported_ones(tmp_path):
     assert not any(q in shots for q in asked)
     # The YAML's own number of examples, unless --fewshot or @N says otherwise.
     folder = write_task(tmp_path, num_fewshot=1)
-    assert "1-shot" in make_task("lm_eval:sums", task_folder=folder).note
-    assert "2-shot from train" in make_task("lm_eval:sums", task_folder=folder, num_fewshot=2).note
-    assert "0-shot" in make_task("lm_eval:sums@0", task_folder=folder, num_fewshot=2).note
+    assert "1-shot" in make_task("lm_eval:sums", DataSection(task_folder=str(folder))).note
+    assert "2-shot from train" in make_task("lm_eval:sums", DataSection(task_folder=str(folder), fewshot=2)).note
+    assert "0-shot" in make_task("lm_eval:sums@0", DataSection(task_folder=str(folder), fewshot=2)).note
 
 
 def test_functions_beside_the_yaml(tmp_path):
@@ -86,7 +87,7 @@ def test_functions_beside_the_yaml(tmp_path):
     config["metric_list"] = [{"metric": "sure", "aggregation": "mean", "higher_is_better": True}]
     text = yaml.safe_dump(config) + "process_docs: !function ours.some\nprocess_results: !function ours.results\n"
     (folder / "sums.yaml").write_text(text)
-    task = make_task("lm_eval:sums", task_folder=str(folder))
+    task = make_task("lm_eval:sums", DataSection(task_folder=str(folder)))
     kept = [row for row in rows("test") if row["gold"] != 1]
     assert [d.gold for d in task.reported()] == [row["gold"] for row in kept]
     document = task.reported()[0]
@@ -135,7 +136,7 @@ def test_refusals(case, tmp_path):
     changes, said = REFUSED[case]
     folder = write_task(tmp_path, **{name: value for name, value in changes.items() if name != "spec"})
     with pytest.raises(DataError, match=r"(?s)sums.*" + said):
-        make_task(changes.get("spec", "lm_eval:sums"), task_folder=folder)
+        make_task(changes.get("spec", "lm_eval:sums"), DataSection(task_folder=str(folder)))
 
 
 def test_bad_specs_and_names(tmp_path):
@@ -147,17 +148,17 @@ def test_bad_specs_and_names(tmp_path):
         ("lm_eval:sums+carve+train", "one of them"),
     ):
         with pytest.raises(RecipeError, match=said):
-            make_task(spec, task_folder=folder)
+            make_task(spec, DataSection(task_folder=str(folder)))
     with pytest.raises(DataError, match=r"No folder at .*nowhere \(--task-folder\)"):
-        make_task("lm_eval:sums", task_folder=str(tmp_path / "nowhere"))
+        make_task("lm_eval:sums", DataSection(task_folder=str(tmp_path / "nowhere")))
     (Path(folder) / "broken.yaml").write_text("task: broken\nmetric_list: [\n")
     with pytest.raises(DataError, match=r"broken\.yaml cannot be read as a task of lm-eval \(ParserError"):
-        make_task("lm_eval:broken", task_folder=folder)
+        make_task("lm_eval:broken", DataSection(task_folder=str(folder)))
     (Path(folder) / "absent.yaml").write_text(
         "task: absent\ntest_split: t\nvalidation_split: v\ndoc_to_text: !function no.f\n"
     )
     with pytest.raises(DataError, match="names functions that cannot be loaded"):
-        make_task("lm_eval:absent", task_folder=folder)
+        make_task("lm_eval:absent", DataSection(task_folder=str(folder)))
 
 
 def test_unknown_names_have_near_misses(tmp_path):
@@ -165,7 +166,7 @@ def test_unknown_names_have_near_misses(tmp_path):
     with pytest.raises(
         UnknownNameError, match=r"'my_own_sum'\. Did you mean 'my_own_sums'.*names\. .*lm-eval ls tasks"
     ):
-        make_task("lm_eval:my_own_sum", task_folder=folder)
+        make_task("lm_eval:my_own_sum", DataSection(task_folder=str(folder)))
 
 
 def test_groups_name_their_members(tmp_path):
@@ -178,16 +179,16 @@ def test_groups_name_their_members(tmp_path):
         "group: both\ntask:\n  - sums\n  - group: inner\n    task: [ours, other]\n"
     )
     with pytest.raises(DataError, match=r"both is a group of 2 tasks of lm-eval \(sums, other\)"):
-        make_task("lm_eval:both", task_folder=folder)
+        make_task("lm_eval:both", DataSection(task_folder=str(folder)))
     with pytest.raises(DataError, match=r"ours is a group of 1 tasks of lm-eval \(sums\)"):
-        make_task("lm_eval:ours", task_folder=folder)
+        make_task("lm_eval:ours", DataSection(task_folder=str(folder)))
     with pytest.raises(DataError, match="squadv2 is written in Python"):
         make_task("lm_eval:squadv2")
 
 
 def test_a_task_of_the_users_stands_before_lm_evals(tmp_path):
     folder = write_task(tmp_path, name="sciq")
-    assert "reported test 20" in make_task("lm_eval:sciq", task_folder=folder).note
+    assert "reported test 20" in make_task("lm_eval:sciq", DataSection(task_folder=str(folder))).note
 
 
 def test_offline_says_so_at_once():

@@ -12,6 +12,7 @@ from freemoe.evals.tasks.benchmarks import BENCHMARKS, TABLE, find_benchmark
 from freemoe.evals.tasks.documents import FrozenChoice
 from freemoe.evals.tasks.domains import load_domain, make_task
 from freemoe.evals.tasks.splits import carve_by_key, draw_balanced
+from freemoe.recipes import DataSection
 from tests.sandbox import needs_bubblewrap
 
 NAMES = [row.name for row in TABLE]
@@ -112,7 +113,7 @@ def made_up(tmp_path):
 
 
 def test_gsm8k_carves_shots_from_train_and_drops_what_is_reported(made_up):
-    task = make_task("gsm8k@2", data_root=made_up)
+    task = make_task("gsm8k@2", DataSection(root=str(made_up)))
     reference, reported = task.reference(), task.reported()
     assert (len(reference), len(reported)) == (26, 10)
     first = reference[0].prompt
@@ -127,7 +128,7 @@ def test_gsm8k_carves_shots_from_train_and_drops_what_is_reported(made_up):
 
 
 def test_gsm8k_grades_by_both_filters_and_reports_the_flexible_one(made_up):
-    task = make_task("gsm8k", data_root=made_up)
+    task = make_task("gsm8k", DataSection(root=str(made_up)))
     document = task.reported()[4]
     assert task.metric == "exact_match"
     assert task.grade(document, ["It is 7, so 4."]) == {"exact_match": 1.0, "exact_match,strict-match": 0.0}
@@ -138,7 +139,7 @@ def test_gsm8k_grades_by_both_filters_and_reports_the_flexible_one(made_up):
 
 
 def test_mmlu_is_balanced_over_subjects(made_up):
-    task = make_task("mmlu", data_root=made_up, limit=114)
+    task = make_task("mmlu", DataSection(root=str(made_up), limit=114))
     assert sorted(d.field for d in task.reported()) == sorted(find_benchmark("mmlu")[1] * 2)
     document = task.reference()[0]
     assert document.answers == (" A", " B", " C", " D")
@@ -147,14 +148,14 @@ def test_mmlu_is_balanced_over_subjects(made_up):
 
 
 def test_rte_keeps_a_premise_on_one_side(made_up):
-    domain = load_domain("d", ["rte"], data_root=made_up)
+    domain = load_domain("d", ["rte"], DataSection(root=str(made_up)))
     assert len(domain.reference) == len(domain.reported) == 20
     assert "carved from validation" in domain.notes[0]
 
 
 @needs_bubblewrap
 def test_mbpp_ids_and_the_loan_to_humaneval(made_up):
-    domain = load_domain("code", ["humaneval", "mbpp"], data_root=made_up, allow_code_execution=True)
+    domain = load_domain("code", ["humaneval", "mbpp"], DataSection(root=str(made_up), allow_code_execution=True))
     assert [d.prompt.split("task: ")[1][:8] for d in domain.reference.documents] == [
         "task 511",
         "task 512",
@@ -164,7 +165,7 @@ def test_mbpp_ids_and_the_loan_to_humaneval(made_up):
     assert "borrowed from mbpp" in domain.notes[0]
     mbpp = domain.graders["mbpp"]
     assert mbpp.grade(domain.reference.documents[0], ["def f():\n    return 511"]) == {"pass@1": 1.0}
-    alone = load_domain("code", ["humaneval+train"], data_root=made_up, allow_code_execution=True)
+    alone = load_domain("code", ["humaneval+train"], DataSection(root=str(made_up), allow_code_execution=True))
     assert len(alone.reference) == 5
     human = alone.graders["humaneval"]
     (document,) = alone.reported.open(FrozenChoice("a test"))
@@ -177,34 +178,36 @@ def test_mbpp_ids_and_the_loan_to_humaneval(made_up):
 
 
 def test_code_needs_permission(made_up):
-    task = make_task("humaneval", data_root=made_up)
-    assert task.runs_code
+    task = make_task("humaneval", DataSection(root=str(made_up)))
     with pytest.raises(SandboxError, match="--allow-code-execution"):
         task.grade(task.reported()[0], ["    return x"])
 
 
 def test_a_document_of_another_object_is_refused(made_up):
-    task = make_task("rte", data_root=made_up)
+    task = make_task("rte", DataSection(root=str(made_up)))
     with pytest.raises(DataError, match="has no document"):
-        task.grade(make_task("gsm8k", data_root=made_up).reported()[0], ["4"])
+        task.grade(make_task("gsm8k", DataSection(root=str(made_up))).reported()[0], ["4"])
 
 
 @pytest.mark.parametrize(("spec", "there"), [("gsm8k@30", 3), ("mmlu@6", 5), ("mbpp@4", 3), ("humaneval@1", 0)])
 def test_too_many_shots(made_up, spec, there):
     name = spec.partition("@")[0]
     with pytest.raises(DataError, match=rf"few-shot examples asked for, {there} there. Write {name}@{there}"):
-        make_task(spec, data_root=made_up)
+        make_task(spec, DataSection(root=str(made_up)))
 
 
 def test_which_examples_were_shown_is_on_record(made_up):
-    assert make_task("gsm8k@2", data_root=made_up).shots.keys() == {""}
-    assert make_task("mmlu_virology@2", data_root=made_up).shots == {"virology": ("dev:0", "dev:1")}
-    assert make_task("gsm8k@2", data_root=made_up).shots != make_task("gsm8k@2", data_root=made_up, seed=1).shots
+    def shots(spec: str, seed: int = 0):
+        (part,) = make_task(spec, DataSection(root=str(made_up)), seed=seed)._parts
+        return part.subject, [name for name, _ in part.rows["shots"][: part.shots]]
+
+    assert shots("mmlu_virology@2") == ("virology", ["dev:0", "dev:1"])
+    assert shots("gsm8k@2") != shots("gsm8k@2", seed=1)
 
 
 def test_a_benchmarks_name_wins_over_a_folder_of_that_name(made_up, monkeypatch):
     monkeypatch.chdir(made_up)
-    assert len(make_task("rte", data_root=".").reported()) == 20
+    assert len(make_task("rte", DataSection(root=".")).reported()) == 20
 
 
 def test_a_letter_out_of_turn_is_part_of_the_choice_before_it(tmp_path):
@@ -220,7 +223,7 @@ def test_a_letter_out_of_turn_is_part_of_the_choice_before_it(tmp_path):
 
 def test_missing_and_malformed_files(made_up):
     with pytest.raises(DataError, match=r"no file at .*arc/ARC-Easy/ARC-Easy-Dev.jsonl"):
-        make_task("arc_easy", data_root=made_up)
+        make_task("arc_easy", DataSection(root=str(made_up)))
     bad = made_up / "bad"
     bad.write_text("a,b\n")
     with pytest.raises(DataError, match="row 1: 2 cells"):
@@ -290,7 +293,7 @@ SIZES = {
 @pytest.mark.parametrize("name", SIZES)
 def test_real_files(name, data_root, stories):
     limit = 60 if name not in ("wikitext", "mmlu", "humaneval") else {"mmlu": 57}.get(name)
-    domain = load_domain("d", [name], tokenizer=stories[1], data_root=data_root, limit=limit)
+    domain = load_domain("d", [name], DataSection(root=str(data_root), limit=limit), tokenizer=stories[1])
     reference, reported = domain.reference.documents, domain.reported.open(FrozenChoice("a test"))
     sizes = tuple((limit and min(limit, size)) or size for size in SIZES[name])
     assert (len(reference), len(reported)) == sizes
@@ -302,7 +305,7 @@ def test_real_files(name, data_root, stories):
     if name not in ("wikitext", "humaneval"):
         # Every row of the files, not only those drawn: sizes, and no content on both sides.
         parts = make_task(
-            name, tokenizer=stories[1], data_root=data_root, limit=limit, allow_code_execution=True
+            name, DataSection(root=str(data_root), limit=limit, allow_code_execution=True), tokenizer=stories[1]
         )._parts
         assert tuple(sum(len(p.rows[r]) for p in parts) for r in ("reference", "reported")) == SIZES[name]
         keys = [{p.row_content_key(row) for p in parts for _, row in p.rows[r]} for r in ("reference", "reported")]

@@ -17,7 +17,7 @@ from freemoe.evals.seen import SeenHashes
 from freemoe.evals.tasks.documents import Document, FrozenChoice, join_copies
 from freemoe.evals.tasks.domains import load_domain, load_domains
 from freemoe.evals.tasks.task import DomainData
-from freemoe.recipes import recipe_from
+from freemoe.recipes import DataSection, recipe_from
 from tests.tiny import tiny_tokenizer
 
 OPEN = FrozenChoice("x")
@@ -57,8 +57,8 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-def load(*specs: str, name: str = "d", **options: Any) -> DomainData:
-    return load_domain(name, specs, tokenizer=tiny_tokenizer(), **options)
+def load(*specs: str, name: str = "d", group_by: str | None = None) -> DomainData:
+    return load_domain(name, specs, DataSection(group_by=group_by), tokenizer=tiny_tokenizer())
 
 
 def numbers(documents: Any) -> set[str]:

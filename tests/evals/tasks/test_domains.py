@@ -6,6 +6,7 @@ import pytest
 
 from freemoe.core.errors import DataError, RecipeError, UnknownNameError
 from freemoe.evals.tasks.domains import is_file_spec, load_domain, parse_domain
+from freemoe.recipes import DataSection
 from tests.tiny import tiny_tokenizer
 
 
@@ -50,13 +51,9 @@ def test_missing_files_name_the_path(tmp_path):
     with pytest.raises(DataError, match=r"no file at .*nope\.jsonl"):
         load_domain("d", [f"{tmp_path}/nope.jsonl"])
     with pytest.raises(DataError, match=r"--data-root"):
-        load_domain("d", ["gsm8k"], data_root=tmp_path / "nope")
+        load_domain("d", ["gsm8k"], DataSection(root=str(tmp_path / "nope")))
     with pytest.raises(DataError, match=r"a.csv, row 2: no known key"):
         load_domain("d", [str(task_file(tmp_path / "a.csv", "p"))])
-    with pytest.raises(RecipeError, match="num_fewshot is -1"):
-        load_domain("d", ["gsm8k"], num_fewshot=-1)
-    with pytest.raises(RecipeError, match="limit is 0"):
-        load_domain("d", ["a.jsonl"], limit=0)
 
 
 def test_tasks_are_pooled_and_kept_apart(tmp_path):
@@ -104,4 +101,4 @@ def test_lm_eval_absent_says_what_to_install(tmp_path, monkeypatch):
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(DataError, match=r"pip install 'freemoe\[eval\]'"):
-        load_domain("d", ["gsm8k"], data_root=tmp_path)
+        load_domain("d", ["gsm8k"], DataSection(root=str(tmp_path)))

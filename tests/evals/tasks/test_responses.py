@@ -14,6 +14,7 @@ from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import FrozenChoice
 from freemoe.evals.tasks.domains import load_domain
 from freemoe.evals.tasks.responses import response_parts
+from freemoe.recipes import DataSection
 from freemoe.text.shapes import ChatTurn, ConversationItem
 from tests.tiny import CHAT_TEMPLATE, tiny_model, tiny_tokenizer
 
@@ -44,7 +45,7 @@ def talks(folder, count=20):
 @pytest.mark.parametrize("template", [False, True])
 def test_a_response_s_likelihood_is_the_sum_over_its_own_tokens(tmp_path, template):
     model, tokenizer = tiny_model("llama"), chat_tokenizer()
-    data = load_domain("d", [talks(tmp_path)], tokenizer=tokenizer, chat="auto" if template else "off")
+    data = load_domain("d", [talks(tmp_path)], DataSection(chat="auto" if template else "off"), tokenizer=tokenizer)
     assert data.chat is template
     documents = data.reference.documents
     scores = Evaluator(Scorer(model, tokenizer), data.graders).score(documents)
@@ -102,7 +103,7 @@ def test_on_makes_every_prompt_a_message(tmp_path):
     path = tmp_path / "q.jsonl"
     rows = [{"question": f"Is {i} even?", "choices": ["yes", "no"], "answer": i % 2} for i in range(20)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = load_domain("d", [str(path)], tokenizer=chat_tokenizer(), chat="on")
+    data = load_domain("d", [str(path)], DataSection(chat="on"), tokenizer=chat_tokenizer())
     document = data.reference.documents[0]
     assert document.prompt == f"[user]Is {document.index} even?[/][assistant]"
     assert document.answers == ("yes", "no")
@@ -112,7 +113,7 @@ def test_on_makes_every_prompt_a_message(tmp_path):
     assert found["acc"] == float(document.gold == 1)
     assert data.chat
     with pytest.raises(RecipeError, match="has no chat template"):
-        load_domain("d", [str(path)], tokenizer=tiny_tokenizer(), chat="on")
+        load_domain("d", [str(path)], DataSection(chat="on"), tokenizer=tiny_tokenizer())
 
 
 def test_refused():

@@ -14,6 +14,7 @@ from freemoe.evals.tasks.text_tasks import (
     split_tail,
     subsample_paragraphs,
 )
+from freemoe.recipes import DataSection
 from freemoe.text.documents import read_documents
 from freemoe.text.files import evenly_spaced, split_paragraphs
 from freemoe.text.groups import TextPassage
@@ -118,7 +119,7 @@ def test_thin_keeps_evenly_spaced_runs():
 def test_text_task_from_one_file(tmp_path):
     path = tmp_path / "novel.txt"
     path.write_text("".join(story(i) for i in range(300)))
-    domain = load_domain("d", [f"text:{path}"], tokenizer=FastLetters(), limit=20)
+    domain = load_domain("d", [f"text:{path}"], DataSection(limit=20), tokenizer=FastLetters())
     (grader,) = domain.graders.values()
     reference, reported = domain.reference.documents, domain.reported.open(FrozenChoice("a test"))
     assert len(reference) == len(reported) == 20
@@ -132,7 +133,7 @@ def test_text_task_from_one_file(tmp_path):
     nll = grader.grade(reference[0], [(-512.0, False)])
     assert nll == {"nll": 2.0}
     assert grader.grade(reference[0], [(-510.0, False, 255)]) == {"nll": 2.0}
-    given = load_domain("d", [f"text:{path}"], tokenizer=FastLetters(), limit=20, text_given=1)
+    given = load_domain("d", [f"text:{path}"], DataSection(limit=20, text_given=1), tokenizer=FastLetters())
     assert {d.given for d in given.reference.documents} == {1}
     assert [d.tokens for d in given.reference.documents] == [d.tokens for d in reference]
     assert "first 1 given" in given.notes[0]

@@ -9,6 +9,7 @@ from freemoe.evals.tasks.domains import load_domain
 from freemoe.evals.tasks.task import EvalTask
 from freemoe.evals.tasks.user_tasks import UserTask
 from freemoe.evals.tasks.user_tasks import read_task_file as read_with_shape
+from freemoe.recipes import DataSection
 from freemoe.text.shapes import answer_index
 
 
@@ -162,7 +163,7 @@ def test_two_files_that_cannot_be_two_splits(tmp_path):
 
 def test_limit_is_balanced_over_fields_and_keeps_file_order(tmp_path):
     rows = [choice(i, field="abc"[i % 3] if i < 40 else "a") for i in range(120)]
-    task = UserTask("t", write(tmp_path / "t.jsonl", rows), limit=9)
+    task = UserTask("t", write(tmp_path / "t.jsonl", rows), data=DataSection(limit=9))
     fields = [d.field for d in task.reference()]
     assert sorted(fields) == ["a"] * 3 + ["b"] * 3 + ["c"] * 3
     order = [d.index for d in task.reference()]

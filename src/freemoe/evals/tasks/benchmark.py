@@ -45,7 +45,7 @@ class SplitSources:
         return replace(self, reference="+".join([*self.reference_splits, *more])) if self.reference else self
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BenchmarkSpec:
     """One row.
 
@@ -58,7 +58,7 @@ class BenchmarkSpec:
         paths: Source split -> file below ``data_root``; ``{subject}`` is filled in.
         read: Reader of these files.
         local: The splits when documents come from files.
-        hub: The splits when they come from the hub, in the hub's names.
+        hub: The splits when they come from the hub, in the hub's names; None where these are the same.
         key: What a document is about, for its content key.
         gold: Gold answer as text, where lm-eval's target is not one (code).
         scored: lm-eval's name of the metric, where it differs.
@@ -74,14 +74,14 @@ class BenchmarkSpec:
     """
 
     name: str
-    about: str
-    yaml: str
-    kind: Kind
-    metric: str
-    paths: dict[str, str]
-    read: Reader
+    about: str = ""
+    yaml: str = ""
+    kind: Kind = "choice"
+    metric: str = "acc"
+    paths: dict[str, str] = field(default_factory=dict)
+    read: Reader = field(default=lambda path: [])
     local: SplitSources
-    hub: SplitSources
+    hub: SplitSources | None = None
     key: Callable[[Row], tuple[str, ...]]
     gold: Callable[[Row], str] | None = None
     scored: str = ""

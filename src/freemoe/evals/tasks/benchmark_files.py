@@ -8,6 +8,7 @@ import io
 import re
 import zlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ Reader = Callable[[Path], list[Row]]
 LETTERS = "ABCDE"
 
 
-def _check_rows(path: Path, values: list[tuple[int, Any]], columns: tuple[str, ...]) -> list[Row]:
-    """Check that every item is an object with ``columns``."""
+def _read_rows(read: Callable[[Path], list[tuple[int, Any]]], columns: tuple[str, ...], path: Path) -> list[Row]:
+    """Read numbered items, and check that every one is an object with ``columns``."""
+    values = read(path)
     if not values:
         raise DataError(f"{path} holds no document.")
     for number, row in values:
@@ -38,44 +40,39 @@ def _check_rows(path: Path, values: list[tuple[int, Any]], columns: tuple[str, .
 
 def jsonl_reader(*columns: str) -> Reader:
     """Reader of JSONL whose columns are already the ones wanted."""
-
-    def read_jsonl(path: Path) -> list[Row]:
-        return _check_rows(path, read_json_lines(path), columns)
-
-    return read_jsonl
+    return partial(_read_rows, read_json_lines, columns)
 
 
 def jsonl_gz_reader(*columns: str) -> Reader:
     """Reader of gzipped JSONL."""
-
-    def read_jsonl_gz(path: Path) -> list[Row]:
-        require_file(path)
-        try:
-            with gzip.open(path) as stream:
-                raw = stream.read(MOST_JSON + 1)
-            lines = raw.decode().split("\n")
-        except (OSError, EOFError, ValueError, zlib.error) as error:
-            raise DataError(f"{path} is no gzipped JSONL ({error}). Fetch the file again.") from None
-        if len(raw) > MOST_JSON:
-            raise DataError(
-                f"{path} unpacks to more than {format_bytes(MOST_JSON)}: it is not the benchmark's original file."
-            )
-        values = [(n, parse_json(line, f"{path}:{n}")) for n, line in enumerate(lines, start=1) if line.strip()]
-        return _check_rows(path, values, columns)
-
-    return read_jsonl_gz
+    return partial(_read_rows, _read_gz_lines, columns)
 
 
 def json_list_reader(*columns: str) -> Reader:
     """Reader of one JSON list of objects."""
+    return partial(_read_rows, _read_json_list, columns)
 
-    def read_json_list(path: Path) -> list[Row]:
-        values = parse_json(read_text_file(path), str(path))
-        if not isinstance(values, list):
-            raise DataError(f"{path} holds a JSON {type(values).__name__}; a list is needed.")
-        return _check_rows(path, list(enumerate(values, start=1)), columns)
 
-    return read_json_list
+def _read_gz_lines(path: Path) -> list[tuple[int, Any]]:
+    require_file(path)
+    try:
+        with gzip.open(path) as stream:
+            raw = stream.read(MOST_JSON + 1)
+        lines = raw.decode().split("\n")
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise DataError(f"{path} is no gzipped JSONL ({error}). Fetch the file again.") from None
+    if len(raw) > MOST_JSON:
+        raise DataError(
+            f"{path} unpacks to more than {format_bytes(MOST_JSON)}: it is not the benchmark's original file."
+        )
+    return [(n, parse_json(line, f"{path}:{n}")) for n, line in enumerate(lines, start=1) if line.strip()]
+
+
+def _read_json_list(path: Path) -> list[tuple[int, Any]]:
+    values = parse_json(read_text_file(path), str(path))
+    if not isinstance(values, list):
+        raise DataError(f"{path} holds a JSON {type(values).__name__}; a list is needed.")
+    return list(enumerate(values, start=1))
 
 
 def mmlu_csv(path: Path) -> list[Row]:
@@ -94,7 +91,7 @@ def mmlu_csv(path: Path) -> list[Row]:
 def arc_jsonl(path: Path) -> list[Row]:
     """ARC's JSONL: the stem and the labelled choices lie inside ``question``."""
     rows = []
-    for row in _check_rows(path, read_json_lines(path), ("id", "question", "answerKey")):
+    for row in jsonl_reader("id", "question", "answerKey")(path):
         choices = row["question"]["choices"]
         rows.append(
             {
@@ -109,7 +106,7 @@ def arc_jsonl(path: Path) -> list[Row]:
 
 def hellaswag_jsonl(path: Path) -> list[Row]:
     """HellaSwag lines that are already cleaned: the query in one piece and its endings."""
-    rows = _check_rows(path, read_json_lines(path), ("ind", "query", "endings", "label"))
+    rows = jsonl_reader("ind", "query", "endings", "label")(path)
     return [{"ind": r["ind"], "query": r["query"], "choices": r["endings"], "label": r["label"]} for r in rows]
 
 
@@ -148,13 +145,13 @@ def _split_lettered_choices(joined: str) -> tuple[list[str], list[str]]:
 
 def boolq_jsonl(path: Path) -> list[Row]:
     """SuperGLUE's BoolQ: the label is true or false there, and a number in the data set that lm-eval reads."""
-    rows = _check_rows(path, read_json_lines(path), ("question", "passage", "label"))
+    rows = jsonl_reader("question", "passage", "label")(path)
     return [{"question": r["question"], "passage": r["passage"], "label": int(r["label"])} for r in rows]
 
 
 def piqa_jsonl(path: Path) -> list[Row]:
     """PIQA's goals with the labels that lie beside them, one a line, in ``NAME-labels.lst``."""
-    rows = _check_rows(path, read_json_lines(path), ("goal", "sol1", "sol2"))
+    rows = jsonl_reader("goal", "sol1", "sol2")(path)
     beside = path.with_name(f"{path.stem}-labels.lst")
     if not beside.is_file():
         raise DataError(f"{path}: its labels are not beside it; {beside.name} holds one 0 or 1 a line.")
@@ -183,10 +180,8 @@ def truthfulqa_json(path: Path) -> list[Row]:
 def math_folder(path: Path) -> list[Row]:
     """MATH: one JSON file a problem, in the order of their numbers; the answer stands in the solution's last box."""
     found = sorted(path.glob("*.json"), key=lambda file: (len(file.stem), file.stem))
-    rows = []
-    for file in found:
-        rows.append((0, parse_json(read_text_file(file), str(file))))
-    kept = _check_rows(path, rows, ("problem", "solution"))
+    rows = [(0, parse_json(read_text_file(file), str(file))) for file in found]
+    kept = _read_rows(lambda path: rows, ("problem", "solution"), path)
     for file, row in zip(found, kept, strict=True):
         if "\\boxed" not in row["solution"] and "\\fbox" not in row["solution"]:
             raise DataError(f"{file}: its solution has no \\boxed answer, so nothing could be graded.")

@@ -13,22 +13,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from freemoe.assets import DOMAINS, benchmark_path
+from freemoe.assets import DOMAINS, SPLITS, benchmark_path
 from freemoe.core.errors import DataError, RecipeError
 from freemoe.core.registry import unknown_name
-from freemoe.evals.sandbox.runner import Permission, require_permission
+from freemoe.evals.sandbox.runner import require_permission
 from freemoe.evals.tasks.benchmarks import BENCHMARKS
 from freemoe.evals.tasks.documents import Document, ReferenceSplit, ReportedSplit, check_disjoint, join_splits
 from freemoe.evals.tasks.task import DomainData, EvalTask, TaskGrader
-from freemoe.evals.tasks.text_tasks import text_task
-from freemoe.evals.tasks.user_tasks import FOLDER_FILES, ReadingOptions, SampledTask, UserTask
-from freemoe.recipes import DomainRecipe
+from freemoe.evals.tasks.text_tasks import TextTask
+from freemoe.evals.tasks.user_tasks import FOLDER_FILES, SampledTask, UserTask
+from freemoe.recipes import DataSection, DomainRecipe
 from freemoe.text.chat import as_prompt, uses_template
-from freemoe.text.documents import split_shape
+from freemoe.text.documents import read_documents, split_shape
 from freemoe.text.rows import HUB, SUFFIXES, is_rows, read_rows, source_name
 from freemoe.text.shapes import detect_shape
 
@@ -77,22 +77,13 @@ def is_file_spec(spec: str) -> bool:
     )
 
 
-@dataclass(frozen=True)
-class _DataSpec:
-    """The user's data that a spec names: the shape that is asked for, one source or two."""
-
-    shape: str | None
-    first: str
-    second: str | None
-
-
-def _parse_data_spec(spec: str) -> _DataSpec:
-    """What a spec names, files checked to be there and to be different."""
+def _parse_data_spec(spec: str) -> tuple[str | None, list[str]]:
+    """The shape that a spec asks for and its one or two sources; files are checked to be there and to be different."""
     if spec.startswith(DEMO):
         domain = spec.removeprefix(DEMO)
         if domain not in DOMAINS:
             raise unknown_name("domain of the bundled benchmark", domain, list(DOMAINS))
-        return _DataSpec(None, *(str(benchmark_path(domain, part)) for part in ("reference", "test")))
+        return None, [str(benchmark_path(domain, part)) for part in SPLITS]
     shape, rest = split_shape(spec)
     first, pair, second = rest.partition(PAIR)
     second = second.removeprefix(f"{shape}:")  # which may stand before both
@@ -112,137 +103,68 @@ def _parse_data_spec(spec: str) -> _DataSpec:
             f"Task {spec!r}: reference and reported are the same {kind} {sources[0]}. What is searched "
             "on cannot be reported on; name one file alone and it is carved in two."
         )
-    return _DataSpec(shape, sources[0], sources[1] if len(sources) > 1 else None)
+    return shape, sources
 
 
-def make_task(
-    spec: str,
-    *,
-    tokenizer: Any = None,
-    data_root: str | Path | None = None,
-    limit: int | None = None,
-    seed: int = 0,
-    num_fewshot: int | None = None,
-    allow_code_execution: Permission = False,
-    text_given: int = 0,
-    chat: str = "auto",
-    task_folder: str | None = None,
-    pass_at: int = 1,
-    estimator: str = "unbiased",
-    group_by: str | None = None,
-) -> EvalTask:
+def make_task(spec: str, data: DataSection | None = None, *, tokenizer: Any = None, seed: int = 0) -> EvalTask:
     """Build the task that a spec names; arguments as in `load_domain`."""
+    data = data or DataSection()
     if spec.startswith(LM_EVAL):
         from freemoe.evals.tasks.harness.any_task import any_task
 
-        return any_task(spec, folder=task_folder, limit=limit, seed=seed, num_fewshot=num_fewshot)
+        return any_task(spec, data, seed)
     if not is_file_spec(spec):
         from freemoe.evals.tasks.harness.tasks import named_task
 
-        return named_task(
-            spec,
-            tokenizer=tokenizer,
-            data_root=data_root,
-            limit=limit,
-            seed=seed,
-            num_fewshot=num_fewshot,
-            allow_code_execution=allow_code_execution,
-            pass_at=pass_at,
-            estimator=estimator,
-        )
+        return named_task(spec, data, tokenizer, seed)
     sampled, spec = spec.startswith(SAMPLED), spec.removeprefix(SAMPLED)
-    data = _parse_data_spec(spec)
-    name = source_name(data.first)
+    shape, sources = _parse_data_spec(spec)
+    first, second = sources[0], sources[1] if len(sources) > 1 else None
+    name = source_name(first)
     if spec.startswith(DEMO):
         name = spec.removeprefix(DEMO)
-    elif Path(data.first).name == FOLDER_FILES[0] and Path(data.first).parent.name:
-        name = Path(data.first).parent.name
-    if (data.shape or _source_shape(data.first)) == "text":
-        return text_task(
-            name, data.first, data.second, tokenizer=tokenizer, limit=limit, given=text_given, group_by=group_by
-        )
-    how = ReadingOptions(data.shape, tokenizer, chat, group_by)
-    task = UserTask(name, data.first, data.second, limit=limit, seed=seed, how=how)
-    return SampledTask(task, tokenizer, pass_at, estimator) if sampled else task
-
-
-def _source_shape(source: str) -> str:
-    """Name of the shape that a source has."""
-    return detect_shape(read_rows(source, 1)[0]).name if is_rows(source) else "text"
+    elif Path(first).name == FOLDER_FILES[0] and Path(first).parent.name:
+        name = Path(first).parent.name
+    if (shape or (detect_shape(read_rows(first, 1)[0]).name if is_rows(first) else "text")) == "text":
+        about = first if second is None else f"reference {first}, reported {second}"
+        texts = [read_documents(f"text:{source}", group_by=data.group_by) for source in sources]
+        return TextTask(name, *texts, source=about, tokenizer=tokenizer, limit=data.limit, given=data.text_given)
+    task = UserTask(name, first, second, data, tokenizer, seed, shape)
+    return SampledTask(task) if sampled else task
 
 
 def load_domain(
-    name: str,
-    specs: Sequence[str],
-    *,
-    tokenizer: Any = None,
-    data_root: str | Path | None = None,
-    limit: int | None = None,
-    seed: int = 0,
-    num_fewshot: int | None = None,
-    allow_code_execution: Permission = False,
-    text_given: int = 0,
-    chat: str = "auto",
-    task_folder: str | None = None,
-    pass_at: int = 1,
-    estimator: str = "unbiased",
-    group_by: str | None = None,
+    name: str, specs: Sequence[str], data: DataSection | None = None, *, tokenizer: Any = None, seed: int = 0
 ) -> DomainData:
     """Load a domain's tasks into its two splits.
 
     Args:
         name: Name of the domain.
         specs: Its tasks, as `parse_domain` gives them.
+        data: Where files lie and how they are read. Of ``limit`` documents per task and split, which are drawn with ``seed``,
+            balanced over fields and kept in file order, all are there if None; of a spec, ``task@N`` wins over ``fewshot``.
         tokenizer: The model's; needed by text tasks alone.
-        data_root: Folder of benchmark files in their original formats; None asks the hub.
-        limit: Documents per task and split at most: drawn with ``seed``, balanced over fields, kept in file
-            order.
         seed: Seed of carving and drawing.
-        num_fewshot: Few-shot examples of every named benchmark; None for each one's own (``task@N`` wins).
-        allow_code_execution: Let code tasks run generated programs when they grade; ``unsafe``: even without bubblewrap.
-        text_given: Tokens at the start of a block of text that are context only; 0 for the beginning-of-text token.
-        chat: ``auto``, ``on`` or ``off``: whether the tokenizer's chat template is used (`freemoe.text.chat`).
-        task_folder: Folder of further lm-eval tasks (YAML files) for ``lm_eval:NAME``.
-        pass_at: The k of the pass@k that code tasks report.
-        estimator: ``unbiased``, or ``first`` (`passed_at`).
-        group_by: Column of the user's rows that names what they come from; ``key`` if None.
 
     Raises:
         UnknownNameError: When no benchmark has that name.
         DataError: When files are missing or malformed, or the splits cannot be kept apart.
     """
-    if limit is not None and limit < 1:
-        raise RecipeError(f"limit is {limit}; it must be at least 1 document, or left out for all.")
-    if num_fewshot is not None and num_fewshot < 0:
-        raise RecipeError(f"num_fewshot is {num_fewshot}; it must be 0 or more examples.")
+    data = data or DataSection()
     if not specs:
         raise RecipeError(f"Domain {name!r} has no task; write {name}=TASK,TASK.")
-    if data_root is not None and not Path(data_root).expanduser().is_dir():
-        raise DataError(f"No folder at {Path(data_root).expanduser().absolute()} (--data-root). Check the path.")
+    if data.root is not None and not Path(data.root).expanduser().is_dir():
+        raise DataError(f"No folder at {Path(data.root).expanduser().absolute()} (--data-root). Check the path.")
     tasks: dict[str, EvalTask] = {}
     for spec in specs:
-        task = make_task(
-            spec,
-            tokenizer=tokenizer,
-            data_root=data_root,
-            limit=limit,
-            seed=seed,
-            num_fewshot=num_fewshot,
-            allow_code_execution=allow_code_execution,
-            text_given=text_given,
-            chat=chat,
-            task_folder=task_folder,
-            pass_at=pass_at,
-            estimator=estimator,
-            group_by=group_by,
-        )
+        task = make_task(spec, data, tokenizer=tokenizer, seed=seed)
         if task.name in tasks:
             raise DataError(
                 f"Domain {name!r}: two of its tasks are called {task.name!r} (last: {spec!r}). Rename a "
                 "file: a task is called by its file's stem."
             )
         tasks[task.name] = task
-    return join_tasks(name, tasks, _as_message(tokenizer) if uses_template(tokenizer, chat, False) else None)
+    return join_tasks(name, tasks, _as_message(tokenizer) if uses_template(tokenizer, data.chat, False) else None)
 
 
 def _as_message(tokenizer: Any) -> Callable[[Document], Document]:
@@ -264,26 +186,6 @@ def _as_message(tokenizer: Any) -> Callable[[Document], Document]:
         return replace(document, prompt=prompt, contexts=tuple(contexts), answers=answers, reference=reference)
 
     return to_message
-
-
-def domain_of(recipe: DomainRecipe, name: str, tokenizer: Any) -> DomainData:
-    """Load one domain as a recipe says; errors as of `load_domain`."""
-    return load_domain(
-        name,
-        recipe.domains[name],
-        tokenizer=tokenizer,
-        data_root=recipe.data.root,
-        limit=recipe.data.limit,
-        seed=recipe.seed or 0,
-        num_fewshot=recipe.data.fewshot,
-        allow_code_execution=recipe.data.allow_code_execution,
-        text_given=recipe.data.text_given,
-        chat=recipe.data.chat,
-        task_folder=recipe.data.task_folder,
-        pass_at=recipe.data.pass_at,
-        estimator=recipe.data.estimator,
-        group_by=recipe.data.group_by,
-    )
 
 
 def join_tasks(
@@ -333,8 +235,8 @@ def load_domains(recipe: DomainRecipe, tokenizer: Any) -> dict[str, DomainData]:
         SandboxError: When grading would run generated code and that is not allowed.
     """
     domains = {}
-    for name in recipe.domains:
-        data = domain_of(recipe, name, tokenizer)
+    for name, specs in recipe.domains.items():
+        data = load_domain(name, specs, recipe.data, tokenizer=tokenizer, seed=recipe.seed or 0)
         kinds = list(dict.fromkeys([*(d.kind for d in data.reference.documents), *data.reported.document_kinds()]))
         if "code" in kinds:
             require_permission(recipe.data.allow_code_execution)

@@ -39,7 +39,6 @@ class EvalTask(Protocol):
         name: Name within its domain.
         metric: The metric that is reported: a key of what `grade` returns.
         note: One line: which split is reference, which is reported, what was carved or dropped.
-        runs_code: Whether grading runs generated programs, which needs the user's permission.
     """
 
     @property
@@ -48,8 +47,6 @@ class EvalTask(Protocol):
     def metric(self) -> str: ...  # noqa: D102
     @property
     def note(self) -> str: ...  # noqa: D102
-    @property
-    def runs_code(self) -> bool: ...  # noqa: D102
 
     def reference(self) -> list[Document]:
         """Documents that may be searched, calibrated and trained on."""

@@ -18,7 +18,6 @@ from freemoe.core.errors import DataError
 from freemoe.evals.tasks.documents import Document
 from freemoe.evals.tasks.splits import large_group_text
 from freemoe.evals.tasks.task import Response, per_token
-from freemoe.text.documents import read_documents
 from freemoe.text.files import encode_with_places, evenly_spaced, split_paragraphs
 from freemoe.text.groups import (
     FEW,
@@ -176,7 +175,6 @@ class TextTask:
     given: int = 0
     caps: Mapping[str, int] = field(default_factory=lambda: CAPS)
     metric: str = "nll"
-    runs_code: bool = False
 
     def __post_init__(self) -> None:
         if self.tokenizer is None:
@@ -292,21 +290,3 @@ def _group_warning(units: Sequence[str], *parts: Sequence[Document]) -> str:
     if any(len({d.key for d in part}) < FEW for part in parts):
         said += f"; with fewer than {FEW} groups in a part the figures hang on single ones"
     return said + large_group_text([d.key for part in parts for d in part])
-
-
-def text_task(
-    name: str,
-    source: str,
-    test_source: str | None = None,
-    *,
-    tokenizer: Any = None,
-    limit: int | None = None,
-    given: int = 0,
-    group_by: str | None = None,
-) -> TextTask:
-    """A text task from one source, whose tail is reported, or from two."""
-    about = source if test_source is None else f"reference {source}, reported {test_source}"
-    first, second = (
-        None if s is None else read_documents(f"text:{s}", group_by=group_by) for s in (source, test_source)
-    )
-    return TextTask(name, first or [], second, source=about, tokenizer=tokenizer, limit=limit, given=given)

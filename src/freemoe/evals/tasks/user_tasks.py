@@ -7,7 +7,7 @@ The shape of the rows is recognised (`freemoe.text.shapes`) or named: ``chat:FIL
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from freemoe.evals.tasks.documents import Document, content_key, join_copies
 from freemoe.evals.tasks.responses import response_parts
 from freemoe.evals.tasks.splits import carve_by_key, draw_balanced, large_group_text
 from freemoe.evals.tasks.task import Response, check_completions, check_likelihoods, grade_choice, per_token
+from freemoe.recipes import DataSection
 from freemoe.text.chat import uses_template
 from freemoe.text.documents import item_question, key_of, read_items, user_messages
 from freemoe.text.rows import HUB, DataRow, source_name
@@ -25,29 +26,23 @@ from freemoe.text.shapes import ChoiceItem, ConversationItem, Item, RowShape, Ta
 OPTIONAL = ("id", "field")
 LONGEST_NAME = 400
 """Characters of what names a row or its sub-task."""
+SHARE = 0.5
+"""Of the content keys, those that go to the reference when one source is carved."""
 
 FOLDER_FILES = ("reference.jsonl", "test.jsonl")
 
 
-@dataclass(frozen=True)
-class ReadingOptions:
-    """How rows become documents.
-
-    Attributes:
-        shape: Name of the rows' shape; recognised if None.
-        tokenizer: Of the model; responses are cut into its tokens.
-        chat: Whether its chat template is used, as `freemoe.text.chat.uses_template` has it.
-        group_by: Column that names what rows come from; ``key`` if None.
-    """
-
-    shape: str | None = None
-    tokenizer: Any = None
-    chat: str = "auto"
-    group_by: str | None = None
-
-
-def read_task_file(source: str | Path, task: str, how: ReadingOptions | None = None) -> tuple[RowShape, list[Document]]:
+def read_task_file(
+    source: str | Path, task: str, data: DataSection | None = None, tokenizer: Any = None, wanted: str | None = None
+) -> tuple[RowShape, list[Document]]:
     """Read the documents of a source; all its rows have one shape.
+
+    Args:
+        source: A file or a data set.
+        task: Name of the task.
+        data: Whether the chat template is used, and which column names what rows come from (``key`` if None).
+        tokenizer: Of the model; responses are cut into its tokens.
+        wanted: Name of the rows' shape; recognised if None.
 
     Returns:
         The shape, and the documents.
@@ -55,9 +50,9 @@ def read_task_file(source: str | Path, task: str, how: ReadingOptions | None = N
     Raises:
         DataError: With file, line number, the value seen and the values allowed.
     """
-    how = how or ReadingOptions()
-    shape, items = read_items(str(source), how.shape)
-    template = uses_template(how.tokenizer, how.chat, shape.name == "chat")
+    data = data or DataSection()
+    shape, items = read_items(str(source), wanted)
+    template = uses_template(tokenizer, data.chat, shape.name == "chat")
     documents: list[Document] = []
     seen: dict[str, int] = {}
     for row, item in items:
@@ -78,9 +73,9 @@ def read_task_file(source: str | Path, task: str, how: ReadingOptions | None = N
         seen[name] = row.number
         field = "" if own.get("field") is None else str(own["field"])
         what = user_messages(item) if isinstance(item, ConversationItem) else item_question(item)
-        source_key = key_of(row, how.group_by)
+        source_key = key_of(row, data.group_by)
         key = content_key(*(what if source_key is None else [source_key]))
-        for number, parts in enumerate(_document_fields(row, item, how, template)):
+        for number, parts in enumerate(_document_fields(row, item, tokenizer, template)):
             turn = f".{number + 1}" if isinstance(item, ConversationItem) and len(item.turns) > 1 else ""
             identity = f"{source_name(str(source))}:{name}{turn}"
             documents.append(
@@ -89,28 +84,16 @@ def read_task_file(source: str | Path, task: str, how: ReadingOptions | None = N
     return shape, join_copies(documents)
 
 
-def _document_fields(row: DataRow, item: Item, how: ReadingOptions, template: bool) -> Iterator[dict[str, Any]]:
+def _document_fields(row: DataRow, item: Item, tokenizer: Any, template: bool) -> Iterator[dict[str, Any]]:
     """The fields of the documents of one row."""
     match item:
         case ChoiceItem(question, choices, gold):
             answers = tuple(" " + c for c in choices)
-            yield {
-                "kind": "choice",
-                "prompt": question,
-                "answers": answers,
-                "gold": gold,
-                "reference": answers[gold],
-            }
+            yield {"kind": "choice", "prompt": question, "answers": answers, "gold": gold, "reference": answers[gold]}
         case TargetItem(prompt, target):
-            yield {
-                "kind": "target",
-                "prompt": prompt,
-                "answers": (target,),
-                "gold": 0,
-                "reference": target,
-            }
+            yield {"kind": "target", "prompt": prompt, "answers": (target,), "gold": 0, "reference": target}
         case ConversationItem():
-            for parts in response_parts(row.where, item, how.tokenizer, template):
+            for parts in response_parts(row.where, item, tokenizer, template):
                 yield {"kind": "text", **parts}
         case _:
             raise DataError(f"{row.where}: this is plain text; write text:FILE.")
@@ -124,30 +107,29 @@ class UserTask:
         name: Name within its domain.
         file: The file or data set, or the one of the reference when ``test_file`` is given.
         test_file: The reported one.
-        share: Share of the content keys that goes to the reference when one source is carved.
-        limit: Documents of each split at most.
+        data: How many documents each split has at most, and how rows become documents (`read_task_file`).
+        tokenizer: Of the model.
         seed: Seed of the carving and of the draw.
-        how: How rows become documents.
+        shape: Name of the rows' shape; recognised if None.
     """
 
     name: str
     file: str | Path
     test_file: str | Path | None = None
-    share: float = 0.5
-    limit: int | None = None
+    data: DataSection = field(default_factory=DataSection)
+    tokenizer: Any = None
     seed: int = 0
-    how: ReadingOptions = ReadingOptions()
-    runs_code: bool = False
+    shape: str | None = None
 
     def __post_init__(self) -> None:
-        shape, first = read_task_file(self.file, self.name, self.how)
+        shape, first = read_task_file(self.file, self.name, self.data, self.tokenizer, self.shape)
         self.metric = "nll" if first[0].kind == "text" else "acc"
-        template = uses_template(self.how.tokenizer, self.how.chat, shape.name == "chat")
+        template = uses_template(self.tokenizer, self.data.chat, shape.name == "chat")
         self.chat = template and self.metric == "nll"
         if self.test_file is None:
-            reference, reported = carve_by_key([d.key for d in first], self.share, self.seed)
+            reference, reported = carve_by_key([d.key for d in first], SHARE, self.seed)
             parts = [first[i] for i in reference], [first[i] for i in reported]
-            how = f"carved from {self.file} by content key (share {self.share:g}, seed {self.seed})"
+            how = f"carved from {self.file} by content key (share {SHARE:g}, seed {self.seed})"
             if not all(parts):
                 raise DataError(
                     f"Task {self.name!r}: {self.file} has {len({d.key for d in first})} distinct "
@@ -171,7 +153,7 @@ class UserTask:
     def _two_sources(self, first: list[Document]) -> tuple[tuple[list[Document], list[Document]], str]:
         """The documents of both sides, apart, and what was dropped, in words."""
         assert self.test_file is not None
-        _, second = read_task_file(self.test_file, self.name, self.how)
+        _, second = read_task_file(self.test_file, self.name, self.data, self.tokenizer, self.shape)
         if {d.kind for d in first} != {d.kind for d in second}:
             raise DataError(
                 f"Task {self.name!r}: {self.file} holds {first[0].kind!r} documents and {self.test_file} "
@@ -197,7 +179,7 @@ class UserTask:
         return f"{shape.name} {shape.columns_text()}, {put}"
 
     def _limit_documents(self, documents: list[Document]) -> list[Document]:
-        taken = draw_balanced([d.id for d in documents], [d.field for d in documents], self.limit, self.seed)
+        taken = draw_balanced([d.id for d in documents], [d.field for d in documents], self.data.limit, self.seed)
         return [documents[i] for i in taken]
 
     def reference(self) -> list[Document]:
@@ -221,28 +203,25 @@ class SampledTask:
     """A user's task with targets, sampled.
 
     Args:
-        task: Whose documents they are.
-        tokenizer: Of the model, for how many tokens an answer may have; a token per character without one.
-        pass_at: The k of the reported pass@k.
-        estimator: As `passed_at` has it.
+        task: Whose documents they are. Its tokenizer says how many tokens an answer may have (a token per character without one),
+            its ``data`` which pass@k is reported.
 
     Raises:
         DataError: When the task's documents have no targets.
     """
 
-    runs_code = False
-
-    def __init__(self, task: UserTask, tokenizer: Any = None, pass_at: int = 1, estimator: str = "unbiased") -> None:
+    def __init__(self, task: UserTask) -> None:
         documents = [*task.reference(), *task.reported()]
         other = next((d for d in documents if d.kind != "target"), None)
         if other is not None:
             raise DataError(
                 f"Task {task.name!r}: sampled: takes rows with a prompt and its target; {other.id} is of kind {other.kind!r}."
             )
-        self.name, self.note, self.metric = task.name, f"{task.note}; sampled", f"pass@{pass_at}"
-        self._task, self._estimator = task, estimator
+        self.name, self.note, self.metric = task.name, f"{task.note}; sampled", f"pass@{task.data.pass_at}"
+        self._task = task
         # What ends its line needs no token behind it.
         self._until = ("\n",) if all(d.reference.endswith("\n") for d in documents) else ()
+        tokenizer = task.tokenizer
         length = len if tokenizer is None else lambda text: len(tokenizer.encode(text, add_special_tokens=False))
         self._most = max(length(d.reference) for d in documents) + 1
 
@@ -265,7 +244,7 @@ class SampledTask:
             text == target if self._until else text.startswith(target)
             for text in check_completions(document, responses)
         ]
-        return {f"pass@{k}": passed_at(right, k, self._estimator) for k in PASS_AT if k <= len(right)}
+        return {f"pass@{k}": passed_at(right, k, self._task.data.estimator) for k in PASS_AT if k <= len(right)}
 
 
 def _source_label(source: str | Path) -> str:

@@ -18,7 +18,7 @@ from hypothesis.strategies import SearchStrategy
 
 from freemoe.core.errors import FreeMoEError
 from freemoe.evals.tasks.domains import DomainData, load_domain
-from freemoe.evals.tasks.user_tasks import ReadingOptions, read_task_file
+from freemoe.evals.tasks.user_tasks import read_task_file
 from tests.hardening.fuzz.case import require
 from tests.hardening.fuzz.drawing import TEXTS, near, rarely, spliced
 from tests.hardening.fuzz.material import Material
@@ -147,7 +147,7 @@ def attempt(what: dict[str, Any], material: Material, folder: Path) -> None:
         if data:
             raise data
         return
-    shape, documents = read_task_file(path, "t", ReadingOptions(tokenizer=material.tokenizer))
+    shape, documents = read_task_file(path, "t", tokenizer=material.tokenizer)
     rows = _plain_rows(path)
     require(len({d.id for d in documents}) == len(documents), "two documents have one id")
     if shape.name in ("choice", "lettered"):

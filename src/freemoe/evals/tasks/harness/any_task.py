@@ -22,8 +22,9 @@ from freemoe.evals.tasks.benchmark import BenchmarkSpec, SplitSources
 from freemoe.evals.tasks.benchmark_files import Row
 from freemoe.evals.tasks.documents import Kind
 from freemoe.evals.tasks.harness.rows import LmEvalSubtask, gold_index, require_lm_eval
-from freemoe.evals.tasks.harness.tasks import LmEvalTask
+from freemoe.evals.tasks.harness.tasks import LmEvalTask, shots_text
 from freemoe.hub.reach import hub_session
+from freemoe.recipes import DataSection
 
 PREFIX = "lm_eval:"  # as `domains` has it
 
@@ -36,22 +37,13 @@ FILES = ("json", "csv", "parquet", "arrow", "text", "pandas", "xml")
 """Values of ``dataset_path`` that read files rather than the hub."""
 
 
-def any_task(
-    spec: str,
-    *,
-    folder: str | None = None,
-    limit: int | None = None,
-    seed: int = 0,
-    num_fewshot: int | None = None,
-) -> LmEvalTask:
+def any_task(spec: str, data: DataSection, seed: int) -> LmEvalTask:
     """Build the task of lm-eval's that a spec names.
 
     Args:
         spec: ``lm_eval:NAME``, ``lm_eval:NAME@5``, ``lm_eval:NAME+carve``, ``lm_eval:NAME+train``.
-        folder: Of the user's own YAML files.
-        limit: Documents of each split at most.
+        data: With the folder of the user's own YAML files; the task's own few-shot count holds where neither spec nor ``data`` say.
         seed: Of the draw and of the carving.
-        num_fewshot: Few-shot examples unless the spec says; the task's own if absent.
 
     Raises:
         UnknownNameError: With near misses, when no task has that name.
@@ -61,9 +53,9 @@ def any_task(
     """
     name, extra, asked = read_spec(spec)
     require_lm_eval(spec)
-    config = _load_config(spec, _find_yaml_task(spec, name, folder))
+    config = _load_config(spec, _find_yaml_task(spec, name, data.task_folder))
     sources = _choose_splits(spec, name, config, extra)
-    shots = next(n for n in (asked, num_fewshot, config.get("num_fewshot"), 0) if n is not None)
+    shots = next(n for n in (asked, data.fewshot, config.get("num_fewshot"), 0) if n is not None)
     sources = replace(sources, shots=_shots_split(config, sources))
     rows = _load_rows(spec, config, sources, shots)
     row, config, said = _make_benchmark(spec, name, config, sources, rows[sources.reported])
@@ -71,8 +63,7 @@ def any_task(
     with compiled_once():
         part.assign_roles(rows, sources, seed)
         part.separate_splits({part.row_content_key(r) for _, r in part.rows["reported"]}, sources, seed)
-    note = _task_note(name, part, sources, limit, said)
-    made = LmEvalTask(row, name, [part], None, limit, seed, None, note)
+    made = LmEvalTask(row, name, [part], data, seed, _task_note(name, part, sources, data.limit, said))
     _check_grading(spec, made)
     return made
 
@@ -261,19 +252,8 @@ def _make_benchmark(
     own = {k: v for k, v in config["fewshot_config"].items() if k not in ("split", "process_docs", "fewshot_indices")}
     config = {**config, "process_docs": None, "fewshot_config": own}
     kind = KINDS[config.get("output_type", "generate_until")]
-    bare = BenchmarkSpec(
-        name=PREFIX + name,
-        about="",
-        yaml="",
-        kind=kind,
-        metric="",
-        paths={},
-        read=lambda path: [],
-        local=sources,
-        hub=sources,
-        key=lambda row: (),
-        filter=(config.get("filter_list") or [{}])[0].get("name", ""),
-    )
+    filter_name = (config.get("filter_list") or [{}])[0].get("name", "")
+    bare = BenchmarkSpec(name=PREFIX + name, kind=kind, local=sources, key=lambda row: (), filter=filter_name)
     view = LmEvalSubtask(bare, config, "", False, 0)
     view.rows = {"reported": [(f"{sources.reported}:0", rows[0])]}
     try:
@@ -363,11 +343,7 @@ def _task_note(name: str, part: LmEvalSubtask, sources: SplitSources, limit: int
         words = f"reference {sources.reference} {told['reference']}, reported {sources.reported} {told['reported']}"
     if part.dropped:
         words += f" ({part.dropped} reference documents dropped as also reported)"
-    shots = "0-shot"
-    if part.shots:
-        pool = "a tenth of the reference, kept apart" if sources.shots in sources.reference_splits else sources.shots
-        shots = f"{part.shots}-shot from {pool or 'the examples of the YAML'}, the same for every document"
-    return f"{name} of lm-eval: {words}; {said}; {shots}"
+    return f"{name} of lm-eval: {words}; {said}; {shots_text(part.shots, sources)}"
 
 
 def _error_line(error: Exception) -> str:

@@ -120,11 +120,6 @@ class LmEvalSubtask:
                 f"{self.row.name}@{there}."
             )
 
-    @property
-    def shot_names(self) -> tuple[str, ...]:
-        """The few-shot examples that every prompt of this part begins with, by their place in the source."""
-        return tuple(name for name, _ in self.rows["shots"][: self.shots])
-
     def row_content_key(self, row: Row) -> str:
         """Content key of a row."""
         return content_key(*self.row.key(row))

@@ -15,7 +15,7 @@ import numpy as np
 from freemoe.compat.lm_eval import filters_of, official_config, templates_compiled_once
 from freemoe.core.errors import DataError
 from freemoe.evals.sandbox.code_metric import SandboxedCodeEval, sandboxed_code_eval
-from freemoe.evals.sandbox.runner import PASS_AT, Permission, passed_at, require_permission
+from freemoe.evals.sandbox.runner import PASS_AT, passed_at, require_permission
 from freemoe.evals.tasks.benchmark import BenchmarkSpec, SplitSources, describe_splits
 from freemoe.evals.tasks.benchmark_files import Row
 from freemoe.evals.tasks.benchmarks import find_benchmark
@@ -24,24 +24,20 @@ from freemoe.evals.tasks.harness.rows import LmEvalSubtask, hub_rows, local_rows
 from freemoe.evals.tasks.splits import draw_balanced
 from freemoe.evals.tasks.task import EvalTask, Response, check_completions, check_likelihoods
 from freemoe.evals.tasks.text_tasks import TextTask
+from freemoe.recipes import DataSection
 
 
 class LmEvalTask:
     """A task whose documents lm-eval renders and grades: a benchmark of the table, or any other (`any_task`).
 
-    ``shots`` holds, by subject, which few-shot examples stand in every prompt.
-
     Args:
         row: Its row.
         name: Name within its domain (``mmlu_anatomy`` for one subject).
         parts: One per subject, filled with rows.
-        lender: Task whose reference documents are borrowed.
-        limit: Documents of each split at most.
+        data: How many documents each split has at most, and how pass@k of code is reported.
         seed: Seed of the draw.
-        code: The sandboxed code metric that lm-eval's functions were bound to.
         note: How the splits were made.
-        pass_at: Of code: the k of the reported pass@k.
-        estimator: Of code: as `passed_at` has it.
+        lender: Task whose reference documents are borrowed.
     """
 
     def __init__(
@@ -49,20 +45,14 @@ class LmEvalTask:
         row: BenchmarkSpec,
         name: str,
         parts: list[LmEvalSubtask],
-        lender: EvalTask | None,
-        limit: int | None,
+        data: DataSection,
         seed: int,
-        code: SandboxedCodeEval | None,
         note: str,
-        pass_at: int = 1,
-        estimator: str = "unbiased",
+        lender: EvalTask | None = None,
     ) -> None:
         self.row, self.name, self.lender, self.note = row, name, lender, note
-        self.metric = f"pass@{pass_at}" if row.kind == "code" else row.metric
-        self._estimator = estimator
-        self.runs_code = row.kind == "code"
-        self._parts, self._limit, self._seed, self._code = parts, limit, seed, code
-        self.shots = {part.subject: part.shot_names for part in parts}
+        self.metric = f"pass@{data.pass_at}" if row.kind == "code" else row.metric
+        self._parts, self._data, self._seed = parts, data, seed
         self._made: dict[str, list[Document]] = {}
         self._rows: dict[str, tuple[LmEvalSubtask, Row]] = {}
 
@@ -70,7 +60,7 @@ class LmEvalTask:
         if role not in self._made:
             places = [(part, place) for part in self._parts for place in range(len(part.rows[role]))]
             names = [f"{part.subject}:{part.rows[role][place][0]}" for part, place in places]
-            taken = draw_balanced(names, [part.subject for part, _ in places], self._limit, self._seed)
+            taken = draw_balanced(names, [part.subject for part, _ in places], self._data.limit, self._seed)
             documents = []
             with templates_compiled_once():
                 for i in taken:
@@ -107,12 +97,12 @@ class LmEvalTask:
             with templates_compiled_once():
                 scores = part.lm_eval_task.process_results(doc, answered)
             return _numeric_scores(scores)
-        if self._code is not None:
-            require_permission(self._code.allowed)
+        if self.row.kind == "code":
+            require_permission(self._data.allow_code_execution)
         graded = [self._grade_completion(part, doc, text) for text in check_completions(document, responses)]
         if self.row.kind == "code":
             passed = [g["pass@1"] > 0 for g in graded]
-            return {f"pass@{k}": passed_at(passed, k, self._estimator) for k in PASS_AT if k <= len(graded)}
+            return {f"pass@{k}": passed_at(passed, k, self._data.estimator) for k in PASS_AT if k <= len(graded)}
         return {k: sum(g[k] for g in graded) / len(graded) for k in graded[0]}
 
     def _grade_completion(self, part: LmEvalSubtask, doc: Row, text: str) -> dict[str, float]:
@@ -140,18 +130,7 @@ def _numeric_scores(scores: Mapping[str, Any]) -> dict[str, float]:
 # ---------------------------------------------------------------------- making them
 
 
-def named_task(
-    spec: str,
-    *,
-    tokenizer: Any = None,
-    data_root: str | Path | None = None,
-    limit: int | None = None,
-    seed: int = 0,
-    num_fewshot: int | None = None,
-    allow_code_execution: Permission = False,
-    pass_at: int = 1,
-    estimator: str = "unbiased",
-) -> EvalTask:
+def named_task(spec: str, data: DataSection, tokenizer: Any, seed: int) -> EvalTask:
     """Build the task of a benchmark's name; arguments as in `freemoe.evals.tasks.domains.load_domain`.
 
     Raises:
@@ -160,12 +139,12 @@ def named_task(
     """
     row, subjects, asked, extra = find_benchmark(spec)
     require_lm_eval(row.name, row.needs, row.extra)
-    root = Path(data_root).expanduser() if data_root is not None else None
-    sources = (row.local if root else row.hub).with_references(extra)
+    root = Path(data.root).expanduser() if data.root is not None else None
+    sources = (row.local if root else row.hub or row.local).with_references(extra)
     if row.kind == "text":
-        return _text_benchmark(row, root, sources, tokenizer, limit)
-    shots = next(n for n in (asked, num_fewshot, row.num_fewshot) if n is not None)
-    code = SandboxedCodeEval(allowed=allow_code_execution) if row.kind == "code" else None
+        return _text_benchmark(row, root, sources, tokenizer, data.limit)
+    shots = next(n for n in (asked, data.fewshot, row.num_fewshot) if n is not None)
+    code = SandboxedCodeEval(allowed=data.allow_code_execution) if row.kind == "code" else None
     parts = []
     for subject in subjects or ("",):
         with sandboxed_code_eval(code):
@@ -178,25 +157,14 @@ def named_task(
     known = {part.row_content_key(r) for part in parts for _, r in part.rows["reported"]}
     for part in parts:
         part.separate_splits(known, sources, seed)
-    lender = None
-    if row.lender:
-        lender = named_task(
-            "+".join((row.lender, *extra)),
-            data_root=data_root,
-            limit=limit,
-            seed=seed,
-            num_fewshot=num_fewshot,
-            allow_code_execution=allow_code_execution,
-            pass_at=pass_at,
-            estimator=estimator,
-        )
+    lender = named_task("+".join((row.lender, *extra)), data, tokenizer, seed) if row.lender else None
     name = row.name if len(subjects) != 1 else f"{row.name}_{subjects[0]}"
-    note = _benchmark_note(row, name, parts, sources, shots, limit)
-    return LmEvalTask(row, name, parts, lender, limit, seed, code, note, pass_at, estimator)
+    note = _benchmark_note(row, name, parts, sources, data.limit)
+    return LmEvalTask(row, name, parts, data, seed, note, lender)
 
 
 def _benchmark_note(
-    row: BenchmarkSpec, name: str, parts: list[LmEvalSubtask], sources: SplitSources, shots: int, limit: int | None
+    row: BenchmarkSpec, name: str, parts: list[LmEvalSubtask], sources: SplitSources, limit: int | None
 ) -> str:
     sizes = {role: sum(len(part.rows[role]) for part in parts) for role in ("reference", "reported")}
     taken = {role: size if limit is None else min(size, limit) for role, size in sizes.items()}
@@ -207,13 +175,15 @@ def _benchmark_note(
     if not row.lender:
         words.append(f"reference {taken['reference']} of {sizes['reference']}")
     words.append(f"reported {taken['reported']} of {sizes['reported']}")
-    if shots:
-        apart = "a tenth of the reference, kept apart" if sources.shots in sources.reference_splits else ""
-        pool = apart or sources.shots
-        words.append(f"{shots}-shot from {pool or 'the examples of the YAML'}, the same for every document")
-    else:
-        words.append("0-shot")
-    return f"{name}: " + "; ".join(words)
+    return f"{name}: " + "; ".join([*words, shots_text(parts[0].shots, sources)])
+
+
+def shots_text(shots: int, sources: SplitSources) -> str:
+    """How many few-shot examples there are, and where they come from."""
+    if not shots:
+        return "0-shot"
+    pool = "a tenth of the reference, kept apart" if sources.shots in sources.reference_splits else sources.shots
+    return f"{shots}-shot from {pool or 'the examples of the YAML'}, the same for every document"
 
 
 def _text_benchmark(
