@@ -25,7 +25,7 @@ from tests.test_recipes import FULL, SMALLEST
 
 def plain(flags: Flags) -> dict[str, str]:
     """Flags that are written as their field reads them, with its path."""
-    return {n: f if isinstance(f, str) else f.path for n, f in flags.items() if isinstance(f, str) or not f.put}
+    return {n: f if isinstance(f, str) else f.path for n, f in flags.items() if isinstance(f, str) or not f.read}
 
 
 BUILD_PATHS, EVAL_PATHS = plain(build_cli.COMMAND.flags), plain(eval_cli.COMMAND.flags)

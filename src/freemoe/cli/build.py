@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import typer
 
 from freemoe.cli import completion
-from freemoe.cli.common import CommandOutput, parse_numbers, read_domains
+from freemoe.cli.common import CommandOutput, parse_numbers
 from freemoe.cli.flags import SHARED, SIDE_BY_SIDE, RecipeCommand, RecipeFlag, flags_of, model_argument
 from freemoe.core.errors import RecipeError
 from freemoe.domain_experts.recipe import BuildRecipe
-from freemoe.recipes import set_path
 
 HELP = """Find, prove and write the domain experts of a base model.
 
@@ -38,27 +35,6 @@ The papers' protocol (MoDE Table 3, 5 % bands over their range):
   freemoe build ./my-model --domain math=gsm8k --metric wanda --ratio 0.05 --theta 0:0.5:0.05 \\
     --search exhaustive --select argmax
 """
-
-
-def _initial_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {"model": values["model"], "domains": read_domains(values["domain"])}
-
-
-def _put_counts(data: dict[str, Any], text: str) -> None:
-    set_path(data, "subdomains.count", _parse_counts(text))
-
-
-def _put_theta(data: dict[str, Any], text: str) -> None:
-    for key, value in zip(("start", "end", "step"), parse_numbers(text, "--theta", 3), strict=True):
-        set_path(data, f"bands.{key}", value)
-
-
-def _put_layers(data: dict[str, Any], text: str) -> None:
-    set_path(data, "bands.layers", parse_numbers(text, "--layers", 2, int))
-
-
-def _put_layout(data: dict[str, Any], even: bool) -> None:
-    set_path(data, "units.layout", "even" if even else "free")
 
 
 def _parse_counts(text: str) -> int | dict[str, int]:
@@ -92,19 +68,31 @@ FLAGS = flags_of(
     "preset",
     *SHARED,
     "by",
-    {"subdomains": RecipeFlag(help="Clusters: a number, or math=8,code=3. [1 per 40 documents]", put=_put_counts)},
+    {"subdomains": RecipeFlag(help="Clusters: a number, or math=8,code=3. [1 per 40 documents]", read=_parse_counts)},
     "min_size metric p ratio",
     {
         "theta": RecipeFlag(
-            "bands", help="Bands from START:END:STEP, ascending importance. [0:1:0.1]", put=_put_theta, kind=str
+            "bands.start bands.end bands.step",
+            help="Bands from START:END:STEP, ascending importance. [0:1:0.1]",
+            read=lambda text: parse_numbers(text, "--theta", 3),
+            kind=str,
         )
     },
     "scope sublayers",
-    {"layers": RecipeFlag(help="Decoder layers FIRST:LAST (last not included). [all]", put=_put_layers)},
+    {
+        "layers": RecipeFlag(
+            help="Decoder layers FIRST:LAST (last not included). [all]",
+            read=lambda text: parse_numbers(text, "--layers", 2, int),
+        )
+    },
     "patch search objective select alpha purify step budget patience unit off",
     {
         "even": RecipeFlag(
-            "units.layout", ("--even/--free",), "As many units off in every layer, or freely. [even]", _put_layout, bool
+            "units.layout",
+            ("--even/--free",),
+            "As many units off in every layer, or freely. [even]",
+            lambda even: "even" if even else "free",
+            bool,
         )
     },
     "level2 controls oracle",
@@ -131,7 +119,6 @@ COMMAND = RecipeCommand(
     },
     flags=FLAGS,
     common="preset output data_root limit seed dtype device metric ratio purify unit off controls workers",
-    begin=_initial_fields,
     run=run_recipe,
     plan="freemoe.domain_experts.cost.dry_run:plan_build",
     dry_run="units of work, memory and time",

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import typer
 
@@ -42,10 +40,6 @@ FLAGS = flags_of(
 )
 
 
-def _initial_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {"model": values["model"], "text": tuple(values["text"])}
-
-
 def run_recipe(recipe: ConvertRecipe, *, overwrite: bool, resume: bool, shown: CommandOutput) -> Path:
     """Convert, write the report, print what was found."""
     from freemoe.artefacts import write_page
@@ -69,7 +63,6 @@ COMMAND = RecipeCommand(
     },
     flags=FLAGS,
     common="preset output mix data_root active experts method profile steps seed dtype device workers",
-    begin=_initial_fields,
     run=run_recipe,
     plan="freemoe.tomoe.cost.dry_run:plan_conversion",
     dry_run="tokens, steps and parameters",

@@ -16,7 +16,6 @@ from freemoe.cli.common import (
     print_json,
     print_line,
     print_table,
-    read_domains,
 )
 from freemoe.cli.flags import SHARED, SIDE_BY_SIDE, RecipeCommand, flags_of, output_options
 from freemoe.core.ledger import openings_text
@@ -153,11 +152,6 @@ def _without_documents(result: dict[str, Any]) -> dict[str, Any]:
     return {**result, "domains": domains}
 
 
-def _initial_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    data = {"artefact": values["artefact"], "domains": read_domains(values["domain"])}
-    return {**data, "experts": tuple(values["expert"])} if values["expert"] else data
-
-
 def _own_text(values: Mapping[str, Any]) -> bool:
     """Measure an artefact on its own text, where it has one and no domain is named."""
     from freemoe.hub.fetch import fetch_artefact
@@ -226,7 +220,6 @@ COMMAND = RecipeCommand(
     },
     flags=flags_of(EvalRecipe, "base", *SHARED, *SIDE_BY_SIDE),
     common="base output data_root limit fewshot chat seed dtype device threads batch_tokens",
-    begin=_initial_fields,
     run=run_recipe,
     plan="freemoe.cli.evaluate:plan_evaluation",
     dry_run="units of work",

@@ -14,7 +14,15 @@ import typer
 from pydantic.fields import FieldInfo
 
 from freemoe.cli import completion, options
-from freemoe.cli.common import CommandOutput, Stopped, apply_sets, calm_libraries, print_fields, print_recipe
+from freemoe.cli.common import (
+    CommandOutput,
+    Stopped,
+    apply_sets,
+    calm_libraries,
+    print_fields,
+    print_recipe,
+    read_domains,
+)
 from freemoe.cli.options import CODE, GroupedCommand
 from freemoe.core.errors import RecipeError
 from freemoe.domain_experts.recipe import METRICS, PURIFICATIONS, ROUTERS, SEARCHES
@@ -31,18 +39,18 @@ class RecipeFlag:
     """An option whose name or way of writing is not its field's own.
 
     Attributes:
-        path: The field, as ``--set`` has it, where that is not the one that a keyword of the flag's name says; of a flag that sets
-            several, their section.
+        path: The field, as ``--set`` has it, where that is not the one that a keyword of the flag's name says; several with
+            blanks between.
         names: How it is written, where ``--name`` is not all.
         help: What it says, where it is written otherwise than the field.
-        put: Puts what was written into a recipe's mapping, where pydantic cannot read it.
+        read: What the field holds when this was written, where pydantic cannot read it; a value for each of several fields.
         kind: What is written, where that is not the field's type.
     """
 
     path: str = ""
     names: tuple[str, ...] = ()
     help: str | None = None
-    put: Callable[[dict[str, Any], Any], None] | None = None
+    read: Callable[[Any], Any] | None = None
     kind: type | None = None
 
 
@@ -75,14 +83,14 @@ SIDE_BY_SIDE: tuple[str | Flags, ...] = ({"place": RecipeFlag(names=("--on",))},
 """Where the units of a run are done, of every command that has units."""
 
 
-def _put_prompts(data: dict[str, Any], text: str) -> None:
+def _parse_prompts(text: str) -> list[int]:
     try:
-        set_path(data, "timing.prompts", [int(part) for part in text.split(",")])
+        return [int(part) for part in text.split(",")]
     except ValueError:
         raise RecipeError(f"--speed is {text!r}; write tokens of prompts: 1024,2048,4096") from None
 
 
-_SPEED = RecipeFlag(help="Tokens of the prompts to time: 1024,2048,4096. [one block]", put=_put_prompts, kind=str)
+_SPEED = RecipeFlag(help="Tokens of the prompts to time: 1024,2048,4096. [one block]", read=_parse_prompts, kind=str)
 TIMING: tuple[str | Flags, ...] = ({"speed": _SPEED}, "new_tokens rounds")
 """What is timed at the end, of every command that changes how fast a model is."""
 
@@ -95,10 +103,10 @@ class RecipeCommand:
         name: Of the command.
         help: With an example that works.
         recipe: What it makes.
-        arguments: Parameters that are no flags: name -> (type, typer's argument or option).
+        arguments: Parameters that are no flags: name -> (type, typer's argument or option). ``domain`` and ``expert`` make the
+            fields ``domains`` and ``experts``, any other one the field of its name.
         flags: Its flags.
         common: Names of the flags that ``--help`` shows; ``--help-all`` shows the others too.
-        begin: From the arguments' values to the recipe's mapping so far.
         run: Runs a recipe: ``run(recipe, overwrite=, resume=, shown=)``.
         plan: ``module:function`` that says what it would do, as plain data whose keys name the units.
         dry_run: What ``--dry-run`` prints.
@@ -113,7 +121,6 @@ class RecipeCommand:
     arguments: dict[str, tuple[Any, Any]]
     flags: Flags
     common: str
-    begin: Callable[[Mapping[str, Any]], dict[str, Any]]
     run: Callable[..., Any]
     plan: str
     dry_run: str
@@ -123,13 +130,21 @@ class RecipeCommand:
 
     def read_recipe(self, values: Mapping[str, Any]) -> Recipe:
         """The recipe that a command line says; flags that were not given keep the recipe's defaults."""
-        data = {"command": self.name, **self.begin(values)}
+        data: dict[str, Any] = {"command": self.name}
+        for name in self.arguments:
+            if name == "domain":
+                data["domains"] = read_domains(values[name])
+            elif name != "expert":
+                data[name] = values[name]
+            elif values[name]:
+                data["experts"] = values[name]
         for name, flag in self.flags.items():
-            value = values.get(name)
-            if value is not None and flag.put:
-                flag.put(data, value)
-            elif value is not None:
-                set_path(data, flag.path, value)
+            value, paths = values.get(name), flag.path.split()
+            if value is None:
+                continue
+            read = flag.read(value) if flag.read else value
+            for path, part in zip(paths, read if len(paths) > 1 else [read], strict=True):
+                set_path(data, path, part)
         apply_sets(data, values.get("sets", []))
         return recipe_from(data, "The command line")
 
@@ -222,7 +237,6 @@ def system_command(system: ArtefactSystem) -> RecipeCommand:
         arguments={"model": model_argument("the base")},
         flags=flags,
         common=" ".join(flags),
-        begin=lambda values: {"model": values["model"]},
         run=run_system,
         plan=f"{system.package}.pipeline:plan_{system.command}",
         dry_run="what would be done",

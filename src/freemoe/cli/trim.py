@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import typer
 
@@ -12,7 +10,6 @@ from freemoe.cli.common import CommandOutput
 from freemoe.cli.flags import OUTPUT, SIDE_BY_SIDE, TIMING, RecipeCommand, RecipeFlag, flags_of, model_argument
 from freemoe.core.errors import RecipeError
 from freemoe.hookmoe.recipe import TrimRecipe
-from freemoe.recipes import set_path
 
 HELP = """Run fewer experts of a mixture model, and train small hooks that win back what that costs (HookMoE).
 
@@ -40,16 +37,14 @@ A plan by name (two layers at k = 2, the others at 1), or the paper's search:
 """
 
 
-def _initial_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {"model": values["model"], "text": values["text"]}
-
-
-def _put_hooks(data: dict[str, Any], text: str) -> None:
-    set_path(data, "hooks.layers", _parse_hook_layers(text))
-
-
-def _put_compared(data: dict[str, Any], text: str) -> None:
-    set_path(data, "plan.compare", text.split())
+def _parse_hook_layers(text: str) -> str | list[int]:
+    """Read ``all``, ``one``, ``none`` or ``0,3``."""
+    if text in ("all", "one", "none"):
+        return text
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise RecipeError(f"--hooks is {text!r}; write all, one, none, or layer numbers: 0,3") from None
 
 
 FLAGS = flags_of(
@@ -60,10 +55,12 @@ FLAGS = flags_of(
     {
         "compare": RecipeFlag(
             help="Plans and rules per token to measure too, without hooks: 'uniform:1 sweep:4 top_p:0.6 rel_threshold:0.5,0.2 naee'.",
-            put=_put_compared,
+            read=str.split,
             kind=str,
         ),
-        "hooks": RecipeFlag(help="all reduced layers, one, none, or layer numbers: 0,3. [all]", put=_put_hooks),
+        "hooks": RecipeFlag(
+            help="all reduced layers, one, none, or layer numbers: 0,3. [all]", read=_parse_hook_layers
+        ),
     },
     "units scope position start loss steps rate block limit control",
     *TIMING,
@@ -71,16 +68,6 @@ FLAGS = flags_of(
     *SIDE_BY_SIDE,
     "revision chat group_by",
 )
-
-
-def _parse_hook_layers(text: str) -> str | list[int]:
-    """Read ``all``, ``one``, ``none`` or ``0,3``."""
-    if text in ("all", "one", "none"):
-        return text
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise RecipeError(f"--hooks is {text!r}; write all, one, none, or layer numbers: 0,3") from None
 
 
 def run_recipe(recipe: TrimRecipe, *, overwrite: bool, resume: bool, shown: CommandOutput) -> Path:
@@ -105,7 +92,6 @@ COMMAND = RecipeCommand(
     },
     flags=FLAGS,
     common="preset output act plan search hooks units steps block limit seed dtype device workers",
-    begin=_initial_fields,
     run=run_recipe,
     plan="freemoe.hookmoe.dry_run:plan_trim",
     dry_run="units of work and sizes",
