@@ -11,7 +11,7 @@ from freemoe.core.errors import DataError, HubError
 from freemoe.evals.tasks.benchmarks import BENCHMARKS
 from freemoe.evals.tasks.harness.rows import hub_rows
 from freemoe.text.hub_data import load_hub_data
-from freemoe.text.mixes import ALPACA, _from_hub
+from freemoe.text.mixes import ALPACA, _read_mix_source
 from tests.fake_hub import FakeHub
 
 ROWS = [{"text": f"row {n}"} for n in range(5)]
@@ -46,7 +46,7 @@ def test_out_of_reach_nobody_is_asked(gone: str) -> None:
     row = BENCHMARKS.get("mmlu")
     for work, message in (
         (lambda: load_hub_data("maker/none", None, "train"), "data set 'maker/none': it is not in the cache"),
-        (lambda: _from_hub(ALPACA), "tatsu-lab/alpaca.*--data-root FOLDER"),
+        (lambda: _read_mix_source(ALPACA, None), "tatsu-lab/alpaca.*--data-root FOLDER"),
         (
             lambda: hub_rows(row, {"dataset_path": "maker/mmlu"}, ["test"]),
             "could not be read from the hub.*--data-root",

@@ -10,7 +10,7 @@ import pytest
 
 from freemoe.compat import templates
 from freemoe.core.errors import DataError, RecipeError
-from freemoe.text.chat import as_prompt, as_text, as_turn, uses_template
+from freemoe.text.chat import as_prompt, as_turn, uses_template
 from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer
 
 USER = [{"role": "user", "content": "hi"}]
@@ -25,7 +25,9 @@ def tokenizer(template=CHAT_TEMPLATE):
 def test_prompt_and_response_are_the_whole():
     prompt, response = as_turn(tokenizer(), USER, "yes", "x")
     assert prompt == as_prompt(tokenizer(), USER, "x") == "[user]hi[/][assistant]"
-    assert prompt + response == as_text(tokenizer(), [*USER, {"role": "assistant", "content": "yes"}], "x")
+    assert prompt + response == as_prompt(
+        tokenizer(), [*USER, {"role": "assistant", "content": "yes"}], "x", whole=True
+    )
     assert response == "yes[/]"
 
 
@@ -84,7 +86,7 @@ def test_the_process_writes_what_the_tokenizer_would():
     made = tokenizer("{{ bos_token }}{% for m in messages %}{{ m | tojson }}{% endfor %}")
     messages = [*USER, {"role": "assistant", "content": "é\n<s>"}]
     wanted = made.apply_chat_template(messages, tokenize=False)
-    assert as_text(made, messages, "x") == wanted
+    assert as_prompt(made, messages, "x", whole=True) == wanted
     assert wanted.startswith(made.bos_token)
 
 

@@ -209,16 +209,14 @@ def pack_blocks(tokenizer: Any, texts: Sequence[str], length: int, what: str = "
     # A passage that goes on in the next row counts from that row's start: no position is beyond the row.
     begins = torch.where(place == 0, torch.arange(length).expand(shape), 0).cummax(dim=1).values
     groups = tuple(
-        Counter(_group_of(texts[n], n) for n in sources[row : row + length]).most_common(1)[0][0]
+        Counter(getattr(texts[n], "group", "") or f"passage {n}" for n in sources[row : row + length]).most_common(1)[
+            0
+        ][0]
         for row in range(0, rows * length, length)
     )
     return PackedBlocks(
         torch.tensor(ids[: rows * length]).view(shape), torch.arange(length).expand(shape) - begins, groups
     )
-
-
-def _group_of(text: str, number: int) -> str:
-    return getattr(text, "group", "") or f"passage {number}"
 
 
 def row_texts(tokenizer: Any, blocks: PackedBlocks) -> Iterator[str]:

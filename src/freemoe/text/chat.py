@@ -42,23 +42,26 @@ def uses_template(tokenizer: Any, mode: str, conversation: bool) -> bool:
     return mode == "on" or (mode == "auto" and conversation and has_template(tokenizer))
 
 
-def as_prompt(tokenizer: Any, messages: Sequence[Message], where: str) -> str:
+def as_prompt(tokenizer: Any, messages: Sequence[Message], where: str, whole: bool = False) -> str:
     """Messages by the template, up to where the assistant's answer begins.
 
     Args:
         tokenizer: With a template.
         messages: The conversation so far.
         where: What is rendered, for the error.
+        whole: The conversation ends with these messages.
 
     Raises:
         DataError: The template refuses them.
     """
-    return _render_messages(tokenizer, messages, where, add_generation_prompt=True)
-
-
-def as_text(tokenizer: Any, messages: Sequence[Message], where: str) -> str:
-    """A whole conversation by the template; errors as of `as_prompt`."""
-    return _render_messages(tokenizer, messages, where, add_generation_prompt=False)
+    try:
+        return render_template(tokenizer, messages, add_generation_prompt=not whole)
+    except Exception as error:  # a template is a program: it raises what it likes
+        roles = ", ".join(m["role"] for m in messages)
+        raise DataError(
+            f"{where}: the tokenizer's chat template refuses these messages ({roles}): {error}. Change the row, or use "
+            "--chat off."
+        ) from error
 
 
 def as_turn(tokenizer: Any, messages: Sequence[Message], response: str, where: str) -> tuple[str, str]:
@@ -68,24 +71,13 @@ def as_turn(tokenizer: Any, messages: Sequence[Message], response: str, where: s
         DataError: The template refuses them, or writes what came before otherwise once there is a response.
     """
     prompt = as_prompt(tokenizer, messages, where)
-    whole = as_text(tokenizer, [*messages, {"role": "assistant", "content": response}], where)
+    whole = as_prompt(tokenizer, [*messages, {"role": "assistant", "content": response}], where, whole=True)
     if not whole.startswith(prompt):
         raise DataError(
             f"{where}: the tokenizer's chat template writes the prompt otherwise once the response is there, so the two cannot "
             "be told apart. Use --chat off."
         )
     return prompt, whole[len(prompt) :]
-
-
-def _render_messages(tokenizer: Any, messages: Sequence[Message], where: str, add_generation_prompt: bool) -> str:
-    try:
-        return render_template(tokenizer, messages, add_generation_prompt=add_generation_prompt)
-    except Exception as error:  # a template is a program: it raises what it likes
-        roles = ", ".join(m["role"] for m in messages)
-        raise DataError(
-            f"{where}: the tokenizer's chat template refuses these messages ({roles}): {error}. Change the row, or use "
-            "--chat off."
-        ) from error
 
 
 def plain_prompt(messages: Sequence[Message]) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from freemoe.core.errors import DataError
-from freemoe.text.chat import as_text, uses_template
+from freemoe.text.chat import as_prompt, uses_template
 from freemoe.text.files import read_text_file
 from freemoe.text.groups import TextPassage
 from freemoe.text.rows import HUB, DataRow, is_rows, read_rows
@@ -35,18 +34,6 @@ def split_shape(source: str) -> tuple[str | None, str]:
     return (name, rest) if colon and name in SHAPES else (None, source)
 
 
-def shape_of(source: str, wanted: str | None, rows: Sequence[DataRow]) -> RowShape:
-    """The shape that was asked for, or the one of the first row; errors as of `shapes.detect_shape`."""
-    if wanted is None:
-        return detect_shape(rows[0])
-    shape = shape_by_name(wanted)
-    value = rows[0].value
-    if wanted != "text" and (not isinstance(value, dict) or not shape.matches_row(value)):
-        keys = keys_text(value) if isinstance(value, dict) else type(value).__name__
-        raise DataError(f"{rows[0].where}: asked for as {wanted!r}, which needs {shape.columns_text()}; seen: {keys}.")
-    return shape
-
-
 def read_items(source: str, wanted: str | None) -> tuple[RowShape, list[tuple[DataRow, Item]]]:
     """Every row of a source and what it says.
 
@@ -58,7 +45,11 @@ def read_items(source: str, wanted: str | None) -> tuple[RowShape, list[tuple[Da
         DataError: With where it stands, the value seen and the values allowed.
     """
     rows = read_rows(source)
-    shape = shape_of(source, wanted, rows)
+    shape = detect_shape(rows[0]) if wanted is None else shape_by_name(wanted)
+    value = rows[0].value
+    if wanted not in (None, "text") and (not isinstance(value, dict) or not shape.matches_row(value)):
+        keys = keys_text(value) if isinstance(value, dict) else type(value).__name__
+        raise DataError(f"{rows[0].where}: asked for as {wanted!r}, which needs {shape.columns_text()}; seen: {keys}.")
     return shape.of_row(rows[0]), [(row, read_item(row, shape, rows[0])) for row in rows]
 
 
@@ -126,23 +117,20 @@ def read_documents(
         log.info(
             "%s: read as %s %s%s", where, shape.name, shape.columns_text(), ", by the chat template" if template else ""
         )
-    found = []
-    for row, item in items:
-        found.append(
-            TextPassage(
-                _document_text(row, item, tokenizer if template else None),
-                item_question(item),
-                key_of(row, group_by) or "",
-            )
+    return [
+        TextPassage(
+            _document_text(row, item, tokenizer if template else None), item_question(item), key_of(row, group_by) or ""
         )
-    return found
+        for row, item in items
+    ]
 
 
 def _document_text(row: DataRow, item: Item, template: Any) -> str:
     if isinstance(item, ConversationItem):
         last = item.turns[-1]
         if template is not None:
-            return as_text(template, [*last.messages, {"role": "assistant", "content": last.response}], row.where)
+            said = [*last.messages, {"role": "assistant", "content": last.response}]
+            return as_prompt(template, said, row.where, whole=True)
         return last.prompt + last.gap + last.response
     match item:
         case ChoiceItem(question, choices, gold):

@@ -114,35 +114,25 @@ def _take_characters(texts: Iterable[str], characters: int) -> list[str]:
 
 def _read_mix_source(source: MixSource, root: str | Path | None) -> list[str]:
     if root is None:
-        return _from_hub(source)
+        try:
+            records = load_hub_data(*source.hub)
+        except DataError as error:
+            raise type(error)(f"{error} Or give a folder with its files: --data-root FOLDER.") from error
+        return cut_passages([text for record in records if (text := source.text(record)).strip()])  # pyright: ignore
     found: list[str] = []
     for name in source.files:
         path = Path(root).expanduser() / name
         if not path.is_file():
             continue
-        if path.suffix == ".json":
-            found += [source.text(record) for record in _read_records(path)]
-        else:
+        if path.suffix != ".json":
             found += cut_passages(read_documents(path))
+            continue
+        records = read_json(path)
+        if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
+            raise DataError(f"{path} is not the data set's original file: a list of objects is needed. Fetch it again.")
+        found += map(source.text, records)
     if not found:
         raise DataError(
             f"Data set {source.name!r} is not under {Path(root).absolute()} (--data-root): looked for {', '.join(source.files)}."
         )
     return found
-
-
-def _read_records(path: Path) -> list[dict[str, Any]]:
-    """The records of a JSON list."""
-    value = read_json(path)
-    if not isinstance(value, list) or not all(isinstance(record, dict) for record in value):
-        raise DataError(f"{path} is not the data set's original file: a list of objects is needed. Fetch it again.")
-    return value
-
-
-def _from_hub(source: MixSource) -> list[str]:
-    repository, configuration, part = source.hub
-    try:
-        records = load_hub_data(repository, configuration, part)
-    except DataError as error:
-        raise type(error)(f"{error} Or give a folder with its files: --data-root FOLDER.") from error
-    return cut_passages([text for record in records if (text := source.text(record)).strip()])  # pyright: ignore

@@ -224,10 +224,6 @@ def _read_lettered(where: str, row: dict[str, Any]) -> ChoiceItem:
     return _check_choice(where, row, choices, ())
 
 
-def _read_target(where: str, row: dict[str, Any]) -> TargetItem:
-    return TargetItem(_text_column(where, row, ("prompt",)), _text_column(where, row, ("target",)))
-
-
 def _read_completion(where: str, row: dict[str, Any]) -> ConversationItem:
     name, prompt = _find_column(row, PROMPT)
     if isinstance(prompt, list):  # both sides as messages
@@ -290,10 +286,6 @@ def _parse_message(where: str, message: Any) -> Message:
     return {"role": ROLES[role], "content": content}
 
 
-def _read_text(where: str, row: dict[str, Any]) -> TextItem:
-    return TextItem(_text_column(where, row, TEXT))
-
-
 QUESTION, ANSWER = ("question", "prompt"), ("answer", "answerKey", "label", "gold")
 CHOICES = ("choices", "options")
 PROMPT, COMPLETION = ("prompt", "question", "input"), ("completion", "response", "answer", "output")
@@ -308,10 +300,15 @@ SHAPES: dict[str, RowShape] = {
         ),
         RowShape("choice", (("question",), CHOICES, ANSWER), _read_choice, beats=("text", "lettered")),
         RowShape("lettered", (("question",), ("A",), ("B",), ANSWER), _read_lettered, beats=("text",)),
-        RowShape("target", (("prompt",), ("target",)), _read_target, beats=("text",)),
+        RowShape(
+            "target",
+            (("prompt",), ("target",)),
+            lambda where, row: TargetItem(*(_text_column(where, row, (name,)) for name in ("prompt", "target"))),
+            beats=("text",),
+        ),
         RowShape("completion", (("prompt",), ("completion", "response")), _read_completion, beats=("text",)),
         RowShape("instruction", (("instruction",), OUTPUT), _read_instruction, beats=("completion", "text")),
-        RowShape("text", (TEXT,), _read_text),
+        RowShape("text", (TEXT,), lambda where, row: TextItem(_text_column(where, row, TEXT))),
     )
 }
 """In the order in which they are told."""
