@@ -46,7 +46,10 @@ def lines_of(found: Mapping[str, Any]) -> list[str]:
             lines += value
         elif isinstance(value, list | tuple) and value and all(isinstance(row, Mapping) for row in value):
             lines.append(f"{name}:")
-            lines += ["  " + "  ".join(f"{k}={_format_cell(v)}" for k, v in row.items()) for row in value]
+            lines += [
+                "  " + "  ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in row.items())
+                for row in value
+            ]
         else:
             lines.append(f"{name}: {_format_value(value, unit)}")
     return lines
@@ -57,10 +60,6 @@ def _split_unit(key: str) -> tuple[str, str]:
     if stem and last in ("bytes", "seconds", "share", "tokens"):
         return stem.replace("_", " "), last
     return key.replace("_", " "), last if last == "bytes" else ""
-
-
-def _format_cell(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _format_value(value: Any, unit: str) -> str:

@@ -100,7 +100,10 @@ def run_recipe(recipe: EvalRecipe, *, overwrite: bool, resume: bool, shown: Comm
 
     result = evaluate(recipe, progress=shown.make_progress(), overwrite=overwrite)
     if shown.as_json:
-        print_json("eval", _without_documents(result) if shown.summary else result)
+        if shown.summary:
+            domains = [{name: value for name, value in d.items() if name != "documents"} for d in result["domains"]]
+            result = {**result, "domains": domains}
+        print_json("eval", result)
         return
     found = EvaluationResult.model_validate(result)
     if shown.summary:
@@ -146,12 +149,6 @@ def _verdict_lines(result: EvaluationResult) -> list[str]:
     return lines
 
 
-def _without_documents(result: dict[str, Any]) -> dict[str, Any]:
-    """The result without its documents."""
-    domains = [{name: value for name, value in d.items() if name != "documents"} for d in result["domains"]]
-    return {**result, "domains": domains}
-
-
 def _own_text(values: Mapping[str, Any]) -> bool:
     """Measure an artefact on its own text, where it has one and no domain is named."""
     from freemoe.hub.fetch import fetch_artefact
@@ -169,13 +166,7 @@ def _own_text(values: Mapping[str, Any]) -> bool:
         print_fields("eval-text-plan", system.part(system.own_text_plan)(str(place), values["base"]), values["as_json"])
         return True
     shown = output_options(values)
-    where = (
-        str(place),
-        values["base"],
-        values["dtype"] or "auto",
-        values["device"] or "auto",
-        values["threads"],
-    )
+    where = (str(place), values["base"], values["dtype"] or "auto", values["device"] or "auto", values["threads"])
     table, found = system.part(system.own_text)(*where, shown.make_progress())
     if shown.as_json:
         print_json("eval-text", found)

@@ -203,12 +203,13 @@ class RecipeCommand:
             spelled = name.replace("_", "-")
             names = (f"--{spelled}/--no-{spelled}",) if about and about.default else (f"--{spelled}",)
         told = flag.help or (_help_text(about) if about else "")
+        known = NAMED.get(flag.path) or (_literal_choices(about) if about else ())
         return kind, typer.Option(
             None,
             *names,
             help=told,
-            autocompletion=_make_completion(flag.path, about),
-            rich_help_panel=_help_panel(flag.path),
+            autocompletion=completion.complete_names(known) if known else None,
+            rich_help_panel=_PANELS.get(flag.path) or _PANELS.get(flag.path.split(".")[0]) or options.METHOD,
         )
 
 
@@ -306,11 +307,6 @@ _PANELS = {
 _ALWAYS_SHOWN = ("overwrite", "dry_run", "print_recipe_", "as_json", "quiet")
 
 
-def _help_panel(path: str) -> str:
-    """The group of a field's flag."""
-    return _PANELS.get(path) or _PANELS.get(path.split(".")[0]) or options.METHOD
-
-
 def _recipe_field(recipe: Any, path: str) -> FieldInfo:
     """The field at a path of a recipe."""
     *sections, last = path.split(".")
@@ -351,11 +347,6 @@ NAMED: Mapping[str, Sequence[str]] = {
     "device": completion.DEVICES,
 }
 """Fields that hold names of a registry, and these."""
-
-
-def _make_completion(path: str, about: FieldInfo | None) -> completion.Complete | None:
-    known = NAMED.get(path) or (_literal_choices(about) if about else ())
-    return completion.complete_names(known) if known else None
 
 
 def _help_text(about: FieldInfo) -> str:

@@ -249,10 +249,6 @@ class SeenHashes:
         asked = document.about[0] if document.about else document.prompt
         return "text" if _isin_sorted(text_hashes(f"{asked} {document.reference}"), self.runs).any() else ""
 
-    def has_document(self, document: Document) -> bool:
-        """Whether one document was seen."""
-        return bool(self.seen_reasons([document])[0])
-
     def to_bytes(self) -> bytes:
         """As a safetensors file; equal hashes give equal bytes."""
         about = {"documents": self.documents, "longest": self.longest, "share": self.share, "run": RUN, "line": LINE}

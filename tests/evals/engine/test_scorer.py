@@ -283,8 +283,6 @@ def test_an_answer_longer_than_the_context():
 def test_bad_arguments():
     with pytest.raises(DataError, match="no tokenizer"):
         Scorer(tiny_model("llama"), None)
-    with pytest.raises(RecipeError, match="'drop'"):
-        Scorer(tiny_model("llama"), tiny_tokenizer(), overflow="drop")
     with pytest.raises(DataError, match="no tokens of its own"):
         Scorer(tiny_model("llama"), tiny_tokenizer()).encode_pair("some", "")
 

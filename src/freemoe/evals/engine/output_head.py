@@ -90,7 +90,8 @@ def forward_to_head(model: Any, wanted: Tensor, **inputs: Any) -> DeferredLogits
     def see_decoder(module: nn.Module, args: Any, output: Any) -> None:
         seen.decoded[module] = output
 
-    untouched = _is_plain_linear(head)
+    # A plain linear layer whose forward nobody has changed.
+    untouched = type(head) is nn.Linear and "forward" not in head.__dict__ and not has_hooks(head)
     with combined_hooks(
         forward_pre_hook(head, hold_back),
         forward_hook(head, see_output),
@@ -101,7 +102,9 @@ def forward_to_head(model: Any, wanted: Tensor, **inputs: Any) -> DeferredLogits
     if seen.calls != 1 or seen.hidden is None or decoder is None:
         return _all_at_once(model, wanted, inputs)
     decoded = seen.decoded[decoder]
-    plain = head if untouched and _is_head_output(result, seen.output) else None
+    # The logits are the head's very output: one object, and nothing was done to it in place.
+    bare = result is seen.output and not result.is_inference() and result._version == 0
+    plain = head if untouched and bare else None
     inside = {id(p) for p in decoder.parameters()} - {id(p) for p in head.parameters()}
     return DeferredLogits(
         seen.hidden,
@@ -117,16 +120,6 @@ def _decoder_candidates(causal: Any) -> list[nn.Module]:
     inner = causal.get_decoder() if hasattr(causal, "get_decoder") else None
     found = [getattr(causal, "base_model", None), inner]
     return [m for m in found if isinstance(m, nn.Module) and m is not causal]
-
-
-def _is_plain_linear(head: nn.Module) -> bool:
-    """Whether a head is a plain linear layer whose forward nobody has changed."""
-    return type(head) is nn.Linear and "forward" not in head.__dict__ and not has_hooks(head)
-
-
-def _is_head_output(result: Tensor, output: Tensor | None) -> bool:
-    """Whether a model's logits are its head's very output: one object, and nothing was done to it in place."""
-    return result is output and not result.is_inference() and result._version == 0
 
 
 def _all_at_once(model: Any, wanted: Tensor, inputs: dict[str, Any]) -> DeferredLogits:
@@ -200,7 +193,9 @@ def _plain_gradients(ending: DeferredLogits, head: nn.Linear, targets: Tensor) -
     """
     total = torch.zeros((), device=targets.device)
     gradient = torch.empty_like(ending.hidden)
-    kind = torch.get_autocast_dtype(head.weight.device.type) if _uses_autocast(head) else head.weight.dtype
+    kind = head.weight.dtype
+    if torch.is_autocast_enabled(head.weight.device.type) and kind != torch.float64:
+        kind = torch.get_autocast_dtype(head.weight.device.type)
     # Autocast would make this copy anew for every chunk.
     weight = head.weight.detach().to(kind)
     bias = None if head.bias is None else head.bias.detach().to(kind)
@@ -217,10 +212,6 @@ def _plain_gradients(ending: DeferredLogits, head: nn.Linear, targets: Tensor) -
             logits.scatter_add_(-1, tokens[:, None], torch.full_like(right, -1))
             into.copy_(logits.to(kind) @ weight)
     return total, [gradient]
-
-
-def _uses_autocast(head: nn.Linear) -> bool:
-    return torch.is_autocast_enabled(head.weight.device.type) and head.weight.dtype != torch.float64
 
 
 def _any_gradients(

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from freemoe.core.errors import NumericError, RecipeError
+from freemoe.core.errors import NumericError
 from freemoe.evals.engine.row_plan import Ids
 from freemoe.recipes import DomainRecipe
 
@@ -26,28 +26,12 @@ class SamplingConfig:
         temperature: Logits are divided by it; 0 takes the likeliest token.
         top_p: The likeliest tokens that together have this probability are drawn from (Holtzman et al. 2020).
         seed: Another seed, other continuations.
-
-    Raises:
-        RecipeError: On values out of range, or several samples without chance.
     """
 
     samples: int = 1
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Check the values."""
-        if self.samples < 1 or self.temperature < 0 or not 0 < self.top_p <= 1:
-            raise RecipeError(
-                f"samples is {self.samples}, temperature {self.temperature:g}, top_p {self.top_p:g}; at least 1 sample, a "
-                "temperature of 0 or more and a top_p above 0, at most 1, are needed."
-            )
-        if self.samples > 1 and self.temperature == 0:
-            raise RecipeError(
-                f"{self.samples} samples at temperature 0 are one sample {self.samples} times. Give a temperature (0.8 with top_p "
-                "0.95 is usual for pass@10), or take samples=1."
-            )
 
     @property
     def is_greedy(self) -> bool:

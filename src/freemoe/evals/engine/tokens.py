@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 from freemoe.core.errors import DataError, RecipeError
 from freemoe.evals.tasks.documents import Document
 
-OVERFLOW = ("truncate", "error")
-
 
 class TokenPair(NamedTuple):
     """Token ids of a context and of the continuation to be scored after it."""
@@ -44,8 +42,6 @@ class PromptTokenizer:
                 "The base model has no tokenizer, and prompts are text. Save one beside the model "
                 "(tokenizer.save_pretrained(folder)) or pass tokenizer=."
             )
-        if overflow not in OVERFLOW:
-            raise RecipeError(f"overflow is {overflow!r}; allowed: {', '.join(OVERFLOW)}.")
         self.tokenizer = tokenizer
         self.max_length = max_length
         self.overflow = overflow

@@ -116,12 +116,8 @@ def _read_verdict(ended: ProcessOutcome, word: str, timeout: float) -> tuple[Sta
         )
     lines = ended.words.split("\n")[1:]
     said = next((line for line in reversed(lines) if line == "timeout" or line.startswith("failed ")), "")
-    printable = "".join(c if c.isprintable() else " " for c in said)
-    return _classify_exit(ended, word.strip() in lines, printable, timeout)
-
-
-def _classify_exit(ended: ProcessOutcome, passed: bool, said: str, timeout: float) -> tuple[Status, str]:
-    code = ended.code
+    said = "".join(c if c.isprintable() else " " for c in said)
+    code, passed = ended.code, word.strip() in lines
     if ended.why == "time" or (said == "timeout" and not passed):
         return "timeout", f"ran longer than {timeout:g} s"
     if code is None:

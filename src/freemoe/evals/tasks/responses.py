@@ -7,7 +7,7 @@ from typing import Any
 
 from freemoe.core.errors import DataError
 from freemoe.text.chat import as_turn
-from freemoe.text.shapes import ChatTurn, ConversationItem
+from freemoe.text.shapes import ConversationItem
 
 MOST_SCORED, MOST_TOKENS = 512, 2048
 """Tokens of a response that are scored, its first, and tokens of a document, cut from the prompt's left; less where the tokenizer
@@ -32,23 +32,13 @@ def response_parts(where: str, item: ConversationItem, tokenizer: Any, template:
             "load_domain(..., tokenizer=tokenizer)."
         )
     for turn in item.turns:
-        prompt, response = _prompt_and_response(where, turn, tokenizer, template)
+        prompt, response = turn.prompt, turn.gap + turn.response
+        if template:
+            prompt, response = as_turn(tokenizer, turn.messages, turn.response, where)
         ids, given = _encode_response(tokenizer, prompt, response, template)
         if len(ids) == given:
             raise DataError(f"{where}: the response {response!r:.60} has no token of its own. Leave the row out.")
-        yield {
-            "prompt": prompt,
-            "answers": (response,),
-            "reference": response,
-            "tokens": ids,
-            "given": given,
-        }
-
-
-def _prompt_and_response(where: str, turn: ChatTurn, tokenizer: Any, template: bool) -> tuple[str, str]:
-    if template:
-        return as_turn(tokenizer, turn.messages, turn.response, where)
-    return turn.prompt, turn.gap + turn.response
+        yield {"prompt": prompt, "answers": (response,), "reference": response, "tokens": ids, "given": given}
 
 
 def _encode_response(tokenizer: Any, prompt: str, response: str, template: bool) -> tuple[tuple[int, ...], int]:

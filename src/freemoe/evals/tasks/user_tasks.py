@@ -144,9 +144,14 @@ class UserTask:
             [replace(d, id=f"{side}:{d.id}") for d in part]
             for side, part in zip(("reference", "reported"), parts, strict=True)
         ]
-        self._reference, self._reported = (self._limit_documents(part) for part in marked)
+        self._reference, self._reported = (
+            [part[i] for i in draw_balanced([d.id for d in part], [d.field for d in part], self.data.limit, self.seed)]
+            for part in marked
+        )
+        put = "by the model's chat template" if self.chat else "as plain text, without a chat template"
+        read_as = f"{shape.name} {shape.columns_text()}" + (f", {put}" if self.metric == "nll" else "")
         self.note = (
-            f"{self.name}: read as {self._read_as(shape)}; {how}; reference {len(self._reference)} of {len(parts[0])}, "
+            f"{self.name}: read as {read_as}; {how}; reference {len(self._reference)} of {len(parts[0])}, "
             f"reported {len(self._reported)} of {len(parts[1])}{large_group_text([d.key for part in parts for d in part])}"
         )
 
@@ -170,17 +175,6 @@ class UserTask:
             )
         dropped = f", {len(first) - len(kept)} dropped as also reported" if len(kept) < len(first) else ""
         return (kept, second), dropped
-
-    def _read_as(self, shape: RowShape) -> str:
-        """The shape in words, and how its prompts are put."""
-        if self.metric != "nll":
-            return f"{shape.name} {shape.columns_text()}"
-        put = "by the model's chat template" if self.chat else "as plain text, without a chat template"
-        return f"{shape.name} {shape.columns_text()}, {put}"
-
-    def _limit_documents(self, documents: list[Document]) -> list[Document]:
-        taken = draw_balanced([d.id for d in documents], [d.field for d in documents], self.data.limit, self.seed)
-        return [documents[i] for i in taken]
 
     def reference(self) -> list[Document]:
         """Documents that may be searched on."""

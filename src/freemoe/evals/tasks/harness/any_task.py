@@ -286,12 +286,9 @@ def _choose_metric(spec: str, name: str, task: Any, listed: Any) -> tuple[str, s
         )
     before = [metric for metric in task.aggregation() if metric not in usable]
     left = f" ({', '.join(before)} left out: no mean over documents)" if before else ""
-    kept = listed and [entry for entry in listed if _metric_name(entry["metric"]) in usable]
+    # A metric's name, or its function.
+    kept = listed and [entry for entry in listed if getattr(entry["metric"], "__name__", entry["metric"]) in usable]
     return usable[0], f"metric {usable[0]}{left}", kept
-
-
-def _metric_name(metric: Any) -> str:
-    return metric if isinstance(metric, str) else metric.__name__
 
 
 def _gold_text(task: Any, kind: Kind, row: Row) -> str:
