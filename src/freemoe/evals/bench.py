@@ -17,7 +17,8 @@ from freemoe.core.environment import describe_environment
 from freemoe.core.errors import DataError
 from freemoe.core.memory import peak_memory_bytes
 from freemoe.evals.engine.scorer import context_length
-from freemoe.evals.speed import in_turns, request_timer, times_as_fast, wait_for
+from freemoe.evals.guessing import vocabulary_of
+from freemoe.evals.speed import in_turns, time_sides, times_as_fast, wait_for
 from freemoe.recipes.expert_names import BASE
 
 Side = Callable[[], AbstractContextManager[Any]]
@@ -57,28 +58,26 @@ def benchmark_artifact(opened: Any, sizes: BenchSizes, against: Any = None, most
         DataError: Prompt and answer do not fit the context.
     """
     model = opened.model
-    room = min(context_length(m) for m in (model, *([against.model] if against is not None else [])))
+    models = [model] if against is None else [model, against.model]
+    room = min(map(context_length, models))
     if sizes.prompt + sizes.new > room:
         raise DataError(
             f"{sizes.prompt} tokens and {sizes.new} new ones do not fit the context of {room}: ask for fewer."
         )
     generator = torch.Generator().manual_seed(0)
-    prompt = torch.randint(
-        3, min(_vocabulary_size(model), _vocabulary_size(against)), (1, sizes.prompt), generator=generator
-    )
-    sides = ({"against": partial(nullcontext, against.model)} if against is not None else {}) | _select_sides(
-        opened, most
-    )
-    found: dict[str, Any] = {"sizes": vars(sizes), "requests": _time_requests(sides, prompt.to(model.device), sizes)}
+    prompt = torch.randint(3, min(map(vocabulary_of, models)), (1, sizes.prompt), generator=generator).to(model.device)
+    sides = {} if against is None else {"against": partial(nullcontext, against.model)}
+    sides |= _select_sides(opened, most)
+    times = time_sides(sides, prompt, sizes.new, sizes.rounds)
+    requests = {name: dict(zip(("first_token", "further_tokens"), parts, strict=True)) for name, parts in times.items()}
+    found: dict[str, Any] = {"sizes": vars(sizes), "requests": requests}
     experts = [name for name in sides if name not in (BASE, "against")]
     if hasattr(opened, "set_expert") and experts:
         found["switch"] = {"seconds": _switch_seconds(opened, experts, sizes.rounds), "experts": experts}
-        found["batch"] = _mixed_batch_speed(opened, experts, prompt.to(model.device), sizes)
-    return {**found, "memory": _memory_usage(opened), "machine": describe_environment()}
-
-
-def _vocabulary_size(opened: Any) -> int:
-    return 1 << 31 if opened is None else getattr(opened, "model", opened).config.get_text_config().vocab_size
+        found["batch"] = _mixed_batch_speed(opened, experts, prompt, sizes)
+    weights = {p.data_ptr(): p.numel() * p.element_size() for p in model.parameters()}
+    memory = {"weights_bytes": sum(weights.values()), "peak_bytes": peak_memory_bytes()}
+    return {**found, "memory": memory, "machine": describe_environment()}
 
 
 @contextmanager
@@ -95,21 +94,6 @@ def _select_sides(opened: Any, most: int) -> dict[str, Side]:
         ways = {name: partial(opened.expert, name) for name in (BASE, *accepted[:most])}
     first = [BASE] if BASE in ways else []
     return {name: partial(_enter_model, opened.model, ways[name]) for name in (*first, *(n for n in ways if n != BASE))}
-
-
-def _time_requests(sides: Mapping[str, Side], prompt: Tensor, sizes: BenchSizes) -> dict[str, dict[str, Any]]:
-    times = in_turns({name: request_timer(side, prompt, sizes.new) for name, side in sides.items()}, sizes.rounds)
-    first = next(iter(times.values()))
-    found = {}
-    for name, rows in times.items():
-        found[name] = {
-            part: {
-                "seconds": statistics.median(row[i] for row in rows),
-                "times_as_fast": times_as_fast([row[i] for row in first], [row[i] for row in rows]),
-            }
-            for i, part in enumerate(("first_token", "further_tokens"))
-        }
-    return found
 
 
 def _switch_seconds(moe: Any, experts: list[str], rounds: int) -> float:
@@ -143,8 +127,3 @@ def _mixed_batch_speed(moe: Any, experts: list[str], prompt: Tensor, sizes: Benc
     times = in_turns({"base": partial(time_generation, BASE), "mixed": partial(time_generation, names)}, sizes.rounds)
     rates = {side: sizes.batch * sizes.new / statistics.median(seconds) for side, seconds in times.items()}
     return {"tokens_per_second": rates, "times_as_fast": times_as_fast(times["base"], times["mixed"]), "experts": names}
-
-
-def _memory_usage(opened: Any) -> dict[str, int]:
-    held = {p.data_ptr(): p.numel() * p.element_size() for p in opened.model.parameters()}
-    return {"weights_bytes": sum(held.values()), "peak_bytes": peak_memory_bytes()}

@@ -172,14 +172,15 @@ def evaluate_target(
     Raises:
         FreeMoEError: Its child that says what is wrong.
     """
+    given = recipe, subject, str(place or recipe.artefact), work, progress or default_progress()
     if not recipe.output:
-        return _run_evaluation(recipe, subject, str(place or recipe.artefact), work, progress or default_progress())
+        return _run_evaluation(*given)
     output = Path(recipe.output)
     require_result_place(output, overwrite)
     with output_lock(output):
         # What another process may have written meanwhile.
         require_result_place(output, overwrite)
-        result = _run_evaluation(recipe, subject, str(place or recipe.artefact), work, progress or default_progress())
+        result = _run_evaluation(*given)
         write_atomic(output, (json.dumps(result, indent=1) + "\n").encode())
     return result
 

@@ -94,15 +94,36 @@ def compare_speed(
         ``decode``: how many times as fast the second is, the geometric mean over the rounds with Student's 95 % interval, whose
         ends are None where there was one round.
     """
-    times = in_turns({name: request_timer(side, prompt, new, clock) for name, side in sides.items()}, rounds)
+    times = time_sides(sides, prompt, new, rounds, clock)
     found: dict[str, Any] = {"prompt": prompt.shape[1], "new_tokens": new, "rounds": rounds}
-    for name, rows in times.items():
-        found[name] = dict(zip(PARTS.values(), map(statistics.median, zip(*rows, strict=True)), strict=True))
-    for part, seconds in zip(
-        PARTS, zip(*(zip(*rows, strict=True) for rows in times.values()), strict=True), strict=True
-    ):
-        found[part] = times_as_fast(*seconds)
-    return found
+    for name, parts in times.items():
+        found[name] = {what: part["seconds"] for what, part in zip(PARTS.values(), parts, strict=True)}
+    ratios = [part["times_as_fast"] for part in list(times.values())[-1]]
+    return found | dict(zip(PARTS, ratios, strict=True))
+
+
+def time_sides(
+    sides: Sides, prompt: Tensor, new: int, rounds: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, list[dict[str, Any]]]:
+    """Name -> of the first token and of further ones the median ``seconds``, and ``times_as_fast`` over the first side.
+
+    Arguments as of `compare_speed`.
+    """
+
+    def time_once(side: Callable[[], AbstractContextManager[Any]]) -> tuple[float, float]:
+        with side() as model:
+            return time_request(model, prompt, new, clock)
+
+    rows = in_turns({name: partial(time_once, side) for name, side in sides.items()}, rounds)
+    columns = {name: list(zip(*times, strict=True)) for name, times in rows.items()}
+    first = next(iter(columns.values()))
+    return {
+        name: [
+            {"seconds": statistics.median(after), "times_as_fast": times_as_fast(before, after)}
+            for before, after in zip(first, parts, strict=True)
+        ]
+        for name, parts in columns.items()
+    }
 
 
 def in_turns(sides: Mapping[str, Callable[[], T]], rounds: int, warm: bool = True) -> dict[str, list[T]]:
@@ -126,21 +147,6 @@ def times_as_fast(before: Sequence[float], after: Sequence[float]) -> dict[str, 
     mean = over_seeds((np.log(before) - np.log(after)).tolist())
     low, high = (float(np.exp(end)) if len(before) > 1 else None for end in (mean.low, mean.high))
     return {"mean": float(np.exp(mean.mean)), "low": low, "high": high}
-
-
-def request_timer(
-    side: Callable[[], AbstractContextManager[Any]],
-    prompt: Tensor,
-    new: int,
-    clock: Callable[[], float] = time.perf_counter,
-) -> Callable[[], tuple[float, float]]:
-    """`time_request` of a side, each time that it is called."""
-
-    def time_once() -> tuple[float, float]:
-        with side() as model:
-            return time_request(model, prompt, new, clock)
-
-    return time_once
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from freemoe.core.errors import DataError
 from freemoe.evals.tasks.documents import Document
@@ -76,15 +76,8 @@ def split_tail(articles: Sequence[TextPassage], share: float) -> tuple[list[Text
     return [a for a in articles if place[a.group] < gap], [a for a in articles if place[a.group] > gap]
 
 
-@dataclass(frozen=True)
-class TextBlock:
-    """One run of tokens.
-
-    Attributes:
-        tokens: Its token ids.
-        text: The text they stand for.
-        group: Name of the group that it lies in.
-    """
+class TextBlock(NamedTuple):
+    """One run of tokens: their ids, the text that they stand for, and the name of the group that they lie in."""
 
     tokens: tuple[int, ...]
     text: str
