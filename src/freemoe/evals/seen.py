@@ -127,20 +127,17 @@ class SeenHashes:
     share: float = 1.0
 
     @classmethod
-    def from_documents(
-        cls, documents: Sequence[Document], apart: Sequence[Document] = (), most: int = MOST
-    ) -> SeenHashes:
+    def from_documents(cls, documents: Sequence[Document], apart: Sequence[Document] = ()) -> SeenHashes:
         """Of a domain's reference documents.
 
         Args:
             documents: What was seen.
             apart: The domain's own reported documents.
-            most: Runs that are kept at most.
         """
         texts, others = ([d.answers[0] for d in side if d.kind == "text"] for side in (documents, apart))
         asked = cls._from_question_words((*d.question_answer_words(), question_words(d.reference)) for d in documents)
         keys = _sorted_hashes(_hash_text(key, b"key") for d in documents for key in {d.key, d.row_key or d.key})
-        return replace(cls.from_texts(texts, others, most).union_with(asked, most), keys=keys, documents=len(documents))
+        return replace(cls.from_texts(texts, others).union_with(asked), keys=keys, documents=len(documents))
 
     @classmethod
     def from_questions(cls, about: Iterable[tuple[str, ...]]) -> SeenHashes:

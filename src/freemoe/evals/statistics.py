@@ -25,6 +25,7 @@ MIN_CLUSTERS = 20
 """Independent documents below which a report gives no verdict: no interval is trustworthy there."""
 HEAVY_LOSS = 1.0
 """Nats per token by which a document of text must lose to count as ruined; an answer cannot lose more than itself."""
+POWER, LOSSES = 0.8, 0.02
 MIN_CHANGED = 10
 """Changed answers below which a report gives no verdict on right-or-wrong scores."""
 
@@ -284,14 +285,14 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted.tolist()
 
 
-def detectable_gain(documents: int, level: float, power: float = 0.8, losses: float = 0.02) -> float:
-    """Smallest true gain of right-or-wrong answers that a one-sided test of level ``level`` finds with probability ``power``.
+def detectable_gain(documents: int, level: float) -> float:
+    """Smallest true gain of right-or-wrong answers that a one-sided test finds with the probability `POWER`.
+
+    The candidate loses the share `LOSSES` of the answers; the gain is what it wins beyond them.
 
     Args:
         documents: Different documents that test it.
         level: Of this one test, after all adjustments.
-        power: Chance of finding it.
-        losses: Share of answers that the candidate loses; the gain is what it wins beyond them.
 
     Returns:
         A share; 1 where even winning every answer that is not lost would not do.
@@ -300,20 +301,20 @@ def detectable_gain(documents: int, level: float, power: float = 0.8, losses: fl
     needed = binom.isf(level, changed, 0.5)
 
     def missing_power(gain: float) -> float:
-        found = binom.sf(needed, changed, (gain + losses) / (gain + 2 * losses))
-        return power - float(binom.pmf(changed, documents, gain + 2 * losses) @ found)
+        found = binom.sf(needed, changed, (gain + LOSSES) / (gain + 2 * LOSSES))
+        return POWER - float(binom.pmf(changed, documents, gain + 2 * LOSSES) @ found)
 
-    most = 1 - 2 * losses
+    most = 1 - 2 * LOSSES
     return 1.0 if missing_power(most) > 0 else float(root_scalar(missing_power, bracket=(1e-6, most), xtol=1e-4).root)
 
 
-def detectable_effect(documents: int, level: float, power: float = 0.8) -> float:
+def detectable_effect(documents: int, level: float) -> float:
     """`detectable_gain` of scores that spread around their mean, such as text's: in standard deviations of a document's gain.
 
     That is if gains are normally distributed. The document that `paired_test` adds loses as much as the largest of them.
     """
     documents = max(documents, 2)  # one has no spread
-    found = float(student.isf(level, documents - 1) + norm.ppf(power)) / math.sqrt(documents)
+    found = float(student.isf(level, documents - 1) + norm.ppf(POWER)) / math.sqrt(documents)
     return (found + float(norm.isf(0.5 / documents)) / documents) / (1 - 1 / documents)
 
 

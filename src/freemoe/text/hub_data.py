@@ -8,14 +8,13 @@ from freemoe.core.errors import DataError
 from freemoe.hub.reach import hub_error, hub_session, not_found_error
 
 
-def load_hub_data(repository: str, configuration: str | None, split: str, revision: str | None = None) -> Any:
+def load_hub_data(repository: str, configuration: str | None, split: str) -> Any:
     """One split of a data set of the hub, or of the cache where the hub is out of reach.
 
     Args:
         repository: ``owner/name``.
         configuration: One of its configurations, or None.
         split: ``train``, ``test`` and so on.
-        revision: Branch, tag or commit.
 
     Returns:
         A `datasets.Dataset`.
@@ -32,10 +31,9 @@ def load_hub_data(repository: str, configuration: str | None, split: str, revisi
             f"The data set {repository!r} needs the package datasets, which is not installed. pip install 'freemoe[eval]'"
         ) from None
     what = f"data set {repository!r}"
-    at: dict[str, Any] = {} if revision is None else {"revision": revision}
     with hub_session() as closed:
         try:
-            return datasets.load_dataset(repository, configuration, split=split, **at)
+            return datasets.load_dataset(repository, configuration, split=split)
         except DatasetNotFoundError as error:
             raise (hub_error(what, error, closed) if closed else not_found_error(what)) from error
         except ConnectionError as error:

@@ -80,21 +80,19 @@ MIXES.add(
 )
 
 
-def read_mix(name: str, root: str | Path | None, most_characters: int | None = None) -> list[str]:
-    """The passages of a mix, every source with about as many characters, taken in turns.
+def read_mix(name: str, root: str | Path | None) -> list[str]:
+    """The passages of a mix, every source with about as many characters as the shortest one, taken in turns.
 
     Args:
         name: Of ``MIXES``.
         root: Data folder; the hub if None.
-        most_characters: Of every source; the shortest source decides if None.
 
     Raises:
         DataError: A source is not there.
     """
-    sources = [(source.name, _read_mix_source(source, root)) for source in MIXES.get(name)]
-    shortest = min(sum(map(len, texts)) for _, texts in sources)
-    most = shortest if most_characters is None else min(shortest, most_characters)
-    cut = [_take_characters(texts, most) for _, texts in sources]
+    sources = [_read_mix_source(source, root) for source in MIXES.get(name)]
+    shortest = min(sum(map(len, texts)) for texts in sources)
+    cut = [_take_characters(texts, shortest) for texts in sources]
     longest = max(map(len, cut))
     # Each source spread evenly over the whole, whatever the lengths of its passages.
     keyed = [(i * longest / len(texts), n, text) for n, texts in enumerate(cut) for i, text in enumerate(texts)]

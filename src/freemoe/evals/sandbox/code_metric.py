@@ -25,9 +25,8 @@ TIMEOUT = 3.0
 class SandboxedCodeEval:
     """Same call and same answer as the hub's ``code_eval``, run in the sandbox, only when allowed."""
 
-    def __init__(self, allowed: Permission = False, timeout: float = TIMEOUT) -> None:
+    def __init__(self, allowed: Permission = False) -> None:
         self.allowed: Permission = allowed
-        self.timeout = timeout
         self.loading = False
         self.warned = False
 
@@ -49,7 +48,7 @@ class SandboxedCodeEval:
         details: dict[int, list] = {}
         for problem, (test, candidates) in enumerate(zip(references, predictions, strict=True)):
             results = [
-                run_tests(f"{candidate}\n{test}", timeout=self.timeout, isolation=isolation) for candidate in candidates
+                run_tests(f"{candidate}\n{test}", timeout=TIMEOUT, isolation=isolation) for candidate in candidates
             ]
             details[problem] = list(enumerate(results))
         scores = {

@@ -32,6 +32,7 @@ from freemoe.text.groups import (
 from freemoe.text.words import split_words
 
 BLOCK = 256
+SHARE = 0.3  # of one text's characters, at its end, that is reported
 CAPS = {"reference": 600, "reported": 300}
 # No tokenizer in use makes a token of more characters than this on average, so that much text is always
 # enough.
@@ -150,7 +151,6 @@ class TextTask:
         source: Where it comes from, for notes and errors.
         tokenizer: Tokenizer of the model to be scored: blocks are blocks of its tokens.
         length: Tokens of a block.
-        share: Share of one text's characters, at its end, that is reported.
         limit: Blocks of each split at most (600 and 300 at most in any case).
         given: Tokens at a block's start that are context only; with 0 the beginning-of-text token stands before it.
         caps: Most blocks of each split, whatever ``limit`` says.
@@ -163,7 +163,6 @@ class TextTask:
     source: str = "text"
     tokenizer: Any = None
     length: int = BLOCK
-    share: float = 0.3
     limit: int | None = None
     given: int = 0
     caps: Mapping[str, int] = field(default_factory=lambda: CAPS)
@@ -179,8 +178,8 @@ class TextTask:
         other = unit
         how = self.source
         if self.test_documents is None:
-            reference, reported = split_tail(first, self.share)
-            how += f": reported its tail ({self.share:.0%}), reference the rest, one group between"
+            reference, reported = split_tail(first, SHARE)
+            how += f": reported its tail ({SHARE:.0%}), reference the rest, one group between"
         else:
             reported, other = divide_by_source(self.test_documents)
             reference = first
