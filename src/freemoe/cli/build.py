@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import typer
-
-from freemoe.cli import completion
+from freemoe.cli import options
 from freemoe.cli.common import CommandOutput, parse_numbers
 from freemoe.cli.flags import SHARED, SIDE_BY_SIDE, RecipeCommand, RecipeFlag, flags_of, model_argument
 from freemoe.core.errors import RecipeError
@@ -106,16 +104,7 @@ COMMAND = RecipeCommand(
     recipe=BuildRecipe,
     arguments={
         "model": model_argument("the base model, or freemoe-demo"),
-        "domain": (
-            list[str],
-            typer.Option(
-                [],
-                "--domain",
-                "-d",
-                help="NAME=TASK[,TASK]; repeat. See freemoe ls tasks.",
-                autocompletion=completion.complete_domains,
-            ),
-        ),
+        "domain": options.domain_option("NAME=TASK[,TASK]; repeat. See freemoe ls tasks."),
     },
     flags=FLAGS,
     common="preset output data_root limit seed dtype device metric ratio purify unit off controls workers",

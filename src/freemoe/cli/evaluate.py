@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from freemoe.cli import completion
+from freemoe.cli import completion, options
 from freemoe.cli.common import (
     CommandOutput,
     calm_libraries,
@@ -192,12 +192,7 @@ COMMAND = RecipeCommand(
                 autocompletion=completion.complete_artefacts_and_models,
             ),
         ),
-        "domain": (
-            list[str],
-            typer.Option(
-                [], "--domain", "-d", help="NAME=TASK[,TASK]; repeat.", autocompletion=completion.complete_domains
-            ),
-        ),
+        "domain": options.domain_option("NAME=TASK[,TASK]; repeat."),
         "expert": (
             list[str],
             typer.Option(

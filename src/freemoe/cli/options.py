@@ -73,6 +73,11 @@ HelpAll = Annotated[
 ]
 
 
+def domain_option(text: str) -> tuple[Any, Any]:
+    """``--domain``, with its help."""
+    return list[str], typer.Option([], "--domain", "-d", help=text, autocompletion=completion.complete_domains)
+
+
 def dry_run_option(text: str, panel: str | None = None) -> Any:
     """``--dry-run``, and what it does for a command."""
     return typer.Option("--dry-run", help=text, rich_help_panel=panel)
