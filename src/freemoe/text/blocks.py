@@ -75,15 +75,11 @@ class PackedBlocks:
         """Rows that hold ``TOKENS_AT_ONCE`` tokens at most; one where a row is longer."""
         return max(1, TOKENS_AT_ONCE // self.row_length)
 
-    def iter_batches(self, size: int | None = None) -> Iterator[PackedBlocks]:
-        """All rows in order, ``size`` at a time; ``rows_at_once`` if absent."""
-        size = size or self.rows_at_once
+    def iter_batches(self, tokens: int | None = None) -> Iterator[PackedBlocks]:
+        """All rows in order, as many at a time as have together at most ``tokens`` (``TOKENS_AT_ONCE``); at least one."""
+        size = max(1, tokens // self.row_length) if tokens else self.rows_at_once
         for start in range(0, len(self), size):
             yield self.select_rows(range(start, min(start + size, len(self))))
-
-    def iter_token_batches(self, tokens: int) -> Iterator[PackedBlocks]:
-        """All rows in order, as many at a time as have together at most ``tokens``; at least one."""
-        return self.iter_batches(max(1, tokens // self.row_length))
 
     def prediction_mask(self) -> Tensor:
         """(rows, length - 1) bool: where the next token continues the same passage, so that predicting it makes sense."""

@@ -129,7 +129,7 @@ def _count_value_dims(
     device = next(model.parameters()).device
     logits = hypernetwork()
     noisy = steps if gating.recipe.export_noise else None
-    for batch in held_out.iter_token_batches(TOKENS):
+    for batch in held_out.iter_batches(TOKENS):
         made = gating.sample_masks(logits, None, noisy)
         with gating.apply_masks(hypernetwork, logits, made, None, noisy):
             model.base_model(batch.ids.to(device), position_ids=batch.positions.to(device), use_cache=False)

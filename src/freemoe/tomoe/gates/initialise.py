@@ -83,7 +83,7 @@ def cluster_tokens(
         combined_hooks(*(forward_pre_hook(layer.up[0], make_input_hook(layer.number)) for layer in sublayers)),
         torch.no_grad(),
     ):
-        read = blocks.select_rows(range(min(needed, len(blocks)))).iter_token_batches(TOKENS)
+        read = blocks.select_rows(range(min(needed, len(blocks)))).iter_batches(TOKENS)
         for batch in kept.part_state("inputs").resume_iter(
             read, lambda: {str(n): torch.cat(own) for n, own in inputs.items()}, load_state
         ):
@@ -143,7 +143,7 @@ def measure_layer_importance(
         return {key: t for n, own in enumerate(sums) for key, t in pack_state(str(n), own.to_state()).items()}
 
     with listening, torch.enable_grad():
-        for batch in kept.resume_iter(blocks.iter_token_batches(tokens), to_state, load_state):
+        for batch in kept.resume_iter(blocks.iter_batches(tokens), to_state, load_state):
             ids, positions = (t.to(device, non_blocking=True) for t in (batch.ids, batch.positions))
             embedded = model.get_input_embeddings()(ids).detach().requires_grad_()
             hidden = model.base_model(inputs_embeds=embedded, position_ids=positions, use_cache=False).last_hidden_state

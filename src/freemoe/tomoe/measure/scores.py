@@ -90,7 +90,7 @@ def score_text(
         for own, name in ((nll, "nll"), (right, "right"), (numbers, "numbers")):
             own.extend(state[name].tolist())
 
-    for batch in kept.resume_iter(blocks.iter_token_batches(tokens), to_state, load_state):
+    for batch in kept.resume_iter(blocks.iter_batches(tokens), to_state, load_state):
         ids, positions = batch.ids.to(device), batch.positions.to(device)
         logits = model(ids, position_ids=positions, use_cache=False).logits[:, :-1].float()
         counted, wanted = batch.prediction_mask().to(device), ids[:, 1:]

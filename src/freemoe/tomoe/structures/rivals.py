@@ -83,7 +83,7 @@ def measure_activity(
         def to_state() -> State:
             return {key: t for n, own in enumerate(found) for key, t in pack_state(str(n), vars(own)).items()}
 
-        for batch in kept.resume_iter(blocks.iter_token_batches(TOKENS), to_state, load_state):
+        for batch in kept.resume_iter(blocks.iter_batches(TOKENS), to_state, load_state):
             model.base_model(batch.ids.to(device), position_ids=batch.positions.to(device), use_cache=False)
     return found
 
