@@ -14,8 +14,9 @@ from torch import Tensor
 
 from freemoe.evals.engine.likelihoods import fill_prefix
 from freemoe.evals.engine.row_plan import Ids, shared_prefixes
-from freemoe.evals.engine.sampling import GREEDY, SamplingConfig, tokens_to_list, widest_float
+from freemoe.evals.engine.sampling import SamplingConfig, tokens_to_list, widest_float
 from freemoe.evals.engine.shared_cache import SharedCache
+from freemoe.evals.engine.sharing import sliding_window
 
 # A decoding step holds one token per row, so many more rows fit than when whole prompts are scored.
 _DECODE_ROWS = 4
@@ -33,30 +34,18 @@ class BatchDecoder:
     """Decoding with one model, greedy or sampled.
 
     Args:
-        model: A causal LM in eval mode.
-        tokenizer: Its tokenizer.
-        batch_tokens: As the scorer's.
+        scorer: Has the model, its tokenizer, and how many tokens a batch and one more forward pass are worth.
         share: Share prefixes and drop finished rows; without it the model keeps its own cache.
-        window: Tokens that a layer with sliding attention sees. It counts places of the cache, padding included, so
-            padding must not stand between a prefix and its prompts where the window does not hold them all.
-        forward_cost: Tokens that one more forward pass is worth.
         sampling: How a token is picked.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        tokenizer: Any,
-        batch_tokens: int,
-        share: bool,
-        window: int | None,
-        forward_cost: int,
-        sampling: SamplingConfig = GREEDY,
-    ) -> None:
-        self.sampling = sampling
-        self.model, self.tokenizer, self.batch_tokens = model, tokenizer, batch_tokens
-        self.share, self.window, self.forward_cost = share, window, forward_cost
-        eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+    def __init__(self, scorer: Any, share: bool, sampling: SamplingConfig) -> None:
+        self.model, self.tokenizer, self.batch_tokens = scorer.model, scorer.tokenizer, scorer.batch_tokens
+        self.share, self.sampling, self.forward_cost = share, sampling, scorer.forward_cost
+        # It counts places of the cache, padding included, so padding must not stand between a prefix and its prompts where the
+        # window does not hold them all.
+        self.window = sliding_window(scorer.model)
+        eos, pad = self.tokenizer.eos_token_id, self.tokenizer.pad_token_id
         self.eos = eos
         self.pad = pad if pad is not None else (eos or 0)
 

@@ -113,16 +113,13 @@ class Scorer(PromptTokenizer):
         """
         rows = [self.encode_prompt(text, max_new_tokens) for text in prompts]
         share = any(rows) and self.can_share(max(rows, key=len))
-        window = sliding_window(self.model)
-        decoding = BatchDecoder(
-            self.model, self.tokenizer, self.batch_tokens, share, window, self._forward_cost, sampling
-        )
-        return decoding.generate_texts(rows, until, max_new_tokens)
+        return BatchDecoder(self, share, sampling).generate_texts(rows, until, max_new_tokens)
 
     # ------------------------------------------------------------------- plans
 
     @property
-    def _forward_cost(self) -> int:
+    def forward_cost(self) -> int:
+        """Tokens that one more forward pass is worth."""
         return FORWARD_COST["cpu" if self.model.device.type == "cpu" else "accelerator"]
 
     def _plan_pairs(self, pairs: Sequence[TokenPair], tasks: Sequence[str] | None) -> list[GroupTensors]:
@@ -139,7 +136,7 @@ class Scorer(PromptTokenizer):
         groups = plan(
             requests,
             self.batch_tokens,
-            forward_cost=self._forward_cost,
+            forward_cost=self.forward_cost,
             share=self.share_prefixes,
             branch=self.share_prefixes and masks_are_dense(self.model),
             window=sliding_window(self.model),
