@@ -44,7 +44,7 @@ def test_rows_agree_with_lm_evals_yaml(row):
     if row.filter:
         assert row.filter in [f["name"] for f in config["filter_list"]]
     # What lm-eval reports on is what we report on, but for what is carved from it.
-    assert row.hub.reported == (config.get("test_split") or config.get("validation_split"))
+    assert (row.hub or row.local).reported == (config.get("test_split") or config.get("validation_split"))
 
 
 def test_specs():
