@@ -6,8 +6,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from freemoe.compat.lm_eval import quiet_loggers
-from freemoe.compat.names import attribute_of, name_of
+from freemoe.compat.names import attribute_of, name_of, quiet_loggers
 
 
 def with_lora_beside(model: Any, names: list[str], rank: int, *, lengths: bool = False) -> Any:

@@ -19,8 +19,8 @@ from freemoe.evals.engine.tokens import context_length
 from freemoe.models.checkpoints.loading import BUNDLED, load_base
 from freemoe.serve.engine.engine import InferenceEngine
 from freemoe.serve.http.app import make_app
-from freemoe.serve.http.metrics import ServerMetrics
 from freemoe.serve.http.server import EngineServer
+from freemoe.serve.metrics import ServerMetrics
 from freemoe.serve.settings import EngineLimits
 
 NAMES = ("one", "two", "three", "four")

@@ -23,10 +23,11 @@ from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
 from freemoe.serve.engine import acting
 from freemoe.serve.engine.outbox import EventQueue
-from freemoe.serve.engine.requests import EngineStats, SequenceRequest
+from freemoe.serve.engine.requests import SequenceRequest
 from freemoe.serve.engine.runner import SlotRunner, runner_for
 from freemoe.serve.engine.scheduler import BatchScheduler
 from freemoe.serve.engine.sequence import SequenceState
+from freemoe.serve.metrics import ServerMetrics
 from freemoe.serve.settings import EngineLimits
 from freemoe.tomoe.structures.masked import apply_structure
 from tests.masks import mask_of
@@ -167,7 +168,7 @@ def test_a_step_of_the_server(
         moe, limits = mixture(THINLY, accelerator, layers), EngineLimits(128, batch=8)
         runner = runner_for(moe, limits)
         assert isinstance(runner, SlotRunner)
-        scheduler = BatchScheduler(runner, limits, EngineStats())
+        scheduler = BatchScheduler(runner, limits, ServerMetrics())
         for n in range(sequences):
             name = NAMES[0 if experts == 1 else n % len(NAMES)]
             # No two ask for the same.

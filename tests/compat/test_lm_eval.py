@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from freemoe.compat import lm_eval as compat
+from freemoe.compat.names import quiet_loggers
 from freemoe.core.errors import VersionError
 
 lm_eval = pytest.importorskip("lm_eval")
@@ -16,13 +17,13 @@ lm_eval = pytest.importorskip("lm_eval")
 def test_loggers_are_quiet_inside_alone():
     logger = logging.getLogger("lm_eval.tasks")
     before = logger.level
-    with compat.quiet_loggers():
+    with quiet_loggers("lm_eval.tasks"):
         assert logger.level == logging.ERROR
     assert logger.level == before
-    with pytest.raises(RuntimeError, match="on purpose"), compat.quiet_loggers():
+    with pytest.raises(RuntimeError, match="on purpose"), quiet_loggers("lm_eval.tasks"):
         raise RuntimeError("on purpose")
     assert logger.level == before
-    with compat.quiet_loggers("lm_eval.of.no.one"):
+    with quiet_loggers("lm_eval.of.no.one"):
         assert logging.getLogger("lm_eval.of.no.one").level == logging.ERROR
         assert logger.level == before
 

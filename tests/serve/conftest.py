@@ -23,8 +23,8 @@ from freemoe.models.checkpoints.identity import IDENTITY, identify_base
 from freemoe.serve.engine.engine import InferenceEngine
 from freemoe.serve.engine.requests import SequenceDone, SequenceFailed, SequenceRequest, TextChunk
 from freemoe.serve.http.app import make_app
-from freemoe.serve.http.metrics import ServerMetrics
 from freemoe.serve.http.server import EngineServer
+from freemoe.serve.metrics import ServerMetrics
 from freemoe.serve.settings import EngineLimits
 from tests.domain_experts.test_threads import experts_on
 from tests.tiny import tiny_model, tiny_tokenizer

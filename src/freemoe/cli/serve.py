@@ -114,8 +114,8 @@ def _run_server(values: Mapping[str, Any], given: list[str]) -> None:
 
 def _with_vllm(settings: ServeSettings, key: str | None, values: Mapping[str, Any], given: list[str]) -> None:
     """Become vLLM's server."""
-    from freemoe.serve.listening import require_free
     from freemoe.serve.served import resolve_settings
+    from freemoe.serve.settings import require_free
     from freemoe.serve.vllm.launch import build_launch_command, python_of_vllm, require_heeded
 
     require_heeded(given)
@@ -136,8 +136,8 @@ def _with_own_engine(settings: ServeSettings, key: str | None, values: Mapping[s
     if values["vllm_python"] is not None:
         raise RecipeError("--vllm-python is of --engine vllm. Add that, or leave it out.")
     require_serve()
-    from freemoe.serve.listening import require_free
     from freemoe.serve.served import resolve_settings
+    from freemoe.serve.settings import require_free
 
     place, port = parse_executor_spec(values["on"]), values["port"]
     if place.ray:

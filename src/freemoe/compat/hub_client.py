@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import sys
 from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
+
+from freemoe.compat.names import quiet_loggers
 
 # Function -> its argument for the number of tries after the first. Where a release has none, its own number stands.
 _RETRIES = {
@@ -20,8 +21,6 @@ _RETRIES = {
 @contextlib.contextmanager
 def limit_hub_retries(count: int) -> Iterator[None]:
     """Inside, the hub's client asks again ``count`` times at most, and does not report each time."""
-    logger = logging.getLogger("huggingface_hub")
-    level = logger.level
     before = []
     for path, argument in _RETRIES.items():
         module, _, name = path.partition(":")
@@ -31,12 +30,11 @@ def limit_hub_retries(count: int) -> Iterator[None]:
     try:
         for defaults, argument, _ in before:
             defaults[argument] = count
-        logger.setLevel(logging.ERROR)
-        yield
+        with quiet_loggers("huggingface_hub"):
+            yield
     finally:
         for defaults, argument, value in before:
             defaults[argument] = value
-        logger.setLevel(level)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ Nothing of lm-eval is imported before a function here is called.
 
 from __future__ import annotations
 
-import logging
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -15,29 +14,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from freemoe.compat.names import attribute_of, missing_name_error, name_of
+from freemoe.compat.names import attribute_of, missing_name_error, name_of, quiet_loggers
 from freemoe.core.errors import DataError
 from freemoe.core.untrusted import require_safe_yaml
 
 _PACKAGE = "lm-eval"
-_LOGGERS = ("lm_eval", "lm_eval.api.task", "lm_eval.tasks")
+_LOGGERS = ("lm_eval", "lm_eval.api.task", "lm_eval.tasks")  # warn of lm-eval's own configuration
 
 CODE_MODULES = ("lm_eval.tasks.humaneval.utils", "lm_eval.tasks.mbpp.utils")
 """Modules of the code tasks, which load their metric while they are imported."""
-
-
-@contextmanager
-def quiet_loggers(*loggers: str) -> Iterator[None]:
-    """Keep lm-eval's warnings about its own configuration away from our output; by default those of its tasks."""
-    found = [logging.getLogger(name) for name in loggers or _LOGGERS]
-    levels = [logger.level for logger in found]
-    for logger in found:
-        logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for logger, level in zip(found, levels, strict=True):
-            logger.setLevel(level)
 
 
 def lm_eval_main() -> Callable[[], None]:
@@ -68,7 +53,7 @@ def official_config(yaml: str) -> dict[str, Any]:
 def task_of(config: dict[str, Any]) -> Any:
     """lm-eval's task object of one configuration; few-shot examples come in their order."""
     manager = name_of(_PACKAGE, "lm_eval.tasks:TaskManager", "make a task of a configuration")
-    with quiet_loggers():
+    with quiet_loggers(*_LOGGERS):
         made = manager(include_defaults=False).load([config])["tasks"]
     task = next(iter(made.values())) if isinstance(made, dict) else made[0]
     task.set_fewshot_seed(0)
@@ -165,13 +150,21 @@ def find_task(name: str, folder: Path | None = None) -> ListedTask | None:
         VersionError: The installed release has another index.
     """
     roots = _search_folders(folder)
+    # A line that gives a task or a group this name.
+    line = re.compile(rb"^(?:task|group):[ \t]*([\"']?)" + re.escape(name.encode()) + rb"\1[ \t]*(?:#.*)?\r?$", re.M)
     for root in roots:
-        for file in _files_naming(root, name):
+        for file in sorted(root.rglob("*.yaml"), key=Path.as_posix):  # lm-eval's order
+            if not line.search(file.read_bytes()):
+                continue
             index = _task_index(file.parent)
             if name in index:
                 return _to_listed_task(name, index)
-            if why := _why_unread(file):
-                raise DataError(f"{file} cannot be read as a task of lm-eval ({why}).")
+            load = name_of(_PACKAGE, "lm_eval.tasks._yaml_loader:load_yaml", _FIND)
+            try:  # lm-eval may leave a file out for reasons of its own
+                load(file, resolve_func=False)
+            except Exception as error:  # whatever its reader raises
+                why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+                raise DataError(f"{file} cannot be read as a task of lm-eval ({why}).") from None
     for root in roots:  # the tags have no file of their own
         if name in _task_index(root):
             return _to_listed_task(name, _task_index(root))
@@ -206,12 +199,6 @@ def _tasks_folder() -> Path:
     return Path(name_of(_PACKAGE, "lm_eval.tasks:__file__", _FIND)).parent
 
 
-def _files_naming(root: Path, name: str) -> list[Path]:
-    """Files below a folder with a line that gives a task or a group this name, in lm-eval's order."""
-    line = re.compile(rb"^(?:task|group):[ \t]*([\"']?)" + re.escape(name.encode()) + rb"\1[ \t]*(?:#.*)?\r?$", re.M)
-    return [path for path in sorted(root.rglob("*.yaml"), key=Path.as_posix) if line.search(path.read_bytes())]
-
-
 def _task_index(root: Path) -> Mapping[str, Any]:
     """lm-eval's index of the files below a folder."""
     return _whole_index() if root == _tasks_folder() else _read_index(root)
@@ -224,7 +211,7 @@ def _whole_index() -> Mapping[str, Any]:
 
 def _read_index(root: Path) -> Mapping[str, Any]:
     manager = name_of(_PACKAGE, "lm_eval.tasks:TaskManager", _FIND)
-    with quiet_loggers():
+    with quiet_loggers(*_LOGGERS):
         return attribute_of(manager(include_defaults=False, include_path=str(root)), "task_index", _PACKAGE, _FIND)
 
 
@@ -250,16 +237,6 @@ def _group_members(name: str, index: Mapping[str, Any], seen: set[str]) -> Itera
         for child in inner if isinstance(inner, list) else [item]:
             called = (child.get("task") or child.get("group")) if isinstance(child, dict) else child
             yield from _group_members(str(called), index, seen)
-
-
-def _why_unread(file: Path) -> str:
-    """Why lm-eval's index left a file out; empty where it did so for reasons of its own."""
-    load = name_of(_PACKAGE, "lm_eval.tasks._yaml_loader:load_yaml", _FIND)
-    try:
-        load(file, resolve_func=False)
-    except Exception as error:  # whatever its reader raises
-        return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    return ""
 
 
 # ---------------------------------------------------------------------------------------- models

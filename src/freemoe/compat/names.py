@@ -1,7 +1,10 @@
-"""Look up names of other packages that may be missing from the installed release."""
+"""Names of other packages that may be missing from the installed release, and their loggers."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -10,6 +13,20 @@ from freemoe.core.errors import VersionError
 
 TRIED = {"transformers": ">=5.16,<6", "lm-eval": ">=0.4.13", "peft": ">=0.18"}
 """Package -> releases that freemoe is tried with, as in ``pyproject.toml``."""
+
+
+@contextmanager
+def quiet_loggers(*names: str) -> Iterator[None]:
+    """Inside, loggers of other packages report errors alone."""
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def name_of(package: str, path: str, purpose: str) -> Any:

@@ -61,7 +61,16 @@ class _TemplateProcess:
         line = json.dumps(request)
         with self._lock:
             if self._process is None or self._process.poll() is not None:
-                self._process = _start_child()
+                path = os.pathsep.join(filter(None, (_SOURCE, os.environ.get("PYTHONPATH"))))
+                self._process = subprocess.Popen(
+                    # Without -P the current folder's modules would come first.
+                    [sys.executable, "-P", "-m", "freemoe.compat.template_child"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    encoding="utf-8",
+                    env={**os.environ, "PYTHONPATH": path},
+                )
                 _exchange_lines(self._process, "", START)
             said = _exchange_lines(self._process, line + "\n", SECONDS)
         if "text" not in said:
@@ -80,19 +89,6 @@ def _kill_and_close(process: subprocess.Popen[str]) -> None:
     for pipe in (process.stdin, process.stdout):
         with contextlib.suppress(OSError):
             pipe.close()  # type: ignore[union-attr]
-
-
-def _start_child() -> subprocess.Popen[str]:
-    path = os.pathsep.join(filter(None, (_SOURCE, os.environ.get("PYTHONPATH"))))
-    return subprocess.Popen(
-        # Without -P the current folder's modules would come first.
-        [sys.executable, "-P", "-m", "freemoe.compat.template_child"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        encoding="utf-8",
-        env={**os.environ, "PYTHONPATH": path},
-    )
 
 
 def _exchange_lines(process: subprocess.Popen[str], line: str, seconds: float) -> dict[str, Any]:

@@ -37,10 +37,13 @@ def package_versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
 
 def describe_environment() -> dict[str, Any]:
     """Versions, machine and what was measured of it, for the record of a run; no host name, no user, no path."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return {
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
-        "cpu": _cpu_name(),
+        "cpu": next(names, "") or platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "packages": package_versions(),
         **({"measured": dict(_MEASURED)} if _MEASURED else {}),
@@ -70,12 +73,3 @@ def use_threads(count: int | None) -> None:
     if count:
         require_cores("threads", count)
         torch.set_num_threads(count)
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()

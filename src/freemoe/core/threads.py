@@ -190,10 +190,5 @@ def model_lock_of(model: Any) -> ModelLock:
     return _TURNS.setdefault(model, ModelLock())
 
 
-def _after_fork() -> None:
-    for turn in list(_TURNS.values()):
-        turn._reset_after_fork()
-
-
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(after_in_child=lambda: [turn._reset_after_fork() for turn in list(_TURNS.values())])

@@ -46,10 +46,6 @@ class HubAccess:
         """Arguments for whoever fetches an artefact's base: the revision is the artefact's own."""
         return {"token": self.token, "cache_dir": self.cache_dir, "local_files_only": self.local_files_only}
 
-    def with_revision(self, revision: str | None) -> HubAccess:
-        """The same for another revision."""
-        return replace(self, revision=revision)
-
 
 def is_repository(source: object) -> bool:
     """Whether something is the name of a repository, ``owner/name`` or ``owner/name@revision``, and no folder or file here.
@@ -64,10 +60,11 @@ def is_name(text: str) -> bool:
     return not text.startswith(".") and _NAME.fullmatch(text) is not None
 
 
-def _split_revision(source: str, access: HubAccess) -> tuple[str, HubAccess]:
+def _split_revision(source: str | Path, access: HubAccess | None) -> tuple[str, HubAccess]:
     """Repository, and how it is asked for the revision that stands behind its name."""
-    name, at, revision = source.partition("@")
-    return name, access.with_revision(revision) if at else access
+    name, at, revision = str(source).partition("@")
+    access = access or HubAccess()
+    return name, replace(access, revision=revision) if at else access
 
 
 def require_in_reach(source: object) -> None:
@@ -81,7 +78,7 @@ def require_in_reach(source: object) -> None:
     """
     if not is_repository(source):
         return
-    name, access = _split_revision(str(source), HubAccess())
+    name, access = _split_revision(str(source), None)
     closed = "" if _cache_folder(name, access).is_dir() else out_of_reach()
     if closed:
         raise hub_error(f"repository {name!r}", FileNotFoundError(name), closed)
@@ -105,7 +102,7 @@ def fetch_artefact(source: str | Path, access: HubAccess | None = None, *, requi
 
     if not is_repository(source):
         return Path(source)
-    name, access = _split_revision(str(source), access or HubAccess())
+    name, access = _split_revision(source, access)
     where = {"revision": access.revision, "cache_dir": access.cache_dir, "token": access.token}
     with hub_session(access.local_files_only) as closed:
         try:
@@ -121,7 +118,7 @@ def fetch_artefact(source: str | Path, access: HubAccess | None = None, *, requi
             if closed and not required and _cache_folder(name, access).is_dir():
                 return Path(source)
             raise hub_error(f"repository {name!r}", error, closed, access.token) from error
-    return _download_snapshot(name, access.with_revision(Path(found).parent.name), None)
+    return _download_snapshot(name, replace(access, revision=Path(found).parent.name), None)
 
 
 def fetch_model(source: str, access: HubAccess | None = None, *, weights: bool = True) -> Path:
@@ -135,7 +132,7 @@ def fetch_model(source: str, access: HubAccess | None = None, *, weights: bool =
     Raises:
         HubError: There is no such repository, it is private, or it is neither in the cache nor in reach.
     """
-    name, access = _split_revision(source, access or HubAccess())
+    name, access = _split_revision(source, access)
     folder = _download_snapshot(name, access, [*TOKENIZER, *(WEIGHTS if weights else ())])
     if weights and not any(folder.glob("*.safetensors")):
         folder = _download_snapshot(name, access, [*TOKENIZER, "pytorch_model*.bin"])
@@ -164,7 +161,9 @@ def _download_snapshot(name: str, access: HubAccess, patterns: Sequence[str] | N
             )
         except errors.IncompleteSnapshotError as error:
             held = Path(error.snapshot_path)
-            if patterns is not None and _is_loadable(held, patterns):
+            # What transformers itself has fetched is less than we ask for, and may do.
+            known = patterns is not None and (held / "config.json").is_file()
+            if known and (not large or any(held.glob("*.safetensors"))):
                 return held
             raise hub_error(f"repository {name!r}", error, closed, access.token) from error
         except Exception as error:
@@ -176,9 +175,3 @@ def _cache_folder(name: str, access: HubAccess) -> Path:
     from huggingface_hub import constants
 
     return Path(access.cache_dir or constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"
-
-
-def _is_loadable(folder: Path, patterns: Sequence[str]) -> bool:
-    """Whether what transformers itself has fetched, which is less than we ask for, can be loaded."""
-    weights = set(patterns).isdisjoint(WEIGHTS) or any(folder.glob("*.safetensors"))
-    return weights and (folder / "config.json").is_file()

@@ -89,7 +89,9 @@ def push_artefact(
     """
     if not is_name(repository):
         raise HubError(f"{repository!r} is no name of a repository. Write owner/name; a branch goes to --revision.")
-    kind, content = read_manifest(folder, check=False), _upload_content(folder, repository)
+    kind, content = read_manifest(folder, check=False), dict[str, Path | bytes](artefact_files(folder))
+    if isinstance(card := content.get(CARD), Path):
+        content[CARD] = card.read_text(encoding="utf-8").replace(HERE, repository).encode()
     sizes = {name: len(held) if isinstance(held, bytes) else held.stat().st_size for name, held in content.items()}
     found = {
         "repository": repository,
@@ -130,14 +132,6 @@ def base_note(manifest: Mapping[str, Any]) -> str:
     if manifest.get("kind") == "converted" or found_by_others(str(base)):
         return ""
     return f"its base is {base!r}, a place of this machine: others name theirs (--base, base=)"
-
-
-def _upload_content(folder: str | Path, repository: str) -> dict[str, Path | bytes]:
-    """What is written: the files, and the card with the repository's name in it."""
-    content: dict[str, Path | bytes] = dict(artefact_files(folder))
-    if isinstance(card := content.get(CARD), Path):
-        content[CARD] = card.read_text(encoding="utf-8").replace(HERE, repository).encode()
-    return content
 
 
 def _commit_files(

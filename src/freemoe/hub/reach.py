@@ -122,14 +122,14 @@ def hub_error(what: str, error: Exception, closed: str = "", token: str | bool |
 
 def not_found_error(what: str, status: str = "", token: str | bool | None = None) -> HubError:
     """The hub does not tell what is private from what is not there, so neither can the message."""
-    sent = "the token that was sent may not see it" if _resolve_token(token) else f"no token was sent ({LOGIN})"
+    from huggingface_hub import get_token
+
+    sent = (
+        "the token that was sent may not see it"
+        if isinstance(token, str) or get_token()
+        else f"no token was sent ({LOGIN})"
+    )
     return HubError(
         f"The {what} cannot be read at {hub_endpoint()}{status}: there is none of this name, or it is private and {sent}. Check its "
         "name; did you mean a folder? There is none of this name here."
     )
-
-
-def _resolve_token(given: str | bool | None) -> str | None:
-    from huggingface_hub import get_token
-
-    return given if isinstance(given, str) else get_token()

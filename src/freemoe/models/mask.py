@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ from torch import Tensor
 from freemoe.core.errors import FreeMoEError
 from freemoe.kernels.waits import numbers_of
 from freemoe.models.sorted_code import decode_sorted, encode_sorted
+
+if TYPE_CHECKING:
+    from freemoe.models.weights import WeightMatrix
 
 AXES = ("rows", "columns", "experts")
 """Along which whole lines of a weight can be off."""
@@ -31,20 +34,6 @@ _PLACE, _END = 2, 8
 
 class MaskError(FreeMoEError, ValueError):
     """Indices that are no mask, or a mask that does not fit its weight."""
-
-
-class NamedWeight(Protocol):
-    """What has a name and a number of weights: a ``WeightMatrix``."""
-
-    @property
-    def name(self) -> str:
-        """Its name in the model."""
-        ...
-
-    @property
-    def size(self) -> int:
-        """How many single weights it has."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +65,20 @@ class TensorMask:
         Raises:
             MaskError: Indices that are of another type or shape, unsorted, repeated or out of range.
         """
-        _check_indices(indices, size)
+        if indices.dtype != torch.int64 or indices.ndim != 1:
+            raise MaskError(
+                f"Indices have type {indices.dtype} and shape {tuple(indices.shape)}; (n,) torch.int64 needed."
+            )
+        ascending = indices[1:] > indices[:-1]
+        if not bool(ascending.all()):
+            at = int((~ascending).nonzero()[0])
+            raise MaskError(
+                f"Indices must ascend, each once: number {at} is {int(indices[at])}, the next is {int(indices[at + 1])}."
+            )
+        if len(indices) and ((low := int(indices[0])) < 0) | ((high := int(indices[-1])) >= size):
+            raise MaskError(
+                f"Indices reach from {low} to {high}, but there are {size} weights: 0 to {size - 1} allowed."
+            )
         return cls._of_ascending(indices, size)
 
     @classmethod
@@ -86,11 +88,11 @@ class TensorMask:
             bools = torch.zeros(size, dtype=torch.bool, device=indices.device)
             return cls(size, len(indices), bits=_pack_bits(bools.index_fill_(0, indices, True)))
         starts = torch.arange(0, size + _BLOCK, _BLOCK, device=indices.device)
-        places = (
-            torch.from_numpy(indices.numpy().astype(np.uint16).view(np.int16))
-            if _on_cpu(indices)
-            else _low_bits(indices)
-        )
+        if _on_cpu(indices):
+            places = torch.from_numpy(indices.numpy().astype(np.uint16).view(np.int16))
+        else:
+            low = indices & (_BLOCK - 1)
+            places = torch.where(low < _BLOCK // 2, low, low - _BLOCK).to(torch.int16)
         return cls(size, len(indices), places=places, ends=torch.searchsorted(indices, starts))
 
     @classmethod
@@ -237,7 +239,7 @@ class Mask(Mapping[str, TensorMask]):
         self._tensors = {name: mask for name, mask in tensors.items() if mask.count}
 
     @classmethod
-    def of_indices(cls, indices: Mapping[str, Tensor], weights: Sequence[NamedWeight]) -> Mask:
+    def of_indices(cls, indices: Mapping[str, Tensor], weights: Sequence[WeightMatrix]) -> Mask:
         """The mask of flat indices per weight; see `TensorMask.of_indices`.
 
         Raises:
@@ -267,7 +269,7 @@ class Mask(Mapping[str, TensorMask]):
         """Memory that it takes."""
         return sum(mask.num_bytes for mask in self.values())
 
-    def off_share(self, weights: Sequence[NamedWeight]) -> float:
+    def off_share(self, weights: Sequence[WeightMatrix]) -> float:
         """Single weights that are off as a share of all of ``weights``, 0 to 1; 0 where there are none."""
         size = sum(w.size for w in weights)
         return self.count / size if size else 0.0
@@ -292,7 +294,7 @@ class Mask(Mapping[str, TensorMask]):
         """Whether the same weights are off, wherever the two masks are."""
         return self.keys() == other.keys() and all(mask.is_equal(other[name]) for name, mask in self.items())
 
-    def check_weights(self, weights: Sequence[NamedWeight]) -> None:
+    def check_weights(self, weights: Sequence[WeightMatrix]) -> None:
         """Check that it fits ``weights``.
 
         Raises:
@@ -312,7 +314,7 @@ class Mask(Mapping[str, TensorMask]):
         return {name: mask.encode() for name, mask in self.items()}
 
     @classmethod
-    def decode(cls, codes: Mapping[str, Tensor], weights: Sequence[NamedWeight]) -> Mask:
+    def decode(cls, codes: Mapping[str, Tensor], weights: Sequence[WeightMatrix]) -> Mask:
         """Inverse of `encode_sorted`.
 
         Raises:
@@ -323,7 +325,7 @@ class Mask(Mapping[str, TensorMask]):
 
     @classmethod
     def _from_tensors(
-        cls, make: Callable[[Tensor, int], TensorMask], parts: Mapping[str, Tensor], weights: Sequence[NamedWeight]
+        cls, make: Callable[[Tensor, int], TensorMask], parts: Mapping[str, Tensor], weights: Sequence[WeightMatrix]
     ) -> Mask:
         sizes = {w.name: w.size for w in weights}
         found = {}
@@ -351,33 +353,12 @@ def len_of(shape: tuple[int, int, int], axis: str) -> int:
     return {"rows": experts * rows, "columns": columns, "experts": experts}[axis]
 
 
-def _check_indices(indices: Tensor, size: int) -> None:
-    if indices.dtype != torch.int64 or indices.ndim != 1:
-        raise MaskError(f"Indices have type {indices.dtype} and shape {tuple(indices.shape)}; (n,) torch.int64 needed.")
-    if not len(indices):
-        return
-    ascending = indices[1:] > indices[:-1]
-    if not bool(ascending.all()):
-        at = int((~ascending).nonzero()[0])
-        raise MaskError(
-            f"Indices must ascend, each once: number {at} is {int(indices[at])}, the next is {int(indices[at + 1])}."
-        )
-    low, high = int(indices[0]), int(indices[-1])
-    if low < 0 or high >= size:
-        raise MaskError(f"Indices reach from {low} to {high}, but there are {size} weights: 0 to {size - 1} allowed.")
-
-
 def _indices_are_smaller(count: int, size: int) -> bool:
     return _PLACE * count + _END * (-(-size // _BLOCK) + 1) < size / 8
 
 
 def _on_cpu(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu"
-
-
-def _low_bits(indices: Tensor) -> Tensor:
-    low = indices & (_BLOCK - 1)
-    return torch.where(low < _BLOCK // 2, low, low - _BLOCK).to(torch.int16)
 
 
 def _flat_nonzero(flat: Tensor, count: int) -> Tensor:

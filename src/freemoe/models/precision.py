@@ -11,13 +11,14 @@ and a third more memory on SmolLM2-135M.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from freemoe.core.environment import note_measured
 
@@ -83,34 +84,22 @@ def bfloat16_speedup(device: torch.device, rows: int, columns: int) -> float:
     threads = torch.get_num_threads()
     if device.type == "cpu":
         torch.set_num_threads(1)
+    sides = {kind: (x.to(kind), weight.to(kind)) for kind in seconds}
     try:
-        _time_formats(seconds, device, clock, x, weight)
+        with torch.no_grad():
+            # In turns, of which the first warms up.
+            for turn, (kind, side) in itertools.product(range(_ROUNDS + 1), sides.items()):
+                began = clock()
+                nn.functional.linear(*side)
+                if device.type == "cuda":
+                    torch.cuda.synchronize(device)
+                if turn:
+                    seconds[kind] = min(seconds[kind], clock() - began)
     finally:
         torch.set_num_threads(threads)
     found = seconds[torch.float32] / seconds[torch.bfloat16]
     note_measured(f"bfloat16 against float32, {rows} x {columns} on {device.type}", found)
     return found
-
-
-def _time_formats(
-    seconds: dict[torch.dtype, float],
-    device: torch.device,
-    clock: Callable[[], float],
-    x: Tensor,
-    weight: Tensor,
-) -> None:
-    """Note the shortest time of each format, in turns."""
-    sides = {kind: (x.to(kind), weight.to(kind)) for kind in seconds}
-    with torch.no_grad():
-        for turn in range(_ROUNDS + 1):
-            for kind, side in sides.items():
-                began = clock()
-                nn.functional.linear(*side)
-                if device.type == "cuda":
-                    torch.cuda.synchronize(device)
-                # The first turn warms up.
-                if turn:
-                    seconds[kind] = min(seconds[kind], clock() - began)
 
 
 @contextlib.contextmanager

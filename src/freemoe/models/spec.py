@@ -91,161 +91,127 @@ class ModelFamily:
 
 
 _LAYERS = ("model.layers",)
-_QKVO = (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("self_attn.o_proj",))
+_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+_QKVO = (_QKV, ("self_attn.o_proj",))
 _GATED = (("mlp.gate_proj", "mlp.up_proj"), ("mlp.down_proj",))
 
 FAMILIES: Registry[ModelFamily] = Registry("model family")
 
 
-def _add_family(about: str, family: ModelFamily) -> None:
-    FAMILIES.add(family.name, family, about)
+def _add_family(
+    name: str,
+    about: str,
+    model_types: tuple[str, ...] = (),
+    layers: tuple[str, ...] = _LAYERS,
+    attention: tuple[Group, ...] = _QKVO,
+    mlp: tuple[Group, ...] = _GATED,
+    **more: Any,
+) -> None:
+    """Add a row; what most families share is left out."""
+    FAMILIES.add(name, ModelFamily(name, model_types or (name,), layers, attention, mlp, **more), about)
 
 
-_add_family("Llama 1-3 and models of the same layout", ModelFamily("llama", ("llama",), _LAYERS, _QKVO, _GATED))
-_add_family("Mistral", ModelFamily("mistral", ("mistral",), _LAYERS, _QKVO, _GATED))
-_add_family("Qwen2 and Qwen2.5, dense", ModelFamily("qwen2", ("qwen2",), _LAYERS, _QKVO, _GATED))
-_add_family("Qwen3, dense", ModelFamily("qwen3", ("qwen3",), _LAYERS, _QKVO, _GATED))
-_add_family("Gemma", ModelFamily("gemma", ("gemma",), _LAYERS, _QKVO, _GATED))
-_add_family("Gemma 2", ModelFamily("gemma2", ("gemma2",), _LAYERS, _QKVO, _GATED))
+_add_family("llama", "Llama 1-3 and models of the same layout")
+_add_family("mistral", "Mistral")
+_add_family("qwen2", "Qwen2 and Qwen2.5, dense")
+_add_family("qwen3", "Qwen3, dense")
+_add_family("gemma", "Gemma")
+_add_family("gemma2", "Gemma 2")
 _add_family(
+    "gemma3",
     "Gemma 3: the text model, also inside the model with images",
-    ModelFamily("gemma3", ("gemma3_text", "gemma3"), ("model.layers", "model.language_model.layers"), _QKVO, _GATED),
+    ("gemma3_text", "gemma3"),
+    ("model.layers", "model.language_model.layers"),
 )
 _add_family(
+    "phi",
     "Phi-1.5 and Phi-2: attention and feed-forward side by side",
-    ModelFamily(
-        "phi",
-        ("phi",),
-        _LAYERS,
-        (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("self_attn.dense",)),
-        (("mlp.fc1",), ("mlp.fc2",)),
-    ),
+    attention=(_QKV, ("self_attn.dense",)),
+    mlp=(("mlp.fc1",), ("mlp.fc2",)),
 )
 _add_family(
+    "phi3",
     "Phi-3 and Phi-4: fused q/k/v and gate/up",
-    ModelFamily(
-        "phi3",
-        ("phi3",),
-        _LAYERS,
-        (("self_attn.qkv_proj",), ("self_attn.o_proj",)),
-        (("mlp.gate_up_proj",), ("mlp.down_proj",)),
-        heads="stacked",
-    ),
+    attention=(("self_attn.qkv_proj",), ("self_attn.o_proj",)),
+    mlp=(("mlp.gate_up_proj",), ("mlp.down_proj",)),
+    heads="stacked",
 )
 _add_family(
+    "gpt2",
     "GPT-2: Conv1D, whose weights are transposed",
-    ModelFamily(
-        "gpt2",
-        ("gpt2",),
-        ("transformer.h",),
-        (("attn.c_attn",), ("attn.c_proj",)),
-        (("mlp.c_fc",), ("mlp.c_proj",)),
-        rotary="none",
-        heads="stacked",
-    ),
+    layers=("transformer.h",),
+    attention=(("attn.c_attn",), ("attn.c_proj",)),
+    mlp=(("mlp.c_fc",), ("mlp.c_proj",)),
+    rotary="none",
+    heads="stacked",
 )
 _add_family(
+    "opt",
     "OPT",
-    ModelFamily(
-        "opt",
-        ("opt",),
-        ("model.decoder.layers",),
-        (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("self_attn.out_proj",)),
-        (("fc1",), ("fc2",)),
-        rotary="none",
-    ),
+    layers=("model.decoder.layers",),
+    attention=(_QKV, ("self_attn.out_proj",)),
+    mlp=(("fc1",), ("fc2",)),
+    rotary="none",
 )
 _add_family(
+    "gpt_neox",
     "GPT-NeoX and Pythia",
-    ModelFamily(
-        "gpt_neox",
-        ("gpt_neox",),
-        ("gpt_neox.layers",),
-        (("attention.query_key_value",), ("attention.dense",)),
-        (("mlp.dense_h_to_4h",), ("mlp.dense_4h_to_h",)),
-        heads="by_head",
-    ),
+    layers=("gpt_neox.layers",),
+    attention=(("attention.query_key_value",), ("attention.dense",)),
+    mlp=(("mlp.dense_h_to_4h",), ("mlp.dense_4h_to_h",)),
+    heads="by_head",
 )
+_add_family("mixtral", "Mixtral", mlp=(), experts=ExpertsLayout(), gate=GateLayout())
+
+_SOFTMAX = GateLayout(renormalised="norm_topk_prob")
 _add_family(
-    "Mixtral",
-    ModelFamily("mixtral", ("mixtral",), _LAYERS, _QKVO, (), ExpertsLayout(), GateLayout()),
-)
-_add_family(
+    "qwen2_moe",
     "Qwen1.5/2 MoE: routed experts, one shared expert, some dense layers",
-    ModelFamily(
-        "qwen2_moe",
-        ("qwen2_moe",),
-        _LAYERS,
-        _QKVO,
-        (
-            *_GATED,
-            ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
-            ("mlp.shared_expert.down_proj",),
-        ),
-        ExpertsLayout(),
-        GateLayout(renormalised="norm_topk_prob"),
+    mlp=(
+        *_GATED,
+        ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
+        ("mlp.shared_expert.down_proj",),
     ),
+    experts=ExpertsLayout(),
+    gate=_SOFTMAX,
 )
-_add_family(
-    "Qwen3 MoE",
-    ModelFamily(
-        "qwen3_moe", ("qwen3_moe",), _LAYERS, _QKVO, _GATED, ExpertsLayout(), GateLayout(renormalised="norm_topk_prob")
+_add_family("qwen3_moe", "Qwen3 MoE", experts=ExpertsLayout(), gate=_SOFTMAX)
+_add_family("olmoe", "OLMoE", mlp=(), experts=ExpertsLayout(), gate=_SOFTMAX)
+
+_LATENT: dict[str, Any] = {
+    "attention": (
+        ("self_attn.q_proj", "self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"),
+        ("self_attn.q_b_proj",),
+        ("self_attn.kv_b_proj",),
+        ("self_attn.o_proj",),
     ),
-)
+    "mlp": (
+        *_GATED,
+        ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
+        ("mlp.shared_experts.down_proj",),
+    ),
+    "experts": ExpertsLayout(),
+    "rotary": "interleaved",
+    "heads": "latent",
+}
 _add_family(
-    "OLMoE",
-    ModelFamily("olmoe", ("olmoe",), _LAYERS, _QKVO, (), ExpertsLayout(), GateLayout(renormalised="norm_topk_prob")),
-)
-_MLA = (
-    ("self_attn.q_proj", "self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"),
-    ("self_attn.q_b_proj",),
-    ("self_attn.kv_b_proj",),
-    ("self_attn.o_proj",),
-)
-_SHARED = (
-    *_GATED,
-    ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
-    ("mlp.shared_experts.down_proj",),
-)
-_add_family(
+    "deepseek_v2",
     "DeepSeek-V2: low-rank keys and values (and queries), shared experts, first layers dense",
-    ModelFamily(
-        "deepseek_v2",
-        ("deepseek_v2",),
-        _LAYERS,
-        _MLA,
-        _SHARED,
-        ExpertsLayout(),
-        GateLayout(renormalised="never"),
-        rotary="interleaved",
-        heads="latent",
-    ),
+    gate=GateLayout(renormalised="never"),
+    **_LATENT,
 )
 _add_family(
+    "deepseek_v3",
     "DeepSeek-V3 and R1: as V2, with a router of sigmoids and a bias",
-    ModelFamily(
-        "deepseek_v3",
-        ("deepseek_v3",),
-        _LAYERS,
-        _MLA,
-        _SHARED,
-        ExpertsLayout(),
-        GateLayout(renormalised="norm_topk_prob", correction="e_score_correction_bias"),
-        rotary="interleaved",
-        heads="latent",
-    ),
+    gate=GateLayout(renormalised="norm_topk_prob", correction="e_score_correction_bias"),
+    **_LATENT,
 )
 _add_family(
+    "gpt_oss",
     "GPT-OSS: experts transposed, gate and up interleaved, with biases",
-    ModelFamily(
-        "gpt_oss",
-        ("gpt_oss",),
-        _LAYERS,
-        _QKVO,
-        (),
-        ExpertsLayout(layout="experts_columns", up_bias="gate_up_proj_bias"),
-        GateLayout(path="mlp.router"),
-    ),
+    mlp=(),
+    experts=ExpertsLayout(layout="experts_columns", up_bias="gate_up_proj_bias"),
+    gate=GateLayout(path="mlp.router"),
 )
 
 

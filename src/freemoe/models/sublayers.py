@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from freemoe.core.errors import FamilyError
-from freemoe.models.spec import ModelFamily, family_of, find_layers
+from freemoe.models.spec import family_of, find_layers
 
 CONVERTIBLE = ("llama", "mistral", "qwen2", "qwen3", "gemma", "phi")
 """Families whose layers have separate query, key and value linears, a plain MLP and rotary halves."""
@@ -104,33 +104,31 @@ def find_sublayers(model: nn.Module) -> list[DecoderSublayers]:
             f"Rotary pairs of family {family.name!r} are {family.rotary!r}; only 'half' (j with j + half) is described. "
             "Describe its pairs in src/freemoe/models/sublayers.py."
         )
-    path, layers = find_layers(model, family)
-    return [_taken_apart(model, family, layer, i, f"{path}.{i}") for i, layer in enumerate(layers)]
-
-
-def _taken_apart(model: nn.Module, family: ModelFamily, layer: nn.Module, number: int, path: str) -> DecoderSublayers:
     (q, k, v), (o,) = family.attention
     up, (down,) = family.mlp
-    names = {"q": q, "k": k, "v": v, "o": o, "down": down} | {name.rpartition(".")[2]: name for name in up}
-    linears = {role: _get_linear(layer, name, path) for role, name in names.items()}
+    parts = {name.rpartition(".")[2]: name for name in up}
+    names = {"q": q, "k": k, "v": v, "o": o, "down": down} | parts
     config: Any = model.config
     head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-    heads, kv_heads = linears["q"].out_features // head_dim, linears["k"].out_features // head_dim
     share = (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor", 1.0)
-    return DecoderSublayers(
-        number=number,
-        path=path,
-        q=linears["q"],
-        k=linears["k"],
-        v=linears["v"],
-        o=linears["o"],
-        up=tuple(linears[name.rpartition(".")[2]] for name in up),
-        down=linears["down"],
-        names=names,
-        heads=heads,
-        kv_heads=kv_heads,
-        rotary=RotaryLayout(head_dim, int(head_dim * share)),
-    )
+    rotary = RotaryLayout(head_dim, int(head_dim * share))
+    path, layers = find_layers(model, family)
+    found = []
+    for number, layer in enumerate(layers):
+        own = {role: _get_linear(layer, name, f"{path}.{number}") for role, name in names.items()}
+        found.append(
+            DecoderSublayers(
+                number=number,
+                path=f"{path}.{number}",
+                **{role: own[role] for role in ("q", "k", "v", "o", "down")},
+                up=tuple(own[part] for part in parts),
+                names=names,
+                heads=own["q"].out_features // head_dim,
+                kv_heads=own["k"].out_features // head_dim,
+                rotary=rotary,
+            )
+        )
+    return found
 
 
 def _get_linear(layer: nn.Module, name: str, path: str) -> nn.Linear:

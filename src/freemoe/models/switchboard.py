@@ -141,6 +141,9 @@ class ExpertCache(RecentExperts[_CachedExpert]):
         weights: From ``find_weights``.
         most_bytes: What all experts together may take; the one that was not used for longest goes first, the one that is
             switched in and the one learned last never. None: half of the weights' own bytes, or 1 GiB where that is more.
+
+    Attributes:
+        active_expert: The expert that is switched in; None for the base.
     """
 
     def __init__(self, weights: Sequence[WeightMatrix], most_bytes: int | None = None) -> None:
@@ -151,16 +154,15 @@ class ExpertCache(RecentExperts[_CachedExpert]):
         self._base = _CachedExpert([[None] * len(blocks) for blocks in self._blocks], 0, [], [])
         # Routers that leave experts out now, and stored weights that are read with zeros.
         self._others = ExitStack()
-        self._active: str | None = None
+        self.active_expert: str | None = None
         # The experts between which a switching was broken off.
         self._broken: tuple[str | None, str | None] | None = None
         self._left: State = []
-        _no_beta_warning()
-
-    @property
-    def active_expert(self) -> str | None:
-        """The expert that is switched in; None for the base."""
-        return self._active
+        # Lets torch say here, unheard, what it says once per process about sparse tensors.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            none = torch.zeros(0, dtype=torch.int32)
+            torch.sparse_csr_tensor(none.new_zeros(2), none, none, size=(1, 1), check_invariants=False)
 
     def held_bytes(self, name: str) -> int:
         """Memory that is held for an expert, in bytes."""
@@ -179,7 +181,7 @@ class ExpertCache(RecentExperts[_CachedExpert]):
             DataError: The expert of this name is switched in.
             MaskError: As for `switch_off`.
         """
-        if name == self._active:
+        if name == self.active_expert:
             raise DataError(f"Expert {name!r} is switched in: switch to another before it is learned anew.")
         mask.check_weights(self._all)
         parts: Parts = []
@@ -205,7 +207,7 @@ class ExpertCache(RecentExperts[_CachedExpert]):
         self._experts[name] = _CachedExpert(parts, mask.count, left_out(self._all, mask), stored)
         each = 4 + max((w.parameter.element_size() for w in self._weights), default=0)
         sizes = {known: each * own.count for known, own in self._experts.items()}
-        self._make_room(sizes, (name, self._active, *(self._broken or ())))
+        self._make_room(sizes, (name, self.active_expert, *(self._broken or ())))
 
     def remove_expert(self, name: str) -> None:
         """Let go of an expert's memory.
@@ -213,7 +215,7 @@ class ExpertCache(RecentExperts[_CachedExpert]):
         Raises:
             DataError: It is switched in.
         """
-        if name == self._active:
+        if name == self.active_expert:
             raise DataError(f"Expert {name!r} is switched in: switch to another before it is forgotten.")
         self._experts.pop(name, None)
 
@@ -231,7 +233,7 @@ class ExpertCache(RecentExperts[_CachedExpert]):
             self._recover_base(*self._broken)
         if name is not None:
             self._experts[name] = self._experts.pop(name)
-        if name == self._active:
+        if name == self.active_expert:
             return
         now = self._parameter_versions()
         untouched = now == self._left
@@ -249,18 +251,18 @@ class ExpertCache(RecentExperts[_CachedExpert]):
                 into.capture_values(bits)
                 into.add(bits, -1)
 
-        self._broken = (self._active, name)
+        self._broken = (self.active_expert, name)
         try:
             self._others.close()
-            self._for_each_block(swap_block, self._active, name)
+            self._for_each_block(swap_block, self.active_expert, name)
             if name is not None:
                 self._others.enter_context(exclude_experts(self._experts[name].routers))
                 for weight, mask in self._experts[name].stored:
                     self._others.enter_context(read_with_zeros(weight, mask))
         except BaseException:
-            self._recover_base(self._active, name)
+            self._recover_base(self.active_expert, name)
             raise
-        self._active, self._broken, self._left = name, None, self._parameter_versions()
+        self.active_expert, self._broken, self._left = name, None, self._parameter_versions()
 
     def _for_each_block(self, step: Step, old: str | None, new: str | None) -> None:
         """Do a step for every block that one of two experts touches, on several threads where that pays."""
@@ -293,15 +295,15 @@ class ExpertCache(RecentExperts[_CachedExpert]):
     def _read_anew(self, now: State) -> None:
         """Others edited the weights: only what the active expert replaced is still known."""
         changed = [w.name for w, a, b in zip(self._weights, self._left, now, strict=False) if a[0] != b[0]]
-        if changed and self._active is not None:
+        if changed and self.active_expert is not None:
             raise DataError(
-                f"The model's numbers changed their type while expert {self._active!r} was switched in (the first is "
+                f"The model's numbers changed their type while expert {self.active_expert!r} was switched in (the first is "
                 f"{changed[0]!r}), so its weights cannot be put back. Switch to the base before converting a model."
             )
         for name, own in self._experts.items():
             for weight, blocks in zip(self._weights, own.blocks, strict=True):
                 for part in blocks:
-                    if part is not None and name != self._active:
+                    if part is not None and name != self.active_expert:
                         part.drop_values(weight.device)
 
     def _recover_base(self, old: str | None, new: str | None) -> None:
@@ -314,7 +316,7 @@ class ExpertCache(RecentExperts[_CachedExpert]):
 
         self._others.close()
         self._for_each_block(restore_block, old, new)
-        self._active, self._broken, self._left = None, None, self._parameter_versions()
+        self.active_expert, self._broken, self._left = None, None, self._parameter_versions()
 
 
 def _split_blocks(weight: WeightMatrix) -> list[slice]:
@@ -323,11 +325,3 @@ def _split_blocks(weight: WeightMatrix) -> list[slice]:
     # Places within a block are int32.
     length = min(length, 2**31 - 1)
     return [slice(start, min(start + length, len(memory))) for start in range(0, len(memory), length)]
-
-
-def _no_beta_warning() -> None:
-    """Let torch say here, unheard, what it says once per process about sparse tensors."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        none = torch.zeros(0, dtype=torch.int32)
-        torch.sparse_csr_tensor(none.new_zeros(2), none, none, size=(1, 1), check_invariants=False)

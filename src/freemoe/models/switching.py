@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -98,19 +97,17 @@ def switched_off(weights: Sequence[WeightMatrix], mask: Mask) -> Iterator[None]:
 def read_with_zeros(weight: WeightMatrix, mask: TensorMask) -> Iterator[None]:
     """Inside, a weight that is not in memory is read with zeros where a mask has it off; it nests."""
     assert weight.stored is not None
-    edit = partial(_zero_masked, weight, mask)
+
+    def edit(values: Tensor) -> Tensor:
+        copy = values.clone()
+        weight.to_canonical(copy).masked_fill_(mask.to_bools(copy.device).view(weight.shape), 0)
+        return copy
+
     weight.stored.edits.append(edit)
     try:
         yield
     finally:
         weight.stored.edits[:] = [other for other in weight.stored.edits if other is not edit]
-
-
-def _zero_masked(weight: WeightMatrix, mask: TensorMask, values: Tensor) -> Tensor:
-    """A copy of a weight that was read, with zeros where a mask has it off."""
-    copy = values.clone()
-    weight.to_canonical(copy).masked_fill_(mask.to_bools(copy.device).view(weight.shape), 0)
-    return copy
 
 
 def edit_mode(weight: WeightMatrix) -> AbstractContextManager[object]:

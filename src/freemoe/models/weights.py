@@ -5,8 +5,9 @@ Embeddings, heads (tied or not), norms, biases, gates and routers are never amon
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from freemoe.compat.transformers import is_conv1d
 from freemoe.core.errors import FamilyError
 from freemoe.models.offload import OffloadedParameter, stored_parameters
-from freemoe.models.spec import ExpertsLayout, ModelFamily, family_of, find_layers, modules_seen
+from freemoe.models.spec import ModelFamily, family_of, find_layers, modules_seen
 
 SUBLAYERS = ("attention", "mlp", "both")
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -189,15 +190,21 @@ def find_weights(
     for number in range(first, end):
         here = list(_layer_weights(modules[number], f"{path}.{number}", number, family, names))
         if not here:
+            looked = [p for group in family.attention + family.mlp for p in group]
+            looked += [family.experts.path] if family.experts else []
             raise FamilyError(
                 f"No linear was found in decoder layer {number} ({path}.{number}) of {type(model).__name__}, "
-                f"family {family.name!r}: looked for {', '.join(_linear_paths(family))}; "
+                f"family {family.name!r}: looked for {', '.join(looked)}; "
                 f"{modules_seen(modules[number])}. If the layer is right, correct the family's row in "
                 "src/freemoe/models/spec.py."
             )
-        found += [_with_values(w, stored) for w in here if sublayers in ("both", w.sublayer)]
+        found += [w for w in here if sublayers in ("both", w.sublayer)]
     if not found:
         raise FamilyError(f"{type(model).__name__} has no {sublayers} linears in layers [{first}, {end}).")
+    if missing := [w.name for w in found if w.parameter.is_meta and w.name not in stored]:
+        raise FamilyError(
+            f"{missing[0]} is on the meta device, so it holds no numbers: load the model with its weights."
+        )
     seen: dict[str, str] = {}
     for weight in found:
         if weight.name in seen:
@@ -206,7 +213,7 @@ def find_weights(
                 f"{weight.tap}): layers that share weights cannot be switched one by one."
             )
         seen[weight.name] = weight.tap
-    return found
+    return [replace(w, stored=stored.get(w.name)) for w in found]
 
 
 @dataclass(frozen=True)
@@ -246,11 +253,6 @@ def describe_weights(model: nn.Module) -> WeightSummary:
     )
 
 
-def _linear_paths(family: ModelFamily) -> list[str]:
-    dense = [path for group in family.attention + family.mlp for path in group]
-    return dense + ([family.experts.path] if family.experts else [])
-
-
 def require_in_memory(weights: Sequence[WeightMatrix], what: str = "This", *, together: bool = False) -> None:
     """Raise unless all weights can be edited and have gradients.
 
@@ -274,14 +276,6 @@ def require_in_memory(weights: Sequence[WeightMatrix], what: str = "This", *, to
         )
 
 
-def _with_values(weight: WeightMatrix, stored: Mapping[str, OffloadedParameter]) -> WeightMatrix:
-    if weight.parameter.is_meta and weight.name not in stored:
-        raise FamilyError(
-            f"{weight.name} is on the meta device, so it holds no numbers: load the model with its weights."
-        )
-    return replace(weight, stored=stored.get(weight.name))
-
-
 def _layer_weights(
     layer: nn.Module, path: str, number: int, family: ModelFamily, names: dict[int, str]
 ) -> Iterator[WeightMatrix]:
@@ -290,8 +284,7 @@ def _layer_weights(
             present = [p for p in group if _get_submodule(layer, p) is not None]
             for relative in present:
                 full = f"{path}.{relative}"
-                module = _get_submodule(layer, relative)
-                assert module is not None
+                module: Any = _get_submodule(layer, relative)
                 parameter, layout = _plain_parameter(module, "weight", full), _memory_layout(module, full)
                 yield WeightMatrix(
                     names[id(parameter)], number, sublayer, f"{path}.{present[0]}", module, "weight", layout
@@ -300,28 +293,17 @@ def _layer_weights(
     # A dense layer of a mixture model, and a mixture block that keeps a list of plain linears, have no such
     # module.
     if experts is not None and (module := _get_submodule(layer, experts.path)) is not None:
-        yield from _expert_weights(
-            module, f"{path}.{experts.path}", number, experts, names, _find_router(layer, family)
-        )
-
-
-def _expert_weights(
-    module: nn.Module, path: str, number: int, experts: ExpertsLayout, names: dict[int, str], gate: MoERouter | None
-) -> Iterator[WeightMatrix]:
-    for own in (experts.up, experts.down):
-        parameter = _plain_parameter(module, own, f"{path}.{own}")
-        if parameter.ndim != 3:
-            raise FamilyError(
-                f"{path}.{own} of {type(module).__name__} has shape {tuple(parameter.shape)}; fused experts "
-                "need three dimensions (experts, rows, columns)."
-            )
-        yield WeightMatrix(names[id(parameter)], number, "mlp", f"{path}.{own}", module, own, experts.layout, gate)
-
-
-def _find_router(layer: nn.Module, family: ModelFamily) -> MoERouter | None:
-    if family.gate is None or (router := _get_submodule(layer, family.gate.path)) is None:
-        return None
-    return MoERouter(router, family.gate.top_k)
+        router = None if family.gate is None else _get_submodule(layer, family.gate.path)
+        gate = None if router is None or family.gate is None else MoERouter(router, family.gate.top_k)
+        for own in (experts.up, experts.down):
+            full = f"{path}.{experts.path}.{own}"
+            parameter = _plain_parameter(module, own, full)
+            if parameter.ndim != 3:
+                raise FamilyError(
+                    f"{full} of {type(module).__name__} has shape {tuple(parameter.shape)}; fused experts "
+                    "need three dimensions (experts, rows, columns)."
+                )
+            yield WeightMatrix(names[id(parameter)], number, "mlp", full, module, own, experts.layout, gate)
 
 
 def _get_submodule(module: nn.Module, path: str) -> nn.Module | None:

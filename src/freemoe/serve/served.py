@@ -20,8 +20,7 @@ from freemoe.models.checkpoints.placement import require_one_device
 from freemoe.recipes.expert_names import PREFIX
 from freemoe.serve.catalogue import ExpertCatalogue, model_names
 from freemoe.serve.engine.cache import token_bytes
-from freemoe.serve.listening import require_key
-from freemoe.serve.settings import EngineLimits, ServeSettings
+from freemoe.serve.settings import EngineLimits, ServeSettings, require_key
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from freemoe import FreeMoE
 from freemoe.serve.engine import acting
 from freemoe.serve.engine.acting import ByExpert, InOnePass
 from freemoe.serve.engine.cache import token_bytes
-from freemoe.serve.engine.runner import BatchRow, OwnCacheRunner, SlotRunner, plain_cache, runner_for
+from freemoe.serve.engine.runner import BatchRow, ModelRunner, SlotRunner, plain_cache, runner_for
 from freemoe.serve.settings import EngineLimits
 from tests.domain_experts.test_threads import experts_on
 from tests.tiny import CASES, tiny_model
@@ -84,7 +84,7 @@ def test_passes_say_what_each_sequence_alone_says(family):
 @pytest.mark.parametrize("family", ["gemma3", "llama"])
 def test_own_caches_say_the_same_beyond_a_window(family):
     model = tiny_model(family)
-    runner = OwnCacheRunner(model, ByExpert(Nobody()))
+    runner = ModelRunner(model, ByExpert(Nobody()))
     ids = [(7 * i) % 240 + 5 for i in range(90)]
     with torch.no_grad():
         runner.add_sequence(5)

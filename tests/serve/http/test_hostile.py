@@ -10,8 +10,7 @@ import pytest
 from freemoe import FreeMoE
 from freemoe.core.errors import RecipeError
 from freemoe.serve.http.streams import EventStream, merge_events
-from freemoe.serve.listening import require_key
-from freemoe.serve.settings import EngineLimits, RequestLimits
+from freemoe.serve.settings import EngineLimits, RequestLimits, require_key
 from tests.serve.conftest import NAN, alone, ask, idle, served
 
 GOOD = {"model": "base", "prompt": "x", "max_tokens": 2, "temperature": 0}

@@ -13,9 +13,8 @@ import pytest
 from freemoe.core.errors import RecipeError
 from freemoe.serve.engine.engine import InferenceEngine
 from freemoe.serve.http.app import make_app
-from freemoe.serve.http.metrics import ServerMetrics
-from freemoe.serve.listening import require_free
-from freemoe.serve.settings import EngineLimits
+from freemoe.serve.metrics import ServerMetrics
+from freemoe.serve.settings import EngineLimits, require_free
 from tests.serve.conftest import alone, served
 from tests.serve.http.test_hostile import GOOD, TEXT, error_of
 

@@ -102,8 +102,13 @@ def run_remote_part(
     """
     output = _worker_folder() / json_digest(arguments["output"]) / "run"
     partial = _partial_of(output)
-    for name, sent in files.items():
-        _fetch_file(partial / name, sent)
+    for path, sent in ((partial / name, sent) for name, sent in files.items()):
+        # Fetched unless it is here already.
+        if _here.get(path) != sent.digest:
+            blob = sent.parcel.get()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, blob)
+            _here[path] = sent.digest
     before = set(partial.glob("units/*"))
     Unit(part, function, {**arguments, "output": str(output)}).work()
     found = {}
@@ -117,18 +122,6 @@ def run_remote_part(
 
 
 _here: dict[Path, str] = {}
-
-
-def _fetch_file(path: Path, sent: FileRef) -> None:
-    """Have a file as it is at the run, fetched unless it is here already."""
-    if _here.get(path) == sent.digest:
-        return
-    blob = sent.parcel.get()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, blob)
-    _here[path] = sent.digest
-
-
 _own: list[Path] = []
 
 

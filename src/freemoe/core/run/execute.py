@@ -147,24 +147,17 @@ def publish_run(
     }
     write_atomic(run.partial / "recipe.yaml", dump_yaml(recipe.model_dump(mode="json")).encode())
     write_atomic(run.partial / "result.json", (json.dumps(result, indent=1) + "\n").encode())
-    with _refusing_to_publish(run.partial):
+    try:
         write_atomic(run.partial / CARD, card(validate_strict(typed, result, "The result", ArtifactError)).encode())
         write_manifest(run.partial, manifest)
         check(run.partial)
         if page is not None:
             page(run.partial)
-    return run.publish_folder()
-
-
-@contextlib.contextmanager
-def _refusing_to_publish(folder: Path) -> Iterator[None]:
-    """Around what reads and draws a finished folder: what its type or its readers refuse is not published."""
-    try:
-        yield
     except DiskError:
         raise
     except FreeMoEError as error:
         raise ArtifactError(
-            f"What was made stands in {str(folder)!r} and is not published, as its own readers refuse it: {error} That is a defect "
+            f"What was made stands in {str(run.partial)!r} and is not published, as its own readers refuse it: {error} That is a defect "
             "of freemoe, or of a package that extends it, and no unit of work is lost: once it is mended, run the same command again."
         ) from error
+    return run.publish_folder()

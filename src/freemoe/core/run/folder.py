@@ -351,19 +351,15 @@ def require_replaceable(output: Path, overwrite: bool) -> None:
             f"{str(output)!r} is not an artefact of freemoe (it has no {MANIFEST} that says so) and is not replaced. Choose "
             "another -o, or move it away."
         )
-    if others := _not_ours(output):
+    # Links are not followed.
+    pages = {f".{page}.lock" for page in PAGES}.union(PAGES)
+    ours = {MANIFEST, RUNNING, IDENTITY, JOURNAL, *pages, *_files_of(output)}
+    paths = {path.relative_to(output) for path in output.rglob("*") if path.is_symlink() or not path.is_dir()}
+    if others := sorted(str(path) for path in paths if str(path) not in ours and path.parts[0] not in WORKING):
         raise ArtifactError(
             f"{str(output)!r} holds {others[0]!r}{f' and {len(others) - 1:,} more' * (len(others) > 1)}, which its manifest does not "
             "name: freemoe did not write it, and it would be deleted. Move it away, or choose another -o."
         )
-
-
-def _not_ours(folder: Path) -> list[str]:
-    """Files of an artefact that neither its manifest nor a run has named; links are not followed."""
-    pages = {f".{page}.lock" for page in PAGES}.union(PAGES)
-    ours = {MANIFEST, RUNNING, IDENTITY, JOURNAL, *pages, *_files_of(folder)}
-    paths = {path.relative_to(folder) for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()}
-    return sorted(str(path) for path in paths if str(path) not in ours and path.parts[0] not in WORKING)
 
 
 def _files_of(folder: Path) -> list[str]:

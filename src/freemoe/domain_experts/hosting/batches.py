@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from freemoe.core.errors import DataError
+
+Key = TypeVar("Key")
 
 FORWARD_ALONE = {
     "past_key_values": None,
@@ -27,12 +29,12 @@ GENERATE_ALONE = {"past_key_values": None, "streamer": None, "return_dict_in_gen
 """The same of a generation."""
 
 
-def group_by_expert(names: Sequence[str]) -> list[tuple[str, list[int]]]:
-    """Sequences by expert, in order of first appearance."""
-    found: dict[str, list[int]] = {}
-    for i, name in enumerate(names):
-        found.setdefault(name, []).append(i)
-    return list(found.items())
+def rows_by_key(keys: Sequence[Key]) -> dict[Key, list[int]]:
+    """The rows that have each key (sequences by their experts), in order of first appearance."""
+    found: dict[Key, list[int]] = {}
+    for row, key in enumerate(keys):
+        found.setdefault(key, []).append(row)
+    return found
 
 
 def select_rows(inputs: dict[str, Any], rows: list[int], size: int) -> dict[str, Any]:

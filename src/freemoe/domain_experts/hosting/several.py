@@ -14,10 +14,10 @@ from freemoe.domain_experts.hosting.batches import (
     FORWARD_ALONE,
     GENERATE_ALONE,
     batch_size,
-    group_by_expert,
     merge_generated,
     needing_one,
     require_one_expert,
+    rows_by_key,
     select_rows,
     special_tokens,
 )
@@ -68,7 +68,7 @@ def _try_mixed(host: MixingHost, names: Sequence[str], strategy: Several, rows: 
 
 def _group_rows(names: Sequence[str], strategy: Several) -> list[tuple[str, list[int]]]:
     """Which sequences are run together, where experts are not."""
-    return [(name, [row]) for row, name in enumerate(names)] if strategy == "swap" else group_by_expert(names)
+    return [(name, [row]) for row, name in enumerate(names)] if strategy == "swap" else list(rows_by_key(names).items())
 
 
 def forward_several(host: MixingHost, inputs: dict[str, Any], names: Sequence[str], strategy: Several) -> Any:

@@ -151,7 +151,12 @@ def _parse_header(path: Path, data: mmap.mmap) -> GGUFHeader:
         value = cursor.read_value(*cursor.read_struct("I"))
         if value is not None:
             values[key] = value
-    _check_values(path, values)
+    if not isinstance(values.get("general.architecture"), str):
+        raise DataError(f"{str(path)!r} does not name its architecture (general.architecture); it is no model.")
+    if (parts := values.get("split.count", 1)) > 1:
+        raise DataError(
+            f"{str(path)!r} is one of {parts} parts of a model. Join them first: llama-gguf-split --merge FIRST-PART OUT"
+        )
     shapes, types, ends = {}, {}, [0]
     for _ in range(tensors):
         name = cursor.read_string()
@@ -172,16 +177,6 @@ def _parse_header(path: Path, data: mmap.mmap) -> GGUFHeader:
     if needed > len(data):
         raise _truncated_error(path, f"its tensors end at byte {needed:,}, the file at {len(data):,}")
     return GGUFHeader(values["general.architecture"], values, shapes, types)
-
-
-def _check_values(path: Path, values: dict[str, Any]) -> None:
-    if not isinstance(values.get("general.architecture"), str):
-        raise DataError(f"{str(path)!r} does not name its architecture (general.architecture); it is no model.")
-    parts = values.get("split.count", 1)
-    if parts > 1:
-        raise DataError(
-            f"{str(path)!r} is one of {parts} parts of a model. Join them first: llama-gguf-split --merge FIRST-PART OUT"
-        )
 
 
 def _can_dequantise(kind: str) -> bool:

@@ -115,12 +115,10 @@ def identify_base(model: Any, tokenizer: Any) -> dict[str, Any]:
         "transformers": transformers.__version__,
         "config": settings_of(model.config),
         "buffers": buffers_digest(model),
-        "tokenizer": None if tokenizer is None else tokenizer_parts(tokenizer, _embedding_rows(model)),
+        "tokenizer": None
+        if tokenizer is None
+        else tokenizer_parts(tokenizer, model.get_input_embeddings().weight.shape[0]),
     }
-
-
-def _embedding_rows(model: Any) -> int:
-    return model.get_input_embeddings().weight.shape[0]
 
 
 def buffers_digest(model: Any) -> str:
@@ -175,7 +173,13 @@ def identity_differences(told: Mapping[str, Any], seen: Mapping[str, Any], chat:
         seen: Another one.
         chat: Whether the tokenizer's chat template counts.
     """
-    found = _setting_differences(told, seen)
+    then, now = told["config"], seen["config"]
+    # Another release of transformers may know more fields, or fewer.
+    names = then | now if told["transformers"] == seen["transformers"] else {n: 0 for n in then if n in now}
+    different = [n for n in sorted(names) if not _values_equal(then.get(n), now.get(n))]
+    found = [f"{n} is {now.get(n)!r} and was {then.get(n)!r}" for n in different[:3]]
+    if len(different) > 3:
+        found.append(f"{len(different) - 3} more settings")
     if told["buffers"] != seen["buffers"]:
         found.append("stored buffers differ")
     then, now = told["tokenizer"], seen["tokenizer"]
@@ -188,15 +192,6 @@ def identity_differences(told: Mapping[str, Any], seen: Mapping[str, Any], chat:
         if parts:
             found.append(f"another tokenizer (its {', '.join(parts)})")
     return found
-
-
-def _setting_differences(told: Mapping[str, Any], seen: Mapping[str, Any]) -> list[str]:
-    then, now = told["config"], seen["config"]
-    # Another release of transformers may know more fields, or fewer.
-    names = then | now if told["transformers"] == seen["transformers"] else {n: 0 for n in then if n in now}
-    different = [n for n in sorted(names) if not _values_equal(then.get(n), now.get(n))]
-    shown = [f"{n} is {now.get(n)!r} and was {then.get(n)!r}" for n in different[:3]]
-    return [*shown, f"{len(different) - 3} more settings"] if len(different) > 3 else shown
 
 
 def _values_equal(a: Any, b: Any) -> bool:

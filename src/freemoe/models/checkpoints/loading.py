@@ -7,13 +7,15 @@ import logging
 import os
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from freemoe.assets import BUNDLED, BUNDLED_MOE, demo_model_path, demo_moe_path
+from freemoe.compat.names import quiet_loggers
 from freemoe.compat.transformers import dequantise_options, make_plain, panics_as_errors, set_model_name
 from freemoe.core.errors import DataError, FreeMoEError, HubError, RecipeError
 from freemoe.core.registry import load_model_type
@@ -96,7 +98,7 @@ def load_base(
     try:
         tokenizer = _read_tokenizer(where)
     except Exception as error:
-        if _has_tokenizer(where):
+        if from_gguf or any(Path(where["pretrained_model_name_or_path"]).glob("tokenizer*")):
             log.warning("the tokenizer of %s cannot be loaded: %s", model, _error_reason(model, error))
         tokenizer = None
     if tokenizer is not None:
@@ -129,7 +131,8 @@ def _read_model(model: str | Path, where: dict[str, Any], dtype: str, device: Pl
                 how |= {"device_map": {"": one}} if loads_straight_to(one) else {}
             if not is_one_device(device):
                 how |= _placement_kwargs(where, wanted, device, temporary)
-            with _quiet_logger("accelerate.big_modeling"):
+            # It warns of what was asked for.
+            with quiet_loggers("accelerate.big_modeling"):
                 loaded: Any = AutoModelForCausalLM.from_pretrained(**how)
         except FreeMoEError:
             raise
@@ -156,23 +159,6 @@ def _read_tokenizer(where: dict[str, Any]) -> Any:
     if not set(found(PASSAGE, verbose=False)["input_ids"]) - {found.bos_token_id, found.eos_token_id}:
         raise DataError("it turns ordinary text into no tokens at all; files of it are missing (tokenizer.json).")
     return found
-
-
-def _has_tokenizer(where: dict[str, Any]) -> bool:
-    folder = Path(where["pretrained_model_name_or_path"])
-    return "gguf_file" in where or any(folder.glob("tokenizer*"))
-
-
-@contextlib.contextmanager
-def _quiet_logger(name: str) -> Iterator[None]:
-    """Inside, a logger that warns of what was asked for is quiet."""
-    logger = logging.getLogger(name)
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 def _placement_kwargs(
@@ -227,7 +213,7 @@ def _resolve_source(
         return {"pretrained_model_name_or_path": str(Path(model).parent), "gguf_file": Path(model).name}
     place = _local_folder(model)
     if place is None:
-        asked = (access or HubAccess()).with_revision(revision)
+        asked = replace(access or HubAccess(), revision=revision)
         try:
             place = fetch_model(str(model), asked, weights=weights)
         except HubError as error:

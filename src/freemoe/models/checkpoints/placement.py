@@ -6,9 +6,10 @@ accelerate moves a pass from device to device, and reads from disk what lies the
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -40,21 +41,15 @@ def pick_device(name: str = "auto") -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise RecipeError(f"Device {name!r:.80} is unknown; use {_ALLOWED}. ({error!s:.200})") from None
-    here = _available_devices()
+    here = {"cpu": 1}
+    if torch.accelerator.is_available() and (kind := torch.accelerator.current_accelerator()) is not None:
+        here[kind.type] = torch.accelerator.device_count()
     if device.type not in here or (device.index or 0) >= here[device.type]:
         found = ", ".join(kind if count == 1 else f"{kind}:0 to {kind}:{count - 1}" for kind, count in here.items())
         raise RecipeError(
             f"Device {name!r} is not on this machine; torch finds {found} here. Use auto, or one of them."
         )
     return device
-
-
-def _available_devices() -> dict[str, int]:
-    """Kinds of devices that torch can use here, and how many there are of each."""
-    found = {"cpu": 1}
-    if torch.accelerator.is_available() and (kind := torch.accelerator.current_accelerator()) is not None:
-        found[kind.type] = torch.accelerator.device_count()
-    return found
 
 
 def is_one_device(placement: Placement) -> bool:
@@ -95,12 +90,23 @@ def device_map(placement: Placement, empty: nn.Module) -> Places:
     elif placement == DISK:
         found = _layers_on_disk(empty)
     else:
-        found = _infer_places(empty, None if placement == SPLIT else _parse_limits(placement))
-    sizes = _bytes_by_place(empty, found)
+        from accelerate.utils import get_balanced_memory, infer_auto_device_map
+
+        limits, whole = None if placement == SPLIT else _parse_limits(placement), no_split_modules(empty)
+        cast(Any, empty).tie_weights()
+        most: Any = get_balanced_memory(empty, no_split_module_classes=whole) if limits is None else limits
+        found = dict(infer_auto_device_map(empty, max_memory=most, no_split_module_classes=whole))
+    sizes: Counter[str] = Counter()
+    for name, parameter in empty.named_parameters():
+        place = _find_place(name, found)
+        if place is None:
+            raise RecipeError(
+                f"The device map leaves out {name!r}. Name its module, or give the rest a place with the name '': cpu."
+            )
+        sizes[str(place)] += parameter.nbytes
     _require_embeddings(empty, found)
-    needed = sizes.get("cpu", 0) + (
-        max(map(_parameter_bytes, _decoder_layers(empty).values()), default=0) if "disk" in sizes else 0
-    )
+    layers = [sum(p.nbytes for p in layer.parameters()) for layer in _decoder_layers(empty).values()]
+    needed = sizes["cpu"] + (max(layers, default=0) if "disk" in sizes else 0)
     free = available_memory_bytes()
     if needed > free:
         raise DataError(
@@ -159,10 +165,6 @@ def _decoder_layers(empty: Any) -> dict[str, nn.Module]:
     return {n: m for n, m in empty.named_modules() if m in inside and type(m).__name__ in whole}
 
 
-def _parameter_bytes(module: nn.Module) -> int:
-    return sum(p.numel() * p.element_size() for p in module.parameters())
-
-
 def _format_bytes(size: int) -> str:
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
 
@@ -186,32 +188,6 @@ def _parse_limits(placement: str) -> dict[str | int, int]:
         if match is None or kind not in ("cpu", "cuda") or (kind == "cuda") != number.isdigit():
             raise RecipeError(f"Device {placement!r} has the limit {part.strip()!r}; use {_ALLOWED}.")
         found[int(number) if kind == "cuda" else "cpu"] = int(float(match[1]) * _UNITS[match[2].upper()])
-    return found
-
-
-def _infer_places(empty: Any, limits: dict[str | int, int] | None) -> Places:
-    from accelerate.utils import get_balanced_memory, infer_auto_device_map
-
-    whole = no_split_modules(empty)
-    empty.tie_weights()
-    most: Any = get_balanced_memory(empty, no_split_module_classes=whole) if limits is None else limits
-    return dict(infer_auto_device_map(empty, max_memory=most, no_split_module_classes=whole))
-
-
-def _bytes_by_place(empty: nn.Module, places: Mapping[str, str | int]) -> dict[str, int]:
-    """Bytes by kind of place.
-
-    Raises:
-        RecipeError: A weight has no place.
-    """
-    found: dict[str, int] = {}
-    for name, parameter in empty.named_parameters():
-        place = _find_place(name, places)
-        if place is None:
-            raise RecipeError(
-                f"The device map leaves out {name!r}. Name its module, or give the rest a place with the name '': cpu."
-            )
-        found[str(place)] = found.get(str(place), 0) + parameter.numel() * parameter.element_size()
     return found
 
 

@@ -11,7 +11,6 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from torch import Tensor
 from freemoe.core.errors import ArtifactError, DataError
 from freemoe.core.files import CARD, MANIFEST, as_disk_error, notify_watchers
 from freemoe.core.run.lock import output_lock
-from freemoe.models.offload import OffloadedParameter, stored_parameters
+from freemoe.models.offload import stored_parameters
 from freemoe.models.spec import family_of, find_layers
 
 _WEIGHTS = ("model*.safetensors", "model-*.gguf", "pytorch_model*.bin")
@@ -116,7 +115,8 @@ def save_checkpoint(
     """
     state = model.state_dict()
     path = layers or find_layers(model, family_of(model))[0]
-    made = values or partial(_read_tensor, state, stored_parameters(model))
+    stored = stored_parameters(model)
+    made = values or (lambda name: stored[name].read_values() if name in stored else state[name])
     shards: list[Path] = []
     for number, keys in enumerate(_group_keys(path, state, max_shard_size)):
         part = folder / f"part{number}"
@@ -149,10 +149,6 @@ def _write_part(model: Any, part: Path, tensors: dict[str, Tensor], max_shard_si
     notify_watchers("half", f"model {part.name}")
     unfinished.replace(part)
     notify_watchers("done", f"model {part.name}")
-
-
-def _read_tensor(state: Mapping[str, Tensor], stored: Mapping[str, OffloadedParameter], name: str) -> Tensor:
-    return stored[name].read_values() if name in stored else state[name]
 
 
 def _group_keys(path: str, state: Mapping[str, Tensor], max_shard_size: int | str) -> list[list[str]]:

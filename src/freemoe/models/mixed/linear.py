@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,22 +49,14 @@ class BatchMask:
         """Of a weight of which at least one expert has something off."""
         names = tuple(name for name, part in parts.items() if part.is_scattered)
         tiles = {name: part.tile for name, part in parts.items() if part.tile is not None}
-        return cls(
-            weight, assignment, parts,
-            (names, _sparse_experts(weight, [parts[name] for name in names])),
-            (tuple(tiles), bands.BandTiles.from_tiles(list(tiles.values()))) if tiles else None,
-        )  # fmt: skip
+        places = [parts[name].walked for name in names] if can_be_walked(weight) else []
+        walked = sparse.SparseExperts.from_places([p for p in places if p is not None]) if places else None
+        tiled = (tuple(tiles), bands.BandTiles.from_tiles(list(tiles.values()))) if tiles else None
+        return cls(weight, assignment, parts, (names, walked), tiled)
 
     def can_walk(self, x: Tensor) -> bool:
         """Whether the loops can multiply this input here."""
         return self.walked[1] is not None and _same_format(x, self.weight)
-
-
-def _sparse_experts(weight: WeightMatrix, parts: list[WeightMask]) -> sparse.SparseExperts | None:
-    if not parts or not can_be_walked(weight):
-        return None
-    places = [part.walked for part in parts]
-    return sparse.SparseExperts.from_places([p for p in places if p is not None])
 
 
 def _same_format(x: Tensor, weight: WeightMatrix) -> bool:
@@ -108,7 +99,12 @@ def mixed_linear(plan: BatchMask, x: Tensor, base: Callable[[Tensor], Tensor], l
     else:
         y = _by_copies(plan, flat, base, bias, scratch)
     y = _with_bands(plan, flat, y, bias)
-    return _without_rows(plan, y, bias).view(*x.shape[:-1], -1)
+    for name, part in plan.parts.items():
+        # The bias alone where an expert has rows off.
+        if part.rows is not None:
+            own, off = plan.assignment.rows_of_experts(len(y), (name,), y.device), part.rows.to(y.device)
+            y[own[:, None], off] = 0 if bias is None else bias[off].to(y.dtype)
+    return y.view(*x.shape[:-1], -1)
 
 
 def _without_columns(plan: BatchMask, flat: Tensor) -> Tensor:
@@ -121,15 +117,6 @@ def _without_columns(plan: BatchMask, flat: Tensor) -> Tensor:
         own = plan.assignment.rows_of_experts(len(flat), (name,), flat.device)
         flat[own[:, None], columns.to(flat.device)] = 0
     return flat
-
-
-def _without_rows(plan: BatchMask, y: Tensor, bias: Tensor | None) -> Tensor:
-    """The output with the bias alone where an expert has rows off."""
-    for name, part in plan.parts.items():
-        if part.rows is not None:
-            own, off = plan.assignment.rows_of_experts(len(y), (name,), y.device), part.rows.to(y.device)
-            y[own[:, None], off] = 0 if bias is None else bias[off].to(y.dtype)
-    return y
 
 
 def _with_bands(plan: BatchMask, flat: Tensor, y: Tensor, bias: Tensor | None) -> Tensor:
@@ -153,8 +140,10 @@ def _by_copies(
     """One product per expert, with a copy of the weight that has zeros; the copy is put right again between two of them."""
     weight, names = plan.weight, plan.walked[0]
     own = weight.parameter.detach()
-    buffer = _get_buffer(scratch, own)
-    copy = buffer[: own.numel()].view(own.shape)
+    key = (own.device, own.dtype)
+    if key not in scratch or len(scratch[key]) < own.numel():
+        scratch[key] = torch.empty(own.numel(), dtype=own.dtype, device=own.device)
+    copy = scratch[key][: own.numel()].view(own.shape)
     copy.copy_(own)
     matrix, given = weight.to_canonical(copy)[0], flat.to(own.device)
     others = tuple(name for name in plan.assignment.by_expert if name not in names)
@@ -181,13 +170,6 @@ def _by_copies(
             copy.view(-1).index_copy_(0, off, own.reshape(-1)[off])
     assert y is not None
     return y.to(flat.device)
-
-
-def _get_buffer(scratch: Scratch, own: Tensor) -> Tensor:
-    key: Any = (own.device, own.dtype)
-    if key not in scratch or len(scratch[key]) < own.numel():
-        scratch[key] = torch.empty(own.numel(), dtype=own.dtype, device=own.device)
-    return scratch[key]
 
 
 def _in_memory(weight: WeightMatrix, indices: Tensor) -> Tensor:

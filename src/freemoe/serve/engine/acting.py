@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from freemoe.core.errors import DataError
-from freemoe.domain_experts.hosting.batches import group_by_expert
+from freemoe.domain_experts.hosting.batches import rows_by_key
 from freemoe.models.mixed.cost import worth_mixing
 
 _PATIENCE = 16
@@ -32,7 +32,7 @@ class ByExpert:
             names: The expert of every row.
             tokens: Of all rows, padding too.
         """
-        found = dict(group_by_expert(names))
+        found = rows_by_key(names)
         return [found[name] for name in sorted(found, key=lambda n: (n != self._name, n))]
 
     def activate_experts(self, names: Sequence[str]) -> None:

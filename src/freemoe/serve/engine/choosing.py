@@ -6,16 +6,15 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from freemoe.core.errors import NumericError
+from freemoe.domain_experts.hosting.batches import rows_by_key
 from freemoe.evals.engine.sampling import SamplingConfig, widest_float
 from freemoe.serve.engine.requests import SequenceRequest
-
-Key = TypeVar("Key")
 
 
 class SamplingRule(NamedTuple):
@@ -80,7 +79,7 @@ def sample_batch(choosers: Sequence[TokenSampler], logits: Tensor) -> list[int]:
         logits: ``(B, V)``, no NaN among them.
     """
     logits = _apply_penalties(choosers, logits)
-    groups = _rows_by([chooser.rule for chooser in choosers])
+    groups = rows_by_key([chooser.rule for chooser in choosers])
     order = [row for rows in groups.values() for row in rows]
     chances = torch.tensor([choosers[row].next_random_number for row in order], dtype=widest_float(logits.device))
     if any(rule.temperature for rule in groups):
@@ -91,14 +90,6 @@ def sample_batch(choosers: Sequence[TokenSampler], logits: Tensor) -> list[int]:
     for row, chooser in enumerate(choosers):
         chooser.accept_token(found[row])
     return [found[row] for row in range(len(choosers))]
-
-
-def _rows_by(keys: Sequence[Key]) -> dict[Key, list[int]]:
-    """The rows that have each key."""
-    found: dict[Key, list[int]] = {}
-    for row, key in enumerate(keys):
-        found.setdefault(key, []).append(row)
-    return found
 
 
 def _select_rows(table: Tensor, rows: list[int]) -> Tensor:
@@ -139,7 +130,7 @@ def gather_logprobs(
         return found
     scores = _select_rows(logits, wanted).float().log_softmax(-1)
     own = scores.gather(1, torch.tensor([tokens[row] for row in wanted]).to(scores.device)[:, None])
-    groups = _rows_by([min(tops[row] or 0, scores.shape[1]) for row in wanted])
+    groups = rows_by_key([min(tops[row] or 0, scores.shape[1]) for row in wanted])
     best = [_select_rows(scores, rows).topk(top) for top, rows in groups.items()]
     values = torch.cat([part.flatten() for part in (own, *(b.values for b in best))]).tolist()
     ids, others = iter(torch.cat([b.indices.flatten() for b in best]).tolist()), iter(values[len(wanted) :])

@@ -19,7 +19,6 @@ from freemoe.serve.engine.outbox import EventQueue
 from freemoe.serve.engine.requests import (
     ContextError,
     EngineError,
-    EngineStats,
     QueueFullError,
     SequenceRequest,
     StoppingError,
@@ -27,6 +26,7 @@ from freemoe.serve.engine.requests import (
 from freemoe.serve.engine.runner import ModelRunner, runner_for
 from freemoe.serve.engine.scheduler import BatchScheduler
 from freemoe.serve.engine.sequence import SequenceState
+from freemoe.serve.metrics import ServerMetrics
 from freemoe.serve.settings import EngineLimits
 
 log = logging.getLogger(__name__)
@@ -47,10 +47,11 @@ class InferenceEngine:
 
     Attributes:
         failure: What ended it, where it was no `stop`: it takes no more requests.
+        is_closed: Whether no more requests are taken.
     """
 
     def __init__(
-        self, host: Any, limits: EngineLimits, watch: EngineStats | None = None, runner: ModelRunner | None = None
+        self, host: Any, limits: EngineLimits, watch: ServerMetrics | None = None, runner: ModelRunner | None = None
     ) -> None:
         self.host, self.limits = host, limits
         if runner is None:
@@ -58,11 +59,11 @@ class InferenceEngine:
                 runner = runner_for(host, limits)
         self.runner = runner
         self._ends = frozenset(special_tokens(host.model, {})[1])
-        self._scheduler = BatchScheduler(runner, limits, watch or EngineStats())
+        self._scheduler = BatchScheduler(runner, limits, watch or ServerMetrics())
         self._lock = threading.Condition()
         self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._leaving: dict[str, Future[None]] = {}
-        self._ending = self._closed = False
+        self._ending = self.is_closed = False
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run_loop, name="freemoe engine", daemon=True)
 
@@ -77,11 +78,6 @@ class InferenceEngine:
     def experts(self) -> list[str]:
         """Names of the experts that can be asked for."""
         return [name for name in self.host.experts if name not in self._leaving]
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether no more requests are taken."""
-        return self._closed
 
     @property
     def is_alive(self) -> bool:
@@ -109,7 +105,7 @@ class InferenceEngine:
             SequenceState(ask, EventQueue(self.limits.pieces), self.host.tokenizer, self._ends) for ask in asks
         ]
         with self._lock:
-            if self._closed:
+            if self.is_closed:
                 raise self._closed_error("is about to end and takes no more requests. Ask again in a moment")
             for ask in {ask.expert: ask for ask in asks}.values():
                 self._require_expert(ask)
@@ -161,12 +157,12 @@ class InferenceEngine:
     def close(self) -> None:
         """Take no more requests; those that are there go on."""
         with self._lock:
-            self._closed = True
+            self.is_closed = True
 
     def stop(self) -> None:
         """End now; what has not ended gets an error."""
         with self._lock:
-            self._closed = self._ending = True
+            self.is_closed = self._ending = True
             self._lock.notify_all()
         if self._thread.is_alive():
             self._thread.join()
@@ -217,7 +213,7 @@ class InferenceEngine:
     def _fail_pending(self, failure: BaseException | None) -> None:
         """Tell everybody who waits; nobody can be added any more."""
         with self._lock:
-            self._closed = self._ending = True
+            self.is_closed = self._ending = True
             self.failure = failure
             error = self._closed_error("has ended before this answer did")
             futures = [future for future, _ in self._jobs] + list(self._leaving.values())

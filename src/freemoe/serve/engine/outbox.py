@@ -15,6 +15,9 @@ class EventQueue:
 
     Args:
         most: Events that are kept for a reader that does not read; the last one always has room.
+
+    Attributes:
+        is_closed: Whether the reader is gone.
     """
 
     def __init__(self, most: int) -> None:
@@ -22,18 +25,13 @@ class EventQueue:
         self._events: deque[Event] = deque()
         self._changed = threading.Condition()
         self._told: Callable[[], object] | None = None
-        self._closed = False
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the reader is gone."""
-        return self._closed
+        self.is_closed = False
 
     def put_event(self, event: Event) -> bool:
         """Hand on an event; False where nobody reads any more, or there is no room for it."""
         last = isinstance(event, SequenceDone | SequenceFailed)
         with self._changed:
-            if self._closed or (len(self._events) >= self.most and not last):
+            if self.is_closed or (len(self._events) >= self.most and not last):
                 return False
             self._events.append(event)
             self._changed.notify_all()
@@ -73,5 +71,5 @@ class EventQueue:
     def close(self) -> None:
         """Read no more: the sequence's slot is freed before the engine's next step."""
         with self._changed:
-            self._closed = True
+            self.is_closed = True
             self._events.clear()

@@ -132,19 +132,3 @@ class SequenceFailed:
 
 
 Event = PromptRead | TextChunk | SequenceDone | SequenceFailed
-
-
-class EngineStats:
-    """Is told what the engine does, on the engine's thread, by `SequenceRequest.metrics_label`; does nothing itself."""
-
-    def record_first_token(self, expert: str, seconds: float) -> None:
-        """The first token of an answer, so long after it was asked for."""
-
-    def record_next_token(self, expert: str, seconds: float) -> None:
-        """A further token, so long after the one before."""
-
-    def record_sequence_end(self, expert: str, how: str, read: int, written: int) -> None:
-        """A sequence's end: ``stop``, ``length``, ``gone`` or ``error``; tokens of its prompt that were read, and new ones."""
-
-    def record_queue_sizes(self, running: int, waiting: int) -> None:
-        """Sequences that have a slot, and those that wait for one."""

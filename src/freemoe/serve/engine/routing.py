@@ -14,19 +14,21 @@ from freemoe.evals.engine.answering import BASE
 
 
 @dataclass(frozen=True)
-class RoutedExpert:
-    """An expert for a prompt.
+class RoutedPrompt:
+    """A prompt and who continues it.
 
     Attributes:
-        expert: Its name; ``base`` where the router is not sure enough.
+        ids: Its tokens.
+        expert: Who continues it; of the router ``base`` where that is not sure enough.
         confidence: Of the most likely subdomain, also where it is too low; None where nobody asked the router.
     """
 
+    ids: tuple[int, ...]
     expert: str
     confidence: float | None = None
 
 
-def route_prompts(host: Any, prompts: Sequence[Sequence[int]], known: Sequence[str] = ()) -> list[RoutedExpert]:
+def route_prompts(host: Any, prompts: Sequence[Sequence[int]], known: Sequence[str] = ()) -> list[RoutedPrompt]:
     """What the router says of prompts, as `FreeMoE.generate_text` would take it.
 
     Args:
@@ -47,7 +49,7 @@ def route_prompts(host: Any, prompts: Sequence[Sequence[int]], known: Sequence[s
         # A prompt without tokens of its own has no confidence at all.
         if name == BASE and route.subdomain in known and route.confidence > 0 and not host.router.abstains(route):
             name = route.subdomain
-        found.append(RoutedExpert(name, round(float(route.confidence), 6)))
+        found.append(RoutedPrompt(tuple(ids), name, round(float(route.confidence), 6)))
     return found
 
 

@@ -6,7 +6,6 @@ Shapes: B rows, L tokens of the longest, K tokens that a row sees, V vocabulary.
 from __future__ import annotations
 
 import inspect
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -37,8 +36,10 @@ class BatchRow:
     wanted: Literal["last", "every", "none"] = "last"
 
 
-class ModelRunner(ABC):
-    """What runs a step.
+class ModelRunner:
+    """Runs a step: one pass per row, each sequence with a cache of the model's own kind, as transformers' generate runs it.
+
+    For whatever `SlotRunner` cannot do, and where no sequence's logits may depend on its neighbours.
 
     Args:
         model: The base.
@@ -48,18 +49,30 @@ class ModelRunner(ABC):
     def __init__(self, model: Any, acting: ByExpert) -> None:
         self._model, self._acting = model, acting
         self._cuts = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._caches: dict[int, Any] = {}
 
-    @abstractmethod
     def add_sequence(self, number: int) -> None:
         """Make room for a sequence."""
+        self._caches[number] = DynamicCache(config=self._model.config)
 
-    @abstractmethod
     def remove_sequence(self, number: int) -> None:
         """Let go of a sequence."""
+        del self._caches[number]
 
-    @abstractmethod
     def forward(self, rows: Sequence[BatchRow]) -> list[Tensor]:
         """Run rows of different sequences; per row ``(n, V)`` logits, n as `Row.wanted` says."""
+        found: list[Tensor] = [torch.empty(0)] * len(rows)
+        for part in self._acting.group_rows([row.expert for row in rows], max(len(row.tokens) for row in rows)):
+            for i in part:
+                self._acting.activate_experts([rows[i].expert])
+                found[i] = self._forward_row(rows[i])
+        return found
+
+    def _forward_row(self, row: BatchRow) -> Tensor:
+        ids = torch.tensor([row.tokens], device=self._model.device)
+        kept = {"logits_to_keep": 1} if self._cuts and row.wanted != "every" else {}
+        logits = self._model(input_ids=ids, past_key_values=self._caches[row.number], use_cache=True, **kept).logits[0]
+        return {"every": logits, "last": logits[-1:], "none": logits[:0]}[row.wanted]
 
     def release_model(self) -> None:
         """Leave the base as it was, until the next pass."""
@@ -100,8 +113,12 @@ class SlotRunner(ModelRunner):
         logits = self._model(**self._build_inputs(rows, kept), past_key_values=self.cache, use_cache=True).logits
         for row in rows:
             self.cache.advance_length(row.number, len(row.tokens))
-        places = {place: i for i, place in enumerate(kept)} if kept else None
-        return [_select_logits(logits[i], row, places) for i, row in enumerate(rows)]
+        found = []
+        for i, row in enumerate(rows):
+            last = kept.index(len(row.tokens) - 1) if kept and row.wanted == "last" else len(row.tokens) - 1
+            first, end = {"none": (0, 0), "every": (0, len(row.tokens)), "last": (last, last + 1)}[row.wanted]
+            found.append(logits[i, first:end])
+        return found
 
     def _build_inputs(self, rows: list[BatchRow], kept: list[int]) -> dict[str, Any]:
         """Ids ``(B, L)``, positions and the mask ``(B, 1, L, K)``; short rows end in copies of their last token."""
@@ -131,56 +148,12 @@ class SlotRunner(ModelRunner):
         return sorted({len(row.tokens) - 1 for row in rows if row.wanted == "last"} or {0})
 
 
-def _select_logits(logits: Tensor, row: BatchRow, places: dict[int, int] | None) -> Tensor:
-    """A row's logits ``(n, V)`` of those that were made ``(kept, V)``."""
-    if row.wanted == "none":
-        return logits[:0]
-    if row.wanted == "every":
-        return logits[: len(row.tokens)]
-    last = len(row.tokens) - 1
-    return logits[last : last + 1] if places is None else logits[places[last]][None]
-
-
-class OwnCacheRunner(ModelRunner):
-    """One pass per row, each sequence with a cache of the model's own kind, as transformers' generate runs it.
-
-    For whatever `SlotRunner` cannot do, and where no sequence's logits may depend on its neighbours.
-    """
-
-    def __init__(self, model: Any, acting: ByExpert) -> None:
-        super().__init__(model, acting)
-        self._caches: dict[int, Any] = {}
-
-    def add_sequence(self, number: int) -> None:
-        """Make an empty cache."""
-        self._caches[number] = DynamicCache(config=self._model.config)
-
-    def remove_sequence(self, number: int) -> None:
-        """Let go of it."""
-        del self._caches[number]
-
-    def forward(self, rows: Sequence[BatchRow]) -> list[Tensor]:
-        """As `ModelRunner.forward`."""
-        found: list[Tensor] = [torch.empty(0)] * len(rows)
-        for part in self._acting.group_rows([row.expert for row in rows], max(len(row.tokens) for row in rows)):
-            for i in part:
-                self._acting.activate_experts([rows[i].expert])
-                found[i] = self._forward_row(rows[i])
-        return found
-
-    def _forward_row(self, row: BatchRow) -> Tensor:
-        ids = torch.tensor([row.tokens], device=self._model.device)
-        kept = {"logits_to_keep": 1} if self._cuts and row.wanted != "every" else {}
-        logits = self._model(input_ids=ids, past_key_values=self._caches[row.number], use_cache=True, **kept).logits[0]
-        return {"every": logits, "last": logits[-1:], "none": logits[:0]}[row.wanted]
-
-
 def runner_for(host: Any, limits: EngineLimits) -> ModelRunner:
-    """The best runner for a host: `SlotRunner` where it is proven to say what the model says, else `OwnCacheRunner`."""
+    """The best runner for a host: `SlotRunner` where it is proven to say what the model says, else the plain `ModelRunner`."""
     batched = not limits.batch_invariant and plain_cache(host.model, limits.context)
     if batched and _matches_unbatched(host.model, limits):
         return SlotRunner(host.model, InOnePass(host) if hasattr(host, "mixed") else ByExpert(host), limits)
-    return OwnCacheRunner(host.model, ByExpert(host))
+    return ModelRunner(host.model, ByExpert(host))
 
 
 def plain_cache(model: Any, context: int) -> bool:

@@ -10,15 +10,14 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from freemoe.serve.engine.choosing import gather_logprobs, nan_error, sample_batch
-from freemoe.serve.engine.requests import EngineStats
 from freemoe.serve.engine.runner import BatchRow, ModelRunner
 from freemoe.serve.engine.sequence import SequenceState
+from freemoe.serve.metrics import ServerMetrics
 from freemoe.serve.settings import EngineLimits
 
 
@@ -31,7 +30,7 @@ class BatchScheduler:
         watch: Is told what happens.
     """
 
-    def __init__(self, runner: ModelRunner, limits: EngineLimits, watch: EngineStats) -> None:
+    def __init__(self, runner: ModelRunner, limits: EngineLimits, watch: ServerMetrics) -> None:
         self.waiting: deque[SequenceState] = deque()
         self.running: list[SequenceState] = []
         self._runner, self._limits, self._watch = runner, limits, watch
@@ -46,8 +45,7 @@ class BatchScheduler:
         """Let go of what nobody reads any more, and give free slots to those that wait longest."""
         for sequence in [s for s in self.running if s.outbox.is_closed]:
             self._release_sequence(sequence, "gone")
-        gone = [s for s in self.waiting if s.outbox.is_closed]
-        for sequence in gone:
+        for sequence in [s for s in self.waiting if s.outbox.is_closed]:
             self.waiting.remove(sequence)
             self._watch.record_sequence_end(sequence.ask.metrics_label, "gone", 0, 0)
         while self.waiting and len(self.running) < self._limits.batch:
@@ -67,7 +65,7 @@ class BatchScheduler:
     def step(self) -> None:
         """One token for each sequence that writes, then a part of the prompts of those that still read."""
         writing = [s for s in self.running if s.has_read]
-        self._forward_rows(writing, [BatchRow(s.number, (s.last_token,), s.ask.expert) for s in writing])
+        self._forward_rows(writing, [BatchRow(s.number, (s.written[-1],), s.ask.expert) for s in writing])
         reading, rows, left = [], [], self._limits.prefill
         for sequence in [s for s in self.running if not s.has_read]:
             # Pieces begin at fixed places, whatever else is read: sums over other pieces differ in their last bits.
@@ -123,19 +121,13 @@ class BatchScheduler:
         tokens = sample_batch([sequence.chooser for sequence, _ in chosen], last)
         likely = gather_logprobs(last, tokens, [sequence.ask.logprobs for sequence, _ in chosen])
         for (sequence, _), token, how in zip(chosen, tokens, likely, strict=True):
-            self._append_token(sequence, token, how)
-
-    def _append_token(self, sequence: SequenceState, token: int, likely: Any) -> None:
-        """Take a sequence's next token, and how likely it was."""
-        now = time.perf_counter()
-        if sequence.written:
-            self._watch.record_next_token(sequence.ask.metrics_label, now - sequence.since)
-        else:
-            self._watch.record_first_token(sequence.ask.metrics_label, now - sequence.since)
-        sequence.since = now
-        sequence.append_token(token, *likely)
-        if sequence.ended:
-            self._release_sequence(sequence, sequence.ended)
+            now = time.perf_counter()
+            count = self._watch.record_next_token if sequence.written else self._watch.record_first_token
+            count(sequence.ask.metrics_label, now - sequence.since)
+            sequence.since = now
+            sequence.append_token(token, *how)
+            if sequence.ended:
+                self._release_sequence(sequence, sequence.ended)
 
     def _release_sequence(self, sequence: SequenceState, how: str) -> None:
         self._runner.remove_sequence(sequence.number)

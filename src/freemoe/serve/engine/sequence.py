@@ -57,11 +57,6 @@ class SequenceState:
         return self.fed == len(self.ask.prompt)
 
     @property
-    def last_token(self) -> int:
-        """The token that is fed next."""
-        return self.written[-1]
-
-    @property
     def _scores_prompt(self) -> bool:
         return self.ask.echo and self.ask.logprobs is not None
 

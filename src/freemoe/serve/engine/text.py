@@ -73,7 +73,8 @@ class StopTexts:
         if found:
             self._held = ""
             return whole[: min(found)], True
-        keep = max((_stop_prefix_length(whole, stop) for stop in self._texts), default=0)
+        # The longest end of the text that is a beginning of a stop text.
+        keep = max((n for stop in self._texts for n in range(len(stop)) if whole.endswith(stop[:n])), default=0)
         self._held = whole[len(whole) - keep :]
         return whole[: len(whole) - keep], False
 
@@ -81,8 +82,3 @@ class StopTexts:
         """What was held back, at the end of the answer."""
         held, self._held = self._held, ""
         return held
-
-
-def _stop_prefix_length(text: str, stop: str) -> int:
-    """Length of the longest end of a text that is a beginning of a stop text."""
-    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

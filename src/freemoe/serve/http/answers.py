@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from freemoe.serve.engine.requests import TokenLogprob
-from freemoe.serve.http.preparing import RoutedPrompt
+from freemoe.serve.engine.routing import RoutedPrompt
 
 Decode = Callable[[int], str]
 """A token's text, special tokens too."""
@@ -74,8 +74,8 @@ class ResponseBuilder:
 
     def build_headers(self) -> dict[str, str]:
         """Who answers, and how sure the router is, for each prompt; and what the request asked for in vain."""
-        experts = [quote(p.picked.expert, safe="/+&:-_.~ ") for p in self.prompts]
-        sure = [p.picked.confidence for p in self.prompts]
+        experts = [quote(p.expert, safe="/+&:-_.~ ") for p in self.prompts]
+        sure = [p.confidence for p in self.prompts]
         said = {"x-freemoe-expert": ",".join(dict.fromkeys(experts)) if len(set(experts)) == 1 else ",".join(experts)}
         if all(value is not None for value in sure):
             said["x-freemoe-confidence"] = ",".join(f"{value:.6f}" for value in sure)
@@ -87,14 +87,13 @@ class ResponseBuilder:
     def build_usage(self, choices: Sequence[AnswerChoice]) -> dict[str, Any]:
         """Tokens read and written, and who wrote them; of several prompts a list."""
         read, written = sum(len(p.ids) for p in self.prompts), sum(choice.written for choice in choices)
-        picked = [(p.picked.expert, p.picked.confidence) for p in self.prompts]
-        expert: Any = [name for name, _ in picked] if len(picked) > 1 else picked[0][0]
-        confidence: Any = [sure for _, sure in picked] if len(picked) > 1 else picked[0][1]
+        experts, sure = [p.expert for p in self.prompts], [p.confidence for p in self.prompts]
+        several = len(self.prompts) > 1
         return {
             "prompt_tokens": read,
             "completion_tokens": written,
             "total_tokens": read + written,
-            "freemoe": {"expert": expert, "confidence": confidence},
+            "freemoe": {"expert": experts if several else experts[0], "confidence": sure if several else sure[0]},
         }
 
     def build_choice(self, number: int, choice: AnswerChoice, echoed: str | None) -> dict[str, Any]:

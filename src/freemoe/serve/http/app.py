@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,12 @@ from freemoe.core.version import __version__
 from freemoe.serve.catalogue import LoadedExperts
 from freemoe.serve.engine.engine import InferenceEngine
 from freemoe.serve.http.completing import CompletionService
-from freemoe.serve.http.errors import SERVER, ErrorBody, error_body_of
+from freemoe.serve.http.errors import SERVER, RequestError, request_error_of
 from freemoe.serve.http.gate import AuthMiddleware
 from freemoe.serve.http.managing import ExpertService
-from freemoe.serve.http.metrics import CONTENT_TYPE, ServerMetrics
 from freemoe.serve.http.preparing import RequestPreprocessor
 from freemoe.serve.http.reading import BoundedRoute, validation_error_response
+from freemoe.serve.metrics import CONTENT_TYPE, ServerMetrics
 from freemoe.serve.page import load_page
 from freemoe.serve.settings import RequestLimits
 
@@ -58,6 +58,7 @@ def make_paths(
     metrics: ServerMetrics,
     bounds: RequestLimits,
     roots: Sequence[Path],
+    render: Callable[[], Awaitable[bytes]] | None = None,
 ) -> FastAPI:
     """The same for whoever has come in.
 
@@ -67,10 +68,10 @@ def make_paths(
         metrics: Counts.
         bounds: Of requests.
         roots: Folders below which experts may be loaded.
+        render: What ``/metrics`` says, where it is not ``metrics`` alone.
     """
     began, preparing = int(time.time()), RequestPreprocessor(engine, experts, bounds)
-    completing = CompletionService(engine, preparing, metrics, bounds)
-    managing = ExpertService(engine, experts, preparing, roots)
+    completing, managing = CompletionService(preparing, metrics), ExpertService(preparing, roots)
 
     def model_entry(name: str) -> dict[str, Any]:
         found = {"id": name, "object": "model", "created": began, "owned_by": "freemoe"}
@@ -85,23 +86,33 @@ def make_paths(
 
     async def health() -> Response:
         what = "ended" if engine.failure is None else "failed: the log says why"
-        fault = ErrorBody(503, f"The engine has {what}.", SERVER, code="not_alive")
+        fault = RequestError(503, f"The engine has {what}.", SERVER, code="not_alive")
         return JSONResponse({"status": "ok"}) if engine.is_alive else fault.to_response()
 
     async def ready() -> Response:
         if engine.is_alive and not engine.is_closed:
             return JSONResponse({"status": "ready"})
-        return ErrorBody(503, "The server is about to end.", SERVER, code="stopping").to_response()
+        return RequestError(503, "The server is about to end.", SERVER, code="stopping").to_response()
 
     async def numbers() -> Response:
-        return Response(metrics.render_metrics(), media_type=CONTENT_TYPE)
+        return Response(await render() if render else metrics.render_metrics(), media_type=CONTENT_TYPE)
+
+    async def start_page() -> Response:
+        """The page for people."""
+        html, headers = load_page()
+        return Response(html, headers=headers)
 
     app = FastAPI(
         title="freemoe",
         version=__version__,
         redoc_url=None,
         swagger_ui_oauth2_redirect_url=None,
-        exception_handlers=FAILURES,
+        exception_handlers={
+            HTTPException: unknown_path_response,
+            RequestValidationError: validation_error_response,
+            FreeMoEError: error_response,
+            Exception: error_response,
+        },
     )
     app.state.bounds = bounds
     app.router.route_class = BoundedRoute
@@ -123,28 +134,13 @@ def make_paths(
     return app
 
 
-async def start_page(request: Request) -> Response:
-    """The page for people."""
-    html, headers = load_page()
-    return Response(html, headers=headers)
-
-
 async def error_response(request: Request, error: Exception) -> Response:
     """What is said of an error."""
-    return error_body_of(error).to_response()
+    return request_error_of(error).to_response()
 
 
 async def unknown_path_response(request: Request, error: Exception) -> Response:
     """What is said where nothing answers."""
     assert isinstance(error, HTTPException)
     shown = f"{request.method} {one_line(request.url.path, 80)}"
-    return ErrorBody(error.status_code, f"{shown}: {error.detail}.", code="unknown_path").to_response()
-
-
-FAILURES: dict[Any, Any] = {
-    HTTPException: unknown_path_response,
-    RequestValidationError: validation_error_response,
-    FreeMoEError: error_response,
-    Exception: error_response,
-}
-"""Who says what of which error."""
+    return RequestError(error.status_code, f"{shown}: {error.detail}.", code="unknown_path").to_response()

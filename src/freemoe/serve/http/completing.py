@@ -9,33 +9,28 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from freemoe.serve.engine.engine import InferenceEngine
 from freemoe.serve.engine.outbox import EventQueue
 from freemoe.serve.engine.requests import PromptRead, SequenceDone, SequenceFailed, TextChunk
+from freemoe.serve.engine.routing import RoutedPrompt
 from freemoe.serve.http.answers import AnswerChoice, ResponseBuilder
 from freemoe.serve.http.bodies import ChatBody, CompletionBody
-from freemoe.serve.http.errors import error_body_of
-from freemoe.serve.http.metrics import ServerMetrics
-from freemoe.serve.http.preparing import RequestPreprocessor, RoutedPrompt
+from freemoe.serve.http.errors import request_error_of
+from freemoe.serve.http.preparing import RequestPreprocessor
 from freemoe.serve.http.streams import EventStream, cancel_on_disconnect, event_line, merge_events
-from freemoe.serve.settings import RequestLimits
+from freemoe.serve.metrics import ServerMetrics
 
 
 class CompletionService:
     """Answers prompts and conversations.
 
     Args:
-        engine: Who writes.
         preparing: Makes asks of bodies.
         metrics: Counts what the router does.
-        bounds: Of requests.
     """
 
-    def __init__(
-        self, engine: InferenceEngine, preparing: RequestPreprocessor, metrics: ServerMetrics, bounds: RequestLimits
-    ) -> None:
-        self._engine, self._preparing, self._metrics, self._bounds = engine, preparing, metrics, bounds
-        self._decode = functools.lru_cache(1 << 16)(lambda token: engine.host.tokenizer.decode([token]))
+    def __init__(self, preparing: RequestPreprocessor, metrics: ServerMetrics) -> None:
+        self._preparing, self._engine, self._metrics = preparing, preparing.engine, metrics
+        self._decode = functools.lru_cache(1 << 16)(lambda token: self._engine.host.tokenizer.decode([token]))
 
     async def completions(self, request: Request, body: CompletionBody) -> Response:
         """``POST /v1/completions``."""
@@ -51,8 +46,8 @@ class CompletionService:
         is_chat, logprobs = isinstance(body, ChatBody), body.num_logprobs is not None
         heading = ResponseBuilder(body.model, prompts, is_chat, self._decode, logprobs, body.ignored_fields)
         for prompt in prompts:
-            if prompt.picked.confidence is not None:
-                self._metrics.record_routing(prompt.picked.expert, prompt.picked.confidence)
+            if prompt.confidence is not None:
+                self._metrics.record_routing(prompt.expert, prompt.confidence)
         outboxes = self._engine.submit(self._preparing.build_requests(body, prompts))
 
         def close_outboxes() -> None:
@@ -61,7 +56,7 @@ class CompletionService:
 
         if body.stream:
             chunks = self._stream_chunks(body, heading, outboxes)
-            return EventStream(chunks, close_outboxes, self._bounds.seconds, heading.build_headers())
+            return EventStream(chunks, close_outboxes, self._preparing.bounds.seconds, heading.build_headers())
         try:
             choices = await cancel_on_disconnect(request.receive, self._collect_choices(body, outboxes))
         finally:
@@ -131,7 +126,7 @@ class CompletionService:
                     choice.written = event.tokens
                     yield chunk_line(number, "", reason=event.reason)
                 case SequenceFailed():
-                    yield event_line(error_body_of(event.error).json_body)
+                    yield event_line(request_error_of(event.error).json_body)
                     return
         if body.includes_usage:
             yield event_line(heading.build_document([], streamed=True) | {"usage": heading.build_usage(choices)})

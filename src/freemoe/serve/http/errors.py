@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.responses import JSONResponse
@@ -16,11 +15,10 @@ log = logging.getLogger(__name__)
 INVALID, SERVER = "invalid_request_error", "server_error"
 
 
-@dataclass(frozen=True)
-class ErrorBody:
-    """An error as it is said over HTTP.
+class RequestError(FreeMoEError):
+    """An error as it is said over HTTP; raised where a request is refused.
 
-    Attributes:
+    Args:
         status: Of the response.
         message: For people.
         kind: OpenAI's ``type``.
@@ -29,29 +27,22 @@ class ErrorBody:
         headers: More headers.
     """
 
-    status: int
-    message: str
-    kind: str = INVALID
-    param: str | None = None
-    code: str | None = None
-    headers: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def json_body(self) -> dict[str, Any]:
-        """The document."""
-        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        kind: str = INVALID,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.headers = status, headers
+        self.json_body: dict[str, Any] = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
     def to_response(self) -> JSONResponse:
         """The response."""
         return JSONResponse(self.json_body, self.status, self.headers)
-
-
-class RequestError(FreeMoEError):
-    """A request that is refused, with what is said of it."""
-
-    def __init__(self, status: int, message: str, **more: Any) -> None:
-        super().__init__(message)
-        self.said = ErrorBody(status, message, **more)
 
 
 class ClientGoneError(RequestError):
@@ -79,14 +70,14 @@ _SAID: tuple[tuple[type[Exception], int, str, str | None, str | None], ...] = (
 )
 
 
-def error_body_of(error: BaseException) -> ErrorBody:
+def request_error_of(error: BaseException) -> RequestError:
     """What is said of an error; of one that is not ours no more than that there was one, the log has the rest."""
     if isinstance(error, RequestError):
-        return error.said
+        return error
     for kind, status, word, code, param in _SAID:
         if isinstance(error, kind):
-            return ErrorBody(status, str(error), word, param, code, RETRY if status in (429, 503) else {})
+            return RequestError(status, str(error), word, param, code, RETRY if status in (429, 503) else None)
     log.error("A request failed.", exc_info=error)
-    return ErrorBody(
+    return RequestError(
         500, "The server failed at this request; its log says more. Other requests are not touched.", SERVER
     )

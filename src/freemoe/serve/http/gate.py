@@ -8,10 +8,9 @@ from typing import Any
 from starlette.datastructures import Headers
 
 from freemoe.core.neutral import one_line
-from freemoe.serve.http.errors import RETRY, ErrorBody
-from freemoe.serve.http.metrics import ServerMetrics
-from freemoe.serve.listening import LOOPBACK
-from freemoe.serve.settings import RequestLimits
+from freemoe.serve.http.errors import RETRY, RequestError
+from freemoe.serve.metrics import ServerMetrics
+from freemoe.serve.settings import LOOPBACK, RequestLimits
 
 OPEN = ("/", "/health", "/ready")
 """Paths that need no key: they say nothing but that the server is there."""
@@ -58,24 +57,24 @@ class AuthMiddleware:
         finally:
             self._inside -= 1
 
-    def _check_access(self, scope: Any) -> ErrorBody | None:
+    def _check_access(self, scope: Any) -> RequestError | None:
         headers = Headers(scope=scope)
         if self._local and (named := _host_name(headers.get("host", ""))) not in LOOPBACK:
-            return ErrorBody(
+            return RequestError(
                 403, f"This server answers on {', '.join(LOOPBACK)}, and was asked as {one_line(named, 80)!r}."
             )
         if self._key is not None and scope["path"] not in OPEN:
             shown = headers.get("authorization", "").encode("latin-1")
             scheme, _, key = shown.partition(b" ")
             if not hmac.compare_digest(key.strip(), self._key) or scheme.lower() != b"bearer":
-                return ErrorBody(
+                return RequestError(
                     401,
                     "A key is needed: send the header Authorization: Bearer KEY with the key that the server was started with.",
                     code="invalid_api_key",
                     headers={"WWW-Authenticate": "Bearer"},
                 )
         if self._inside > self._bounds.at_once and scope["path"] not in OPEN:
-            return ErrorBody(
+            return RequestError(
                 429,
                 f"{self._bounds.at_once} requests are open, the most at once. Ask again in a moment.",
                 "rate_limit_error",

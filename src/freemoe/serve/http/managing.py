@@ -9,8 +9,6 @@ from typing import Any
 
 from freemoe.core.errors import FreeMoEError
 from freemoe.core.neutral import one_line
-from freemoe.serve.catalogue import LoadedExperts
-from freemoe.serve.engine.engine import InferenceEngine
 from freemoe.serve.engine.routing import subdomain_probabilities
 from freemoe.serve.http.bodies import LoadBody, RouteBody
 from freemoe.serve.http.errors import RequestError
@@ -21,16 +19,12 @@ class ExpertService:
     """Loads, drops and lists experts, and asks the router.
 
     Args:
-        engine: Whose experts.
-        experts: Those that can be asked for.
-        preparing: Makes tokens.
+        preparing: Makes tokens; has the engine and the experts that can be asked for.
         roots: Folders below which (or which themselves) experts may be loaded.
     """
 
-    def __init__(
-        self, engine: InferenceEngine, experts: LoadedExperts, preparing: RequestPreprocessor, roots: Sequence[Path]
-    ) -> None:
-        self._engine, self._experts, self._preparing = engine, experts, preparing
+    def __init__(self, preparing: RequestPreprocessor, roots: Sequence[Path]) -> None:
+        self._preparing, self._engine, self._experts = preparing, preparing.engine, preparing.experts
         self._roots = [root.resolve() for root in roots]
         self._kept: tuple[tuple[int, list[str]], list[dict[str, Any]]] | None = None
 

@@ -6,7 +6,6 @@ import asyncio
 import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from freemoe.core.registry import unknown_name
@@ -16,26 +15,13 @@ from freemoe.recipes.expert_names import AUTO, BASE, PREFIX, ExpertRef
 from freemoe.serve.catalogue import LoadedExperts, model_names
 from freemoe.serve.engine.engine import InferenceEngine, require_fit
 from freemoe.serve.engine.requests import SequenceRequest
-from freemoe.serve.engine.routing import RoutedExpert, route_prompts
+from freemoe.serve.engine.routing import RoutedPrompt, route_prompts
 from freemoe.serve.http.bodies import ChatBody, CommonBody, CompletionBody, Message
 from freemoe.serve.http.errors import RequestError
 from freemoe.serve.settings import RequestLimits
 from freemoe.text.chat import as_prompt, has_template, plain_prompt
 
 Found = TypeVar("Found")
-
-
-@dataclass(frozen=True)
-class RoutedPrompt:
-    """One prompt.
-
-    Attributes:
-        ids: Its tokens.
-        picked: Who continues it.
-    """
-
-    ids: tuple[int, ...]
-    picked: RoutedExpert
 
 
 class RequestPreprocessor:
@@ -48,18 +34,18 @@ class RequestPreprocessor:
     """
 
     def __init__(self, engine: InferenceEngine, experts: LoadedExperts, bounds: RequestLimits) -> None:
-        self._engine, self._experts, self._bounds = engine, experts, bounds
+        self.engine, self.experts, self.bounds = engine, experts, bounds
         # One thread: a tokenizer is not made for several that change its settings.
         self._pool = ThreadPoolExecutor(1, "freemoe tokens")
 
     @property
     def served_models(self) -> list[str]:
         """What ``model`` can be."""
-        return model_names(self._experts.expert_names, self._has_router)
+        return model_names(self.experts.expert_names, self._has_router)
 
     def is_rejected(self, model: str) -> bool:
         """Whether a model is an expert that was rejected, so that it is the base."""
-        return model.removeprefix(PREFIX) in self._experts.rejected_experts
+        return model.removeprefix(PREFIX) in self.experts.rejected_experts
 
     def expert_of(self, model: str) -> str:
         """The expert, or ``auto``, that a model's name means: ``base``, ``auto``, ``base:math``, ``math``, ``base:math+code``.
@@ -71,14 +57,14 @@ class RequestPreprocessor:
         if name == AUTO:
             return AUTO
         ref = ExpertRef.parse(name)
-        if name != BASE and not set(ref.names) <= set(self._experts.expert_names):
+        if name != BASE and not set(ref.names) <= set(self.experts.expert_names):
             error = unknown_name("model", model, self.served_models, "Experts are combined as base:a+b.")
             raise RequestError(404, str(error), param="model", code="model_not_found")
         return str(ExpertRef(tuple(sorted(set(ref.names))), ref.operation))
 
     @property
     def _has_router(self) -> bool:
-        return getattr(self._engine.host, "router", None) is not None
+        return getattr(self.engine.host, "router", None) is not None
 
     async def _run_in_pool(self, work: Callable[[], Found]) -> Found:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
@@ -98,7 +84,7 @@ class RequestPreprocessor:
 
     async def chat_ids(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """A conversation's tokens, by the tokenizer's chat template where it has one."""
-        tokenizer = self._engine.host.tokenizer
+        tokenizer = self.engine.host.tokenizer
         require_tokenizer(tokenizer)
         said = [message.template_message for message in messages]
 
@@ -114,7 +100,7 @@ class RequestPreprocessor:
         return await self._run_in_pool(lambda: self._token_ids(text))
 
     def _token_ids(self, prompt: str | list[int]) -> tuple[int, ...]:
-        host = self._engine.host
+        host = self.engine.host
         if isinstance(prompt, str):
             require_tokenizer(host.tokenizer)
             return tuple(text_ids(host.tokenizer, prompt))
@@ -127,17 +113,17 @@ class RequestPreprocessor:
         return tuple(prompt)
 
     def _require_count(self, prompts: int, body: CommonBody) -> None:
-        answers, most = prompts * (body.n or 1), min(self._bounds.choices, self._engine.limits.queue)
+        answers, most = prompts * (body.n or 1), min(self.bounds.choices, self.engine.limits.queue)
         if not prompts or answers > most:
             raise RequestError(
                 400,
                 f"{prompts} prompts with n={body.n or 1} are {answers} answers; 1 to {most} are given to one request.",
                 param="prompt" if not prompts else "n",
             )
-        if len(body.stop_texts) > self._bounds.stops or any(len(text) > 1000 for text in body.stop_texts):
+        if len(body.stop_texts) > self.bounds.stops or any(len(text) > 1000 for text in body.stop_texts):
             raise RequestError(
                 400,
-                f"stop has {len(body.stop_texts)} texts; at most {self._bounds.stops} of 1,000 characters each.",
+                f"stop has {len(body.stop_texts)} texts; at most {self.bounds.stops} of 1,000 characters each.",
                 param="stop",
             )
 
@@ -146,23 +132,23 @@ class RequestPreprocessor:
     ) -> list[RoutedPrompt]:
         name = self.expert_of(body.model)
         for ids in prompts:
-            require_fit(ids, 1 if body.max_new_tokens is None else body.max_new_tokens, self._engine.limits.context)
+            require_fit(ids, 1 if body.max_new_tokens is None else body.max_new_tokens, self.engine.limits.context)
         if name != AUTO:
-            await self._experts.ensure_loaded(name)
-            return [RoutedPrompt(ids, RoutedExpert(name)) for ids in prompts]
-        picked = await self.route_prompts(prompts)
-        for expert in dict.fromkeys(one.expert for one in picked):
-            await self._experts.ensure_loaded(expert)
-        return [RoutedPrompt(ids, one) for ids, one in zip(prompts, picked, strict=True)]
+            await self.experts.ensure_loaded(name)
+            return [RoutedPrompt(ids, name) for ids in prompts]
+        routed = await self.route_prompts(prompts)
+        for expert in dict.fromkeys(prompt.expert for prompt in routed):
+            await self.experts.ensure_loaded(expert)
+        return routed
 
-    async def route_prompts(self, prompts: Sequence[Sequence[int]]) -> list[RoutedExpert]:
+    async def route_prompts(self, prompts: Sequence[Sequence[int]]) -> list[RoutedPrompt]:
         """What the router says of prompts.
 
         Raises:
             DataError: There is none.
         """
-        host, known = self._engine.host, self._experts.expert_names
-        return await asyncio.wrap_future(self._engine.run_between_steps(lambda: route_prompts(host, prompts, known)))
+        host, known = self.engine.host, self.experts.expert_names
+        return await asyncio.wrap_future(self.engine.run_between_steps(lambda: route_prompts(host, prompts, known)))
 
     def build_requests(self, body: CompletionBody | ChatBody, prompts: Sequence[RoutedPrompt]) -> list[SequenceRequest]:
         """What the engine is asked: the answers to the first prompt, then those to the second ..."""
@@ -172,8 +158,8 @@ class RequestPreprocessor:
         return [
             SequenceRequest(
                 prompt.ids,
-                prompt.picked.expert,
-                _max_tokens(body, self._engine.limits.context - len(prompt.ids)),
+                prompt.expert,
+                _max_tokens(body, self.engine.limits.context - len(prompt.ids)),
                 sampling,
                 top_k=max(0, body.top_k or 0),
                 min_p=body.min_p or 0.0,

@@ -16,7 +16,7 @@ from freemoe.core.errors import DataError
 from freemoe.core.neutral import one_line
 from freemoe.core.numbers import format_bytes
 from freemoe.core.untrusted import parse_json
-from freemoe.serve.http.errors import ClientGoneError, ErrorBody, RequestError
+from freemoe.serve.http.errors import ClientGoneError, RequestError
 from freemoe.serve.settings import RequestLimits
 
 
@@ -33,24 +33,12 @@ class BoundedRoute(APIRoute):
 
         async def read_and_handle(request: Request) -> Response:
             if self.body_field is not None:
-                request = _ParsedRequest(request, await read_json_body(request, request.app.state.bounds))
+                said = await read_json_body(request, request.app.state.bounds)
+                # Where Starlette keeps what it has read; the bytes are only asked whether there are any.
+                request._json, request._body = said, b"read"
             return await handle(request)
 
         return read_and_handle
-
-
-class _ParsedRequest(Request):
-    """A request whose body has been read."""
-
-    def __init__(self, request: Request, said: dict[str, Any]) -> None:
-        super().__init__(request.scope, request.receive)
-        self._said = said
-
-    async def body(self) -> bytes:
-        return b"read"
-
-    async def json(self) -> Any:
-        return self._said
 
 
 async def read_json_body(request: Request, bounds: RequestLimits) -> dict[str, Any]:
@@ -132,4 +120,4 @@ async def validation_error_response(request: Request, error: Exception) -> Respo
         case _:
             what = "type" if kind.endswith("_type") else "value"
             code, message = f"invalid_{what}", f"Invalid {what} for '{param}': {expected}, but got {value} instead."
-    return ErrorBody(400, message, param=param or None, code=code).to_response()
+    return RequestError(400, message, param=param or None, code=code).to_response()

@@ -12,9 +12,9 @@ import uvicorn
 from freemoe.core.environment import use_threads
 from freemoe.serve.engine.engine import InferenceEngine
 from freemoe.serve.http.app import make_app
-from freemoe.serve.http.metrics import ServerMetrics
-from freemoe.serve.listening import address_of
+from freemoe.serve.metrics import ServerMetrics
 from freemoe.serve.served import ServeTarget
+from freemoe.serve.settings import address_of
 
 _LAST_WORDS = 5
 """Seconds in which answers that are written get out, after the engine's end."""

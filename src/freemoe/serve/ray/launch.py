@@ -20,10 +20,9 @@ from freemoe.core.errors import RecipeError, WorkerError
 from freemoe.core.run.places import ExecutorSpec
 from freemoe.distributed.executors import require_cluster
 from freemoe.distributed.ray_pool import connect_ray, set_auth_token
-from freemoe.serve.listening import address_of
 from freemoe.serve.ray.replica import EngineReplica
 from freemoe.serve.served import ServeTarget, resolve_settings
-from freemoe.serve.settings import KEY, ServeSettings
+from freemoe.serve.settings import KEY, ServeSettings, address_of
 
 _NAME = "freemoe"
 

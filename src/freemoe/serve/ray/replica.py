@@ -10,9 +10,6 @@ from typing import Any
 
 from prometheus_client import Gauge, generate_latest
 from prometheus_client.core import Metric
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from freemoe.core.environment import use_threads
 from freemoe.core.errors import WorkerError
@@ -22,7 +19,7 @@ from freemoe.serve.catalogue import ExpertCatalogue, LoadedExperts, OnDemandExpe
 from freemoe.serve.engine.engine import InferenceEngine
 from freemoe.serve.http.app import make_paths
 from freemoe.serve.http.gate import AuthMiddleware
-from freemoe.serve.http.metrics import CONTENT_TYPE, ServerMetrics
+from freemoe.serve.metrics import ServerMetrics
 from freemoe.serve.served import ServeTarget
 
 log = logging.getLogger(__name__)
@@ -62,9 +59,7 @@ class EngineReplica:
         self._engine = InferenceEngine(host, limits, self._metrics).start()
         self._on_demand = OnDemandExperts(self._engine, served.catalogue, self._announce) if can_load else None
         experts = self._on_demand or LoadedExperts(self._engine)
-        app = make_paths(self._engine, experts, self._metrics, bounds, served.roots)
-        # Before the one of the same path that shows this replica's numbers alone.
-        app.router.routes.insert(0, Route("/metrics", self.get_metrics))
+        app = make_paths(self._engine, experts, self._metrics, bounds, served.roots, self.render_metrics)
         self._gate = AuthMiddleware(app, self._metrics, bounds, key, served.settings.host)
         loaded = Gauge("freemoe_loaded_experts", "Experts on the base.", registry=self._metrics.registry)
         loaded.set_function(lambda: len(self._engine.experts))
@@ -106,10 +101,9 @@ class EngineReplica:
 
         return serve.get_replica_context().replica_id.unique_id, list(self._metrics.registry.collect())
 
-    async def get_metrics(self, request: Request) -> Response:
+    async def render_metrics(self) -> bytes:
         """What all replicas have counted, side by side."""
-        counted = dict(await self.call_replicas("counts", seconds=_SECONDS))
-        return Response(render_replica_metrics(counted), media_type=CONTENT_TYPE)
+        return render_replica_metrics(dict(await self.call_replicas("counts", seconds=_SECONDS)))
 
     async def call_replicas(self, method: str, *arguments: Any, seconds: float | None = None) -> list[Any]:
         """What all replicas that answer say, this one too."""

@@ -9,8 +9,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse
 
 from freemoe.core.errors import DataError, RecipeError
+from freemoe.recipes.expert_names import BASE
 from freemoe.serve.vllm import requests
-from freemoe.serve.vllm.settings import BASE
 
 _SERVED = ("/v1/completions", "/v1/chat/completions")
 _LARGEST = 32 << 20
@@ -44,7 +44,10 @@ class ModelNames:
         except RecipeError as error:
             await _error_response(400, str(error))(scope, receive, send)
             return
-        await self.app(_with_length(scope, len(raw)), _replay_body(raw, receive), _with_expert_header(send, expert))
+        headers = MutableHeaders(raw=list(scope["headers"]))
+        headers["content-length"] = str(len(raw))
+        del headers["transfer-encoding"]
+        await self.app({**scope, "headers": headers.raw}, _replay_body(raw, receive), _with_expert_header(send, expert))
 
 
 def _rewrite_body(raw: bytes) -> tuple[bytes, str]:
@@ -102,13 +105,6 @@ def _replay_body(raw: bytes, receive: Any) -> Any:
         return {"type": "http.request", "body": raw, "more_body": False}
 
     return replay_receive
-
-
-def _with_length(scope: Any, length: int) -> Any:
-    headers = MutableHeaders(raw=list(scope["headers"]))
-    headers["content-length"] = str(length)
-    del headers["transfer-encoding"]
-    return {**scope, "headers": headers.raw}
 
 
 def _with_expert_header(send: Any, expert: str) -> Any:

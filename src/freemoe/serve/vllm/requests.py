@@ -11,7 +11,7 @@ from vllm.v1.sample.logits_processor.interface import LogitsProcessor as LogitsP
 from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as LogitsProcessorV2
 
 from freemoe.core.errors import DataError, UnknownNameError
-from freemoe.serve.vllm.settings import BASE
+from freemoe.recipes.expert_names import BASE, ExpertRef
 
 EXPERT = "expert"
 """Key of ``SamplingParams.extra_args`` and of ``vllm_xargs``."""
@@ -42,9 +42,6 @@ def require_expert(name: str, known: Collection[str]) -> None:
     """
     if name == BASE or name in known:
         return
-    # Loaded for combinations alone.
-    from freemoe.recipes.expert_names import ExpertRef
-
     try:
         ExpertRef.parse(name).require_known(sorted(known), (BASE,))
     except UnknownNameError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,8 @@ from freemoe.core.untrusted import read_json
 from freemoe.domain_experts.result import KIND as EXPERTS
 from freemoe.hookmoe.artefact_files import KIND as TRIMMED
 from freemoe.hookmoe.artefact_files import read_config
+from freemoe.recipes.expert_names import BASE
 from freemoe.tomoe.result import KIND as CONVERTED
-
-BASE = "base"
-"""Name of the untouched base, as a model and as an expert."""
 
 METHOD = "freemoe"
 """Name of our quantization method."""
@@ -81,11 +79,27 @@ def llm_arguments(folder: str | Path, base: str | Path | None = None) -> dict[st
     if kind in (None, CONVERTED):
         if base is not None:
             raise ArtifactError(f"{str(folder)!r} is a whole model, which is put on no base. Leave the base out.")
-        return {"model": str(folder)} if kind is None else _converted_arguments(folder)
+        if kind is None:
+            return {"model": str(folder)}
+        read_manifest(folder)
+        model_type = read_json(Path(folder) / "config.json").get("model_type")
+        if model_type not in CONVERTIBLE:
+            raise ArtifactError(
+                f"{str(folder)!r} is of the model_type {model_type!r}, and vLLM can serve {', '.join(CONVERTIBLE)}. Serve it with "
+                "freemoe's own engine."
+            )
+        return {"model": str(folder), "enforce_eager": True}
     manifest = read_manifest(folder)
     named = str(base or manifest.get("base_model_name_or_path"))
     if kind == TRIMMED:
-        return _trimmed_arguments(Path(folder), manifest, named)
+        family = read_config(Path(folder), manifest)["family"]
+        if family not in TRIMMABLE:
+            raise ArtifactError(
+                f"{str(folder)!r} is a trimmed mixture of the family {family!r}, and vLLM can serve {', '.join(TRIMMABLE)}. Serve it "
+                "with freemoe's own engine."
+            )
+        own = {"architectures": [f"Trimmed{TRIMMABLE[family]}ForCausalLM"], TRIMMED_FOLDER: str(Path(folder).resolve())}
+        return {"model": named, "hf_overrides": own, "enforce_eager": True}
     expert_names(folder)
     own = {"quant_method": METHOD, FOLDER: str(Path(folder).resolve())}
     return {
@@ -97,28 +111,6 @@ def llm_arguments(folder: str | Path, base: str | Path | None = None) -> dict[st
         "async_scheduling": False,
         "enforce_eager": True,
     }
-
-
-def _converted_arguments(folder: str | Path) -> dict[str, Any]:
-    read_manifest(folder)
-    model_type = read_json(Path(folder) / "config.json").get("model_type")
-    if model_type not in CONVERTIBLE:
-        raise ArtifactError(
-            f"{str(folder)!r} is of the model_type {model_type!r}, and vLLM can serve {', '.join(CONVERTIBLE)}. Serve it with "
-            "freemoe's own engine."
-        )
-    return {"model": str(folder), "enforce_eager": True}
-
-
-def _trimmed_arguments(folder: Path, manifest: Mapping[str, Any], base: str) -> dict[str, Any]:
-    family = read_config(folder, manifest)["family"]
-    if family not in TRIMMABLE:
-        raise ArtifactError(
-            f"{str(folder)!r} is a trimmed mixture of the family {family!r}, and vLLM can serve {', '.join(TRIMMABLE)}. Serve it with "
-            "freemoe's own engine."
-        )
-    own = {"architectures": [f"Trimmed{TRIMMABLE[family]}ForCausalLM"], TRIMMED_FOLDER: str(folder.resolve())}
-    return {"model": base, "hf_overrides": own, "enforce_eager": True}
 
 
 def served_names(folder: str | Path) -> list[str]:

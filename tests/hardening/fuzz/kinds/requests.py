@@ -24,7 +24,7 @@ from benchmarks.serve.material import Wish, generated
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.serve.engine.engine import InferenceEngine
 from freemoe.serve.http.app import make_app
-from freemoe.serve.http.metrics import ServerMetrics
+from freemoe.serve.metrics import ServerMetrics
 from freemoe.serve.settings import EngineLimits, RequestLimits
 from tests.hardening.fuzz.case import Refused, require
 from tests.hardening.fuzz.drawing import TEXTS, hostile, near, rarely, spliced

@@ -6,7 +6,6 @@ The format is that of https://huggingface.co/docs/safetensors: the header's leng
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +16,6 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 MOST_HEADER = 100_000_000
 """Bytes of the header of a weight file; what the format's own reader allows."""
-
-
-@dataclass(frozen=True)
-class TensorHeader:
-    """A tensor of a file.
-
-    Attributes:
-        kind: Name of its type, as the file has it.
-        numbers: How many there are.
-    """
-
-    kind: str
-    numbers: int
 
 
 def shards_of(source: Any, folder: Path) -> list[Path]:
@@ -70,8 +56,8 @@ def named_by(source: Any, index: Path) -> list[Path]:
     return [index.parent / name for name in names]
 
 
-def stored_tensors(source: Any, path: Path) -> dict[str, TensorHeader]:
-    """What a safetensors file says of its tensors.
+def stored_tensors(source: Any, path: Path) -> dict[str, tuple[str, int]]:
+    """The type of every tensor of a safetensors file, as the file names it, and how many numbers it has.
 
     Args:
         source: What was asked for, for the message.
@@ -89,10 +75,9 @@ def stored_tensors(source: Any, path: Path) -> dict[str, TensorHeader]:
     try:
         held = parse_json(raw.decode(), f"the header of {path.name}")
         held.pop("__metadata__", None)
-        tensors = {name: TensorHeader(entry["dtype"], math.prod(entry["shape"])) for name, entry in held.items()}
+        tensors = {name: (entry["dtype"], math.prod(entry["shape"])) for name, entry in held.items()}
         end = max([entry["data_offsets"][1] for entry in held.values()], default=0)
-        sizes = [tensor.numbers for tensor in tensors.values()]
-        whole = bool(size == 8 + length + end and all(isinstance(n, int) and n >= 0 for n in sizes))
+        whole = size == 8 + length + end and all(isinstance(n, int) and n >= 0 for _, n in tensors.values())
     except (AttributeError, KeyError, TypeError, IndexError, ValueError) as error:
         raise damaged_model_error(
             source, f"the header of {path.name} cannot be read ({type(error).__name__}: {error!s:.200})"

@@ -13,13 +13,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from freemoe.core.untrusted import read_json, require_file, validate_strict, walk_values
-from freemoe.models.checkpoints.checks.headers import (
-    INDEX,
-    TensorHeader,
-    damaged_model_error,
-    shards_of,
-    stored_tensors,
-)
+from freemoe.models.checkpoints.checks.headers import INDEX, damaged_model_error, shards_of, stored_tensors
 
 READ = ("*.json", "*.safetensors", "*.bin", "*.jinja", "*.model", "*.txt")
 """What of a folder transformers may open."""
@@ -45,6 +39,7 @@ LAYERS = (
 """What configs call the number of their layers."""
 
 HALVES = ("encoder_layers", "decoder_layers")
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "n_embd", "d_model")
 
 LARGEST = 2**31
 """Of the whole numbers of a config but one: none has more dimensions, tokens or heads."""
@@ -82,11 +77,31 @@ def require_plausible(source: Any, folder: Path, weights: bool = True) -> None:
         GenerationSettings, said.get("generation_config.json", {}), f"generation_config.json of {str(source)!r:.200}"
     )
     config = said.get("config.json", {})
-    _check_numbers(source, config)
+    for key, value in _config_integers(config):
+        if key != UNLIMITED and abs(value) > LARGEST:
+            raise damaged_model_error(
+                source, f"config.json has {key} {value:.3g}, and no model has more than {LARGEST:,}"
+            )
+        # A model of two halves may have one alone.
+        if key in LAYERS and value < (0 if key in HALVES else 1):
+            raise damaged_model_error(
+                source, f"config.json has {key} {value}, and without layers every answer would be noise"
+            )
     # What is fetched for its tokenizer alone may have an index of weights that are not there.
     shards = shards_of(source, folder) if weights or not (folder / INDEX).is_file() else []
-    if shards:
-        _check_size(source, config, [stored_tensors(source, path) for path in shards])
+    headers = [stored_tensors(source, path) for path in shards]
+    tensors, numbers = sum(map(len, headers)), sum(map(_count_numbers, headers))
+    # Whether the tensors of the files could fill the config's layers and sizes.
+    for key, value in _config_integers(config) if shards else ():
+        if key in LAYERS and value > max(tensors, 1):
+            raise damaged_model_error(
+                source, f"config.json has {key} {value:,}, and its files hold {tensors:,} tensors"
+            )
+        # Packed numbers are up to 32 in one.
+        if key in SIZES and value > 32 * max(numbers, 1):
+            raise damaged_model_error(
+                source, f"config.json has {key} {value:,}, and its files hold {numbers:,} numbers"
+            )
 
 
 def require_fillable(source: Any, folder: Path) -> None:
@@ -116,21 +131,6 @@ def require_fillable(source: Any, folder: Path) -> None:
             f"by config.json ({config.model_type}) it has {wanted:,} weights, and its files hold {held:,}. Check model_type and the "
             "sizes in config.json",
         )
-
-
-def _check_numbers(source: Any, config: Mapping[str, Any]) -> None:
-    """Whole numbers that nothing can have, and a size below zero."""
-    for part in (held for _, held in walk_values(config) if isinstance(held, dict)):
-        for key, value in part.items():
-            if isinstance(value, int) and key != UNLIMITED and abs(value) > LARGEST:
-                raise damaged_model_error(
-                    source, f"config.json has {key} {value:.3g}, and no model has more than {LARGEST:,}"
-                )
-            # A model of two halves may have one alone.
-            if key in LAYERS and isinstance(value, int) and value < (0 if key in HALVES else 1):
-                raise damaged_model_error(
-                    source, f"config.json has {key} {value}, and without layers every answer would be noise"
-                )
 
 
 class GenerationSettings(BaseModel):
@@ -169,29 +169,11 @@ class GenerationSettings(BaseModel):
     force_words_ids: list[Any] | None = None
 
 
-def _check_size(source: Any, config: Mapping[str, Any], headers: list[dict[str, TensorHeader]]) -> None:
-    """Whether a config's layers and sizes are such that the tensors of its files could fill them."""
-    tensors = sum(map(len, headers))
-    numbers = sum(map(_count_numbers, headers))
-    for key, value in _config_integers(config):
-        if key in LAYERS and value > max(tensors, 1):
-            raise damaged_model_error(
-                source, f"config.json has {key} {value:,}, and its files hold {tensors:,} tensors"
-            )
-        # Packed numbers are up to 32 in one.
-        if key in ("vocab_size", "hidden_size", "intermediate_size", "n_embd", "d_model") and value > 32 * max(
-            numbers, 1
-        ):
-            raise damaged_model_error(
-                source, f"config.json has {key} {value:,}, and its files hold {numbers:,} numbers"
-            )
-
-
 def _config_integers(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     """Every whole number of a config with its key, also of the configs in it."""
     for part in (held for _, held in walk_values(config) if isinstance(held, dict)):
         yield from ((key, value) for key, value in part.items() if isinstance(value, int))
 
 
-def _count_numbers(header: dict[str, TensorHeader]) -> int:
-    return sum(tensor.numbers for tensor in header.values())
+def _count_numbers(header: dict[str, tuple[str, int]]) -> int:
+    return sum(numbers for _, numbers in header.values())

@@ -10,7 +10,6 @@ import logging
 import math
 import pickle
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +43,18 @@ def require_plain_files(source: Any, model: Any, path: Path) -> None:
     """
     if is_gguf(path):
         header = read_header(path)
-        kinds = header.types
         _require_used(source, header, model)
-        odd = [f"{name}: {kind}" for name, kind in kinds.items() if kind in _GGUF_INTEGERS]
+        odd = [f"{name}: {kind}" for name, kind in header.types.items() if kind in _GGUF_INTEGERS]
     else:
-        kinds = _merge_types(source, {file.name: _tensor_types(source, file) for file in _weight_files(source, path)})
+        kinds, where = dict[str, str](), dict[str, str]()
+        for file in _weight_files(source, path):
+            for name, kind in _tensor_types(source, file).items():
+                if name in where:
+                    raise DataError(
+                        f"The base model {str(source)!r} has the tensor {name!r} in {where[name]!r} and in {file.name!r}; which of "
+                        "them counts, nothing says. Copy the model again."
+                    )
+                kinds[name], where[name] = kind, file.name
         odd = [f"{name}: {kind}" for name, kind in kinds.items() if kind not in _FLOATS and _is_weight(name, model)]
     if odd and not is_quantised(model):
         raise DataError(
@@ -116,7 +122,7 @@ def _weight_files(source: Any, folder: Path) -> list[Path]:
 def _tensor_types(source: Any, path: Path) -> dict[str, str]:
     """Tensor -> name of its type."""
     if path.suffix == ".safetensors":
-        return {name: tensor.kind for name, tensor in stored_tensors(source, path).items()}
+        return {name: kind for name, (kind, _) in stored_tensors(source, path).items()}
     import torch
 
     try:
@@ -124,25 +130,6 @@ def _tensor_types(source: Any, path: Path) -> dict[str, str]:
     except (RuntimeError, ValueError, pickle.UnpicklingError):
         return {}  # of a form that cannot be looked into without reading it
     return {k: str(v.dtype).removeprefix("torch.") for k, v in held.items() if isinstance(v, torch.Tensor)}
-
-
-def _merge_types(source: Any, headers: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    """The types of all tensors.
-
-    Raises:
-        DataError: A tensor is in two files.
-    """
-    found: dict[str, str] = {}
-    where: dict[str, str] = {}
-    for file, kinds in headers.items():
-        for name, kind in kinds.items():
-            if name in where:
-                raise DataError(
-                    f"The base model {str(source)!r} has the tensor {name!r} in {where[name]!r} and in {file!r}; which of them "
-                    "counts, nothing says. Copy the model again."
-                )
-            found[name], where[name] = kind, file
-    return found
 
 
 def _is_weight(name: str, model: Any) -> bool:

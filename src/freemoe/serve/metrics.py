@@ -1,4 +1,4 @@
-"""What the server counts, for Prometheus; in a registry of its own, so that two servers in a process do not mix."""
+"""What engine and server count, for Prometheus; in a registry of its own, so that two servers in a process do not mix."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from freemoe.serve.engine.requests import EngineStats
-
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-class ServerMetrics(EngineStats):
-    """Counts what the engine does and what the server answers."""
+class ServerMetrics:
+    """Counts what the engine does, by `SequenceRequest.metrics_label`, and what the server answers."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -44,21 +42,21 @@ class ServerMetrics(EngineStats):
         self._answers = Counter("freemoe_http_responses", "Responses by path and status.", ["path", "status"], **more)
 
     def record_first_token(self, expert: str, seconds: float) -> None:
-        """Count the first token of an answer."""
+        """The first token of an answer, so long after it was asked for."""
         self._first.labels(expert).observe(seconds)
 
     def record_next_token(self, expert: str, seconds: float) -> None:
-        """Count a further token."""
+        """A further token, so long after the one before."""
         self._between.labels(expert).observe(seconds)
 
     def record_sequence_end(self, expert: str, how: str, read: int, written: int) -> None:
-        """Count a sequence's end."""
+        """A sequence's end: ``stop``, ``length``, ``gone`` or ``error``; tokens of its prompt that were read, and new ones."""
         self._requests.labels(expert, how).inc()
         self._read.labels(expert).inc(read)
         self._written.labels(expert).inc(written)
 
     def record_queue_sizes(self, running: int, waiting: int) -> None:
-        """Note how many sequences there are."""
+        """Sequences that have a slot, and those that wait for one."""
         self._running.set(running)
         self._waiting.set(waiting)
 
