@@ -82,11 +82,11 @@ def test_what_is_found(case):
     order = [(w.layer, w.sublayer) for w in weights]
     assert order == sorted(order)
     seen = describe_weights(model)
-    assert (seen.matrices["attention"], seen.matrices["mlp"]) == matrices
-    assert seen.layers == len(per_layer)
-    assert sum(seen.weights.values()) == sum(w.size for w in weights)
-    assert 0.3 < seen.switchable_share < 0.8
-    assert seen.family == family_of(model).name
+    assert (seen["matrices"]["attention"], seen["matrices"]["mlp"]) == matrices
+    assert seen["decoder_layers"] == len(per_layer)
+    assert sum(seen["switchable_weights"].values()) == sum(w.size for w in weights)
+    assert 0.3 < seen["switchable_share"] < 0.8
+    assert seen["family"] == family_of(model).name
 
 
 @pytest.mark.parametrize("case", FOUND)

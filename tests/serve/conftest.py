@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,11 +100,19 @@ def engine_on(host: Any, **limits: Any) -> Iterator[InferenceEngine]:
         engine.stop()
 
 
+def wait_events(outbox: Any, timeout: float = 60) -> list[Any]:
+    """What an outbox has, at least one event."""
+    woken = threading.Event()
+    outbox.set_listener(woken.set)
+    assert woken.wait(timeout), f"the engine said nothing for {timeout} seconds"
+    return outbox.poll_events()
+
+
 def read(outbox: Any, timeout: float = 60) -> SimpleNamespace:
     """A whole answer: text, tokens, reason, error."""
     found = SimpleNamespace(text="", tokens=[], reason="", error=None, read=[], pieces=0)
     while True:
-        for event in outbox.wait_events(timeout):
+        for event in wait_events(outbox, timeout):
             match event:
                 case TextChunk():
                     found.text += event.text

@@ -8,13 +8,13 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from freemoe.compat.names import attribute_of, missing_name_error, name_of, quiet_loggers
+from freemoe.compat.names import attribute_of, attribute_replaced, missing_name_error, name_of, quiet_loggers
 from freemoe.core.errors import DataError
 from freemoe.core.untrusted import require_safe_yaml
 
@@ -75,18 +75,9 @@ def _template_env() -> Any:
     return name_of(_PACKAGE, "lm_eval.utils:env", "compile each prompt template once")
 
 
-@contextmanager
-def templates_compiled_once() -> Iterator[None]:
+def templates_compiled_once() -> AbstractContextManager[None]:
     """Let lm-eval compile each prompt template once rather than once per document (most of its time)."""
-    env = _template_env()
-    before = env.__dict__.get("from_string")
-    env.__dict__["from_string"] = _compile_template
-    try:
-        yield
-    finally:
-        del env.__dict__["from_string"]  # the method of the class is back
-        if before is not None:
-            env.__dict__["from_string"] = before
+    return attribute_replaced(vars(_template_env()), "from_string", _compile_template)
 
 
 @contextmanager
@@ -102,16 +93,14 @@ def code_metric_replaced(metric: Any) -> Iterator[None]:
     def load_metric(path: str, *args: Any, **kwargs: Any) -> Any:
         return metric if path == "code_eval" else load(path, *args, **kwargs)
 
-    cached = {name: sys.modules.pop(name, None) for name in CODE_MODULES}
-    evaluate.load = load_metric
+    cached = {name: sys.modules.pop(name) for name in CODE_MODULES if name in sys.modules}
     try:
-        yield
+        with attribute_replaced(vars(evaluate), "load", load_metric):
+            yield
     finally:
-        evaluate.load = load
-        for name, module in cached.items():
+        for name in CODE_MODULES:
             sys.modules.pop(name, None)
-            if module is not None:
-                sys.modules[name] = module
+        sys.modules.update(cached)
 
 
 # --------------------------------------------------------------------------------- tasks by name

@@ -1,4 +1,4 @@
-"""Names of other packages that may be missing from the installed release, and their loggers."""
+"""Names of other packages that may be missing from the installed release, are exchanged for a while, or log too much."""
 
 from __future__ import annotations
 
@@ -13,6 +13,20 @@ from freemoe.core.errors import VersionError
 
 TRIED = {"transformers": ">=5.16,<6", "lm-eval": ">=0.4.13", "peft": ">=0.18"}
 """Package -> releases that freemoe is tried with, as in ``pyproject.toml``."""
+
+
+@contextmanager
+def attribute_replaced(attributes: dict[str, Any], name: str, value: Any) -> Iterator[None]:
+    """While open, one of an object's own attributes (``vars(thing)``) is another, afterwards what it was before, or none; it nests."""
+    before = {name: attributes[name]} if name in attributes else {}
+    attributes[name] = value
+    try:
+        yield
+    finally:
+        if before:
+            attributes.update(before)
+        else:
+            del attributes[name]
 
 
 @contextmanager

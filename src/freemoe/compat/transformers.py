@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 
-from freemoe.compat.names import attribute_of, name_of
+from freemoe.compat.names import attribute_of, attribute_replaced, name_of
 from freemoe.core.errors import DataError
 
 _PACKAGE = "transformers"
@@ -182,15 +182,6 @@ def are_plain_experts(experts: Any) -> bool:
     return getattr(gate_of(experts), "__func__", None) is default
 
 
-@contextmanager
-def gate_replaced(experts: Any, gate: Gate) -> Iterator[None]:
+def gate_replaced(experts: Any, gate: Gate) -> AbstractContextManager[None]:
     """While open, fused experts use another gate; it nests."""
-    replaced = vars(experts).get("_apply_gate")
-    experts._apply_gate = gate
-    try:
-        yield
-    finally:
-        if replaced is None:
-            del experts._apply_gate
-        else:
-            experts._apply_gate = replaced
+    return attribute_replaced(vars(experts), "_apply_gate", gate)

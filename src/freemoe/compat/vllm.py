@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
+from freemoe.compat.names import attribute_replaced
 from freemoe.core.errors import VersionError
 
 
@@ -28,8 +29,7 @@ def around_steps(runner: Any, step: Callable[[], AbstractContextManager[Any]]) -
     runner._model_forward = forward
 
 
-@contextmanager
-def mixtures_made_with(module: Any, arguments: Callable[[str], Mapping[str, Any]]) -> Iterator[None]:
+def mixtures_made_with(module: Any, arguments: Callable[[str], Mapping[str, Any]]) -> AbstractContextManager[None]:
     """While open, mixtures that a module of vLLM's models makes get other arguments.
 
     Args:
@@ -44,11 +44,7 @@ def mixtures_made_with(module: Any, arguments: Callable[[str], Mapping[str, Any]
     def make_fused_moe(**given: Any) -> Any:
         return make(**{**given, **arguments(given["prefix"])})
 
-    module.FusedMoEFactory = make_fused_moe
-    try:
-        yield
-    finally:
-        module.FusedMoEFactory = make
+    return attribute_replaced(vars(module), "FusedMoEFactory", make_fused_moe)
 
 
 def _require_attribute(holder: Any, called: str, name: str, purpose: str) -> Any:

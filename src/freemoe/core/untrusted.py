@@ -229,17 +229,17 @@ def parse_yaml(text: str, where: str, error: type[FreeMoEError] = DataError) -> 
     return value
 
 
-def require_safe_yaml(path: Path, error: type[FreeMoEError] = DataError) -> None:
+def require_safe_yaml(path: Path) -> None:
     """Refuse a YAML file that another library shall read: as `parse_yaml`, but tags, and whether it is YAML, are that library's.
 
     Raises:
-        FreeMoEError: It is no file of text, too long, too deep, or has anchors or aliases.
+        DataError: It is no file of text, too long, too deep, or has anchors or aliases.
     """
     import yaml
 
-    text = read_text(path, MOST_YAML, error)
+    text = read_text(path, MOST_YAML)
     with contextlib.suppress(yaml.YAMLError):
-        _check_events(yaml, text, str(path), error, tags=True)
+        _check_events(yaml, text, str(path), DataError, tags=True)
 
 
 def _check_events(yaml: Any, text: str, where: str, error: type[FreeMoEError], tags: bool = False) -> None:

@@ -66,11 +66,10 @@ class RayPool(WorkerPool):
         self._watcher = explain_exit()
         super().__init__(count or 1, again=2, limit=limit)
         try:
-            room = self._max_workers()
+            self.count = self._count_workers(count)
         except BaseException:
             self.close()
             raise
-        self.count = min(count or self._default_count(), room)
 
     def close(self) -> None:
         """End the actors, and the local Ray that was started for them."""
@@ -98,30 +97,23 @@ class RayPool(WorkerPool):
         self._kept.append(parcel)
         return parcel
 
-    def _default_count(self) -> int:
-        """As many actors as there are accelerators, or machines: each holds a base."""
-        import ray
-
-        if self._accelerator:
-            return int(ray.cluster_resources().get("GPU", 0))
-        return sum(bool(node["Alive"]) for node in ray.nodes())
-
-    def _max_workers(self) -> int:
-        """How many actors fit into the cluster, as it is now, and where this process stands in it."""
+    def _count_workers(self, wanted_count: int | None) -> int:
+        """How many actors there may be in the cluster as it is now: one for each accelerator, or machine, if nothing is wanted."""
         import ray
 
         self._node = ray.get_runtime_context().get_node_id()
         has = ray.cluster_resources()
-        room = int(has.get("CPU", 0)) // self._threads
+        room, count = int(has.get("CPU", 0)) // self._threads, sum(bool(node["Alive"]) for node in ray.nodes())
         if self._accelerator:
-            room = min(room, int(has.get("GPU", 0)))
+            count = int(has.get("GPU", 0))
+            room = min(room, count)
         if room < 1:
             wanted = f"{self._threads} CPUs" + (" and an accelerator" if self._accelerator else "")
             raise WorkerError(
                 f"No worker fits into the Ray cluster: each wants {wanted}, and it has {has.get('CPU', 0):g} CPUs and "
                 f"{has.get('GPU', 0):g} accelerators in all. Ask for fewer --threads, or for --device cpu."
             )
-        return room
+        return min(wanted_count or count, room)
 
     def _start(self) -> tuple[PoolWorker, bool]:
         import ray

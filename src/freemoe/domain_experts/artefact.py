@@ -125,16 +125,10 @@ def inspect_model(model: str, *, super_weights: bool = False, text: Path | None 
         # Says what is wrong, and before the weights are loaded.
         load_tokenizer(model)
     base, tokenizer = load_base(model)
-    counted = describe_weights(base)
     found = {
         "model": model,
         "kind": "model",
-        "family": counted.family,
-        "decoder_layers": counted.layers,
-        "matrices": counted.matrices,
-        "switchable_weights": counted.weights,
-        "parameters": counted.parameters,
-        "switchable_share": counted.switchable_share,
+        **describe_weights(base),
         "dtype": str(base.dtype).removeprefix("torch."),
         **({"origin": said} if (said := gguf_origin(model)) else {}),
         "vocabulary_tokens": None if tokenizer is None else len(tokenizer),

@@ -89,23 +89,24 @@ def push_artefact(
     """
     if not is_name(repository):
         raise HubError(f"{repository!r} is no name of a repository. Write owner/name; a branch goes to --revision.")
-    kind, content = read_manifest(folder, check=False), dict[str, Path | bytes](artefact_files(folder))
+    manifest, content = read_manifest(folder, check=False), dict[str, Path | bytes](artefact_files(folder))
+    kind = str(manifest["kind"])
     if isinstance(card := content.get(CARD), Path):
         content[CARD] = card.read_text(encoding="utf-8").replace(HERE, repository).encode()
     sizes = {name: len(held) if isinstance(held, bytes) else held.stat().st_size for name, held in content.items()}
     found = {
         "repository": repository,
         "url": f"{hub_endpoint()}/{repository}",
-        "kind": kind.get("kind"),
-        "base": kind.get("base_model_name_or_path"),
+        "kind": kind,
+        "base": manifest.get("base_model_name_or_path"),
         "files": sizes,
         "bytes": sum(sizes.values()),
-        "note": base_note(kind),
+        "note": base_note(manifest),
         "commit": None,
     }
     if dry:
         return found
-    from huggingface_hub import get_token
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 
     token = token or get_token()
     with hub_session(again=1) as closed:
@@ -116,9 +117,16 @@ def push_artefact(
                 f"Pushing to {repository!r} needs a token with the right to write, and none was found: {LOGIN}."
             )
         try:
-            found["commit"] = _commit_files(
-                content, repository, str(kind["kind"]), private, token, revision, message, overwrite
-            )
+            api = HfApi(token=token)
+            held, old = _open_branch(api, repository, kind, private, revision, overwrite)
+            # Of an artefact of this kind only its own files go; of anything else, all that is not for people.
+            gone = old["files"] if old is not None and old.get("kind") == kind else held
+            operations = [
+                *(CommitOperationAdd(name, d if isinstance(d, bytes) else str(d)) for name, d in content.items()),
+                *(CommitOperationDelete(n) for n in held if n in gone and n not in content and n not in _ANYWHERE),
+            ]
+            said = message or f"Upload {kind} by freemoe {__version__}"
+            found["commit"] = api.create_commit(repository, operations, commit_message=said, revision=revision).oid
         except FreeMoEError:
             raise
         except Exception as error:
@@ -134,21 +142,12 @@ def base_note(manifest: Mapping[str, Any]) -> str:
     return f"its base is {base!r}, a place of this machine: others name theirs (--base, base=)"
 
 
-def _commit_files(
-    content: dict[str, Path | bytes],
-    repository: str,
-    kind: str,
-    private: bool | None,
-    token: str,
-    revision: str | None,
-    message: str | None,
-    overwrite: bool,
-) -> str:
-    """Make what is missing of repository and branch, and commit; returns the commit's hash."""
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, errors
+def _open_branch(
+    api: Any, repository: str, kind: str, private: bool | None, revision: str | None, overwrite: bool
+) -> tuple[list[str], dict[str, Any] | None]:
+    """The files and the manifest of a branch that may be written to; what is missing of repository and branch is made."""
+    from huggingface_hub import errors
 
-    api = HfApi(token=token)
-    held: list[str] = []
     try:
         info = api.model_info(repository)
         if private and not info.private:
@@ -163,18 +162,10 @@ def _commit_files(
         _require_same_kind(repository, held, old, kind, overwrite)
     except errors.RepositoryNotFoundError:
         api.create_repo(repository, private=private)
-        known, old = revision is None, None
+        known, held, old = revision is None, [], None
     if not known:
         api.create_branch(repository, branch=str(revision))
-    # Of an artefact of this kind only its own files go; of anything else, all that is not for people.
-    gone = old["files"] if old is not None and old.get("kind") == kind else held
-    gone = [name for name in held if name in gone and name not in content and name not in _ANYWHERE]
-    operations = [
-        *(CommitOperationAdd(name, data if isinstance(data, bytes) else str(data)) for name, data in content.items()),
-        *(CommitOperationDelete(name) for name in gone),
-    ]
-    said = message or f"Upload {kind} by freemoe {__version__}"
-    return api.create_commit(repository, operations, commit_message=said, revision=revision).oid
+    return held, old
 
 
 def _manifest_there(api: Any, repository: str, revision: str | None) -> dict[str, Any] | None:

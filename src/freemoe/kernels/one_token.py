@@ -209,14 +209,17 @@ class CompiledLayer:
         self.attention = own
         self.heads = len(own.query.weight) // own.head_dim
         self.rows = [len(linear.weight) for linear in (own.query, own.key, own.value)]
-        linears = own.query, own.key, own.value
+        linears, query = (own.query, own.key, own.value), memory_of(own.query.weight)
         self.projections = (
             memory_of(layer.first_norm.weight), np.float32(layer.first_norm.eps),
-            *(memory_of(linear.weight) for linear in linears), *(_bias_memory(linear, self._query_memory(own)) for linear in linears),
+            *(memory_of(linear.weight) for linear in linears), *(_bias_memory(linear, query) for linear in linears),
         )  # fmt: skip
-        norms = [_norm_memory(norm, self._query_memory(own)) for norm in (own.query_norm, own.key_norm)]
-        self.norms = (norms[0][0], norms[1][0], norms[0][1], norms[1][1], np.float32(own.clip))
-        self.output, self.output_bias = memory_of(own.output.weight), _bias_memory(own.output, self._query_memory(own))
+        norms = (own.query_norm, own.key_norm)
+        self.norms = (
+            *(np.zeros(0, query.dtype) if norm is None else memory_of(norm.weight) for norm in norms),
+            *(np.float32(0 if norm is None else norm.eps) for norm in norms), np.float32(own.clip),
+        )  # fmt: skip
+        self.output, self.output_bias = memory_of(own.output.weight), _bias_memory(own.output, query)
         self.hook = _hook_memory(hook, layer.second_norm.weight)
         self.before, self.units = hook is not None and hook.before, 0 if hook is None else len(hook.up.weight)
         self.second_norm = memory_of(layer.second_norm.weight), np.float32(layer.second_norm.eps)
@@ -225,10 +228,6 @@ class CompiledLayer:
         self.experts = memory_of(mixture.up), memory_of(mixture.down), ACTIVATIONS[mixture.activation]
         self.width = mixture.down.shape[2]
         self.weight = 3 * self.width * mixture.down.shape[1] * mixture.kept
-
-    @staticmethod
-    def _query_memory(own: AttentionWeights) -> np.ndarray:
-        return memory_of(own.query.weight)
 
     def decode_token(self, x: Tensor, cos: Tensor, sin: Tensor, update: Update) -> Tensor:
         """As ``reference_layer``; the result is of ``x``'s type."""
@@ -301,10 +300,6 @@ def _float_array(x: Tensor) -> np.ndarray:
 
 def _bias_memory(linear: LinearWeights, kind: np.ndarray) -> np.ndarray:
     return np.zeros(0, kind.dtype) if linear.bias is None else memory_of(linear.bias)
-
-
-def _norm_memory(norm: RMSNormWeights | None, kind: np.ndarray) -> tuple[np.ndarray, np.float32]:
-    return (np.zeros(0, kind.dtype), np.float32(0)) if norm is None else (memory_of(norm.weight), np.float32(norm.eps))
 
 
 def _hook_memory(hook: BottleneckHook | None, like: Tensor) -> tuple[Any, ...]:

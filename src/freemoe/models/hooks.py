@@ -13,6 +13,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from freemoe.compat.names import attribute_replaced
+
 Hook = Callable[..., Any]
 
 
@@ -91,22 +93,14 @@ def hooks_disabled(module: nn.Module, *, inputs: bool = True) -> Iterator[None]:
         module.__dict__.update(standing)
 
 
-@contextmanager
-def replace_method(module: nn.Module, method: Callable[..., Any], name: str = "forward") -> Iterator[None]:
+def replace_method(
+    module: nn.Module, method: Callable[..., Any], name: str = "forward"
+) -> AbstractContextManager[None]:
     """While open, ``method`` is called instead of a module's own of that name; its hooks are called as before. It nests.
 
     The module itself is not kept alive by what is open.
     """
-    attributes = module.__dict__
-    del module
-    before = attributes.get(name)
-    attributes[name] = method
-    try:
-        yield
-    finally:
-        del attributes[name]
-        if before is not None:
-            attributes[name] = before
+    return attribute_replaced(module.__dict__, name, method)
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -41,20 +41,19 @@ def compute_dtype(wish: Compute, model: nn.Module) -> torch.dtype | None:
         model: A causal LM; one that is not fp32 keeps its own dtype in any case.
     """
     matrices = [p for p in model.parameters() if p.ndim > 1]
-    if wish == "own" or any(p.dtype != torch.float32 for p in matrices):
-        return None
-    if wish == "auto":
-        rows, columns = _commonest_shape(matrices)
-        if rows * columns < _SMALLEST or bfloat16_speedup(matrices[0].device, rows, columns) < _CLEAR:
-            return None
-    return torch.bfloat16
+    chosen = wish == "bfloat16" and all(p.dtype == torch.float32 for p in matrices)
+    if is_measured(wish, model):
+        chosen = bfloat16_speedup(matrices[0].device, *_commonest_shape(matrices)) >= _CLEAR
+    return torch.bfloat16 if chosen else None
 
 
 def is_measured(wish: Compute, model: nn.Module) -> bool:
     """Whether `compute_dtype` measures, so that another process may find another format."""
     matrices = [p for p in model.parameters() if p.ndim > 1]
+    if wish != "auto" or any(p.dtype != torch.float32 for p in matrices):
+        return False
     rows, columns = _commonest_shape(matrices)
-    return wish == "auto" and all(p.dtype == torch.float32 for p in matrices) and rows * columns >= _SMALLEST
+    return rows * columns >= _SMALLEST
 
 
 def _commonest_shape(matrices: list[nn.Parameter]) -> tuple[int, int]:

@@ -216,41 +216,24 @@ def find_weights(
     return [replace(w, stored=stored.get(w.name)) for w in found]
 
 
-@dataclass(frozen=True)
-class WeightSummary:
-    """What ``find_weights`` would find, in numbers.
+def describe_weights(model: nn.Module) -> dict[str, Any]:
+    """What ``find_weights`` finds, in numbers; raises like that.
 
-    Attributes:
-        family: Name of the family.
-        layers: Number of decoder layers.
-        matrices: Weight matrices per sublayer; every routed expert counts.
-        weights: Single weights per sublayer.
-        parameters: All parameters of the model; tied ones count once.
+    Returns:
+        ``family``, ``decoder_layers``, ``matrices`` (every routed expert counts) and ``switchable_weights`` by sublayer,
+        ``parameters`` (tied ones count once), and ``switchable_share``, the weights as a share of them, 0 to 1.
     """
-
-    family: str
-    layers: int
-    matrices: dict[str, int]
-    weights: dict[str, int]
-    parameters: int
-
-    @property
-    def switchable_share(self) -> float:
-        """The weights found as a share of all parameters, 0 to 1."""
-        return sum(self.weights.values()) / self.parameters
-
-
-def describe_weights(model: nn.Module) -> WeightSummary:
-    """Count the weights of a model per sublayer; raises like ``find_weights``."""
-    weights = find_weights(model)
-    both = SUBLAYERS[:2]
-    return WeightSummary(
-        family=family_of(model).name,
-        layers=weights[-1].layer + 1,
-        matrices={s: sum(w.num_experts for w in weights if w.sublayer == s) for s in both},
-        weights={s: sum(w.size for w in weights if w.sublayer == s) for s in both},
-        parameters=sum(p.numel() for p in model.parameters()),
-    )
+    weights, both = find_weights(model), SUBLAYERS[:2]
+    found = {s: sum(w.size for w in weights if w.sublayer == s) for s in both}
+    parameters = sum(p.numel() for p in model.parameters())
+    return {
+        "family": family_of(model).name,
+        "decoder_layers": weights[-1].layer + 1,
+        "matrices": {s: sum(w.num_experts for w in weights if w.sublayer == s) for s in both},
+        "switchable_weights": found,
+        "parameters": parameters,
+        "switchable_share": sum(found.values()) / parameters,
+    }
 
 
 def require_in_memory(weights: Sequence[WeightMatrix], what: str = "This", *, together: bool = False) -> None:

@@ -24,7 +24,7 @@ from freemoe.serve.engine.requests import (
 from freemoe.serve.settings import EngineLimits
 from tests.domain_experts.test_mixture import bits, unchanged
 from tests.domain_experts.test_threads import experts_on
-from tests.serve.conftest import NAN, alone, ask, engine_on, idle, read
+from tests.serve.conftest import NAN, alone, ask, engine_on, idle, read, wait_events
 from tests.tiny import tiny_model, tiny_tokenizer
 
 NAMES = ["base", "a", "b", "c+d", "b&d"]
@@ -272,7 +272,7 @@ def test_who_is_gone_frees_the_slot(moe):
     with engine_on(moe, batch=1) as engine:
         [first] = engine.submit([ask(moe, "x", tokens=100)])
         [second, third] = engine.submit([ask(moe, "court?", tokens=3), ask(moe, "court?", tokens=3)])
-        first.wait_events(30)
+        wait_events(first)
         second.close()
         first.close()
         assert read(third).text == alone(moe, "court?", tokens=3)
@@ -295,7 +295,7 @@ def test_a_long_prompt_does_not_stall_who_is_writing(moe):
         run = engine.runner.forward
         engine.runner.forward = lambda rows: seen.append([len(row.tokens) for row in rows]) or run(rows)
         [writing] = engine.submit([ask(moe, "x", tokens=60)])
-        writing.wait_events(30)
+        wait_events(writing)
         engine.submit([SequenceRequest(tuple([7] * 40), "base", 1)])
         read(writing)
     parts = [i for i, rows in enumerate(seen) if rows == [5]]

@@ -11,7 +11,7 @@ from freemoe import FreeMoE
 from freemoe.core.errors import RecipeError
 from freemoe.serve.http.streams import EventStream, merge_events
 from freemoe.serve.settings import EngineLimits, RequestLimits, require_key
-from tests.serve.conftest import NAN, alone, ask, idle, served
+from tests.serve.conftest import NAN, alone, ask, idle, served, wait_events
 
 GOOD = {"model": "base", "prompt": "x", "max_tokens": 2, "temperature": 0}
 CHAT = {"model": "base", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
@@ -186,7 +186,7 @@ def test_a_full_queue_says_when_to_come_again(moe):
         step = there.engine.runner.forward
         there.engine.runner.forward = lambda rows: time.sleep(0.02) or step(rows)
         boxes = [there.engine.submit([ask(moe, "x", tokens=100)])[0]]
-        boxes[0].wait_events(30)
+        wait_events(boxes[0])
         boxes += there.engine.submit([ask(moe, "x", tokens=100)] * 2)
         full = there.client.post(TEXT, json=GOOD)
         assert error_of(full, 429)["code"] == "queue_full"

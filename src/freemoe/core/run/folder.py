@@ -29,7 +29,7 @@ from freemoe.core.files import (
     notify_watchers,
     write_atomic,
 )
-from freemoe.core.run.journal import JournalPart, RunJournal
+from freemoe.core.run.journal import RunJournal
 from freemoe.core.run.lock import acquire_lock, release_lock
 from freemoe.core.run.unit_state import UnitState, delete_states
 
@@ -327,7 +327,7 @@ class RunPart(RunFolder):
         # One file for every process: of two that do the same part, one may be dying.
         own = self.partial / "parts" / f"{json_digest(unit)}-{os.getpid()}.jsonl"
         own.parent.mkdir(exist_ok=True)
-        self.journal = JournalPart(own, [path for path in known if path != own])
+        self.journal = RunJournal(own, [path for path in known if path != own])
 
     def delete_tensors(self, name: str) -> None:
         """Leave it to the other process."""

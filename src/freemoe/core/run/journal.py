@@ -19,9 +19,14 @@ class RunJournal:
     """An append-only file of finished units: one JSON line each, ``{"unit", "value", "sum"}``.
 
     A line that was cut short by a crash does not count; neither does anything behind it.
+
+    Args:
+        path: The file.
+        known: Files of other processes, which are only read, and may be written meanwhile: what `path` gets is a part of another
+            one's work, for its `merge_file`.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, known: Sequence[Path] = ()) -> None:
         self.path = path
         self._values: dict[str, Any] = {}
         self._taken: set[str] = set()
@@ -33,6 +38,10 @@ class RunJournal:
                 log.warning("The journal's last entry was cut short by a crash; that unit is done again.")
                 with path.open("r+b") as stream:
                     stream.truncate(whole)
+        for other in known:
+            # Gone, when its own process has taken it in by now.
+            with contextlib.suppress(FileNotFoundError):
+                self._read_entries(other)
 
     def _read_entries(self, path: Path) -> int:
         """Load whole entries; return how many bytes they take."""
@@ -90,19 +99,3 @@ class RunJournal:
             if name not in self._values:
                 self.run_unit(name, lambda value=value: value)
                 self._taken.add(name)
-
-
-class JournalPart(RunJournal):
-    """What a process writes down that does a part of another one's work: in a file of its own, for `RunJournal.merge_file`.
-
-    Args:
-        path: The file.
-        known: Files of other processes, which are only read, and may be written meanwhile.
-    """
-
-    def __init__(self, path: Path, known: Sequence[Path]) -> None:
-        super().__init__(path)
-        for other in known:
-            # Gone, when its own process has taken it in by now.
-            with contextlib.suppress(FileNotFoundError):
-                self._read_entries(other)

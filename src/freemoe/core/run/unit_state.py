@@ -131,15 +131,12 @@ class UnitState:
         if done > written and time.monotonic() - began >= SECONDS:
             self.write_state(lambda: {**state(), _DONE: torch.tensor(done)}, now=True)
 
-    def map_items(
-        self, items: Iterable[T], work: Callable[[T], State], skipped: Callable[[int], None] | None = None
-    ) -> list[State]:
+    def map_items(self, items: Iterable[T], work: Callable[[T], State]) -> list[State]:
         """What the work returns of every item, in their order; kept in a file for some of them after the other.
 
         Args:
             items: The same ones, in the same order, every time.
             work: Done for each item that an earlier process has not done.
-            skipped: Told how many items were done already, if any.
         """
         found: list[State] = []
         files = 0
@@ -149,8 +146,6 @@ class UnitState:
                 number, _, own = name.partition("|")
                 found.extend({} for _ in range(int(number) + 1 - len(found)))
                 found[int(number)][own] = tensor
-        if found and skipped is not None:
-            skipped(len(found))
         written, began = len(found), time.monotonic()
         last = self.part_state(f"file {files}")
         for number, item in enumerate(items):

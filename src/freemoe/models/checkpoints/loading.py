@@ -297,7 +297,7 @@ def load_own_base(
         ) from error
 
 
-def load_config(model: str | Path, revision: str | None = None, access: HubAccess | None = None) -> Any:
+def load_config(model: str | Path, revision: str | None = None) -> Any:
     """A model's configuration alone: before its weights are read.
 
     Raises:
@@ -305,7 +305,7 @@ def load_config(model: str | Path, revision: str | None = None, access: HubAcces
     """
     if (given := provided_model(model)) is not None:
         return given[0].config
-    where = _resolve_source(model, revision, access, weights=False)
+    where = _resolve_source(model, revision, weights=False)
     if "gguf_file" in where:
         return None
     from transformers import AutoConfig

@@ -23,7 +23,7 @@ from freemoe.serve.engine.requests import (
     SequenceRequest,
     StoppingError,
 )
-from freemoe.serve.engine.runner import ModelRunner, runner_for
+from freemoe.serve.engine.runner import runner_for
 from freemoe.serve.engine.scheduler import BatchScheduler
 from freemoe.serve.engine.sequence import SequenceState
 from freemoe.serve.metrics import ServerMetrics
@@ -43,23 +43,18 @@ class InferenceEngine:
         host: A base and its experts: a `FreeMoE`, or what looks like one to it (`hosts.VariantHost`).
         limits: What is taken on.
         watch: Is told what happens.
-        runner: Runs the steps; the best for the model if absent.
 
     Attributes:
         failure: What ended it, where it was no `stop`: it takes no more requests.
         is_closed: Whether no more requests are taken.
     """
 
-    def __init__(
-        self, host: Any, limits: EngineLimits, watch: ServerMetrics | None = None, runner: ModelRunner | None = None
-    ) -> None:
+    def __init__(self, host: Any, limits: EngineLimits, watch: ServerMetrics | None = None) -> None:
         self.host, self.limits = host, limits
-        if runner is None:
-            with host.expert(BASE):
-                runner = runner_for(host, limits)
-        self.runner = runner
+        with host.expert(BASE):
+            self.runner = runner_for(host, limits)
         self._ends = frozenset(special_tokens(host.model, {})[1])
-        self._scheduler = BatchScheduler(runner, limits, watch or ServerMetrics())
+        self._scheduler = BatchScheduler(self.runner, limits, watch or ServerMetrics())
         self._lock = threading.Condition()
         self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._leaving: dict[str, Future[None]] = {}

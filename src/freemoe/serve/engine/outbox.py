@@ -23,18 +23,17 @@ class EventQueue:
     def __init__(self, most: int) -> None:
         self.most = most
         self._events: deque[Event] = deque()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._told: Callable[[], object] | None = None
         self.is_closed = False
 
     def put_event(self, event: Event) -> bool:
         """Hand on an event; False where nobody reads any more, or there is no room for it."""
         last = isinstance(event, SequenceDone | SequenceFailed)
-        with self._changed:
+        with self._lock:
             if self.is_closed or (len(self._events) >= self.most and not last):
                 return False
             self._events.append(event)
-            self._changed.notify_all()
             told = self._told
         if told is not None:
             # The reader's loop may have ended meanwhile.
@@ -44,7 +43,7 @@ class EventQueue:
 
     def set_listener(self, told: Callable[[], object]) -> None:
         """Have a function called, on the engine's thread, whenever there is something to `poll_events`."""
-        with self._changed:
+        with self._lock:
             self._told = told
             waiting = bool(self._events)
         if waiting:
@@ -52,24 +51,13 @@ class EventQueue:
 
     def poll_events(self) -> list[Event]:
         """What there is now."""
-        with self._changed:
+        with self._lock:
             found = list(self._events)
             self._events.clear()
         return found
 
-    def wait_events(self, timeout: float | None = None) -> list[Event]:
-        """The same, at least one event: waits for it.
-
-        Raises:
-            TimeoutError: None came for so many seconds.
-        """
-        with self._changed:
-            if not self._changed.wait_for(lambda: bool(self._events), timeout):
-                raise TimeoutError(f"The engine said nothing for {timeout} seconds.")
-        return self.poll_events()
-
     def close(self) -> None:
         """Read no more: the sequence's slot is freed before the engine's next step."""
-        with self._changed:
+        with self._lock:
             self.is_closed = True
             self._events.clear()

@@ -17,7 +17,6 @@ from freemoe.domain_experts.hosting.combining import combined_mask
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.models.mask import Mask, TensorMask
 from freemoe.recipes.expert_names import BASE, ExpertRef
-from freemoe.serve.vllm.step import LinearMask, Parts
 
 # Above this share the product with what is off reads more than a copy of the weight with zeros does.
 _SPARSE = 0.05
@@ -38,7 +37,7 @@ class FusedLinear:
 
 @dataclass(frozen=True, eq=False)
 class SubtractedMask:
-    """Few weights are off: their share of the output is taken away.
+    """Few weights of a linear are off for one expert: their share of the output is taken away.
 
     Attributes:
         values: ``(out, in)`` sparse rows, fp32: the base's weights where they are off.
@@ -47,7 +46,14 @@ class SubtractedMask:
     values: Tensor
 
     def apply_mask(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """``y - values @ x``; see `step.LinearMask`."""
+        """``y - values @ x``: what the linear gives without what is off, ``(n, out)``.
+
+        Args:
+            x: ``(n, in)``.
+            y: ``(n, out)``, what the whole linear gives.
+            weight: ``(out, in)``.
+            bias: ``(out,)``.
+        """
         return (y.float() - (self.values @ x.float().t()).t()).to(y.dtype)
 
 
@@ -62,7 +68,7 @@ class ZeroedMask:
     parts: Sequence[tuple[int, int, TensorMask]]
 
     def apply_mask(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """``x @ (weight with zeros)``; see `step.LinearMask`."""
+        """``x @ (weight with zeros)``; as `SubtractedMask.apply_mask`."""
         return linear(x, self.zeroed_copy(weight), bias)
 
     def zeroed_copy(self, weight: Tensor) -> Tensor:
@@ -72,6 +78,11 @@ class ZeroedMask:
             part = copy[first : first + rows]
             part.masked_fill_(mask.to_bools(copy.device).view(part.shape), 0)
         return copy
+
+
+LinearMask = SubtractedMask | ZeroedMask
+Parts = Mapping[str, LinearMask]
+"""Name of a linear -> what an expert has off of it."""
 
 
 class ExpertMasks:

@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-
-class LinearMask(Protocol):
-    """What one expert has off of one linear."""
-
-    def apply_mask(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """What the linear gives without it: ``(n, out)``.
-
-        Args:
-            x: ``(n, in)``.
-            y: ``(n, out)``, what the whole linear gives.
-            weight: ``(out, in)``.
-            bias: ``(out,)``.
-        """
-        ...
-
-
-Parts = Mapping[str, LinearMask]
-"""Name of a linear -> what an expert has off of it."""
+if TYPE_CHECKING:
+    from freemoe.serve.vllm.masks import Parts
 
 
 @dataclass
