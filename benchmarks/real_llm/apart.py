@@ -17,7 +17,6 @@ from benchmarks.real_llm.cells import Cell, Store
 from benchmarks.real_llm.work import Job
 from freemoe.core.errors import FreeMoEError
 from freemoe.core.files import write_atomic
-from freemoe.core.run.away import ObjectRef
 from freemoe.core.run.pool import WorkerPool
 from freemoe.core.run.progress import Progress
 from freemoe.core.run.units import Unit
@@ -92,7 +91,7 @@ def _unit(plan: Plan, cell: Cell, share: Any) -> Unit:
     return Unit(cell.name, f"{__name__}:{measure.__name__}", {"job": job, "function": plan.function, "needs": needs})
 
 
-def measure(job: Job, function: str, needs: Sequence[ObjectRef | None]) -> tuple[bool, Any, bytes | None, float]:
+def measure(job: Job, function: str, needs: Sequence[Any]) -> tuple[bool, Any, bytes | None, float]:
     """Measure a cell in a fresh process of this machine.
 
     Args:

@@ -194,7 +194,9 @@ def read_manifest(folder: str | Path, check: bool = True) -> ArtefactManifest:
             f" An unfinished run stands at {str(near)!r}: run its command again to finish it." if near.exists() else ""
         )
         advice = "" if hint else " Give the folder that freemoe build, convert, trim or demo wrote."
-        raise ArtifactError(f"{str(root)!r} is not an artefact: {_what_is_there(root)}.{hint}{advice}")
+        what = f"it has no {MANIFEST}" if root.is_dir() and any(root.iterdir()) else "the folder is empty"
+        what = what if root.is_dir() else "it is a file" if root.exists() else "there is nothing of that name"
+        raise ArtifactError(f"{str(root)!r} is not an artefact: {what}.{hint}{advice}")
     try:
         said = read_json(path, finite=False)
     except DataError as error:
@@ -266,16 +268,6 @@ def read_tensors(folder: str | Path, name: str, manifest: Mapping[str, Any]) -> 
                 f"{name!r} in {str(folder)!r} has NaN or infinity in {key!r}, which would answer with noise. Build it anew."
             )
     return found
-
-
-def _what_is_there(path: Path) -> str:
-    if not path.exists():
-        return "there is nothing of that name"
-    if not path.is_dir():
-        return "it is a file"
-    if not any(path.iterdir()):
-        return "the folder is empty"
-    return f"it has no {MANIFEST}"
 
 
 def describe_artefact(folder: Path, manifest: Mapping[str, Any], base: str | None) -> dict[str, Any]:

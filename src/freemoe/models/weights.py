@@ -268,7 +268,14 @@ def _layer_weights(
             for relative in present:
                 full = f"{path}.{relative}"
                 module: Any = _get_submodule(layer, relative)
-                parameter, layout = _plain_parameter(module, "weight", full), _memory_layout(module, full)
+                parameter = _plain_parameter(module, "weight", full)
+                layout = "rows" if isinstance(module, nn.Linear) else "columns"
+                if layout == "columns" and not is_conv1d(module):
+                    raise FamilyError(
+                        _unsupported_message(
+                            f"{full} is a {type(module).__name__}, not a Linear, a Conv1D or fused experts"
+                        )
+                    )
                 yield WeightMatrix(
                     names[id(parameter)], number, sublayer, f"{path}.{present[0]}", module, "weight", layout
                 )
@@ -294,16 +301,6 @@ def _get_submodule(module: nn.Module, path: str) -> nn.Module | None:
     for part in path.split("."):
         found = getattr(found, part, None)
     return found if isinstance(found, nn.Module) else None
-
-
-def _memory_layout(module: nn.Module | None, path: str) -> str:
-    if isinstance(module, nn.Linear):
-        return "rows"
-    if is_conv1d(module):
-        return "columns"
-    raise FamilyError(
-        _unsupported_message(f"{path} is a {type(module).__name__}, not a Linear, a Conv1D or fused experts")
-    )
 
 
 def _plain_parameter(module: nn.Module | None, own: str, path: str) -> nn.Parameter:

@@ -99,11 +99,6 @@ class CatalogueEntry:
     since: int
     kind: str = ""
 
-    @property
-    def name_prefix(self) -> str:
-        """What stands before the original name."""
-        return self.name.removesuffix(self.original)
-
 
 @dataclass(frozen=True)
 class ExpertCatalogue:
@@ -251,7 +246,7 @@ class OnDemandExperts(LoadedExperts):
         try:
             await asyncio.wrap_future(
                 self._engine.run_between_steps(
-                    lambda: host.load_expert(entry.folder, entry.original, prefix=entry.name_prefix)
+                    lambda: host.load_expert(entry.folder, entry.original, prefix=name.removesuffix(entry.original))
                 )
             )
         except FreeMoEError as error:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from freemoe.core.errors import ArtifactError
 from freemoe.core.files import json_digest, write_atomic
@@ -26,25 +26,17 @@ PREFIX = "freemoe-worker-"
 """How workers' folders begin, in the machine's folder for temporary files."""
 
 
-class ObjectRef(Protocol):
-    """Bytes that were put where every worker finds them."""
-
-    def get(self) -> bytes:
-        """The bytes."""
-        ...
-
-
 @dataclass(frozen=True)
 class FileRef:
     """A file of the run's folder.
 
     Attributes:
         digest: Of its bytes: who has them does not fetch them again.
-        parcel: The bytes.
+        parcel: Its ``get`` gives the bytes, wherever a worker is.
     """
 
     digest: str
-    parcel: ObjectRef
+    parcel: Any
 
 
 class RunFiles:
@@ -55,7 +47,7 @@ class RunFiles:
         share: Puts bytes where workers find them.
     """
 
-    def __init__(self, run: RunFolder, share: Callable[[bytes], ObjectRef]) -> None:
+    def __init__(self, run: RunFolder, share: Callable[[bytes], Any]) -> None:
         self._run = run
         self._share = share
         self._sent: dict[Path, tuple[tuple[int, int], FileRef]] = {}

@@ -104,7 +104,13 @@ class RunFolder:
         mark = self.partial / IDENTITY
         self._claim: int | None = None
         if self.partial.exists():
-            _check_unfinished(self.partial)
+            held = {p.name for p in self.partial.iterdir()} if self.partial.is_dir() else {""}
+            # Or one that was killed before its first file was whole.
+            if not (mark.is_file() or held <= {IDENTITY + TEMPORARY, RUNNING}):
+                raise ArtifactError(
+                    f"{str(self.partial)!r} is not an unfinished run of freemoe (it has no identity.json). Move it away, or choose "
+                    "another -o."
+                )
             self._claim = acquire_lock(self.partial / RUNNING, self.partial)
             try:
                 known = json.loads(mark.read_text(encoding="utf-8")) if mark.exists() else None
@@ -370,18 +376,6 @@ def _files_of(folder: Path) -> list[str]:
         return []
     known = isinstance(said, dict) and {"format", "kind"} <= said.keys() and isinstance(said.get("files"), dict)
     return list(said["files"]) if known else []
-
-
-def _check_unfinished(partial: Path) -> None:
-    """Raise unless a folder is an unfinished run, or one that was killed before its first file was whole."""
-    known = partial.is_dir() and (
-        (partial / IDENTITY).is_file() or all(p.name in (IDENTITY + TEMPORARY, RUNNING) for p in partial.iterdir())
-    )
-    if not known:
-        raise ArtifactError(
-            f"{str(partial)!r} is not an unfinished run of freemoe (it has no identity.json). Move it away, or choose another "
-            "-o."
-        )
 
 
 def _differing_fields(a: Any, b: Any, path: str = "") -> list[str]:

@@ -71,23 +71,18 @@ def tokenizer_parts(tokenizer: Any, rows: int) -> dict[str, str]:
         tokenizer: Of transformers.
         rows: Of the base's embedding: tokens beyond them cannot be used, and do not count.
     """
-    special = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token}
+    ends = tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token
     # The padding token is often set anew, and is never seen by the model.
-    special |= set(tokenizer.all_special_tokens) - {tokenizer.pad_token}
+    special = {*ends, *(set(tokenizer.all_special_tokens) - {tokenizer.pad_token})}
     ids = list(tokenizer(PASSAGE, verbose=False)["input_ids"])
     return {
         "vocabulary": json_digest(sorted((token, n) for token, n in tokenizer.get_vocab().items() if n < rows)),
         "merges": json_digest(_tokenizer_merges(tokenizer)),
-        "special tokens": json_digest([*map(str, special_of(tokenizer)), sorted(map(str, special - {None}))]),
+        "special tokens": json_digest([*map(str, ends), sorted(map(str, special - {None}))]),
         "way of splitting text": json_digest(ids),
         "way of putting text together": json_digest(tokenizer.decode(ids)),
         "chat template": json_digest(getattr(tokenizer, "chat_template", None)),
     }
-
-
-def special_of(tokenizer: Any) -> tuple[Any, ...]:
-    """The tokens at the beginning and the end of a text, and of what is unknown."""
-    return tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token
 
 
 def _tokenizer_merges(tokenizer: Any) -> Any:

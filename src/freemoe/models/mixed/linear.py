@@ -54,10 +54,6 @@ class BatchMask:
         tiled = (tuple(tiles), bands.BandTiles.from_tiles(list(tiles.values()))) if tiles else None
         return cls(weight, assignment, parts, (names, walked), tiled)
 
-    def can_walk(self, x: Tensor) -> bool:
-        """Whether the loops can multiply this input here."""
-        return self.walked[1] is not None and _same_format(x, self.weight)
-
 
 def _same_format(x: Tensor, weight: WeightMatrix) -> bool:
     own = weight.parameter
@@ -84,14 +80,20 @@ def mixed_linear(plan: BatchMask, x: Tensor, base: Callable[[Tensor], Tensor], l
     plan.assignment.rows_per_sequence(len(flat))
     if not len(flat):
         return base(x)
-    flat = _without_columns(plan, flat)
+    if any(part.columns is not None for part in plan.parts.values()):
+        flat = flat.clone()
+    for name, part in plan.parts.items():
+        # Zeros where an expert has columns off.
+        if part.columns is not None:
+            own = plan.assignment.rows_of_experts(len(flat), (name,), flat.device)
+            flat[own[:, None], part.columns.to(flat.device)] = 0
     names, experts = plan.walked
     bias: Tensor | None = getattr(plan.weight.module, "bias", None)
     if plan.tiled is not None and all(name in plan.tiled[0] for name in plan.assignment.by_expert):
         y = flat.new_empty(len(flat), plan.weight.num_rows, dtype=plan.weight.parameter.dtype)
     elif not names:
         y = base(flat.view(x.shape)).reshape(len(flat), -1)
-    elif loops and experts is not None and plan.can_walk(flat):
+    elif loops and experts is not None and _same_format(flat, plan.weight):
         y = sparse.sparse_products(
             flat, plan.weight.parameter.detach(), experts, *plan.assignment.rows_and_starts(len(flat), names)
         )
@@ -105,18 +107,6 @@ def mixed_linear(plan: BatchMask, x: Tensor, base: Callable[[Tensor], Tensor], l
             own, off = plan.assignment.rows_of_experts(len(y), (name,), y.device), part.rows.to(y.device)
             y[own[:, None], off] = 0 if bias is None else bias[off].to(y.dtype)
     return y.view(*x.shape[:-1], -1)
-
-
-def _without_columns(plan: BatchMask, flat: Tensor) -> Tensor:
-    """The input with zeros where an expert has columns off."""
-    cut = {name: part.columns for name, part in plan.parts.items() if part.columns is not None}
-    if not cut:
-        return flat
-    flat = flat.clone()
-    for name, columns in cut.items():
-        own = plan.assignment.rows_of_experts(len(flat), (name,), flat.device)
-        flat[own[:, None], columns.to(flat.device)] = 0
-    return flat
 
 
 def _with_bands(plan: BatchMask, flat: Tensor, y: Tensor, bias: Tensor | None) -> Tensor:
@@ -158,7 +148,10 @@ def _by_copies(
         if much := off.dtype == torch.bool:
             matrix.masked_fill_(off.view(matrix.shape), 0)
         else:
-            off = _in_memory(weight, off)
+            if weight.layout != "rows":
+                # Flat places (rows, columns) as places of a parameter of the same shape whose numbers lie side by side.
+                row = torch.div(off, weight.num_columns, rounding_mode="floor")
+                off = off % weight.num_columns * weight.num_rows + row
             copy.view(-1).index_fill_(0, off, 0)
         rows = plan.assignment.rows_of_experts(len(flat), (name,), own.device)
         part = functional.linear(given[rows], matrix, bias)
@@ -170,12 +163,3 @@ def _by_copies(
             copy.view(-1).index_copy_(0, off, own.reshape(-1)[off])
     assert y is not None
     return y.to(flat.device)
-
-
-def _in_memory(weight: WeightMatrix, indices: Tensor) -> Tensor:
-    """Flat places (rows, columns) as places of a parameter of the same shape whose numbers lie side by side."""
-    if weight.layout == "rows":
-        return indices
-    return indices % weight.num_columns * weight.num_rows + torch.div(
-        indices, weight.num_columns, rounding_mode="floor"
-    )

@@ -103,7 +103,9 @@ class InferenceEngine:
             if self.is_closed:
                 raise self._closed_error("is about to end and takes no more requests. Ask again in a moment")
             for ask in {ask.expert: ask for ask in asks}.values():
-                self._require_expert(ask)
+                if any(map(ask.uses_expert, self._leaving)):
+                    raise unknown_name("expert", ask.expert, [BASE, AUTO, *self.experts])
+                self.host.require(ask.expert)
             free = self.limits.batch - len(self._scheduler.running)
             if len(self._scheduler.waiting) + len(asks) > self.limits.queue + max(0, free):
                 raise QueueFullError(
@@ -113,11 +115,6 @@ class InferenceEngine:
             self._scheduler.waiting.extend(sequences)
             self._lock.notify_all()
         return [sequence.outbox for sequence in sequences]
-
-    def _require_expert(self, ask: SequenceRequest) -> None:
-        if any(map(ask.uses_expert, self._leaving)):
-            raise unknown_name("expert", ask.expert, [BASE, AUTO, *self.experts])
-        self.host.require(ask.expert)
 
     def run_between_steps(self, work: Callable[[], Found]) -> Future[Found]:
         """Have something done that needs the base, between two steps."""

@@ -60,7 +60,8 @@ class BatchScheduler:
 
     def report_queue_sizes(self) -> None:
         """Say how many there are."""
-        self._watch.record_queue_sizes(len(self.running), len(self.waiting))
+        self._watch.running.set(len(self.running))
+        self._watch.waiting.set(len(self.waiting))
 
     def step(self) -> None:
         """One token for each sequence that writes, then a part of the prompts of those that still read."""
@@ -122,8 +123,8 @@ class BatchScheduler:
         likely = gather_logprobs(last, tokens, [sequence.ask.logprobs for sequence, _ in chosen])
         for (sequence, _), token, how in zip(chosen, tokens, likely, strict=True):
             now = time.perf_counter()
-            count = self._watch.record_next_token if sequence.written else self._watch.record_first_token
-            count(sequence.ask.metrics_label, now - sequence.since)
+            took = self._watch.next_token if sequence.written else self._watch.first_token
+            took.labels(sequence.ask.metrics_label).observe(now - sequence.since)
             sequence.since = now
             sequence.append_token(token, *how)
             if sequence.ended:

@@ -91,17 +91,13 @@ class SequenceState:
     def _score_prompt_tokens(self, row: BatchRow, logits: Tensor) -> None:
         """Log-probabilities of the prompt's tokens behind each of the row's."""
         prompt, top = self.ask.prompt, self.ask.logprobs or 0
-        if not self._prompt:
-            self._add_prompt_token(prompt[0], None, ())
         following = prompt[self.fed + 1 : self.fed + 1 + len(row.tokens)]
         found = gather_logprobs(logits[: len(following)], following, [top] * len(following))
+        self._prompt = self._prompt or [TokenLogprob(prompt[0], 0)]
         for token, (logprob, best) in zip(following, found, strict=True):
-            self._add_prompt_token(token, logprob, best)
-
-    def _add_prompt_token(self, token: int, logprob: float | None, best: tuple[tuple[int, float], ...]) -> None:
-        before = self._prompt[-1] if self._prompt else None
-        offset = before.offset + len(self._tokenizer.decode([before.id])) if before else 0
-        self._prompt.append(TokenLogprob(token, offset, logprob, best))
+            before = self._prompt[-1]
+            offset = before.offset + len(self._tokenizer.decode([before.id]))
+            self._prompt.append(TokenLogprob(token, offset, logprob, best))
 
     def append_token(self, token: int, logprob: float | None, best: tuple[tuple[int, float], ...]) -> None:
         """Take the next token."""

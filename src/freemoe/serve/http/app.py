@@ -9,6 +9,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from prometheus_client import generate_latest
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -16,6 +17,7 @@ from starlette.responses import JSONResponse, Response
 from freemoe.core.errors import FreeMoEError
 from freemoe.core.neutral import one_line
 from freemoe.core.version import __version__
+from freemoe.recipes.expert_names import PREFIX
 from freemoe.serve.catalogue import LoadedExperts
 from freemoe.serve.engine.engine import InferenceEngine
 from freemoe.serve.http.completing import CompletionService
@@ -75,7 +77,7 @@ def make_paths(
 
     def model_entry(name: str) -> dict[str, Any]:
         found = {"id": name, "object": "model", "created": began, "owned_by": "freemoe"}
-        return found | ({"rejected": True} if preparing.is_rejected(name) else {})
+        return found | ({"rejected": True} if name.removeprefix(PREFIX) in experts.rejected_experts else {})
 
     async def models() -> Any:
         return {"object": "list", "data": [model_entry(name) for name in preparing.served_models]}
@@ -95,7 +97,7 @@ def make_paths(
         return RequestError(503, "The server is about to end.", SERVER, code="stopping").to_response()
 
     async def numbers() -> Response:
-        return Response(await render() if render else metrics.render_metrics(), media_type=CONTENT_TYPE)
+        return Response(await render() if render else generate_latest(metrics.registry), media_type=CONTENT_TYPE)
 
     async def start_page() -> Response:
         """The page for people."""

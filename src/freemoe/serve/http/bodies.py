@@ -71,11 +71,6 @@ class CommonBody(BaseModel):
     web_search_options: Annotated[Any, _unsupported_field()] = None
 
     @property
-    def ignored_fields(self) -> list[str]:
-        """Fields that were sent and are unknown here."""
-        return list(self.model_extra or ())
-
-    @property
     def includes_usage(self) -> bool:
         """Whether a stream ends with what was used."""
         return self.stream_options is not None and self.stream_options.include_usage

@@ -44,10 +44,11 @@ class CompletionService:
         self, request: Request, body: CompletionBody | ChatBody, prompts: list[RoutedPrompt]
     ) -> Response:
         is_chat, logprobs = isinstance(body, ChatBody), body.num_logprobs is not None
-        heading = ResponseBuilder(body.model, prompts, is_chat, self._decode, logprobs, body.ignored_fields)
+        heading = ResponseBuilder(body.model, prompts, is_chat, self._decode, logprobs, list(body.model_extra or ()))
         for prompt in prompts:
             if prompt.confidence is not None:
-                self._metrics.record_routing(prompt.expert, prompt.confidence)
+                self._metrics.routed.labels(prompt.expert).inc()
+                self._metrics.confidence.observe(prompt.confidence)
         outboxes = self._engine.submit(self._preparing.build_requests(body, prompts))
 
         def close_outboxes() -> None:

@@ -44,7 +44,7 @@ class AuthMiddleware:
         async def counted_send(message: Any) -> None:
             if message["type"] == "http.response.start":
                 path = scope["path"] if scope["path"] in self._paths else "other"
-                self._metrics.record_response(path, message["status"])
+                self._metrics.responses.labels(path, str(message["status"])).inc()
             await send(message)
 
         self._inside += 1

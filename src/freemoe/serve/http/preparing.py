@@ -41,11 +41,7 @@ class RequestPreprocessor:
     @property
     def served_models(self) -> list[str]:
         """What ``model`` can be."""
-        return model_names(self.experts.expert_names, self._has_router)
-
-    def is_rejected(self, model: str) -> bool:
-        """Whether a model is an expert that was rejected, so that it is the base."""
-        return model.removeprefix(PREFIX) in self.experts.rejected_experts
+        return model_names(self.experts.expert_names, getattr(self.engine.host, "router", None) is not None)
 
     def expert_of(self, model: str) -> str:
         """The expert, or ``auto``, that a model's name means: ``base``, ``auto``, ``base:math``, ``math``, ``base:math+code``.
@@ -61,10 +57,6 @@ class RequestPreprocessor:
             error = unknown_name("model", model, self.served_models, "Experts are combined as base:a+b.")
             raise RequestError(404, str(error), param="model", code="model_not_found")
         return str(ExpertRef(tuple(sorted(set(ref.names))), ref.operation))
-
-    @property
-    def _has_router(self) -> bool:
-        return getattr(self.engine.host, "router", None) is not None
 
     async def _run_in_pool(self, work: Callable[[], Found]) -> Found:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
