@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,15 +92,17 @@ def push_artefact(
     kind = str(manifest["kind"])
     if isinstance(card := content.get(CARD), Path):
         content[CARD] = card.read_text(encoding="utf-8").replace(HERE, repository).encode()
+    base = manifest.get("base_model_name_or_path")
+    own = kind == "converted" or found_by_others(str(base))
     sizes = {name: len(held) if isinstance(held, bytes) else held.stat().st_size for name, held in content.items()}
     found = {
         "repository": repository,
         "url": f"{hub_endpoint()}/{repository}",
         "kind": kind,
-        "base": manifest.get("base_model_name_or_path"),
+        "base": base,
         "files": sizes,
         "bytes": sum(sizes.values()),
-        "note": base_note(manifest),
+        "note": "" if own else f"its base is {base!r}, a place of this machine: others name theirs (--base, base=)",
         "commit": None,
     }
     if dry:
@@ -132,14 +133,6 @@ def push_artefact(
         except Exception as error:
             raise hub_error(f"repository {repository!r}", error, "", token) from error
     return found
-
-
-def base_note(manifest: Mapping[str, Any]) -> str:
-    """What whoever loads an artefact elsewhere has to know of its base; empty where its name suffices."""
-    base = manifest.get("base_model_name_or_path")
-    if manifest.get("kind") == "converted" or found_by_others(str(base)):
-        return ""
-    return f"its base is {base!r}, a place of this machine: others name theirs (--base, base=)"
 
 
 def _open_branch(

@@ -7,13 +7,13 @@ are off, its layer's router chooses among the others by its own rule, whatever t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from freemoe.models.hooks import replace_method
+from freemoe.models.hooks import combined_hooks, replace_method
 from freemoe.models.mask import Mask
 from freemoe.models.weights import MoERouter, WeightMatrix
 
@@ -110,10 +110,6 @@ def left_out(weights: Sequence[WeightMatrix], mask: Mask) -> list[tuple[Any, Ten
     ]
 
 
-@contextmanager
-def exclude_experts(routers: Sequence[tuple[Any, Tensor]]) -> Iterator[None]:
+def exclude_experts(routers: Sequence[tuple[Any, Tensor]]) -> AbstractContextManager[None]:
     """Inside, every router of `left_out` leaves out what it says."""
-    with ExitStack() as stack:
-        for gate, mask in routers:
-            stack.enter_context(restrict_router(gate, mask))
-        yield
+    return combined_hooks(*(restrict_router(gate, mask) for gate, mask in routers))

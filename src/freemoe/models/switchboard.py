@@ -49,11 +49,6 @@ class _ExpertBlock:
         """Let go of the values; they will be read on this device."""
         self.places, self.values, self.row = self.places.to(device), None, None
 
-    def capture_values(self, bits: Tensor) -> None:
-        """Take the values from the base, where they are not known."""
-        if self.values is None:
-            self.values = bits[0].index_select(0, self.places)
-
     def add(self, bits: Tensor, times: int) -> None:
         """Put the values back where zeros are (``times`` 1), or make zeros of them (-1)."""
         assert self.values is not None
@@ -248,7 +243,8 @@ class ExpertCache(RecentExperts[_CachedExpert]):
                 out.restore_values(bits)
                 out.drop_values(bits.device)
             if into is not None:
-                into.capture_values(bits)
+                if into.values is None:
+                    into.values = bits[0].index_select(0, into.places)
                 into.add(bits, -1)
 
         self._broken = (self.active_expert, name)

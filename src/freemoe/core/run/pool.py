@@ -110,7 +110,11 @@ class WorkerPool(ABC):
             while busy or (waiting and trouble is None):
                 if trouble is None:
                     self._fill_workers(waiting, busy)
-                for worker in self._that_answer([*busy, *self._starting], self._wait_seconds(busy)):
+                # Until somebody must be looked after who does not answer.
+                ends = [since + self.limit for _, since in busy.values()] if self.limit else []
+                ends += [time.monotonic() + EVERY] if self._starting else []
+                seconds = max(0.0, min(ends) - time.monotonic()) if ends else None
+                for worker in self._that_answer([*busy, *self._starting], seconds):
                     if worker in self._starting:
                         failed = self._finish_start(worker)
                         trouble = trouble or failed
@@ -150,12 +154,6 @@ class WorkerPool(ABC):
             worker, unit = self._idle.pop(), waiting.popleft()
             busy[worker] = unit, time.monotonic()
             worker.send(unit)
-
-    def _wait_seconds(self, busy: dict[PoolWorker, tuple[Unit, float]]) -> float | None:
-        """Seconds until somebody must be looked after who does not answer."""
-        ends = [since + self.limit for _, since in busy.values()] if self.limit else []
-        ends += [time.monotonic() + EVERY] if self._starting else []
-        return max(0.0, min(ends) - time.monotonic()) if ends else None
 
     def _finish_start(self, worker: PoolWorker) -> Exception | None:
         """Let a new worker, that answers for the first time, be idle; the trouble, where it cannot."""

@@ -70,7 +70,11 @@ class MixedBatch:
         parts = self._board.get_experts(list(dict.fromkeys(names)), self._mask_of, self._tiles_of)
         known, plans = self._known.get(tuple(names), ({}, {}))
         if known.keys() != parts.keys() or any(known[name] is not own for name, own in parts.items()):
-            plans = self._batch_masks(ExpertAssignment(names), parts)
+            assignment, plans = ExpertAssignment(names), {}
+            for name, weight in self._board.weights.items():
+                own = {expert: held[name] for expert, held in parts.items() if name in held}
+                if own:
+                    plans[name] = BatchMask.from_weight_masks(weight, assignment, own)
             # What the board forgot meanwhile is not held here either.
             self._known = {k: v for k, v in self._known.items() if self._board.holds_experts(v[0])}
             while len(self._known) >= _MOST_KNOWN:
@@ -78,25 +82,15 @@ class MixedBatch:
             self._known[tuple(names)] = parts, plans
         self._names, self._plans = tuple(names), plans
 
-    def _batch_masks(self, assignment: ExpertAssignment, parts: dict[str, Parts]) -> dict[str, BatchMask]:
-        plans = {}
-        for name, weight in self._board.weights.items():
-            own = {expert: held[name] for expert, held in parts.items() if name in held}
-            if own:
-                plans[name] = BatchMask.from_weight_masks(weight, assignment, own)
-        return plans
-
     def forward(self, name: str, base: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """What the linear of a weight gives; ``base`` is what it would give by itself."""
         plan = self._plans.get(name)
         if plan is None or not self._rules():
             return base(x)
-        return mixed_linear(plan, x, base, self._use_sparse(x), self._board.scratch)
-
-    def _use_sparse(self, x: Tensor) -> bool:
-        if self.strategy != "auto":
-            return self.strategy == "fused"
-        return x.numel() // x.shape[-1] <= row_limits(x.device).walked
+        loops = self.strategy == "fused"
+        if self.strategy == "auto":
+            loops = x.numel() // x.shape[-1] <= row_limits(x.device).walked
+        return mixed_linear(plan, x, base, loops, self._board.scratch)
 
 
 @contextmanager

@@ -33,11 +33,6 @@ class SlotMapping:
     places: Tensor = field(default_factory=lambda: torch.zeros(2, 0, dtype=torch.int64))
     longest: tuple[int, int] = (1, 1)
 
-    @property
-    def is_run(self) -> bool:
-        """Whether the slots follow each other, so that they are a view of the buffer."""
-        return self.slots == list(range(self.slots[0], self.slots[0] + len(self.slots)))
-
 
 class SlotLayer(DynamicLayer):
     """One layer's keys and values ``(S, H, room, D)``.
@@ -58,7 +53,8 @@ class SlotLayer(DynamicLayer):
 
     def _read_slots(self, buffer: Tensor, end: int) -> Tensor:
         slots = self.aim.slots
-        if self.aim.is_run:
+        # Slots that follow each other are a view of the buffer.
+        if slots == list(range(slots[0], slots[0] + len(slots))):
             return buffer[slots[0] : slots[0] + len(slots), :, :end]
         return buffer[:, :, :end].index_select(0, self.aim.places[0].to(buffer.device))
 
@@ -113,26 +109,27 @@ class SlotCache(Cache):
 
     Attributes:
         places: Where each sequence stands, by its number.
+        lengths: Tokens of each; what was written behind them is padding.
     """
 
     def __init__(self, slots: int, context: int) -> None:
         self.aim = SlotMapping(longest=(slots, context))
         super().__init__(layer_class_to_replicate=partial(SlotLayer, self.aim))  # type: ignore[arg-type]
         self.places: dict[int, int] = {}
-        self._length: dict[int, int] = {}
+        self.lengths: dict[int, int] = {}
 
     def add_sequence(self, number: int) -> None:
         """Give a sequence the next slot."""
-        self.places[number], self._length[number] = len(self.places), 0
+        self.places[number], self.lengths[number] = len(self.places), 0
 
     def remove_sequence(self, number: int) -> None:
         """Free a sequence's slot; the last one moves there."""
         gap, last = self.places.pop(number), len(self.places)
-        del self._length[number]
+        del self.lengths[number]
         moved = next((n for n, place in self.places.items() if place == last), None)
         for layer in self.layers:
             if moved is not None:
-                layer.copy_slot(last, gap, self._length[moved])  # type: ignore[union-attr]
+                layer.copy_slot(last, gap, self.lengths[moved])  # type: ignore[union-attr]
             # NaN in what is masked would spread to whoever comes next.
             layer.zero_slot(last)  # type: ignore[union-attr]
         if moved is not None:
@@ -141,11 +138,7 @@ class SlotCache(Cache):
     def map_slots(self, numbers: list[int]) -> None:
         """The next pass has these sequences, in the order of their places."""
         self.aim.slots = [self.places[n] for n in numbers]
-        self.aim.starts = [self._length[n] for n in numbers]
-
-    def advance_length(self, number: int, tokens: int) -> None:
-        """So many of the tokens of the pass are a sequence's; what was written behind them is padding."""
-        self._length[number] += tokens
+        self.aim.starts = [self.lengths[n] for n in numbers]
 
     @property
     def num_bytes(self) -> int:

@@ -112,7 +112,7 @@ class SlotRunner(ModelRunner):
         kept = self._logit_positions(rows)
         logits = self._model(**self._build_inputs(rows, kept), past_key_values=self.cache, use_cache=True).logits
         for row in rows:
-            self.cache.advance_length(row.number, len(row.tokens))
+            self.cache.lengths[row.number] += len(row.tokens)
         found = []
         for i, row in enumerate(rows):
             last = kept.index(len(row.tokens) - 1) if kept and row.wanted == "last" else len(row.tokens) - 1

@@ -102,28 +102,6 @@ def python_of_vllm(given: str | None) -> str:
     return path
 
 
-def _artefact_and_base(served: ServeTarget) -> tuple[str, str | None]:
-    """The folder that vLLM is told of, and the base that it is put on, or None for its own.
-
-    Raises:
-        RecipeError: Experts of several folders, or with a prefix, or on an artefact; or the base is a GGUF file.
-    """
-    base, sources = served.base, served.sources
-    if Path(base).is_file():
-        raise RecipeError(f"{base!r} is a file, and vLLM is given folders: convert a GGUF file to a checkpoint first.")
-    if not sources:
-        return base, None
-    if len(sources) != 1 or (Path(base) / MANIFEST).is_file():
-        raise RecipeError(
-            "--engine vllm serves the experts of one folder: freemoe serve BASE --experts DIR, or freemoe serve DIR. Serve more with "
-            "--engine freemoe."
-        )
-    [(folder, prefix)] = sources
-    if prefix:
-        raise RecipeError(f"--experts {prefix}=...: with --engine vllm experts keep their names. Leave the prefix out.")
-    return str(folder), base
-
-
 def build_launch_command(
     served: ServeTarget, python: str, key: str | None, port: int
 ) -> tuple[dict[str, Any], list[str], dict[str, str]]:
@@ -136,9 +114,24 @@ def build_launch_command(
         port: Where to listen.
 
     Raises:
-        FreeMoEError: vLLM cannot serve that.
+        FreeMoEError: vLLM cannot serve that: experts of several folders, or with a prefix, or on an artefact; a GGUF file.
     """
-    folder, base = _artefact_and_base(served)
+    folder, base, sources = served.base, None, served.sources
+    if Path(folder).is_file():
+        raise RecipeError(
+            f"{folder!r} is a file, and vLLM is given folders: convert a GGUF file to a checkpoint first."
+        )
+    if len(sources) > 1 or (sources and (Path(folder) / MANIFEST).is_file()):
+        raise RecipeError(
+            "--engine vllm serves the experts of one folder: freemoe serve BASE --experts DIR, or freemoe serve DIR. Serve more with "
+            "--engine freemoe."
+        )
+    for source, prefix in sources:
+        if prefix:
+            raise RecipeError(
+                f"--experts {prefix}=...: with --engine vllm experts keep their names. Leave the prefix out."
+            )
+        folder, base = str(source), folder
     plan: dict[str, Any] = {**served.dry_run_plan(), "models": served_names(folder)}
     length = plan["context_tokens"]
     whole = -(-length // _BLOCK) * _BLOCK

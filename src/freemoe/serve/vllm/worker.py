@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
-from vllm.model_executor.layers.linear import LinearBase
 from vllm.platforms import current_platform
 
 from freemoe.compat.vllm import around_steps
@@ -44,7 +42,7 @@ class ExpertWorker(Worker):
         from freemoe.serve.vllm.masks import ExpertMasks
 
         model = self.model_runner.get_model()
-        linears = {m.prefix: m for m in model.modules() if _is_ours(m)}
+        linears = {m.prefix: m for m in model.modules() if isinstance(getattr(m, "quant_method", None), ExpertLinear)}
         packed = self.vllm_config.quant_config.packed_modules_mapping
         masks = ExpertMasks(
             self.vllm_config.quant_config.folder,
@@ -104,10 +102,6 @@ def follow_second(state: Any, masks: Any) -> None:
         return prepare(batch, states)
 
     state.add_request, state.prepare_inputs = add_request, prepare_inputs
-
-
-def _is_ours(module: nn.Module) -> bool:
-    return isinstance(module, LinearBase) and isinstance(module.quant_method, ExpertLinear)
 
 
 def _to_fused_linear(module: Any, packed: dict[str, list[str]]) -> Any:
