@@ -95,7 +95,7 @@ def code_metric_replaced(metric: Any) -> Iterator[None]:
 
     cached = {name: sys.modules.pop(name) for name in CODE_MODULES if name in sys.modules}
     try:
-        with attribute_replaced(vars(evaluate), "load", load_metric):
+        with attribute_replaced(evaluate.__dict__, "load", load_metric):
             yield
     finally:
         for name in CODE_MODULES:

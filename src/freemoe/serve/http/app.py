@@ -99,22 +99,12 @@ def make_paths(
     async def numbers() -> Response:
         return Response(await render() if render else generate_latest(metrics.registry), media_type=CONTENT_TYPE)
 
-    async def start_page() -> Response:
-        """The page for people."""
-        html, headers = load_page()
-        return Response(html, headers=headers)
-
     app = FastAPI(
         title="freemoe",
         version=__version__,
         redoc_url=None,
         swagger_ui_oauth2_redirect_url=None,
-        exception_handlers={
-            HTTPException: unknown_path_response,
-            RequestValidationError: validation_error_response,
-            FreeMoEError: error_response,
-            Exception: error_response,
-        },
+        exception_handlers=_FAILURES,
     )
     app.state.bounds = bounds
     app.router.route_class = BoundedRoute
@@ -136,6 +126,12 @@ def make_paths(
     return app
 
 
+async def start_page() -> Response:
+    """The page for people."""
+    html, headers = load_page()
+    return Response(html, headers=headers)
+
+
 async def error_response(request: Request, error: Exception) -> Response:
     """What is said of an error."""
     return request_error_of(error).to_response()
@@ -146,3 +142,11 @@ async def unknown_path_response(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     shown = f"{request.method} {one_line(request.url.path, 80)}"
     return RequestError(error.status_code, f"{shown}: {error.detail}.", code="unknown_path").to_response()
+
+
+_FAILURES: dict[Any, Any] = {
+    HTTPException: unknown_path_response,
+    RequestValidationError: validation_error_response,
+    FreeMoEError: error_response,
+    Exception: error_response,
+}
