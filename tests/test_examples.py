@@ -6,10 +6,14 @@ import ast
 import json
 import re
 import runpy
+from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib
 import pytest
+
+import freemoe
+from freemoe.recipes import Recipe, recipe_from, set_path
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 SCRIPTS = {
@@ -34,12 +38,32 @@ def test_every_example_is_listed_and_tested() -> None:
     assert {*re.findall(r"`(\w+\.\w+)`", (EXAMPLES / "README.md").read_text(encoding="utf-8"))} == there
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_runs(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+LESS = {"build": ("data.limit", 100), "convert": ("train.steps", 2), "trim": ("training.steps", 2)}
+"""Of what takes long, as much as shows that an example runs."""
+
+
+@pytest.fixture(params=["in short", pytest.param("as it is", marks=pytest.mark.hardening)])
+def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to run in."""
     monkeypatch.chdir(tmp_path)
+
+    def shortened(run: Callable[[Recipe], Path]) -> Callable[[Recipe], Path]:
+        def running(recipe: Recipe) -> Path:
+            data = recipe.model_dump(mode="json")
+            set_path(data, *LESS[recipe.command])
+            return run(recipe_from(data))
+
+        return running
+
+    for name in LESS if request.param == "in short" else ():
+        monkeypatch.setattr(freemoe, name, shortened(getattr(freemoe, name)))
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_runs(name: str, capsys: pytest.CaptureFixture) -> None:
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     said = capsys.readouterr().out
     for words in SCRIPTS[name]:
@@ -56,8 +80,8 @@ def test_the_notebook_is_clean() -> None:
 
 
 @pytest.mark.slow
-def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("folder")
+def test_the_notebook_runs(capsys: pytest.CaptureFixture) -> None:
     matplotlib.use("agg", force=True)
     names: dict = {}
     for cell in NOTEBOOK["cells"]:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,11 +23,11 @@ from freemoe.domain_experts.pipeline import build
 from freemoe.domain_experts.rank.importance import METRICS, Metric
 from freemoe.domain_experts.route.router import LEVELS, Level
 from freemoe.models.spec import FAMILIES, ModelFamily
+from freemoe.models.weights import find_weights
 from freemoe.tomoe.pipeline import convert
 from freemoe.tomoe.structures.rivals import RIVALS
 from freemoe.tomoe.structures.structure import LayerStructure
-from tests.domain_experts.conftest import read_result, task_recipe, world  # noqa: F401
-from tests.masks import indices_of
+from tests.domain_experts.conftest import artefact, read_result, task_recipe, world  # noqa: F401
 from tests.tomoe.conftest import base, recipe  # noqa: F401
 
 
@@ -113,17 +114,12 @@ def test_a_metric_from_outside_ranks_is_written_and_read_back(world, added: None
     experts = {s["chosen"] for d in read_result(folder)["domains"] for s in d["subdomains"]}
     assert any("relative" in name for name in experts), experts
     moe = FreeMoE.from_pretrained(str(world.base), folder, device="cpu")
-    off = {name: indices_of(moe.expert_mask(name)) for name in moe.experts}
-    assert any(len(p) for where in off.values() for p in where.values())
+    ours = next(e for e in moe._experts.values() if e.kind == "band")
+    weights = find_weights(moe.model)
+    assert ours.mask(weights).count
     # Half of the way of the norms would be wanda's ranking: it is another one.
-    other = build(task_recipe(world, tmp_path / "wanda", search={**section, "metrics": ["wanda"]}))
-    theirs = FreeMoE.from_pretrained(str(world.base), other, device="cpu")
-    same = [
-        torch.equal(p, indices_of(theirs.expert_mask(name)).get(weight, torch.empty(0)))
-        for name in moe.experts
-        for weight, p in off[name].items()
-    ]
-    assert not all(same)
+    wandas = replace(ours, band=replace(ours.band, metric="wanda"))
+    assert not ours.mask(weights).is_equal(wandas.mask(weights))
 
 
 def test_a_rival_from_outside_is_measured_and_written(base, added: None, tmp_path) -> None:  # noqa: F811
@@ -136,7 +132,7 @@ def test_a_rival_from_outside_is_measured_and_written(base, added: None, tmp_pat
     assert freemoe.load(folder, device="cpu").model.config.model_type.startswith("tomoe")
 
 
-def test_a_family_and_a_router_from_outside_build_route_and_load(world, added: None, tmp_path) -> None:  # noqa: F811
+def test_a_family_and_a_router_from_outside_build_route_and_load(world, artefact, added, tmp_path):  # noqa: F811
     odd = tmp_path / "odd"
     shutil.copytree(world.base, odd)
     config = json.loads((odd / "config.json").read_text())
@@ -144,7 +140,7 @@ def test_a_family_and_a_router_from_outside_build_route_and_load(world, added: N
     recipe = task_recipe(world, tmp_path / "out", router={"level2": "by-spread"}).model_copy(update={"model": str(odd)})
     moe = FreeMoE.from_pretrained(str(odd), build(recipe), device="cpu")
     assert isinstance(moe.model, Odd)
-    plain = FreeMoE.from_pretrained(str(world.base), build(task_recipe(world, tmp_path / "plain")), device="cpu")
+    plain = FreeMoE.from_pretrained(str(world.base), artefact, device="cpu")
     for name, level in moe.router.subdomain.items():
         assert level.classes == plain.router.subdomain[name].classes
         assert not torch.equal(level.weight, plain.router.subdomain[name].weight)

@@ -8,42 +8,18 @@ import torch
 from torch import Tensor
 
 from freemoe import systems
-from freemoe.domain_experts.expert import band_expert, switch_expert
 from freemoe.domain_experts.hosting.several import STRATEGIES
-from freemoe.domain_experts.mixture import FreeMoE
-from freemoe.domain_experts.rank.bands import Band, BandRankings
 from freemoe.hookmoe.pipeline import trim
 from freemoe.models.sublayers import CONVERTIBLE
-from freemoe.models.weights import find_weights
 from freemoe.recipes import recipe_from
 from freemoe.tomoe.pipeline import convert
 from tests.accelerator.test_pipelines import convert_recipe, trim_recipe
-from tests.accelerator.worlds import each_family
-from tests.masks import mask_of
+from tests.accelerator.worlds import each_family, mixture
 from tests.serve.conftest import alone, ask, engine_on, read
 from tests.tiny import MIXTURES, save_base_and_text, tiny_model, tiny_tokenizer
 
 NAMES = ["few", "low", "base", "low+few"]
 PROMPTS = ["one two", "a longer prompt than that", "x", "the last of them"]
-
-
-def mixture(case: str, device: str) -> FreeMoE:
-    """A model with an expert of switches and one of a band, made on the device."""
-    model = tiny_model(case).to(device)
-    weights = find_weights(model)
-    few = {w.name: torch.arange(0, w.size, 40, device=device) for w in weights if not w.is_fused}
-    # Of a mixture's experts no rows can be given to single sequences.
-    low = Band("magnitude", 0.0, 0.3)
-    dense = [w for w in weights if not w.is_fused]
-    return FreeMoE(
-        model,
-        [
-            switch_expert("few", mask_of(few, weights)),
-            band_expert("low", low, BandRankings(dense, None).band_ends(low), {}, dense),
-        ],
-        None,
-        tiny_tokenizer(),
-    )
 
 
 @each_family("llama", "qwen3_moe")

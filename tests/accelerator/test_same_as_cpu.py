@@ -12,8 +12,6 @@ import torch
 from torch import Tensor
 
 from benchmarks.speed.shapes import random_model
-from freemoe.domain_experts.expert import band_expert, switch_expert
-from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.rank.bands import Band, BandRankings
 from freemoe.hookmoe.adapter import Trimmed
 from freemoe.hookmoe.hooks.hook import new_hooks
@@ -27,9 +25,9 @@ from freemoe.models.mask import Mask
 from freemoe.models.weights import find_weights
 from freemoe.tomoe.export import build_converted_model
 from freemoe.tomoe.structures.masked import apply_structure
-from tests.accelerator.worlds import WORKS, World, each_family, numbers
+from tests.accelerator.worlds import WORKS, World, each_family, mixture, numbers
 from tests.kernels.triton_cases import CASES, CLOSE, COMPILED, DTYPES, moved
-from tests.tiny import tiny_model, tiny_tokenizer
+from tests.tiny import tiny_model
 from tests.tomoe.random_structures import random_structure
 
 NEAR = {"rtol": 1e-3, "atol": 1e-3}
@@ -188,16 +186,8 @@ def test_triton_kernels_run_on_the_second_device(case: str, accelerator: str) ->
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_mixed_batch_is_each_sequence_alone(dtype: torch.dtype, accelerator: str) -> None:
-    model = tiny_model("llama").to(accelerator, dtype)
-    weights = find_weights(model)
-    low = Band("magnitude", 0.0, 0.3)
-    few = Mask.of_indices({w.name: torch.arange(0, w.size, 40) for w in weights}, weights)
-    moe = FreeMoE(
-        model,
-        [switch_expert("few", few), band_expert("low", low, BandRankings(weights, None).band_ends(low), {}, weights)],
-        None,
-        tiny_tokenizer(),
-    )
+    moe = mixture("llama", accelerator, dtype)
+    weights = find_weights(moe.model)
     rows = torch.randint(3, 200, (6, 5), generator=torch.Generator().manual_seed(0)).to(accelerator)
     names = ["few", "low", "base", "low+few", "low", "few"]
     for size in (1, 5):

@@ -6,7 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+import torch
 
+from freemoe.domain_experts.expert import band_expert, switch_expert
+from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.purify.batches import answer_batches, gold_rows
 from freemoe.domain_experts.purify.greedy import PurifyTask, greedy_purify
 from freemoe.domain_experts.purify.learned import learn_switches
@@ -21,6 +24,7 @@ from freemoe.evals.tasks.task import TaskGrader
 from freemoe.models.switchboard import ExpertCache
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
+from tests.masks import mask_of
 from tests.tiny import CASES, tiny_model, tiny_tokenizer
 
 
@@ -111,3 +115,18 @@ def numbers(value: Any) -> Iterator[float]:
 
 
 WORKS = [score, bands, board, greedy, learned]
+
+
+def mixture(case: str, device: str, dtype: torch.dtype = torch.float32) -> FreeMoE:
+    """A model with an expert of switches and one of a band, made on the device."""
+    model = tiny_model(case).to(device, dtype)
+    weights = find_weights(model)
+    # Of a mixture's experts no rows can be given to single sequences.
+    dense = [w for w in weights if not w.is_fused]
+    few = mask_of({w.name: torch.arange(0, w.size, 40, device=device) for w in dense}, weights)
+    low = Band("magnitude", 0.0, 0.3)
+    experts = [
+        switch_expert("few", few),
+        band_expert("low", low, BandRankings(dense, None).band_ends(low), {}, dense),
+    ]
+    return FreeMoE(model, experts, None, tiny_tokenizer())

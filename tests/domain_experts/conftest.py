@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from freemoe.core.run.progress import CollectingProgress
+from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.pipeline import build
 from freemoe.recipes import recipe_from
 from tests.tiny import tiny_model, tiny_tokenizer
@@ -93,6 +96,23 @@ def read_result(folder: Path) -> dict:
     return json.loads((folder / "result.json").read_text())
 
 
+class Told(CollectingProgress):
+    """Progress that remembers what was said, and of how many steps every stage took how many."""
+
+    def __init__(self):
+        super().__init__()
+        self.stages = {}
+
+    @contextmanager
+    def stage(self, name, total):
+        self.stages[name] = [0, total]
+
+        def advance(steps):
+            self.stages[name][0] += steps
+
+        yield advance
+
+
 @pytest.fixture(scope="session")
 def world(tmp_path_factory):
     """Paths of a base, of its files of tasks and text, and the base's model and tokenizer."""
@@ -116,6 +136,12 @@ def world(tmp_path_factory):
 def artefact(world, tmp_path_factory):
     """A finished build of two domains of tasks."""
     return build(task_recipe(world, tmp_path_factory.mktemp("tasks") / "out"))
+
+
+@pytest.fixture
+def moe(world, artefact):
+    """That build's experts, on a base of their own."""
+    return FreeMoE.from_pretrained(str(world.base), artefact, device="cpu")
 
 
 @pytest.fixture(scope="session")

@@ -1,29 +1,28 @@
-"""Builds by several processes: the same bytes as by one, and nothing lost when they are killed."""
+"""Builds by several workers: the same bytes as by one, and nothing lost when they are killed."""
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 
 import pytest
 
 from freemoe.core.errors import NumericError
 from freemoe.core.run.journal import RunJournal
+from freemoe.distributed import executors, ray_pool
 from freemoe.domain_experts import pipeline as build_file
 from freemoe.domain_experts.ahead import ParallelBuildStages
 from freemoe.domain_experts.cost.dry_run import plan_build
 from freemoe.domain_experts.pipeline import build, work_ahead
 from freemoe.evals.engine.evaluator import Evaluator
 from freemoe.recipes import dump
-from tests.core.run.away import SerialExecutor
+from tests.core.run.away import SerialAway, SerialExecutor
 from tests.distributed.test_pools import needs_ray
-from tests.domain_experts.conftest import task_recipe
+from tests.domain_experts.conftest import Told, task_recipe
 from tests.domain_experts.test_build_resume import same
 
 # Three subdomains of two domains.
@@ -44,52 +43,42 @@ def alone(world, tmp_path_factory):
     return build(recipe(world, tmp_path_factory.mktemp("alone")))
 
 
-class Told:
-    """Progress that remembers how full every bar became."""
-
-    def __init__(self):
-        self.bars = {}
-
-    @contextmanager
-    def stage(self, name, total):
-        self.bars[name] = [0, total]
-
-        def advance(steps):
-            self.bars[name][0] += steps
-
-        yield advance
-
-    def say(self, line):
-        pass
+@pytest.fixture
+def here(monkeypatch):
+    """Workers that are this very process: no time to start them. Those on Ray do not see the run's folder."""
+    monkeypatch.setattr(executors, "ProcessPool", lambda *asked: SerialExecutor())
+    monkeypatch.setattr(ray_pool, "RayPool", SerialAway)
+    build_file._prepared_once.cache_clear()
+    yield
+    build_file._prepared_once.cache_clear()
 
 
-@pytest.mark.slow
-def test_two_processes_write_what_one_writes(world, alone, tmp_path, monkeypatch):
-    scored = []
-    score = Evaluator.score
-    monkeypatch.setattr(Evaluator, "score", lambda *given: scored.append(1) or score(*given))
-    told = Told()
-    folder = build(recipe(world, tmp_path, workers=2), progress=told)
+@pytest.mark.parametrize("place", ["local", pytest.param("ray", marks=needs_ray)])
+def test_two_workers_write_what_one_process_writes(world, alone, tmp_path, monkeypatch, here, place):
+    elsewhere, scored, told = [], [], Told()
+    score, work = Evaluator.score, build_file.work_ahead
+
+    def working(*given, **more):
+        elsewhere.append(1)
+        work(*given, **more)
+        elsewhere.pop()
+
+    monkeypatch.setattr(build_file, "work_ahead", working)
+    monkeypatch.setattr(Evaluator, "score", lambda *given: scored.append(bool(elsewhere)) or score(*given))
+    folder = build(recipe(world, tmp_path, place=place, workers=2), progress=told)
     first, second = same(folder, alone)
     assert first["cost"]["units_done"] == second["cost"]["units_done"]
     assert first["cost"]["units_reused"] == second["cost"]["units_reused"]
-    # All of it was done by others, and every bar is full.
-    assert not scored
-    assert all(done == total for done, total in told.bars.values())
-    assert {"signed purification", "search", "report"} <= set(told.bars)
-
-
-@needs_ray
-@pytest.mark.slow
-def test_actors_on_ray_that_do_not_see_the_folder_write_what_one_process_writes(world, alone, tmp_path):
-    folder = build(recipe(world, tmp_path, place="ray", workers=2))
-    first, second = same(folder, alone)
-    assert first["cost"]["units_done"] == second["cost"]["units_done"]
+    # All of it was done by workers, and every bar is full.
+    assert scored
+    assert all(scored)
+    assert all(done == total for done, total in told.stages.values())
+    assert {"signed purification", "search", "report"} <= set(told.stages)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("killed", ["the first process", "a worker"])
-def test_killed_while_workers_run(world, alone, tmp_path, killed):
+def test_killed_while_workers_run(world, alone, tmp_path):
+    """A worker first, and then the first process, while another worker takes the place of the one that is gone."""
     (tmp_path / "recipe.yaml").write_text(dump(recipe(world, tmp_path, workers=2)))
     script = tmp_path / "run.py"
     script.write_text(_BUILD)
@@ -100,18 +89,17 @@ def test_killed_while_workers_run(world, alone, tmp_path, killed):
         # The search has begun.
         assert _soon(lambda: any(b"score|" in text for text in _texts(parts)) or run.poll() is not None)
         assert run.poll() is None, log.read_text()[-2000:]
-        workers = {int(p.stem.rpartition("-")[2]) for p in parts.iterdir()}
-        os.kill(run.pid if killed == "the first process" else max(workers), signal.SIGKILL)
-        code = run.wait(300)
+        workers = _workers(parts)
+        os.kill(max(workers), signal.SIGKILL)
+        assert _soon(lambda: _workers(parts) - workers or run.poll() is not None)
     finally:
         run.kill()
-        run.wait()
-    if killed == "a worker":
-        # Another one takes its place, and nobody notices.
-        assert code == 0, log.read_text()[-2000:]
+        code = run.wait()
+    if code == 0:
+        # The other one had finished all that was left.
         same(tmp_path / "out", alone)
         return
-    assert code == -signal.SIGKILL
+    assert code == -signal.SIGKILL, log.read_text()[-2000:]
     assert not (tmp_path / "out").exists()
     kept = sum(text.count(b"\n") for text in _texts(parts))
     kept += len(RunJournal(tmp_path / "out.partial" / "journal.jsonl")._values)
@@ -129,6 +117,11 @@ from freemoe.recipes import load_recipe
 if __name__ == "__main__":
     build(load_recipe(sys.argv[1]))
 """
+
+
+def _workers(folder):
+    """The processes that have left parts of the run."""
+    return {int(path.stem.rpartition("-")[2]) for path in folder.glob("*.jsonl")}
 
 
 def _texts(folder):
@@ -149,21 +142,13 @@ def _soon(asked):
     return asked()
 
 
-@pytest.fixture
-def here(monkeypatch):
-    """Workers that are this very process: no time to start them."""
-    monkeypatch.setattr(
-        build_file, "ParallelBuildStages", functools.partial(ParallelBuildStages, executor=SerialExecutor())
-    )
-    build_file._prepared_once.cache_clear()
-    yield
-    build_file._prepared_once.cache_clear()
-
-
 def test_units_are_fitted_ahead_too(world, tmp_path, here):
     changes = {
-        "units": {"unit": "neuron", "off": [0.25], "steps": 4, "every": 2, "multiple": 1},
+        "domains": {"law": [str(world.law)]},
+        "subdomains": {"count": 2, "min_size": 4},
+        "units": {"unit": "neuron", "off": [0.25], "steps": 2, "every": 1, "multiple": 1},
         "search": {"select": "argmax"},
+        "evidence": {"controls": 0, "oracle": False},
     }
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
@@ -171,7 +156,8 @@ def test_units_are_fitted_ahead_too(world, tmp_path, here):
     told = Told()
     two = build(recipe(world, tmp_path / "two", workers=2, **changes), progress=told)
     assert (one / "experts.safetensors").read_bytes() == (two / "experts.safetensors").read_bytes()
-    assert told.bars["structured purification"][0] == told.bars["structured purification"][1]
+    done, total = told.stages["structured purification"]
+    assert done == total
 
 
 def stopped(world, folder, monkeypatch, name):

@@ -8,32 +8,22 @@ import torch
 from transformers import TextIteratorStreamer
 
 from freemoe.core.errors import DataError
-from freemoe.domain_experts.expert import switch_expert
 from freemoe.domain_experts.hosting.batches import left_padded, merge_generated
 from freemoe.domain_experts.mixture import FreeMoE
-from freemoe.models.weights import find_weights
-from tests.domain_experts.test_mixture import PROMPTS
-from tests.masks import mask_of
-from tests.tiny import tiny_model, tiny_tokenizer
+from tests.domain_experts.test_mixed_batches import mixture
+from tests.domain_experts.test_mixture import PROMPTS, ids_of
+from tests.tiny import tiny_model
 
 NAMES = ["law/0", "base", "sums/all", "law/0"]
 GREEDY = {"max_new_tokens": 5, "do_sample": False}
 
 
-@pytest.fixture
-def moe(world, artefact):
-    return FreeMoE.from_pretrained(str(world.base), artefact, device="cpu")
+def padded(side):
+    return ids_of(*PROMPTS, side=side)
 
 
 def rows_of(tokenizer):
     return [tokenizer(text, return_tensors="pt")["input_ids"] for text in PROMPTS]
-
-
-def padded(side):
-    tokenizer = tiny_tokenizer()
-    tokenizer.padding_side = side
-    found = tokenizer(PROMPTS, return_tensors="pt", padding=True)
-    return found["input_ids"], found["attention_mask"]
 
 
 @pytest.mark.parametrize("names", [NAMES, "law/1", "base", "auto"], ids=str)
@@ -49,26 +39,14 @@ def test_any_padding_equals_one_by_one(moe, side, names):
         assert torch.equal(out[i, ids.shape[1] : ids.shape[1] + len(alone)], alone)
 
 
-def learned_positions(experts=2):
-    """A model whose embeddings know positions: the one that padding at the left leads astray."""
-    model = tiny_model("gpt2")
-    weights = find_weights(model)
-    found = [
-        switch_expert(f"d/{i}", mask_of({w.name: torch.arange(i, w.size, 9) for w in weights}, weights))
-        for i in range(experts)
-    ]
-    return FreeMoE(model, found, None, tiny_tokenizer())
-
-
-@pytest.mark.parametrize("names", ["d/0", "base", ["d/0", "d/1", "base", "d/1"]], ids=str)
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_positions_are_counted_from_the_first_token(side, names):
-    moe = learned_positions()
+def test_positions_are_counted_from_the_first_token(side):
+    """By a model whose embeddings know positions; of several experts test_mixed_batches.py shows it."""
+    moe = mixture("gpt2")
     ids, mask = padded(side)
-    logits = moe(ids, attention_mask=mask, expert=names).logits
+    logits = moe(ids, attention_mask=mask, expert="d/0").logits
     for i, row in enumerate(rows_of(moe.tokenizer)):
-        name = names[i] if isinstance(names, list) else names
-        torch.testing.assert_close(logits[i][mask[i].bool()], moe(row, expert=name).logits[0], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(logits[i][mask[i].bool()], moe(row, expert="d/0").logits[0], rtol=1e-4, atol=1e-5)
     # What is given is kept, as everywhere in transformers.
     given = torch.zeros_like(ids)
     kept = moe(ids, attention_mask=mask, position_ids=given, expert="base").logits

@@ -8,8 +8,9 @@ import torch
 from safetensors.torch import load_file
 
 from freemoe.core.artifacts import MANIFEST, read_manifest
-from freemoe.core.errors import ArtifactError, DataError, FamilyError, FreeMoEError
+from freemoe.core.errors import ArtifactError, FreeMoEError
 from freemoe.core.run.folder import interrupted_message
+from freemoe.core.run.progress import CollectingProgress
 from freemoe.domain_experts.expert import DomainExpert
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.pipeline import build
@@ -21,7 +22,7 @@ from freemoe.models.checkpoints.fingerprint import fingerprint_model
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
 from freemoe.recipes import load_recipe
-from tests.domain_experts.conftest import choice_rows, read_result, task_recipe, text_recipe, write_jsonl
+from tests.domain_experts.conftest import read_result, task_recipe, text_recipe, write_jsonl
 from tests.tiny import tiny_model
 
 
@@ -58,7 +59,7 @@ def test_the_result_is_what_the_experts_do(world, artefact):
     experts = {e["name"]: DomainExpert.from_parts(e, tensors) for e in read_manifest(artefact)["experts"]}
     for domain, spec in zip(result["domains"], (world.law, world.sums), strict=True):
         data, documents = reported(world, domain["name"], spec)
-        evaluator = Evaluator(Scorer(model, world.tokenizer), {data.reference.documents[0].task: _task(data)})
+        evaluator = Evaluator(Scorer(model, world.tokenizer), data.graders)
         assert [d["key"] for d in domain["documents"]] == [d.key for d in documents]
         for row, document in zip(domain["documents"], documents, strict=True):
             assert row["base"] == evaluator.score([document])[0].value
@@ -71,19 +72,6 @@ def test_the_result_is_what_the_experts_do(world, artefact):
             else:
                 with switched_off(weights, experts[row["routed_to"]].mask(weights)):
                     assert row["routed"] == evaluator.score([document])[0].value
-
-
-def _task(data):
-    from freemoe.evals.tasks.user_tasks import UserTask
-
-    (document, *_) = data.reference.documents
-
-    class Grader:
-        metric = "acc"
-        grade = UserTask.grade
-
-    assert document.kind in ("choice", "target")
-    return Grader()
 
 
 def test_rows_are_means_over_documents(artefact):
@@ -162,15 +150,6 @@ def test_text(world, text_artefact):
     assert sub["off"] == expert.mask(weights).count
 
 
-def test_the_same_recipe_gives_the_same_bytes(world, artefact, tmp_path):
-    again = build(task_recipe(world, tmp_path / "again"))
-    for file in ("experts.safetensors", "router.safetensors"):
-        assert (again / file).read_bytes() == (artefact / file).read_bytes()
-    a, b = read_result(again), read_result(artefact)
-    assert a["domains"] == b["domains"]
-    assert a["cost"]["units_reused"] == 0
-
-
 def test_guarded_noise_gets_the_base(world, tmp_path):
     recipe = task_recipe(
         world,
@@ -199,78 +178,36 @@ def test_a_finished_artefact_is_not_touched(world, artefact):
     assert before == {p.name: p.read_bytes() for p in artefact.iterdir() if p.is_file()}
 
 
-def _mixed(world, folder):
-    return task_recipe(world, folder / "out", domains={"d": [str(world.law), f"text:{world.text}"]})
+LONG = [{"prompt": f"p{i}", "target": "x" * 300} for i in range(20)]
+LONG_PROMPTS = [{"prompt": f"p{i}" * 100, "target": "x"} for i in range(20)]
+BAD = {
+    "text beside tasks": (
+        lambda w, rows: {"domains": {"d": [str(w.law), f"text:{w.text}"]}},
+        "mixes plain text with tasks",
+    ),
+    "layers": (lambda w, rows: {"bands": {"layers": [0, 9]}}, r"\[0, 9\)"),
+    "answers": (lambda w, rows: rows(LONG), "300 tokens, more than the model's context of 256"),
+    "prompts": (lambda w, rows: {**rows(LONG_PROMPTS), "data": {"overflow": "error"}}, "--overflow truncate"),
+    "no base": (lambda w, rows: {"model": str(w.root)}, "tokenizer|config.json"),
+    "no file": (lambda w, rows: {"domains": {"d": ["./nowhere.jsonl"]}}, "nowhere"),
+}
 
 
-def _few(world, folder):
-    few = write_jsonl(folder / "few.jsonl", choice_rows(6))
-    return task_recipe(world, folder / "out", domains={"d": [str(few)]}, subdomains={"count": 9})
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_leaves_no_artefact(world, tmp_path, case):
+    def rows(made):
+        return {"domains": {"d": [str(write_jsonl(tmp_path / "rows.jsonl", made))]}}
 
-
-def _too_few_to_guard(world, folder):
-    few = write_jsonl(folder / "few.jsonl", choice_rows(2))
-    return task_recipe(world, folder / "out", domains={"d": [str(few)]}, subdomains={"by": "none"})
-
-
-def _layers(world, folder):
-    return task_recipe(world, folder / "out", bands={"layers": [0, 9]})
-
-
-def _long(world, folder):
-    rows = [{"prompt": f"p{i}", "target": "x" * 300} for i in range(20)]
-    return task_recipe(world, folder / "out", domains={"d": [str(write_jsonl(folder / "long.jsonl", rows))]})
-
-
-def _strict(world, folder):
-    rows = [{"prompt": f"p{i}" * 100, "target": "x"} for i in range(20)]
-    return task_recipe(
-        world, folder / "out", domains={"d": [str(write_jsonl(folder / "p.jsonl", rows))]}, data={"overflow": "error"}
-    )
-
-
-def _no_model(world, folder):
-    return task_recipe(world, folder / "out", model=str(folder))
-
-
-def _no_file(world, folder):
-    return task_recipe(world, folder / "out", domains={"d": ["./nowhere.jsonl"]})
-
-
-@pytest.mark.parametrize(
-    ("recipe", "error", "message"),
-    [
-        (_mixed, DataError, "mixes plain text with tasks"),
-        (_few, DataError, "3 reference documents, fewer than the 9 clusters"),
-        (_too_few_to_guard, DataError, "too few to give gradients"),
-        (_layers, FamilyError, r"\[0, 9\)"),
-        (_long, DataError, "300 tokens, more than the model's context of 256"),
-        (_strict, DataError, "--overflow truncate"),
-        (_no_model, FreeMoEError, "tokenizer|config.json"),
-        (_no_file, DataError, "nowhere"),
-    ],
-)
-def test_bad_input_leaves_no_artefact(world, tmp_path, recipe, error, message):
-    with pytest.raises(error, match=message):
-        build(recipe(world, tmp_path))
+    changes, message = BAD[case]
+    with pytest.raises(FreeMoEError, match=message):
+        build(task_recipe(world, tmp_path / "out", **changes(world, rows)))
     assert not (tmp_path / "out").exists()
     assert not list(tmp_path.rglob(MANIFEST))
 
 
 def test_a_prompt_that_is_cut_is_said(world, tmp_path):
     rows = [{"prompt": f"{i} " + "long " * 60, "target": "x"} for i in range(24)]
-    lines = []
-
-    class Told:
-        from contextlib import contextmanager
-
-        @contextmanager
-        def stage(self, name, total):
-            yield lambda steps: None
-
-        def say(self, line):
-            lines.append(line)
-
+    told = CollectingProgress()
     folder = build(
         task_recipe(
             world,
@@ -280,10 +217,10 @@ def test_a_prompt_that_is_cut_is_said(world, tmp_path):
             subdomains={"by": "none"},
             evidence={"controls": 0, "oracle": False},
         ),
-        progress=Told(),
+        progress=told,
     )
-    assert any("12 prompts of p are longer than the context of 256" in line for line in lines)
-    assert any("power: d, magnitude" in line and "(12 documents test it" in line for line in lines)
+    assert any("12 prompts of p are longer than the context of 256" in line for line in told.lines)
+    assert any("power: d, magnitude" in line and "(12 documents test it" in line for line in told.lines)
     assert set(read_result(folder)["domains"][0]["rows"]) == {"base", "expert", "routed"}
 
 

@@ -2,12 +2,13 @@
 
 import json
 
+import pytest
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM
 
 from freemoe import FreeMoE, build, load_recipe
-from tests.domain_experts.conftest import task_recipe
+from tests.domain_experts.conftest import read_result, task_recipe
 from tests.domain_experts.test_mixture import bits, unchanged
 
 
@@ -43,6 +44,10 @@ def test_a_loaded_model_gives_the_same_artefact_and_stays_what_it_is(world, arte
     assert [dict(m._forward_hooks) | dict(m._forward_pre_hooks) for m in model.modules()] == hooks
     for name in ("experts.safetensors", "router.safetensors"):
         assert (folder / name).read_bytes() == (artefact / name).read_bytes()
+    # But for the places of their files, which notes name.
+    ours, theirs = ([{**d, "notes": ()} for d in read_result(f)["domains"]] for f in (folder, artefact))
+    assert ours == theirs
+    assert read_result(folder)["cost"]["units_reused"] == 0
     moe = FreeMoE.from_pretrained(model, folder, tokenizer=world.tokenizer)
     assert moe.experts == FreeMoE.from_pretrained(world.model, artefact).experts
     # The recipe alone repeats it: the rows stand in a file, and the model has a name.
@@ -61,12 +66,8 @@ def test_a_build_from_memory_goes_on_where_it_stopped(world, tmp_path, monkeypat
     model = AutoModelForCausalLM.from_pretrained(world.base)
     with monkeypatch.context() as patch:
         patch.setattr(module, "choose_all", stopped)
-        try:
+        with pytest.raises(KeyboardInterrupt):
             build(model=model, tokenizer=world.tokenizer, **keywords(world, tmp_path / "out"))
-        except KeyboardInterrupt:
-            pass
-        else:
-            raise AssertionError("it did not stop")
     folder = build(model=model, tokenizer=world.tokenizer, **keywords(world, tmp_path / "out"))
-    assert json.loads((folder / "result.json").read_text())["cost"]["units_reused"] > 0
+    assert read_result(folder)["cost"]["units_reused"] > 0
     assert torch.equal(next(model.parameters()), next(world.model.parameters()))

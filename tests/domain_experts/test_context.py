@@ -1,13 +1,10 @@
 """The workbench: documents become batches, scores become journalled units, and the model stays the base."""
 
 import json
-from functools import partial
 
 import pytest
-import torch
 
 from freemoe.core.errors import DataError
-from freemoe.core.run.folder import RunFolder
 from freemoe.domain_experts.context import _as_row, _score_from_row, prepare_context
 from freemoe.domain_experts.pipeline import build
 from freemoe.domain_experts.purify.batches import mean_loss
@@ -16,7 +13,6 @@ from freemoe.evals.engine.evaluator import DocumentScore
 from freemoe.evals.tasks.documents import FrozenChoice
 from freemoe.models.mask import Mask
 from tests.domain_experts.conftest import choice_rows, task_recipe, text_recipe, write_jsonl
-from tests.masks import mask_of
 
 
 @pytest.fixture(scope="module")
@@ -48,34 +44,6 @@ def test_batches_of_text(world, tmp_path):
     )
 
 
-def not_called():
-    raise AssertionError("The journal has it.")
-
-
-def test_scores_are_journalled_and_the_base_comes_back(context, tmp_path):
-    documents = context.domains["law"].reference.documents[:6]
-    weight = context.weights[5]
-    before = {k: v.clone() for k, v in context.model.state_dict().items()}
-    off = partial(mask_of, {weight.name: torch.arange(weight.size)}, [weight])
-    plain, without = (
-        context.score_documents("law", "base", Mask, documents),
-        context.score_documents("law", "off", off, documents),
-    )
-    assert plain != without
-    assert all(torch.equal(v, before[k]) for k, v in context.model.state_dict().items())
-    context.run = RunFolder(tmp_path / "out", {"a": 1})
-    assert context.score_documents("law", "off", off, documents) == without
-    assert context.run.journal.done == 1
-    # From the journal now: a unit is known by its name and its documents, and no mask is made.
-    assert context.score_documents("law", "off", not_called, documents) == without
-    assert context.run.journal.reused == 1
-    for a, b in zip(context.score_documents("law", "off", off, documents[:3]), without, strict=False):
-        assert a[:3] == pytest.approx(b[:3], abs=1e-4)
-    again = RunFolder(tmp_path / "out", {"a": 1})
-    assert len(again.journal._values) == 2
-    context.run = None
-
-
 def test_other_figures_of_an_answer_come_back_from_the_journal():
     for score in (DocumentScore(0.5, -3.0, 4, (("pass@10", 1.0), ("pass@100", 0.25))), DocumentScore(1.0, -2.0, 3)):
         assert _score_from_row(json.loads(json.dumps(_as_row(score)))) == score
@@ -86,23 +54,6 @@ def test_reported_scores_have_a_type_of_their_own(context):
     documents = context.domains["law"].reported.open(FrozenChoice("x"))[:2]
     assert isinstance(context.reported_scores("law", "u", Mask, documents), ReportedScores)
     assert not isinstance(context.score_documents("law", "u", Mask, documents), ReportedScores)
-
-
-def test_domains_do_not_report_on_each_others_reference(world, tmp_path):
-    rows = choice_rows(40)
-    first = write_jsonl(tmp_path / "ref.jsonl", rows[:20])
-    second = write_jsonl(tmp_path / "test.jsonl", rows[20:30])
-    third = write_jsonl(tmp_path / "other.jsonl", rows[30:])
-    domains = {"a": [f"{first}::{second}"], "b": [f"{third}::{first}"]}
-    with pytest.raises(DataError, match="'a'"):
-        prepare_context(task_recipe(world, tmp_path / "out", domains=domains))
-    some = write_jsonl(tmp_path / "some.jsonl", rows[15:20])
-    context = prepare_context(
-        task_recipe(world, tmp_path / "out", domains={"a": [f"{first}::{second}"], "b": [f"{third}::{some}"]})
-    )
-    assert len(context.domains["a"].reference) == 15
-    keys = {d.key for x in context.domains.values() for d in x.reference.documents}
-    assert not keys & {k for x in context.domains.values() for k in x.reported.content_keys()}
 
 
 def test_tasks_of_one_name_in_two_domains_keep_their_own_grader(world, tmp_path):
@@ -127,21 +78,19 @@ def test_a_base_without_tokenizer_is_refused_before_its_weights_are_read(world, 
     assert not list(tmp_path.glob("out*"))
 
 
-def test_a_missing_base_is_named(world, tmp_path):
-    with pytest.raises(DataError, match="is not a model folder"):
-        build(task_recipe(world, tmp_path / "out", model=str(tmp_path / "nowhere")))
-    assert not list(tmp_path.glob("out*"))
-
-
 def test_what_another_domain_reports_on_is_no_reference(world, tmp_path):
-    rows = choice_rows(48, seed=5)
-    a, b = write_jsonl(tmp_path / "a.jsonl", rows[:32]), write_jsonl(tmp_path / "b.jsonl", rows[32:])
-    c = write_jsonl(tmp_path / "c.jsonl", [*choice_rows(16, seed=6), *rows[:4]])
-    domains = {"one": [f"{c}::{b}"], "two": [f"{b}::{a}"]}
-    with pytest.raises(DataError, match="other domains report on all of its 16"):
-        prepare_context(task_recipe(world, tmp_path / "out", domains=domains))
-    domains = {"one": [f"{c}::{b}"], "two": [f"{write_jsonl(tmp_path / 'd.jsonl', choice_rows(9, seed=7))}::{a}"]}
-    found = prepare_context(task_recipe(world, tmp_path / "out", domains=domains)).domains
+    rows, other = choice_rows(48, seed=5), choice_rows(32, seed=6)
+    parts = {"a": rows[:32], "b": rows[32:], "c": [*other[:16], *rows[:4]], "d": other[16:]}
+    a, b, c, d = (write_jsonl(tmp_path / f"{name}.jsonl", part) for name, part in parts.items())
+
+    def prepared(one, two):
+        domains = {"one": ["::".join(map(str, one))], "two": ["::".join(map(str, two))]}
+        return prepare_context(task_recipe(world, tmp_path / "out", domains=domains)).domains
+
+    with pytest.raises(DataError, match=r"'two'.*other domains report on all of its 16"):
+        prepared((c, b), (b, a))
+    found = prepared((c, b), (d, a))
     assert len(found["one"].reference) == 16
     assert "4 reference documents dropped: another domain reports on them" in found["one"].notes
-    assert not {d.key for d in found["one"].reference.documents} & found["two"].reported.content_keys()
+    keys = {doc.key for data in found.values() for doc in data.reference.documents}
+    assert not keys & {key for data in found.values() for key in data.reported.content_keys()}

@@ -15,59 +15,43 @@ import pytest
 from freemoe.artefacts import evaluate
 from freemoe.core.artifacts import MANIFEST, read_manifest, write_manifest
 from freemoe.core.errors import ArtifactError, DataError, RecipeError
-from freemoe.core.run.progress import QuietProgress
+from freemoe.core.run.progress import CollectingProgress
 from freemoe.domain_experts.pipeline import build
 from freemoe.evals.held_out import SEEN_FILE, read_record
 from freemoe.evals.tasks.domains import load_domain
 from freemoe.recipes import recipe_from
 from freemoe.text.words import split_words
 from tests.domain_experts.conftest import task_recipe, write_jsonl
-from tests.tiny import tiny_model, tiny_tokenizer
+from tests.tiny import tiny_tokenizer
 
 SEED = 3
 
 
-class Told(QuietProgress):
-    """Keeps what is said."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.lines.append(text)
-
-
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """A base, a file of questions, a text, and an artefact that was built on both with seed 3."""
-    root = tmp_path_factory.mktemp("small")
-    tiny_model("llama").save_pretrained(root / "base")
-    tiny_tokenizer().save_pretrained(root / "base")
-    draw = random.Random(7)
+def small(world: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """Questions that are long enough to be known again, a text, and an artefact that was built on both with seed 3."""
+    root, draw = tmp_path_factory.mktemp("held-out"), random.Random(7)
     vocabulary = ["court", "judge", "claim", "treaty", "clause", "party", "appeal", "statute", "oath", "fee"]
     rows = [
         {"question": " ".join(draw.choices(vocabulary, k=5)) + f" {n}?", "choices": ["yes", "not"], "answer": n % 2}
-        for n in range(80)
+        for n in range(64)
     ]
-    lines = [" ".join(draw.choices(vocabulary, k=25)) + "." for _ in range(120)]
-    (root / "plain.txt").write_text("\n\n".join(lines))
-    world = SimpleNamespace(
-        base=root / "base", law=write_jsonl(root / "law.jsonl", rows), sums=None, text=root / "plain.txt"
-    )
+    law = write_jsonl(root / "law.jsonl", rows)
     recipe = task_recipe(
         world,
         root / "out",
         seed=SEED,
-        domains={"law": [str(world.law)], "wiki": [f"text:{world.text}"]},
+        domains={"law": [str(law)], "wiki": [f"text:{world.text}"]},
         bands={"step": 0.5, "ratio": 0.5},
         search={"metrics": ["random"], "method": "exhaustive", "select": "argmax"},
         evidence={"controls": 0, "oracle": False},
     )
-    world.artefact = build(recipe)
-    return world
+    return SimpleNamespace(base=world.base, text=world.text, law=law, artefact=build(recipe))
 
 
-def score(small: SimpleNamespace, artefact: Path | None = None, told: Told | None = None, **changes: Any) -> dict:
+def score(
+    small: SimpleNamespace, artefact: Path | None = None, told: CollectingProgress | None = None, **changes: Any
+) -> dict:
     data = {
         "command": "eval",
         "artefact": str(artefact or small.artefact),
@@ -87,22 +71,22 @@ def searched(small: SimpleNamespace, name: str, spec: str) -> list:
 
 def test_no_key_is_on_both_sides_whatever_the_seed(small: SimpleNamespace) -> None:
     known = {d.key for d in searched(small, "law", str(small.law))}
-    assert len(known) == 40
+    assert len(known) == 32
     own = score(small)["domains"][0]
-    assert own["set_aside"] == {"documents": 0, "of": 40, "by": {}}
+    assert own["set_aside"] == {"documents": 0, "of": 32, "by": {}}
     assert not known & {d["key"] for d in own["documents"]}
     dropped = []
     for seed in (0, 1, 2):
-        told = Told()
+        told = CollectingProgress()
         result = score(small, told=told, seed=seed)
         (domain,) = result["domains"]
         assert result["recipe"]["seed"] == seed
         assert not known & {d["key"] for d in domain["documents"]}
         count = domain["set_aside"]["documents"]
-        assert domain["rows"]["base"]["documents"] == len(domain["documents"]) == 40 - count
-        assert domain["set_aside"] == {"documents": count, "of": 40, "by": {"key": count}}
-        assert any(f"{count} of 40 reported documents set aside" in line for line in told.lines)
-        assert domain["notes"][-1].startswith(f"{count} of 40")
+        assert domain["rows"]["base"]["documents"] == len(domain["documents"]) == 32 - count
+        assert domain["set_aside"] == {"documents": count, "of": 32, "by": {"key": count}}
+        assert any(f"{count} of 32 reported documents set aside" in line for line in told.lines)
+        assert domain["notes"][-1].startswith(f"{count} of 32")
         dropped.append(count)
     assert min(dropped) > 5
 
@@ -165,7 +149,7 @@ def legacy(small: SimpleNamespace, folder: Path) -> Path:
 
 
 def test_an_older_artefact_is_carved_with_its_seed_and_warned_about(small: SimpleNamespace, tmp_path: Path) -> None:
-    told = Told()
+    told = CollectingProgress()
     found = score(small, legacy(small, tmp_path / "old"), told)
     assert found["seen"] == {"known": False, "seed": SEED}
     assert found["domains"] == score(small)["domains"]
@@ -183,7 +167,7 @@ def test_the_manifest_names_the_file_and_vouches_for_it(small: SimpleNamespace, 
     record = read_record(small.artefact)
     assert record is not None
     assert record.seen is not None
-    assert said["documents"] == record.seen.documents == 40 + len(searched(small, "wiki", f"text:{small.text}"))
+    assert said["documents"] == record.seen.documents == 32 + len(searched(small, "wiki", f"text:{small.text}"))
     for name, change in (
         (SEEN_FILE, lambda d: d[:-8] + bytes(8)),
         (MANIFEST, lambda d: d.replace(b'"seen"', b'"gone"')),
@@ -239,4 +223,4 @@ def test_the_hashes_say_nothing_of_documents_that_were_not_searched(small: Simpl
     assert record.seen is not None
     assert len(record.seen.keys) == len(np.unique(record.seen.keys))
     law = load_domain("law", [str(small.law)], tokenizer=tiny_tokenizer(), seed=SEED)
-    assert len(law.reported.filter_documents(lambda ds: [not r for r in record.seen.seen_reasons(ds)])) == 40  # pyright: ignore
+    assert len(law.reported.filter_documents(lambda ds: [not r for r in record.seen.seen_reasons(ds)])) == 32  # pyright: ignore

@@ -10,7 +10,6 @@ import torch
 
 from freemoe.cli.lm_eval import command_line
 from freemoe.core.errors import DataError, RecipeError, UnknownNameError
-from freemoe.domain_experts.mixture import FreeMoE
 from tests.tiny import tiny_model, tiny_tokenizer
 
 # lm-eval and its libraries warn of their own affairs.
@@ -129,11 +128,6 @@ def asked(pairs, kind="loglikelihood"):
     return [Instance(kind, {}, pair, i) for i, pair in enumerate(pairs)]
 
 
-@pytest.fixture
-def moe(world, artefact):
-    return FreeMoE.from_pretrained(str(world.base), artefact, device="cpu")
-
-
 PROMPTS = ["treaty judge claim 5?", "12+7*3=", "court appeal party 9?", "881+5*2=", "treaty judge claim 5?"]
 
 
@@ -215,9 +209,6 @@ def test_bad_arguments(world, moe):
     lm.tokenizer.bos_token = lm.tokenizer.eos_token = None
     with pytest.raises(DataError, match="neither a bos nor an eos"):
         lm.loglikelihood_rolling(asked([("some",)], "loglikelihood_rolling"))
-
-
-# ---------------------------------------------------------------------- the command
 
 
 def shell(folder, *arguments):

@@ -15,11 +15,6 @@ from tests.masks import indices_of, mask_of
 from tests.tiny import tiny_model
 
 
-@pytest.fixture
-def moe(world, artefact):
-    return FreeMoE.from_pretrained(str(world.base), artefact, device="cpu")
-
-
 @pytest.mark.parametrize("name", EXPERTS)
 def test_an_expert_equals_its_merged_checkpoint(moe, name, tmp_path):
     before = bits(moe.model)

@@ -20,6 +20,7 @@ from freemoe.models.mixed import linear
 from freemoe.models.mixed.board import MixedBoard
 from freemoe.models.mixed.cost import RowLimits
 from freemoe.models.weights import find_weights
+from tests.domain_experts.test_mixture import bits, ids_of, unchanged
 from tests.masks import mask_of
 from tests.tiny import tiny_model, tiny_tokenizer
 
@@ -42,10 +43,7 @@ def mixture(family: str = "llama", **given: Any) -> FreeMoE:
 
 
 def padded(side: str) -> tuple[torch.Tensor, torch.Tensor]:
-    tokenizer = tiny_tokenizer()
-    tokenizer.padding_side = side
-    found = tokenizer(PROMPTS, return_tensors="pt", padding=True)
-    return found["input_ids"], found["attention_mask"]
+    return ids_of(*PROMPTS, side=side)
 
 
 def each_alone(moe: FreeMoE, call: Any) -> list[torch.Tensor]:
@@ -57,7 +55,7 @@ def each_alone(moe: FreeMoE, call: Any) -> list[torch.Tensor]:
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_every_strategy_equals_one_call_per_sequence(family: str, side: str) -> None:
     moe = mixture(family)
-    before = {name: value.clone() for name, value in moe.model.state_dict().items()}
+    before = bits(moe.model)
     ids, mask = padded(side)
     logits = each_alone(moe, lambda row, name: moe(row, expert=name).logits[0])
     texts = each_alone(moe, lambda row, name: moe.generate(row, expert=name, **GREEDY)[0, row.shape[1] :])
@@ -68,7 +66,7 @@ def test_every_strategy_equals_one_call_per_sequence(family: str, side: str) -> 
         out = moe.generate(ids, attention_mask=mask, expert=NAMES, strategy=strategy, **GREEDY)
         for row, wanted in enumerate(texts):
             assert torch.equal(out[row, ids.shape[1] : ids.shape[1] + len(wanted)], wanted), strategy
-    assert all(torch.equal(value, before[name]) for name, value in moe.model.state_dict().items())
+    assert unchanged(moe.model, before)
 
 
 @pytest.mark.parametrize("strategy", ["fused", "scratch"])

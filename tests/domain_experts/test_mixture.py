@@ -1,13 +1,12 @@
 """One base, many experts: the same answers as separate checkpoints, and a base that is always the base again."""
 
 import gc
-import json
 import shutil
 
 import pytest
 import torch
 
-from freemoe.core.artifacts import MANIFEST, write_manifest
+from freemoe.core.artifacts import MANIFEST
 from freemoe.core.errors import ArtifactError, DataError, UnknownNameError
 from freemoe.domain_experts.expert import DomainExpert, switch_expert
 from freemoe.domain_experts.mixture import FreeMoE
@@ -22,11 +21,6 @@ from tests.tiny import tiny_model, tiny_tokenizer
 EXPERTS = ["law/0", "law/1", "sums/all"]
 
 
-@pytest.fixture
-def moe(world, artefact):
-    return FreeMoE.from_pretrained(str(world.base), artefact, device="cpu")
-
-
 def bits(model):
     return {k: v.detach().clone().view(torch.int32) for k, v in model.state_dict().items()}
 
@@ -35,22 +29,15 @@ def unchanged(model, before):
     return all(torch.equal(v.view(torch.int32), before[k]) for k, v in model.state_dict().items())
 
 
-def ids_of(*texts):
-    """Left-padded ids and their mask."""
+def ids_of(*texts, side="left"):
+    """Padded ids and their mask."""
     tokenizer = tiny_tokenizer()
-    tokenizer.padding_side = "left"
+    tokenizer.padding_side = side
     found = tokenizer(list(texts), return_tensors="pt", padding=True)
     return found["input_ids"], found["attention_mask"]
 
 
 PROMPTS = ["treaty judge claim 5?", "12+7*3=", "court appeal party 9?", "881+5*2="]
-
-
-def test_the_artefact_has_an_expert_of_every_kind(moe):
-    assert moe.experts == EXPERTS
-    assert {moe._experts[e].kind for e in EXPERTS} == {"band", "switch"}
-    assert all(moe.expert_mask(e) for e in EXPERTS)
-    assert moe.active == "base"
 
 
 @pytest.mark.parametrize("expert", [None, "base"])
@@ -68,23 +55,6 @@ def test_an_expert_with_nothing_off_is_the_base(world):
     ids, _ = ids_of("abc")
     for name in ("d/none", "d/empty"):
         assert torch.equal(moe(ids, expert=name).logits, world.model(ids).logits)
-
-
-@pytest.mark.parametrize("names", [["law/0", "base", "sums/all", "law/0"], ["base", "law/1", "law/1", "law/0"]])
-def test_a_mixed_batch_equals_one_by_one(moe, names):
-    before = bits(moe.model)
-    ids, mask = ids_of(*PROMPTS)
-    mixed = moe(ids, attention_mask=mask, expert=names).logits
-    generated = moe.generate(ids, attention_mask=mask, expert=names, max_new_tokens=6, do_sample=False)
-    assert unchanged(moe.model, before)
-    for i, name in enumerate(names):
-        one, one_mask = ids[i : i + 1], mask[i : i + 1]
-        alone = moe(one, attention_mask=one_mask, expert=name).logits
-        real = one_mask[0].bool()
-        torch.testing.assert_close(mixed[i][real], alone[0][real], rtol=1e-4, atol=1e-5)
-        row = moe.generate(one, attention_mask=one_mask, expert=name, max_new_tokens=6, do_sample=False)[0]
-        assert torch.equal(generated[i, : len(row)], row)
-        assert (generated[i, len(row) :] == moe.model.generation_config.pad_token_id).all()
 
 
 def test_rows_of_a_mixed_batch_may_end_early(moe):
@@ -274,50 +244,17 @@ def test_another_base_is_refused(world, artefact):
     assert FreeMoE.from_pretrained(tiny_model("llama"), artefact, tokenizer=tiny_tokenizer()).tokenizer
 
 
-@pytest.mark.parametrize("file", ["experts.safetensors", "router.safetensors", "result.json", "recipe.yaml"])
-@pytest.mark.parametrize("how", ["cut", "edited", "gone"])
-def test_a_damaged_artefact_is_refused(world, artefact, tmp_path, file, how):
-    copy = tmp_path / "copy"
-    shutil.copytree(artefact, copy)
-    FreeMoE.from_pretrained(world.model, copy)
-    data = bytearray((copy / file).read_bytes())
-    if how == "gone":
-        (copy / file).unlink()
-    else:
-        data = data[:-1] if how == "cut" else data[:-5] + bytes([data[-5] ^ 1]) + data[-4:]
-        (copy / file).write_bytes(bytes(data))
+@pytest.mark.parametrize("file", ["experts.safetensors", "router.safetensors", "result.json", MANIFEST])
+def test_a_damaged_artefact_is_refused(world, artefact, tmp_path, file):
+    """How it may be damaged, tests/core/test_artifacts.py shows."""
+    copy = shutil.copytree(artefact, tmp_path / "copy")
+    data = (copy / file).read_bytes()
+    (copy / file).write_bytes(data[:-5] + bytes([data[-5] ^ 1]) + data[-4:])
     with pytest.raises(ArtifactError, match=file):
         FreeMoE.from_pretrained(world.model, copy)
-
-
-def test_a_damaged_manifest_is_refused(world, artefact, tmp_path):
-    copy = tmp_path / "copy"
-    shutil.copytree(artefact, copy)
-    manifest = (copy / MANIFEST).read_text()
-    for broken, message in [
-        (manifest[: len(manifest) // 2], "is damaged"),
-        ("[]", "is not whole: Input should be an object"),
-        (json.dumps({**json.loads(manifest), "format": 99}), "format 99"),
-        (manifest.replace('"start": 0.', '"start": 0.1'), "edited"),
-        (manifest.replace('"threshold": 0.', '"threshold": 0.0'), "edited"),
-    ]:
-        assert broken != manifest
-        (copy / MANIFEST).write_text(broken)
-        with pytest.raises(ArtifactError, match=message):
-            FreeMoE.from_pretrained(world.model, copy)
-    write_manifest(copy, {**json.loads(manifest), "kind": "hook"})
-    with pytest.raises(ArtifactError, match="'hook', not domain experts"):
-        FreeMoE.from_pretrained(world.model, copy)
-    (copy / MANIFEST).unlink()
-    with pytest.raises(ArtifactError, match="not an artefact"):
-        FreeMoE.from_pretrained(world.model, copy)
-    with pytest.raises(ArtifactError, match="not an artefact"):
-        FreeMoE.from_pretrained(world.model, tmp_path / "nowhere")
 
 
 def test_training_flags_and_gradients_pass_through(moe):
     ids, _ = ids_of("abc")
     out = moe(ids, labels=ids, expert="law/0")
     assert out.loss.requires_grad
-    assert moe.config is moe.model.config
-    assert moe.device == torch.device("cpu")

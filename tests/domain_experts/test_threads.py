@@ -1,7 +1,6 @@
 """Threads on one base: every answer is what one thread alone gets, and the base is bit-equal afterwards."""
 
 import asyncio
-import gc
 import os
 import random
 import threading
@@ -84,7 +83,7 @@ def test_eight_threads_get_what_one_gets(moe, model):
 
     def work(seed):
         rng = random.Random(seed)
-        for number in range(200):
+        for number in range(60):
             prompt, name, which = key = rng.choice(keys)
             host = (moe, other)[which]
             kind = rng.random()
@@ -120,24 +119,6 @@ def test_eight_threads_get_what_one_gets(moe, model):
     assert unchanged(model, before)
 
 
-def test_a_second_thread_waits(moe):
-    order = []
-
-    def second():
-        with moe.expert("b"):
-            order.append("b")
-
-    with moe.expert("a"):
-        thread = threading.Thread(target=second)
-        thread.start()
-        thread.join(0.2)
-        assert thread.is_alive()
-        assert moe.active == "a"
-        order.append("a")
-    thread.join(20)
-    assert order == ["a", "b"]
-
-
 def test_or_is_refused(moe, model):
     strict = FreeMoE(model, experts_on(model), None, tiny_tokenizer(), threads="raise")
     with moe.expert("a"):
@@ -155,28 +136,6 @@ def test_or_is_refused(moe, model):
     assert in_a_thread(lambda: text(strict, PROMPTS[0], "b")) == text(moe, PROMPTS[0], "b")
     with pytest.raises(RecipeError, match=r"threads is 'block'; allowed: wait .* raise"):
         FreeMoE(model, [], threads="block")
-
-
-def test_two_hosts_of_one_base_do_not_see_each_other(moe, model):
-    before = bits(model)
-    other = FreeMoE(model, experts_on(model, "wx"), None, tiny_tokenizer())
-    wanted = {name: logits(moe, PROMPTS[0], name) for name in "ab"}
-    base = logits(moe, PROMPTS[0], "base")
-    moe.set_expert("a")
-    assert torch.equal(logits(other, PROMPTS[0], None), base)
-    other.set_expert("x")
-    assert (moe.active, other.active) == ("a", "x")
-    assert torch.equal(logits(moe, PROMPTS[0], None), wanted["a"])
-    with moe.expert("b"):
-        with other.expert("w"):
-            assert torch.equal(logits(moe, PROMPTS[0], None), wanted["b"])
-        assert torch.equal(model(torch.tensor([tiny_tokenizer()(PROMPTS[0])["input_ids"]])).logits, wanted["b"])
-    # A host that is gone leaves nothing behind, once another is used.
-    del other
-    gc.collect()
-    assert torch.equal(logits(moe, PROMPTS[0], "base"), base)
-    moe.set_expert(None)
-    assert unchanged(model, before)
 
 
 def test_blocks_that_end_out_of_order_leave_the_base(moe, model):
@@ -216,14 +175,12 @@ def test_an_expert_that_goes_while_blocks_are_open(moe, model):
     assert unchanged(model, before)
 
 
-# ------------------------------------------------------------------------------- streams
-
-
 def test_a_stream_says_the_same(moe):
     stream = moe.stream_text("court?", expert="a", max_new_tokens=12, do_sample=False)
     assert stream.expert is None
-    pieces = list(stream)
-    assert "".join(pieces) == moe.generate_text("court?", expert="a", max_new_tokens=12, do_sample=False)[0]
+    # A reader that takes its time holds nobody up.
+    assert in_a_thread(lambda: text(moe, "court?", "b"))
+    assert "".join(stream) == moe.generate_text("court?", expert="a", max_new_tokens=12, do_sample=False)[0]
     assert stream.expert == "a"
     assert next(stream, "over") == "over"
 
@@ -235,12 +192,6 @@ def slow(seconds):
             return scores
 
     return LogitsProcessorList([Slow()])
-
-
-def test_a_stalled_reader_holds_nobody_up(moe):
-    stream = moe.stream_text("court?", expert="a", max_new_tokens=10, do_sample=False)
-    assert in_a_thread(lambda: text(moe, "court?", "b"))
-    assert "".join(stream) == moe.generate_text("court?", expert="a", max_new_tokens=10, do_sample=False)[0]
 
 
 @pytest.mark.parametrize("end", ["close", "with", "collected"])
@@ -280,9 +231,6 @@ def test_a_stream_that_is_closed_before_its_turn_ends(moe):
         stream = in_a_thread(lambda: moe.stream_text("court?", expert="a", max_new_tokens=5))
         stream.close()
     assert text(moe, "court?", "b")
-
-
-# ------------------------------------------------------------------------------- tasks and processes
 
 
 def test_a_block_that_is_open_across_an_await_is_refused_to_other_tasks(moe):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.domain_experts.structured.artefacts import unit_artefact
 from tests.tiny import tiny_model, tiny_tokenizer
 
 NAN = float("nan")
+Cases = dict[str, tuple[Callable[[Any], Any], str]]
 
 
 def kinds(artefact: Path) -> dict[str, str]:
@@ -65,63 +67,36 @@ def test_the_artefacts_hold_every_kind(artefact: Path, units: Path) -> None:
     assert {*kinds(artefact), *kinds(units)} == {"band", "switch", "unit", "base"}
 
 
-EXPERTS: dict[str, tuple[Any, Any, str]] = {
+ENTRIES: Cases = {
     "an unknown kind": (
         lambda m: one(m).update(kind="bend"),
-        None,
         r"experts\.0\.kind: Input should be 'base', 'band', .*seen: 'bend'",
     ),
-    "a kind that it has no tensors of": (
-        lambda m: one(m).update(kind="switch"),
-        None,
-        "a band has a rule",
-    ),
-    "a band that is called base": (
-        lambda m: one(m).update(kind="base"),
-        None,
-        "a band has a rule",
-    ),
-    "a band without a rule": (lambda m: one(m).update(band=None), None, "a band has a rule"),
-    "a band upside down": (lambda m: one(m)["band"].update(start=0.9, end=0.1), None, "ends above its start"),
-    "a band of nothing": (lambda m: one(m)["band"].update(end=one(m)["band"]["start"]), None, "ends above its"),
-    "a band beyond the ranking": (lambda m: one(m)["band"].update(start=2.0, end=3.0), None, "equal to 1 .seen: 2"),
-    "a band of NaN": (lambda m: one(m)["band"].update(end=NAN), None, "a finite number .seen: nan"),
-    "an unknown metric": (
-        lambda m: one(m)["band"].update(metric="taste"),
-        None,
-        "ranks by 'taste', which is none of wanda",
-    ),
-    "an unknown scope": (lambda m: one(m)["band"].update(scope="world"), None, "should be 'row' or 'layer'"),
-    "an unknown entry": (lambda m: one(m)["band"].update(extra=1), None, "Extra inputs are not permitted"),
-    "no kind": (lambda m: one(m).pop("kind"), None, "kind: Field required"),
-    "no name": (lambda m: one(m).pop("name"), None, "name: Field required"),
-    "another's name": (lambda m: m["experts"][0].update(name=m["experts"][1]["name"]), None, "a name of its own"),
-    "the base's name": (lambda m: one(m).update(name="base"), None, "a name of its own"),
-    "no experts": (lambda m: m.update(experts=[]), None, "a name of its own"),
-    "no list of experts": (lambda m: m.pop("experts"), None, "a name of its own"),
-    "an expert that is a word": (lambda m: m.update(experts=["law/0"]), None, "experts.0: Input should be an object"),
-    "no tensors of one": (None, without("low"), "holds|fit|cannot be read"),
-    "tensors of nobody": (lambda m: m["experts"].pop(), None, "no expert of its manifest"),
+    "a kind that it has no tensors of": (lambda m: one(m).update(kind="switch"), "a band has a rule"),
+    "a band that is called base": (lambda m: one(m).update(kind="base"), "a band has a rule"),
+    "a band without a rule": (lambda m: one(m).update(band=None), "a band has a rule"),
+    "a band upside down": (lambda m: one(m)["band"].update(start=0.9, end=0.1), "ends above its start"),
+    "a band of nothing": (lambda m: one(m)["band"].update(end=one(m)["band"]["start"]), "ends above its"),
+    "a band beyond the ranking": (lambda m: one(m)["band"].update(start=2.0, end=3.0), "equal to 1 .seen: 2"),
+    "a band of NaN": (lambda m: one(m)["band"].update(end=NAN), "a finite number .seen: nan"),
+    "an unknown metric": (lambda m: one(m)["band"].update(metric="taste"), "ranks by 'taste', which is none of wanda"),
+    "an unknown scope": (lambda m: one(m)["band"].update(scope="world"), "should be 'row' or 'layer'"),
+    "an unknown entry": (lambda m: one(m)["band"].update(extra=1), "Extra inputs are not permitted"),
+    "no kind": (lambda m: one(m).pop("kind"), "kind: Field required"),
+    "no name": (lambda m: one(m).pop("name"), "name: Field required"),
+    "another's name": (lambda m: m["experts"][0].update(name=m["experts"][1]["name"]), "a name of its own"),
+    "the base's name": (lambda m: one(m).update(name="base"), "a name of its own"),
+    "no experts": (lambda m: m.update(experts=[]), "a name of its own"),
+    "no list of experts": (lambda m: m.pop("experts"), "a name of its own"),
+    "an expert that is a word": (lambda m: m.update(experts=["law/0"]), "experts.0: Input should be an object"),
+    "tensors of nobody": (lambda m: m["experts"].pop(), "no expert of its manifest"),
+}
+TENSORS: Cases = {
+    "no tensors of one": (without("low"), "holds|fit|cannot be read"),
     "a part that there is not": (
-        None,
         lambda t: rename(t, k := parts(t, "low")[0], k.replace("|low|", "|lo|")),
         r"tensors of lo \(",
     ),
-}
-
-
-@pytest.mark.parametrize("case", EXPERTS)
-def test_an_expert_that_is_not_what_it_says(artefact: Path, tmp_path: Path, world: Any, case: str) -> None:
-    manifest, experts, message = EXPERTS[case]
-    files = {} if experts is None else {"experts": experts}
-    copy = rewritten(artefact, tmp_path / "copy", manifest=manifest, **files)
-    with pytest.raises(ArtifactError, match=message):
-        used(world.model, copy)
-    with pytest.raises(ArtifactError):
-        used(world.model, copy, host=FreeMoE(world.model, []))
-
-
-TENSORS: dict[str, tuple[Any, str]] = {
     "NaN among the norms": (put("norm", lambda t: t * NAN), "NaN or infinity in '.*norm"),
     "infinite norms": (put("norm", lambda t: t + float("inf")), "NaN or infinity in '.*norm"),
     "negative norms": (put("norm", lambda t: -t - 1), "ends or norms .* do not fit"),
@@ -140,100 +115,81 @@ TENSORS: dict[str, tuple[Any, str]] = {
         "which the model does not have",
     ),
 }
-
-
-@pytest.mark.parametrize("case", TENSORS)
-def test_a_band_of_other_numbers(artefact: Path, tmp_path: Path, world: Any, case: str) -> None:
-    edit, message = TENSORS[case]
-    copy = rewritten(artefact, tmp_path / "copy", experts=edit)
-    with pytest.raises(ArtifactError, match=message):
-        used(world.model, copy)
-
-
-CODES: dict[str, tuple[Any, Any, str]] = {
-    "a code cut short": (put("switch", lambda t: t[:-1].contiguous()), None, "cut short or edited"),
-    "no code": (put("switch", lambda t: t[:0].contiguous()), None, "holds nothing that is off|cut short"),
-    "a code of nothing": (
-        put("switch", lambda t: torch.zeros(9, dtype=torch.uint8)),
-        None,
-        "holds nothing that is off",
-    ),
-    "a code in floats": (put("switch", lambda t: t.float()), None, r"tensors of switch \(torch\.float32\)"),
+UNITS: Cases = {
+    "an unknown unit": (lambda m: one(m, "unit").update(unit="wish"), "has units of the kind 'wish'"),
+    "no unit": (lambda m: one(m, "unit").pop("unit"), "a unit expert a kind of unit"),
+    "a unit of another kind": (lambda m: one(m, "switch").update(unit="neuron"), "a unit expert a kind of unit"),
+}
+CODES: Cases = {
+    "a code cut short": (put("switch", lambda t: t[:-1].contiguous()), "cut short or edited"),
+    "no code": (put("switch", lambda t: t[:0].contiguous()), "holds nothing that is off|cut short"),
+    "a code of nothing": (put("switch", lambda t: torch.zeros(9, dtype=torch.uint8)), "holds nothing that is off"),
+    "a code in floats": (put("switch", lambda t: t.float()), r"tensors of switch \(torch\.float32\)"),
     "lines that are gone": (
         lambda t: (without("rows")(t), without("columns")(t), without("switch")(t)),
-        None,
         "nothing that",
     ),
-    "an unknown unit": (None, lambda m: one(m, "unit").update(unit="wish"), "has units of the kind 'wish'"),
-    "no unit": (None, lambda m: one(m, "unit").pop("unit"), "a unit expert a kind of unit"),
-    "a unit of another kind": (
-        None,
-        lambda m: one(m, "switch").update(unit="neuron"),
-        "a unit expert a kind of unit",
-    ),
 }
+WRONG = [
+    pytest.param(source, file, *told, id=name)
+    for source, file, cases in (
+        ("artefact", "manifest", ENTRIES),
+        ("artefact", "experts", TENSORS),
+        ("units", "manifest", UNITS),
+        ("units", "experts", CODES),
+    )
+    for name, told in cases.items()
+]
 
 
-@pytest.mark.parametrize("case", CODES)
-def test_switches_and_units_of_other_numbers(units: Path, tmp_path: Path, case: str) -> None:
-    edit, manifest, message = CODES[case]
-    copy = rewritten(units, tmp_path / "copy", manifest=manifest, **({} if edit is None else {"experts": edit}))
+@pytest.mark.parametrize(("source", "file", "edit", "message"), WRONG)
+def test_an_expert_that_is_not_what_it_says(
+    request: pytest.FixtureRequest, tmp_path: Path, world: Any, source: str, file: str, edit: Any, message: str
+) -> None:
+    copy = rewritten(request.getfixturevalue(source), tmp_path / "copy", **{file: edit})
     with pytest.raises(ArtifactError, match=message):
-        used(tiny_model("llama"), copy)
+        used(world.model, copy)
+    with pytest.raises(ArtifactError):
+        used(world.model, copy, host=FreeMoE(world.model, []))
 
 
-ROUTERS: dict[str, tuple[Any, Any, str]] = {
-    "NaN in its weights": (None, filled("domain|weight", NAN), r"NaN or infinity in 'domain\|weight'"),
-    "NaN in its bias": (None, filled("domain|bias", NAN), "NaN or infinity"),
-    "NaN in the mean": (None, filled("mean", NAN), "NaN or infinity in 'mean'"),
-    "NaN in level 2": (None, filled("subdomain|law|weight", NAN), "NaN or infinity in 'subdomain"),
-    "a scale of zero": (None, filled("scale", 0.0), "mean and scale"),
-    "a negative scale": (None, filled("scale", -1.0), "mean and scale"),
-    "a threshold of NaN": (
-        lambda r: r.update(threshold=NAN),
-        None,
-        r"router\.threshold: Input should be a finite number",
-    ),
-    "a threshold that is a word": (lambda r: r.update(threshold="high"), None, "valid number .seen: 'high'"),
-    "a threshold above every confidence": (lambda r: r.update(threshold=1e30), None, "equal to 1.02 .seen: 1e"),
-    "a temperature of NaN": (lambda r: r.update(temperature=NAN), None, "a finite number"),
-    "a temperature of zero": (
-        lambda r: r["subdomain_temperatures"].update(law=0.0),
-        None,
-        r"subdomain_temperatures\.law",
-    ),
-    "a negative temperature": (lambda r: r.update(temperature=-1.0), None, r"router\.temperature"),
-    "another number of domains": (lambda r: r["domains"].pop(), None, "every domain has"),
-    "a domain twice": (lambda r: r.update(domains=["law", "law"]), None, "every domain has"),
-    "a domain of no subdomain": (lambda r: r["subdomains"].update(law=[]), None, r"subdomains\.law: "),
-    "a subdomain more": (lambda r: r["subdomains"]["law"].append("law/9"), None, "3 classes"),
-    "a subdomain that is no expert": (lambda r: r["subdomains"].update(law=["law/0", "x/1"]), None, "leads to 'x/1'"),
-    "another feature": (lambda r: r.update(feature="taste"), None, "seen: 'taste'"),
-    "no threshold": (lambda r: r.pop("threshold"), None, "threshold: Field required"),
-    "no tensors": (None, lambda t: [t.pop(k) for k in list(t) if "law" in k], "KeyError"),
-    "weights of another width": (
-        None,
-        lambda t: t.update({"domain|weight": t["domain|weight"][:, :9].clone()}),
-        "the shape",
-    ),
+ROUTER: Cases = {
+    "a threshold of NaN": (lambda r: r.update(threshold=NAN), r"router\.threshold: Input should be a finite number"),
+    "a threshold that is a word": (lambda r: r.update(threshold="high"), "valid number .seen: 'high'"),
+    "a threshold above every confidence": (lambda r: r.update(threshold=1e30), "equal to 1.02 .seen: 1e"),
+    "a temperature of NaN": (lambda r: r.update(temperature=NAN), "a finite number"),
+    "a temperature of zero": (lambda r: r["subdomain_temperatures"].update(law=0.0), r"subdomain_temperatures\.law"),
+    "a negative temperature": (lambda r: r.update(temperature=-1.0), r"router\.temperature"),
+    "another number of domains": (lambda r: r["domains"].pop(), "every domain has"),
+    "a domain twice": (lambda r: r.update(domains=["law", "law"]), "every domain has"),
+    "a domain of no subdomain": (lambda r: r["subdomains"].update(law=[]), r"subdomains\.law: "),
+    "a subdomain more": (lambda r: r["subdomains"]["law"].append("law/9"), "3 classes"),
+    "a subdomain that is no expert": (lambda r: r["subdomains"].update(law=["law/0", "x/1"]), "leads to 'x/1'"),
+    "another feature": (lambda r: r.update(feature="taste"), "seen: 'taste'"),
+    "no threshold": (lambda r: r.pop("threshold"), "threshold: Field required"),
+    "a list": (lambda r: r.clear(), "domains: Field required"),
+}
+ROUTER_TENSORS: Cases = {
+    "NaN in its weights": (filled("domain|weight", NAN), r"NaN or infinity in 'domain\|weight'"),
+    "NaN in its bias": (filled("domain|bias", NAN), "NaN or infinity"),
+    "NaN in the mean": (filled("mean", NAN), "NaN or infinity in 'mean'"),
+    "NaN in level 2": (filled("subdomain|law|weight", NAN), "NaN or infinity in 'subdomain"),
+    "a scale of zero": (filled("scale", 0.0), "mean and scale"),
+    "a negative scale": (filled("scale", -1.0), "mean and scale"),
+    "no tensors": (lambda t: [t.pop(k) for k in list(t) if "law" in k], "KeyError"),
+    "weights of another width": (lambda t: t.update({"domain|weight": t["domain|weight"][:, :9].clone()}), "the shape"),
     "all of another width": (
-        None,
         lambda t: t.update({k: v[..., :9].clone() for k, v in t.items() if not k.endswith("bias")}),
         "features of 9 numbers, and the base's have 32",
     ),
-    "a list": (lambda r: r.clear(), None, "domains: Field required"),
 }
 
 
-@pytest.mark.parametrize("case", ROUTERS)
+@pytest.mark.parametrize("case", [*ROUTER, *ROUTER_TENSORS])
 def test_a_router_that_cannot_decide(artefact: Path, tmp_path: Path, world: Any, case: str) -> None:
-    described, tensors, message = ROUTERS[case]
-    copy = rewritten(
-        artefact,
-        tmp_path / "copy",
-        manifest=None if described is None else lambda m: described(m["router"]),
-        **({} if tensors is None else {"router": tensors}),
-    )
+    edit, message = {**ROUTER, **ROUTER_TENSORS}[case]
+    files = {"manifest": lambda m: edit(m["router"])} if case in ROUTER else {"router": edit}
+    copy = rewritten(artefact, tmp_path / "copy", **files)
     with pytest.raises(ArtifactError, match=message):
         FreeMoE.from_pretrained(world.model, copy)
     if "the base's have 32" not in message:

@@ -4,8 +4,8 @@ import html
 
 import pytest
 
-from freemoe import results
 from freemoe.core.errors import ArtifactError, DataError, NumericError
+from freemoe.core.run.progress import CollectingProgress
 from freemoe.domain_experts.artefact import inspect_artefact, inspect_model
 from freemoe.domain_experts.context import prepare_context
 from freemoe.domain_experts.cost.dry_run import plan_build
@@ -16,12 +16,14 @@ from freemoe.domain_experts.prove.power import check_division
 from freemoe.domain_experts.purify.methods import METHODS
 from freemoe.domain_experts.recipe import PURIFICATIONS
 from freemoe.domain_experts.report import page
+from freemoe.domain_experts.result import BuildResult
 from freemoe.domain_experts.route.subdomains import divide_domain, prompt_features
 from freemoe.evals.guessing import guessing_text
 from freemoe.evals.statistics import detectable_effect, detectable_gain
 from freemoe.models.checkpoints.fingerprint import fingerprint_model
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.report.reading import gain_text, gain_words
+from freemoe.results import read_result as result_of
 from tests.domain_experts.conftest import read_result, task_recipe, text_recipe
 from tests.report.synthetic import typed_row
 
@@ -55,8 +57,6 @@ def test_weights_too_large_for_their_sums(world, tmp_path, kind):
 
 def lines_of(world, recipe):
     """What a build says, without running it to its end."""
-    from freemoe.core.run.progress import CollectingProgress
-
     said = CollectingProgress()
     context = prepare_context(recipe, said)
     feature = {n: prompt_features(context.model, [context.scorer.prompt_ids(d) for d in data.reference.documents])
@@ -125,7 +125,7 @@ def test_a_plan_refuses_text_that_fills_no_block(world, tmp_path):
 
 
 def test_a_base_that_guesses_is_said_everywhere(artefact, text_artefact):
-    found_results = [results.read_result(folder, results.BuildResult) for folder in (artefact, text_artefact)]
+    found_results = [result_of(folder, BuildResult) for folder in (artefact, text_artefact)]
     for result in found_results:
         for domain in result.domains:
             base, found = domain.rows["base"].score, domain.guessing
@@ -139,14 +139,9 @@ def test_a_base_that_guesses_is_said_everywhere(artefact, text_artefact):
             said = guessing_text(domain.name, found)
             assert (said in headlines(result)) == bool(said)
             assert said in model_card(result)
-            assert said[1:] in html.unescape(page(result))
+            if said:
+                assert said[1:] in html.unescape(page(result))
     assert guessing_text("law", found_results[0].domains[0].guessing).startswith("base: ")
-
-
-def test_a_ratio_below_a_thousandth_keeps_its_digits():
-    row = typed_row(ratio=(0.00042, 0.0004, 0.00045))
-    assert gain_text(row, "perplexity") == "x 0.00042 [0.0004, 0.00045]"
-    assert gain_words(row, True) == "× 0.00042 [0.0004, 0.00045]"
 
 
 def test_a_plan_of_text_and_of_halving(world, tmp_path):
@@ -182,11 +177,6 @@ def test_a_plan_knows_a_way_of_purification_from_elsewhere(world, tmp_path):
     assert {"greedy", "learned"} <= set(found["above_the_base_bytes"])
 
 
-def test_a_plan_finds_bad_input(world, tmp_path):
-    with pytest.raises(DataError, match="nowhere"):
-        plan_build(task_recipe(world, tmp_path / "out", domains={"d": ["./nowhere.jsonl"]}))
-
-
 def test_inspecting_an_artefact(world, artefact):
     found = inspect_artefact(artefact)
     assert found["fits_base"] is None
@@ -212,7 +202,7 @@ def test_inspecting_a_base(world):
 
 def test_the_card_shows_the_numbers_of_the_result(artefact, text_artefact):
     for folder in (artefact, text_artefact):
-        result = results.read_result(folder, results.BuildResult)
+        result = result_of(folder, BuildResult)
         card = (folder / "README.md").read_text()
         assert card == model_card(result)
         assert card.startswith("---\nlibrary_name: freemoe\n")
@@ -246,3 +236,7 @@ def test_the_card_shows_the_numbers_of_the_result(artefact, text_artefact):
 def test_gain_text():
     assert gain_text(typed_row(gain=(3.14, -1.0, 7.26)), "points") == "+3.1 [-1.0, +7.3]"
     assert gain_text(typed_row(ratio=(0.5, 0.4, 0.66666)), "perplexity") == "x 0.500 [0.400, 0.667]"
+    # Below a thousandth a ratio keeps its digits.
+    row = typed_row(ratio=(0.00042, 0.0004, 0.00045))
+    assert gain_text(row, "perplexity") == "x 0.00042 [0.0004, 0.00045]"
+    assert gain_words(row, True) == "× 0.00042 [0.0004, 0.00045]"

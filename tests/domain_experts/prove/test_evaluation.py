@@ -7,12 +7,14 @@ import pytest
 
 from freemoe.artefacts import evaluate, score_elsewhere
 from freemoe.core.errors import ArtifactError, DataError, FreeMoEError, UnknownNameError
+from freemoe.distributed import executors
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.evals.engine.evaluator import Evaluator
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import FrozenChoice
 from freemoe.evals.tasks.domains import load_domains
 from freemoe.recipes import recipe_from
+from tests.core.run.away import SerialAway
 from tests.domain_experts.conftest import read_result
 
 
@@ -105,8 +107,8 @@ def test_combinations_are_scored_beside_their_parts(world, artefact):
         evaluate(recipe_of(world, artefact, experts=["law/0+sums/al"]))
 
 
-@pytest.mark.slow
-def test_two_processes_score_what_one_scores(world, artefact):
+def test_workers_score_what_one_process_scores(world, artefact, monkeypatch):
+    monkeypatch.setattr(executors, "ProcessPool", SerialAway)
     recipe = recipe_of(world, artefact, experts=["base", "auto"], threads=1)
     alone, two = evaluate(recipe), evaluate(recipe.model_copy(update={"place": "local:2"}))
     assert two["domains"] == alone["domains"]

@@ -13,8 +13,6 @@ from freemoe.core.artifacts import read_manifest
 from freemoe.domain_experts.route.confidence import abstention_threshold, expected_calibration_error, fit_temperature
 from freemoe.domain_experts.route.router import (
     DomainRouter,
-    Route,
-    calibration_errors,
     fit_level,
     train_router,
 )
@@ -128,33 +126,12 @@ def test_a_batch_is_routed_like_its_rows(level2):
     assert router.route(feature[:0]) == []
 
 
-def test_features_are_standardised():
-    feature, domains, subdomains, keys = world(spread=3.0)
-    a, _ = train_router(feature, domains, subdomains, keys)
-    b, _ = train_router(feature * 1000 + 7, domains, subdomains, keys)
-    for x, y in zip(a.route(feature), b.route(feature * 1000 + 7), strict=True):
-        assert x.subdomain == y.subdomain
-        assert x.confidence == pytest.approx(y.confidence, abs=1e-3)
+def test_a_feature_that_is_always_the_same_is_no_obstacle():
+    feature, domains, subdomains, keys = world()
     constant = torch.cat([feature, torch.ones(100, 1)], 1)
-    c, _ = train_router(constant, domains, subdomains, keys)
-    assert all(torch.isfinite(t).all() for t in c.to_tensors().values())
-    assert [r.subdomain for r in c.route(constant)] == [r.subdomain for r in a.route(feature)]
-
-
-def test_figures_come_from_documents_that_were_not_seen():
-    # Labels at random: what was seen can be learned by heart, what was not cannot.
-    rng = np.random.default_rng(0)
-    feature = torch.randn(60, 80, generator=torch.Generator().manual_seed(0))
-    domains = [("a", "b")[k] for k in rng.integers(0, 2, 60)]
-    router, figures = train_router(feature, domains, [f"{d}/all" for d in domains], [str(i) for i in range(60)])
-    assert np.mean([r.domain == d for r, d in zip(router.route(feature), domains, strict=True)]) > 0.95
-    assert figures["domain_accuracy"] < 0.75
-    assert figures["abstained"] > 0.5
-    # With copies of every document in the training, their keys must keep them apart all the same.
-    keys = [str(i % 60) for i in range(120)]
-    twice = torch.cat([feature, feature])
-    _, copied = train_router(twice, domains * 2, [f"{d}/all" for d in domains] * 2, keys)
-    assert copied["domain_accuracy"] < 0.75
+    router, _ = train_router(constant, domains, subdomains, keys)
+    assert all(torch.isfinite(t).all() for t in router.to_tensors().values())
+    assert [r.subdomain for r in router.route(constant)] == subdomains
 
 
 def _fold_by_hand(feature, domains, subdomains, inside, part):
@@ -229,19 +206,6 @@ def test_figures_by_hand():
     assert router.domain.temperature == figures["temperature"] == temperature(range(5), None)
     for d in ("law", "math"):
         assert router.subdomain[d].temperature == figures["subdomain_temperatures"][d] == temperature(range(5), d)
-
-
-def test_calibration_errors_by_hand():
-    routes = [
-        Route("a", "a/0", 0.55, 0.95),
-        Route("a", "a/1", 0.55, 0.95),
-        Route("b", "b/0", 0.75, 0.85),
-        # The subdomains of two domains may have one name: being right takes both.
-        Route("b", "a/0", 0.75, 0.85),
-    ]
-    found = calibration_errors(routes, ["a", "a", "b", "a"], ["a/0", "a/0", "b/0", "a/0"])
-    assert found["domain_ece"] == pytest.approx((2 * 0.05 + 2 * abs(0.85 - 0.5)) / 4)
-    assert found["subdomain_ece"] == pytest.approx((2 * abs(0.55 - 0.5) + 2 * abs(0.75 - 0.5)) / 4)
 
 
 def test_a_class_that_a_fold_lacks_is_no_obstacle():

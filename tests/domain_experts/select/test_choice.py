@@ -118,9 +118,6 @@ def test_a_few_ruined_documents_are_not_hidden_by_a_mean():
     assert accept_candidate([replace(verdict, holm=0.001, much_worse=0.05)], 0.05) is not None
 
 
-# ------------------------------------------------------------- folds and shares
-
-
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("count", [2, 3, 7])
 def test_folds_part_all_documents_and_no_key(seed, count):
@@ -166,9 +163,6 @@ def test_shares_of_distinct_documents_are_exact():
     assert split_by_share([], [0.4], 0) == [[], []]
 
 
-# ---------------------------------------------------------------- adjust, accept
-
-
 def verdict(p, gain=0.1, candidate="c", holm=None):
     return CandidateVerdict("wanda", candidate, gain, p, 50, holm=holm)
 
@@ -197,9 +191,6 @@ def test_accepting():
     assert accept_candidate([verdict(0.001, 0.2)], 0.05) is None
     assert accept_candidate([], 0.05) is None
     assert accept_candidate([verdict(0.05, 0.2, holm=0.05)], 0.05) is not None
-
-
-# ------------------------------------------------------- what can be proven at all
 
 
 @pytest.mark.parametrize(("tests", "alpha"), [(1, 0.05), (1, 0.5), (2, 0.05), (16, 0.05), (7, 0.01), (1, 0.9)])
