@@ -111,7 +111,7 @@ def _stage(bench: memory.Bench, stage: str, weights: int, settings: Settings) ->
     # Libraries and buffers that a first pass makes.
     bench.score(Mask())
     prepared = memory.prepared(stage, bench)
-    said = stage_peaks(bench.model, bench.weights, memory.TOKENS, memory.WIDTH, memory.BUDGET)[stage]
+    peaks = stage_peaks(bench.model, bench.weights, memory.TOKENS, memory.WIDTH, memory.BUDGET)[stage]
     before = used_bytes(settings.device)
     reset_peak(settings.device)
     began = time.perf_counter()
@@ -119,12 +119,12 @@ def _stage(bench: memory.Bench, stage: str, weights: int, settings: Settings) ->
     wait()
     seconds = time.perf_counter() - began
     peak = peak_bytes(settings.device) - before
-    note = f"the dry run says {said.said / 2**30:.2f}; {seconds:.1f} s"
+    note = f"the dry run says {peaks.expected / 2**30:.2f}; {seconds:.1f} s"
     if stage in FITTED:
         note += f"; {_each(peak, weights)}"
-    most = round(said.most / 2**30, 2)
+    most = round(peaks.most / 2**30, 2)
     name = f"7B shape, {stage}: peak above the base"
-    details = {"peak": peak, "said": said.said, "most": said.most, "seconds": round(seconds, 2)}
+    details = {"peak": peak, "said": peaks.expected, "most": peaks.most, "seconds": round(seconds, 2)}
     return [Figure(name, peak / 2**30, most, "lower", " GiB", note=note)], details
 
 

@@ -105,9 +105,9 @@ def test_equals_the_reference(norms: str, hook: str, seed: int) -> None:
     "rule",
     [
         *(
-            {"asked": asked, "kept": min(kept, asked), "normalise": normalise, "renormalise": renormalise}
-            for asked in (1, 3, EXPERTS)
-            for kept in (1, 3)
+            {"top_k": top_k, "active": min(active, top_k), "normalise": normalise, "renormalise": renormalise}
+            for top_k in (1, 3, EXPERTS)
+            for active in (1, 3)
             for normalise in (False, True)
             for renormalise in (False, True)
         ),
@@ -162,7 +162,7 @@ def test_a_linear_layer(dtype: torch.dtype, biased: bool) -> None:
 def test_the_reference_of_all_experts_is_their_weighted_sum() -> None:
     made = Made(8)
     own, x = made.layer().mixture, made.normal(HIDDEN)
-    everyone = replace(own, asked=EXPERTS, kept=EXPERTS)
+    everyone = replace(own, top_k=EXPERTS, active=EXPERTS)
     outputs = []
     for expert in range(EXPERTS):
         gate, up = (own.up[expert] @ x).chunk(2)

@@ -62,8 +62,8 @@ class Fit:
         self.best.load_state(state)
 
     def train(self, **changed: Any) -> Fit:
-        kept = TrainingCheckpoints(self.run, "fit", self.state, self.load) if self.run else None
-        use = {"step": self.step, "look": self.look, "steps": STEPS, "every": EVERY, "kept": kept, **changed}
+        saved = TrainingCheckpoints(self.run, "fit", self.state, self.load) if self.run else None
+        use = {"step": self.step, "look": self.look, "steps": STEPS, "every": EVERY, "checkpoints": saved, **changed}
         run_training_loop(**use)
         return self
 

@@ -133,7 +133,7 @@ class FreeMoE(SavedExperts):
             require_features(router, base)
         moe = cls(base, experts, router, tokenizer, threads=threads)
         moe.folder, moe.origin = root, ArtefactSnapshot(manifest, dict(moe._experts), router)
-        moe._told = read_measurements(root)
+        moe._measurements = read_measurements(root)
         return moe
 
     # ----------------------------------------------------------------- routing
@@ -341,7 +341,7 @@ class FreeMoE(SavedExperts):
             tokenizer = copy.deepcopy(self.tokenizer, memo)
         other = type(self)(model, list(self._experts.values()), self.router, tokenizer, threads=self.threads)
         other.folder, other.origin = self.folder, self.origin
-        other._told = dict(self._told)
+        other._measurements = dict(self._measurements)
         other.set_expert(self.active)
         return other
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from freemoe.core.errors import NumericError
-from freemoe.core.run.unit_state import NOT_KEPT, UnitState
+from freemoe.core.run.unit_state import NO_CHECKPOINT, UnitState
 from freemoe.evals.statistics import Interval
 from freemoe.hookmoe.hooks.hook import HookSet
 from freemoe.hookmoe.hooks.teacher import TeacherLogits, ending_of, kl_from_teacher, logits_of
@@ -69,7 +69,7 @@ class TextQuality:
 
 @torch.no_grad()
 def measure_quality(
-    model: Any, blocks: PackedBlocks, teacher: TeacherLogits, kept: UnitState = NOT_KEPT
+    model: Any, blocks: PackedBlocks, teacher: TeacherLogits, checkpoint: UnitState = NO_CHECKPOINT
 ) -> TextQuality:
     """Score the model as it stands (plan and hooks on it) against the text and against what the teacher said.
 
@@ -89,7 +89,7 @@ def measure_quality(
     def to_state() -> State:
         return dict(zip(_SUMS, (torch.cat(p) for p in zip(*parts, strict=True)), strict=True))
 
-    for batch in kept.resume_iter(blocks.iter_batches(), to_state, load_state):
+    for batch in checkpoint.resume_iter(blocks.iter_batches(), to_state, load_state):
         ending = ending_of(model, batch)
         device = ending.hidden.device
         said = teacher.select_rows(range(done, done + len(batch)))
@@ -196,7 +196,7 @@ def act_equivalent(model: Any, hooks: HookSet) -> float:
 
 
 @torch.no_grad()
-def record_routes(model: Any, blocks: PackedBlocks, kept: UnitState = NOT_KEPT) -> dict[int, Tensor]:
+def record_routes(model: Any, blocks: PackedBlocks, checkpoint: UnitState = NO_CHECKPOINT) -> dict[int, Tensor]:
     """Layer -> (tokens, k) int64: the experts that ran, as they reach the experts, on the CPU; kept between two batches."""
     seen: dict[str, Tensor] = {}
     with ExitStack() as stack:
@@ -212,13 +212,13 @@ def record_routes(model: Any, blocks: PackedBlocks, kept: UnitState = NOT_KEPT) 
             logits_of(model, batch)
             return dict(seen)
 
-        found = kept.map_items(blocks.iter_batches(), record_batch)
+        found = checkpoint.map_items(blocks.iter_batches(), record_batch)
     return {int(n): torch.cat([own[n] for own in found]) for n in sorted(found[0], key=int)}
 
 
-def act_per_layer(found: Mapping[int, Tensor], counts: Mapping[int, int]) -> dict[int, float]:
+def act_per_layer(routes: Mapping[int, Tensor], counts: Mapping[int, int]) -> dict[int, float]:
     """Executed pairs per token of every layer; an index beyond the last expert is a slot left out."""
-    return {n: float((index < counts[n]).sum() / len(index)) for n, index in found.items()}
+    return {n: float((index < counts[n]).sum() / len(index)) for n, index in routes.items()}
 
 
 def route_agreement(full: Mapping[int, Tensor], reduced: Mapping[int, Tensor]) -> dict[int, float]:
@@ -226,10 +226,10 @@ def route_agreement(full: Mapping[int, Tensor], reduced: Mapping[int, Tensor]) -
     return {n: float((reduced[n][:, :, None] == full[n][:, None, :]).any(-1).float().mean()) for n in reduced}
 
 
-def load_cv(found: Mapping[int, Tensor], counts: Mapping[int, int]) -> dict[int, float]:
+def load_cv(routes: Mapping[int, Tensor], counts: Mapping[int, int]) -> dict[int, float]:
     """Coefficient of variation of the tokens per expert: 0 is a perfect balance."""
     result = {}
-    for n, index in found.items():
+    for n, index in routes.items():
         loads = torch.bincount(index.flatten(), minlength=counts[n])[: counts[n]].double()
         result[n] = float(loads.std(correction=0) / loads.mean())
     return result

@@ -20,7 +20,7 @@ import torch
 from freemoe.core.run.execute import RunOutput, is_finished, open_run, publish_run
 from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.progress import Progress, default_progress
-from freemoe.core.run.unit_state import NOT_KEPT, UnitState
+from freemoe.core.run.unit_state import NO_CHECKPOINT, UnitState
 from freemoe.distributed.executors import require_place
 from freemoe.evals.guessing import text_against_guessing, vocabulary_of
 from freemoe.evals.held_out import keep_record
@@ -201,7 +201,7 @@ def make_hooks(model: Any, recipe: TrimRecipe, widths: dict[int, int]) -> HookSe
 def _initial_hooks(
     model: Any,
     recipe: TrimRecipe,
-    found: PlanResult,
+    plan_result: PlanResult,
     widths: dict[int, int],
     material: TrainingData,
     plan_alone: float,
@@ -215,8 +215,8 @@ def _initial_hooks(
     hooks = make_hooks(model, recipe, widths)
     if recipe.hooks.start_method == "zero":
         return hooks, {"kept": "zero"}
-    ridge_start(model, found.plan, hooks, material.train, found.rescale, run.unit_state("ridge"))
-    with apply_plan(model, found.plan, found.rescale), hooks.attached(model):
+    ridge_start(model, plan_result.plan, hooks, material.train, plan_result.rescale, run.unit_state("ridge"))
+    with apply_plan(model, plan_result.plan, plan_result.rescale), hooks.attached(model):
         on_its_way = run.unit_state("ridge, held-out")
         ridge = measure_quality(model, material.held_out, material.held_out_teacher, on_its_way).mean_kl
     kept = "ridge" if ridge <= plan_alone else "zero"
@@ -328,24 +328,24 @@ def measure_rows(
     training: HookTraining,
     seed: int,
     progress: Progress,
-    kept: UnitState = NOT_KEPT,
+    checkpoint: UnitState = NO_CHECKPOINT,
 ) -> dict[str, Any]:
     """Cross-entropy, KL, share won back, routes: of every row, on the test part; ``full`` and ``plan`` come first.
 
     What was measured is kept between two batches.
     """
     teacher = compute_teacher_logits(
-        model, text.test, training.top, progress, "full model, test", kept.part_state("teacher")
+        model, text.test, training.top, progress, "full model, test", checkpoint.part_state("teacher")
     )
     counts = {layer.number: layer.count for layer in moe_layers(model)}
     measured: dict[str, TextQuality] = {}
     report: dict[str, Any] = {}
-    full_routes = record_routes(model, text.test, kept.part_state("full, routes"))
+    full_routes = record_routes(model, text.test, checkpoint.part_state("full, routes"))
     with progress.stage("test", len(rows)) as advance:
         for name, context in rows.items():
             with context:
-                measured[name] = measure_quality(model, text.test, teacher, kept.part_state(name))
-                own = record_routes(model, text.test, kept.part_state(f"{name}, routes"))
+                measured[name] = measure_quality(model, text.test, teacher, checkpoint.part_state(name))
+                own = record_routes(model, text.test, checkpoint.part_state(f"{name}, routes"))
             report[name] = {
                 **measured[name].as_json(),
                 "act": act_per_layer(own, counts),

@@ -159,16 +159,16 @@ class _ScratchBuffers(threading.local):
     """Memory for gathered rows and intermediate activations, used again: fresh pages cost as much as writing them."""
 
     def __init__(self) -> None:
-        self.held: dict[tuple[str, torch.dtype], Tensor] = {}
+        self.buffers: dict[tuple[str, torch.dtype], Tensor] = {}
 
     def get_buffer(self, name: str, like: Tensor, *shape: int) -> Tensor:
         """Memory of a shape and of ``like``'s type; what it holds is lost at the next call with this name."""
         key, size = (name, like.dtype), math.prod(shape)
-        if key not in self.held or len(self.held[key]) < size:
+        if key not in self.buffers or len(self.buffers[key]) < size:
             # A tensor made in inference mode could not be written to outside of it.
             with torch.inference_mode(False):
-                self.held[key] = torch.empty(size, dtype=like.dtype)
-        return self.held[key][:size].view(shape)
+                self.buffers[key] = torch.empty(size, dtype=like.dtype)
+        return self.buffers[key][:size].view(shape)
 
 
 _SCRATCH = _ScratchBuffers()
@@ -201,11 +201,11 @@ def grouped_experts(x: Tensor, expert: Tensor, weights: MLPWeights, plan: Expert
     return output
 
 
-def _expert_forward(x: Tensor, weights: MLPWeights, own: list[slice | Tensor]) -> Tensor:
+def _expert_forward(x: Tensor, weights: MLPWeights, neuron_rows: list[slice | Tensor]) -> Tensor:
     """The tokens of one expert (T', d) through its neurons -> (T', d)."""
     parts = len(weights.up)
     output = torch.zeros_like(x) if weights.down_bias is None else weights.down_bias.repeat(len(x), 1)
-    for rows in own:
+    for rows in neuron_rows:
         ups = [_gather_rows(matrix, rows, f"up{part}") for part, matrix in enumerate(weights.up)]
         count = len(ups[0])
         inner = _SCRATCH.get_buffer("inner", x, parts, len(x), count)

@@ -83,8 +83,8 @@ class MixtureWeights:
         up: (N, 2f, d), gate above up.
         down: (N, d, f).
         activation: A name in ``rows.ACTIVATIONS``.
-        asked: Experts that the router chooses.
-        kept: How many of them run, the heaviest.
+        top_k: Experts that the router chooses.
+        active: How many of them run, the heaviest.
         normalise: Whether the weights of those that it chooses sum to one.
         renormalise: Whether the weights of those that run are scaled to the sum of all that it chose.
     """
@@ -93,8 +93,8 @@ class MixtureWeights:
     up: Tensor
     down: Tensor
     activation: str
-    asked: int
-    kept: int
+    top_k: int
+    active: int
     normalise: bool
     renormalise: bool = False
 
@@ -163,19 +163,19 @@ def _apply_rotary(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([turned * cos + torch.cat([-second, first], dim=-1) * sin, rest], dim=-1)
 
 
-def reference_mixture(own: MixtureWeights, x: Tensor) -> Tensor:
+def reference_mixture(mixture: MixtureWeights, x: Tensor) -> Tensor:
     """The mixture alone: (d,) -> (d,) float32."""
-    shares = F.linear(x, own.router.float()).softmax(-1)
-    chosen, index = shares.topk(own.asked)
-    if own.normalise:
+    shares = F.linear(x, mixture.router.float()).softmax(-1)
+    chosen, index = shares.topk(mixture.top_k)
+    if mixture.normalise:
         chosen = chosen / chosen.sum()
-    kept = chosen[: own.kept]
-    if own.renormalise:
+    kept = chosen[: mixture.active]
+    if mixture.renormalise:
         kept = kept * chosen.sum() / kept.sum()
     result = torch.zeros_like(x)
     for weight, expert in zip(kept, index.tolist(), strict=False):
-        gate, up = F.linear(x, own.up[expert].float()).chunk(2)
-        result = result + weight * F.linear(_ACTIVATIONS[own.activation](gate) * up, own.down[expert].float())
+        gate, up = F.linear(x, mixture.up[expert].float()).chunk(2)
+        result = result + weight * F.linear(_ACTIVATIONS[mixture.activation](gate) * up, mixture.down[expert].float())
     return result
 
 
@@ -223,11 +223,11 @@ class CompiledLayer:
         self.hook = _hook_memory(hook, layer.second_norm.weight)
         self.before, self.units = hook is not None and hook.before, 0 if hook is None else len(hook.up.weight)
         self.second_norm = memory_of(layer.second_norm.weight), np.float32(layer.second_norm.eps)
-        self.router = memory_of(mixture.router), mixture.asked, mixture.kept, mixture.normalise, mixture.renormalise
-        self.kept = mixture.kept
+        self.router = memory_of(mixture.router), mixture.top_k, mixture.active, mixture.normalise, mixture.renormalise
+        self.active = mixture.active
         self.experts = memory_of(mixture.up), memory_of(mixture.down), ACTIVATIONS[mixture.activation]
         self.width = mixture.down.shape[2]
-        self.weight = 3 * self.width * mixture.down.shape[1] * mixture.kept
+        self.weight = 3 * self.width * mixture.down.shape[1] * mixture.active
 
     def decode_token(self, x: Tensor, cos: Tensor, sin: Tensor, update: Update) -> Tensor:
         """As ``reference_layer``; the result is of ``x``'s type."""
@@ -256,7 +256,7 @@ class CompiledLayer:
     def _after_attention(self, hidden: np.ndarray, attended: np.ndarray) -> np.ndarray:
         """Everything behind the attention's sums; ``hidden`` is written over."""
         loops, summed, inner = self.loops, np.empty_like(hidden), np.empty_like(hidden)
-        index, weights = np.empty(self.kept, np.int64), np.empty(self.kept, np.float32)
+        index, weights = np.empty(self.active, np.int64), np.empty(self.active, np.float32)
 
         def multiply_output(begin: int, end: int) -> None:
             loops.times(attended, self.output, begin, end, summed)

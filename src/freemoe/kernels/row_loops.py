@@ -238,12 +238,12 @@ def experts(x, owner, mask, first, second, bias, down, begin, end, kind, out):
 
 
 @jit
-def find_keeping_tokens(mask, dimension, own):
-    """Write into ``own`` which tokens keep a dimension; returns how many."""
+def find_keeping_tokens(mask, dimension, tokens):
+    """Write into ``tokens`` which tokens keep a dimension; returns how many."""
     count = 0
     for t in range(len(mask)):
         if mask[t, dimension]:
-            own[count] = t
+            tokens[count] = t
             count += 1
     return count
 

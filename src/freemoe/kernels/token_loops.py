@@ -127,11 +127,11 @@ def bent(x, up, down, up_bias, down_bias, factor, begin, end, out):
 
 
 @jit
-def choose_experts(x, router, asked, kept, normalise, renormalise, index, weights):
-    """Set index and weights (kept,): the heaviest of the ``asked`` likeliest experts.
+def choose_experts(x, router, top_k, active, normalise, renormalise, index, weights):
+    """Set index and weights (active,): the heaviest of the ``top_k`` likeliest experts.
 
-    Weights are shares of all experts, or of the asked ones (``normalise``); ``renormalise``: those that are kept sum to
-    what all asked ones did.
+    Weights are shares of all experts, or of the ``top_k`` (``normalise``); ``renormalise``: those that run sum to
+    what all ``top_k`` did.
     """
     shares = np.empty(len(router), np.float32)
     times(x, router, 0, len(router), shares)
@@ -141,27 +141,27 @@ def choose_experts(x, router, asked, kept, normalise, renormalise, index, weight
         shares[e] = np.float32(math.exp(shares[e] - largest))
         whole += shares[e]
     above = below = np.float32(0)
-    for slot in range(asked):
+    for slot in range(top_k):
         best = 0
         for e in range(1, len(shares)):
             if shares[e] > shares[best]:
                 best = e
         above += shares[best]
-        if slot < kept:
+        if slot < active:
             index[slot], weights[slot] = best, shares[best]
             below += shares[best]
         shares[best] = np.float32(-1)
     scale = np.float32(1) / (above if normalise else whole)
     if renormalise:
         scale *= above / below
-    for slot in range(kept):
+    for slot in range(active):
         weights[slot] *= scale
 
 
 @jit
 def settle(
     x, attended, bias, norm, eps, up, down, up_bias, down_bias, factor, before,
-    router, asked, kept, normalise, renormalise, inner, index, weights,
+    router, top_k, active, normalise, renormalise, inner, index, weights,
 ):  # fmt: skip
     """Add the attention's output to x in place; set inner, what the experts see, and their index and weights."""
     for i in range(len(x)):
@@ -174,7 +174,7 @@ def settle(
         bent(inner, up, down, up_bias, down_bias, factor, 0, len(up), shift)
         for i in range(len(x)):
             inner[i] += shift[i]
-    choose_experts(inner, router, asked, kept, normalise, renormalise, index, weights)
+    choose_experts(inner, router, top_k, active, normalise, renormalise, index, weights)
 
 
 @jit

@@ -77,18 +77,18 @@ class _ConvertedTensors:
     def __init__(self, model: Any, layers: dict[str, Callable[[], dict[str, Tensor]]]) -> None:
         self.dense = {name: tensor.detach() for name, tensor in model.state_dict().items()}
         self.layers = layers
-        self._held: tuple[str, dict[str, Tensor]] = "", {}
+        self._current: tuple[str, dict[str, Tensor]] = "", {}
 
     def make_tensor(self, name: str) -> Tensor:
         """The tensor of a name; cheapest layer by layer."""
         layer = next((path for path in self.layers if name.startswith((f"{path}.self_attn.", f"{path}.mlp."))), None)
         if layer is None:
             return self.dense[name]
-        if layer != self._held[0]:
+        if layer != self._current[0]:
             # The one before goes first.
-            self._held = "", {}
-            self._held = layer, self.layers[layer]()
-        return self._held[1][name]
+            self._current = "", {}
+            self._current = layer, self.layers[layer]()
+        return self._current[1][name]
 
 
 def _plan_export(model: Any, structure: Structure, mode: str) -> tuple[Any, Any, _ConvertedTensors]:
@@ -127,11 +127,13 @@ def _plan_export(model: Any, structure: Structure, mode: str) -> tuple[Any, Any,
 
 
 def _convert_layer(
-    model: nn.Module, layer: DecoderSublayers, own: LayerStructure, mode: str
+    model: nn.Module, layer: DecoderSublayers, structure: LayerStructure, mode: str
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """One layer's entry of ``config.tomoe`` and its tensors."""
-    attention_sizes, attention = _convert_attention(model.get_submodule(f"{layer.path}.self_attn"), layer, own, mode)
-    mlp_sizes, mlp = _convert_mlp(layer, own, mode)
+    attention_sizes, attention = _convert_attention(
+        model.get_submodule(f"{layer.path}.self_attn"), layer, structure, mode
+    )
+    mlp_sizes, mlp = _convert_mlp(layer, structure, mode)
     tensors = {f"{layer.path}.self_attn.{k}": v for k, v in attention.items()}
     tensors |= {f"{layer.path}.mlp.{k}": v for k, v in mlp.items()}
     device = layer.q.weight.device
@@ -141,17 +143,17 @@ def _convert_layer(
 
 
 def _convert_attention(
-    attention: nn.Module, layer: DecoderSublayers, own: LayerStructure, mode: str
+    attention: nn.Module, layer: DecoderSublayers, structure: LayerStructure, mode: str
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     head_dim, pairs = layer.rotary.head_dim, layer.rotary.turned // 2
-    bits, static = own.qk.cpu(), None if isinstance(own.vo, ValueGateTensors) else own.vo.cpu().bool()
+    bits, static = structure.qk.cpu(), None if isinstance(structure.vo, ValueGateTensors) else structure.vo.cpu().bool()
     if mode == "pseudo":
         kept_bits, values = torch.ones_like(bits), torch.arange(head_dim)
     else:
         kept_bits, values = bits, torch.arange(head_dim) if static is None else static.nonzero().flatten()
     first, free = kept_bits[:pairs].nonzero().flatten(), kept_bits[pairs:].nonzero().flatten() + layer.rotary.turned
     turned = torch.cat([first, first + pairs])
-    groups = torch.arange(layer.kv_heads) if own.heads is None else own.heads.cpu().nonzero().flatten()
+    groups = torch.arange(layer.kv_heads) if structure.heads is None else structure.heads.cpu().nonzero().flatten()
     serving = layer.heads // layer.kv_heads
     heads = (groups[:, None] * serving + torch.arange(serving)).flatten()
     queries = torch.cat([turned, free])
@@ -168,9 +170,9 @@ def _convert_attention(
     if layer.o.bias is not None:
         tensors["o_proj.bias"] = layer.o.bias
     tensors |= _slice_norms(attention, queries)
-    if isinstance(own.vo, ValueGateTensors):
+    if isinstance(structure.vo, ValueGateTensors):
         names = ("project", "embedding", "norm_weight", "norm_bias", "decode", "offset")
-        tensors |= {f"value_gate.{name}": getattr(own.vo, name).float() for name in names}
+        tensors |= {f"value_gate.{name}": getattr(structure.vo, name).float() for name in names}
     if mode == "pseudo":
         tensors["query_mask"] = layer.rotary.expand_bits(bits.float()).bool()
         if static is not None:
@@ -182,8 +184,8 @@ def _convert_attention(
         "query_kept": int(layer.rotary.expand_bits(bits.float()).sum()),
         "turned": len(turned),
         "value_width": len(values),
-        "value_keep": own.value_width,
-        "gate_width": len(own.vo.embedding) if isinstance(own.vo, ValueGateTensors) else None,
+        "value_keep": structure.value_width,
+        "gate_width": len(structure.vo.embedding) if isinstance(structure.vo, ValueGateTensors) else None,
     }, tensors
 
 
@@ -197,9 +199,11 @@ def _slice_norms(attention: nn.Module, queries: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _convert_mlp(layer: DecoderSublayers, own: LayerStructure, mode: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    experts = own.experts.cpu().bool()
-    widths = own.neuron_counts
+def _convert_mlp(
+    layer: DecoderSublayers, structure: LayerStructure, mode: str
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    experts = structure.experts.cpu().bool()
+    widths = structure.neuron_counts
     if mode == "shared":
         held = union_order(experts)
         members = [experts[n, held].nonzero().flatten() for n in range(len(experts))]
@@ -216,8 +220,8 @@ def _convert_mlp(layer: DecoderSublayers, own: LayerStructure, mode: str) -> tup
         row[: len(rows)] = rows
     held = held.to(layer.down.weight.device)
     tensors = {
-        "router.weight": own.router_weight.float(),
-        "router.bias": own.router_bias.float(),
+        "router.weight": structure.router_weight.float(),
+        "router.bias": structure.router_bias.float(),
         "experts": index,
         "up": torch.stack([linear.weight[held] for linear in layer.up]),
         "down": layer.down.weight.T[held],

@@ -30,14 +30,14 @@ from freemoe.kernels.rows import heads_sum, heads_times, rows_available
 from freemoe.kernels.triton_experts import triton_available, triton_experts
 
 
-def sparse_tokens(kept: int, width: int) -> int:
+def sparse_tokens(num_kept: int, width: int) -> int:
     """Up to so many tokens, each is multiplied by the value dimensions it keeps; beyond, all are computed and masked.
 
     Args:
-        kept: Dimensions that a token keeps.
+        num_kept: Dimensions that a token keeps.
         width: Of how many.
     """
-    return 64 if kept <= 0.6 * width else 16
+    return 64 if num_kept <= 0.6 * width else 16
 
 
 class ValueGate(nn.Module):
@@ -74,9 +74,9 @@ class HeadNorm(nn.Module):
         eps: As in the dense model.
     """
 
-    def __init__(self, kept: int, head_dim: int, eps: float) -> None:
+    def __init__(self, num_kept: int, head_dim: int, eps: float) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(kept))
+        self.weight = nn.Parameter(torch.ones(num_kept))
         self.head_dim = head_dim
         self.eps = eps
 

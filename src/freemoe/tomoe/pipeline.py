@@ -265,9 +265,9 @@ def parameter_summary(context: ConversionContext, structure: Structure) -> dict[
     }
 
 
-def missed_budget(asked: float, got: float) -> dict[str, dict[str, float]]:
+def missed_budget(requested: float, got: float) -> dict[str, dict[str, float]]:
     """What the result says where a token uses more than was asked for by more than a hundredth of it: no entry elsewhere."""
-    return {"missed_budget": {"asked": asked, "got": got}} if got > 1.01 * asked else {}
+    return {"missed_budget": {"asked": requested, "got": got}} if got > 1.01 * requested else {}
 
 
 @torch.no_grad()

@@ -48,7 +48,7 @@ def run_training_loop(
     steps: int,
     every: int,
     *,
-    kept: TrainingCheckpoints | None = None,
+    checkpoints: TrainingCheckpoints | None = None,
     advance: Callable[[int], None] | None = None,
 ) -> None:
     """Train, in place.
@@ -59,39 +59,41 @@ def run_training_loop(
             with the look that it stopped at.
         steps: At most.
         every: Steps between two looks; there is one before the first step and one after the last.
-        kept: How states are kept; None: they are not.
+        checkpoints: How states are kept; None: they are not.
         advance: Told how many steps more are done.
 
     Raises:
         NumericError: A loss is NaN or infinite, when steps check it (`optimizer_step`); the last state is kept.
     """
     advance = advance or (lambda number: None)
-    done = kept.last_step(steps, every) if kept else 0
+    done = checkpoints.last_step(steps, every) if checkpoints else 0
     advance(done)
     for end in eval_steps(steps, every):
         if end < done:
             continue
 
         def train_to_eval(numbers: range = range(done, end)) -> State:
-            for number in _remaining_steps(kept, numbers, advance):
+            for number in _remaining_steps(checkpoints, numbers, advance):
                 step(number)
                 advance(1)
-            return kept.state() if kept else {}
+            return checkpoints.state() if checkpoints else {}
 
-        if kept is None:
+        if checkpoints is None:
             train_to_eval()
         else:
-            kept.load(kept.run.run_tensor_unit(f"{kept.name}|{end}", train_to_eval))
+            checkpoints.load(checkpoints.run.run_tensor_unit(f"{checkpoints.name}|{end}", train_to_eval))
             if done < end:
-                kept.run.delete_tensors(f"{kept.name}|{done}")
+                checkpoints.run.delete_tensors(f"{checkpoints.name}|{done}")
         if look(end):
             return
         done = end
 
 
-def _remaining_steps(kept: TrainingCheckpoints | None, numbers: range, advance: Callable[[int], None]) -> Iterable[int]:
+def _remaining_steps(
+    checkpoints: TrainingCheckpoints | None, numbers: range, advance: Callable[[int], None]
+) -> Iterable[int]:
     """The steps up to a look, without those that a process which was stopped between two looks has done."""
-    if kept is None or not kept.between:
+    if checkpoints is None or not checkpoints.between:
         return numbers
-    between = kept.run.unit_state(f"{kept.name}|{numbers.stop}")
-    return between.resume_iter(numbers, kept.state, kept.load, advance)
+    between = checkpoints.run.unit_state(f"{checkpoints.name}|{numbers.stop}")
+    return between.resume_iter(numbers, checkpoints.state, checkpoints.load, advance)

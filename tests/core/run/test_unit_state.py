@@ -11,7 +11,7 @@ from torch import Tensor
 
 from freemoe.core.run import unit_state
 from freemoe.core.run.folder import RunFolder
-from freemoe.core.run.unit_state import NOT_KEPT, UnitState
+from freemoe.core.run.unit_state import NO_CHECKPOINT, UnitState
 
 
 @pytest.fixture(autouse=True)
@@ -126,7 +126,7 @@ def test_a_pass_goes_on_behind_what_it_has_added(dies_at: int, tmp_path: Path) -
     with pytest.raises(KeyboardInterrupt):
         first.run()
     second = Summed(kept)
-    assert second.run() == Summed(NOT_KEPT).run()
+    assert second.run() == Summed(NO_CHECKPOINT).run()
     assert first.seen + second.seen == list(range(6))
     assert second.skipped == ([dies_at] if dies_at else [])
     third = Summed(kept)

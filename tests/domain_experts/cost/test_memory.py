@@ -16,7 +16,7 @@ GIB = 2**30
 
 def said(model: Any, tokens: int = 1024, **more: float) -> dict[str, float]:
     settings = {"width": 0.1, "budget": 0.01, **more}
-    return {name: peak.said for name, peak in stage_peaks(model, find_weights(model), tokens, **settings).items()}
+    return {name: peak.expected for name, peak in stage_peaks(model, find_weights(model), tokens, **settings).items()}
 
 
 def test_every_stage_is_named_in_order() -> None:

@@ -88,40 +88,40 @@ def same(a: PurifyResult, b: PurifyResult) -> None:
     assert a.forecast == b.forecast
 
 
-def greedily(kept: UnitState) -> PurifyResult:
+def greedily(checkpoint: UnitState) -> PurifyResult:
     model = tiny_model("llama")
     options: dict[str, Any] = {"step": 0.001, "budget": 0.008, "patience": 3, "part_tokens": 4}
-    return purify(greedy_purify, model, batches(0), batches(1), **options, kept=kept)
+    return purify(greedy_purify, model, batches(0), batches(1), **options, checkpoint=checkpoint)
 
 
-def with_switches(kept: UnitState, case: str = "llama") -> PurifyResult:
+def with_switches(checkpoint: UnitState, case: str = "llama") -> PurifyResult:
     model = tiny_model(case)
     options: dict[str, Any] = {"budget": 0.01, "steps": 14, "every": 3, "step_tokens": 8, "patience": 3}
-    return purify(learn_switches, model, batches(0), batches(1), **options, kept=kept)
+    return purify(learn_switches, model, batches(0), batches(1), **options, checkpoint=checkpoint)
 
 
-def with_switches_of_large_matrices(kept: UnitState) -> PurifyResult:
+def with_switches_of_large_matrices(checkpoint: UnitState) -> PurifyResult:
     model = tiny_model("llama", hidden_size=160, intermediate_size=192)
     options: dict[str, Any] = {"budget": 0.01, "steps": 6, "every": 2, "step_tokens": 8}
-    return purify(learn_switches, model, batches(0), batches(1), **options, kept=kept)
+    return purify(learn_switches, model, batches(0), batches(1), **options, checkpoint=checkpoint)
 
 
-def both(kept: UnitState) -> PurifyResult:
+def both(checkpoint: UnitState) -> PurifyResult:
     model = tiny_model("llama")
     before = bits(model)
-    task = PurifyTask(model, find_weights(model), batches(0), batches(1), kept=kept)
+    task = PurifyTask(model, find_weights(model), batches(0), batches(1), checkpoint=checkpoint)
     found = methods.METHODS.get("both").run(task, SECTION)
     assert unchanged(model, before)
     return found
 
 
 @pytest.mark.parametrize(
-    "work", [greedily, with_switches, with_switches_of_large_matrices, lambda kept: with_switches(kept, "mixtral"), both],
+    "work", [greedily, with_switches, with_switches_of_large_matrices, lambda state: with_switches(state, "mixtral"), both],
     ids=["greedy", "learned", "learned, low rank", "learned, experts", "both"],
 )  # fmt: skip
 @pytest.mark.parametrize("after", [1, 4])
 def test_killed_in_its_middle_it_ends_alike(work: Work, after: int, tmp_path: Path, passes: Passes) -> None:
-    whole = work(unit_state.NOT_KEPT)
+    whole = work(unit_state.NO_CHECKPOINT)
     needed, passes.count = passes.count, 0
     *killed, found = lives(work, tmp_path / "out", passes, after)
     same(found, whole)
@@ -132,13 +132,13 @@ def test_killed_in_its_middle_it_ends_alike(work: Work, after: int, tmp_path: Pa
 
 
 def test_units_killed_in_their_middle_end_alike(tmp_path: Path, passes: Passes) -> None:
-    def work(kept: UnitState) -> dict[str, torch.Tensor]:
+    def work(checkpoint: UnitState) -> dict[str, torch.Tensor]:
         model = tiny_model("llama")
         units = find_units(model, "neuron")
-        task = PurifyTask(model, find_weights(model), batches(0), batches(1), kept=kept)
+        task = PurifyTask(model, find_weights(model), batches(0), batches(1), checkpoint=checkpoint)
         return fit_units(task, units, UNIT, SECTION, singles=True).to_tensors()
 
-    whole = work(unit_state.NOT_KEPT)
+    whole = work(unit_state.NO_CHECKPOINT)
     *killed, found = lives(work, tmp_path / "out", passes, 2)
     assert len(killed) > 10
     assert found.keys() == whole.keys()

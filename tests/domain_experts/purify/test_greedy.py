@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from freemoe.core.errors import DataError, NumericError
-from freemoe.core.run.unit_state import NOT_KEPT
+from freemoe.core.run.unit_state import NO_CHECKPOINT
 from freemoe.domain_experts.purify import greedy as saliency
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches, mean_loss
 from freemoe.domain_experts.purify.curvature import measure_curvature
@@ -32,9 +32,9 @@ def batches(seed, count=6, budget=40):
     return answer_batches(rows, [0] * count, budget, "cpu")
 
 
-def purify(way, model, gradient, stop, *, on_round=lambda *_: None, kept=NOT_KEPT, seed=0, **section):
+def purify(way, model, gradient, stop, *, on_round=lambda *_: None, checkpoint=NO_CHECKPOINT, seed=0, **section):
     """Run a way of purifying with fields of its recipe section."""
-    task = PurifyTask(model, find_weights(model), gradient, stop, seed=seed, on_round=on_round, kept=kept)
+    task = PurifyTask(model, find_weights(model), gradient, stop, seed=seed, on_round=on_round, checkpoint=checkpoint)
     return way(task, SaliencySection(**section))
 
 

@@ -54,7 +54,7 @@ def test_enough_documents_show_that_nothing_is_lost_and_few_show_nothing() -> No
     ("losses", "largest"), [((0, 0, 9), 0.2), ((9, 0, 0), 0.0), ((0, 9, 0), 0.1), ((0, 0, 0), 0.3)]
 )
 def test_shares_are_tested_from_the_smallest_up_until_one_fails(losses: tuple[float, ...], largest: float) -> None:
-    points = [SimpleNamespace(asked=s, share=s, off=loss) for s, loss in zip((0.1, 0.2, 0.3), losses, strict=True)]
+    points = [SimpleNamespace(requested=s, share=s, off=x) for s, x in zip((0.1, 0.2, 0.3), losses, strict=True)]
     found: Any = SimpleNamespace(units=SimpleNamespace(mask=lambda off: off), curve=SimpleNamespace(points=points))
     asked = []
 

@@ -84,8 +84,8 @@ def test_the_two_stage_search_walks_as_the_paper_does() -> None:
     # uniform 3 drops 35, uniform 2 drops 70: k* = 3; TLNLE(3, l) drops 35 + 5 at l = 3 and more below.
     assert (found.k, found.layer) == (3, 3)
     assert found.deployed == uniform_plan(base, 2)
-    assert len(found.asked) <= 2 + 4
-    assert found.asked[0] == (uniform_plan(base, 3), 35.0)
+    assert len(found.measured) <= 2 + 4
+    assert found.measured[0] == (uniform_plan(base, 3), 35.0)
 
 
 def test_without_a_tolerable_layer_the_star_is_beyond_the_last() -> None:

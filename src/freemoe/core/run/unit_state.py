@@ -165,7 +165,7 @@ def _number_states(states: list[State], first: int) -> State:
     return {f"{n}|{name}": t for n, own in enumerate(states[first:], first) for name, t in own.items()}
 
 
-NOT_KEPT = UnitState(None, "")
+NO_CHECKPOINT = UnitState(None, "")
 """Where there is no run folder, nothing is kept."""
 
 

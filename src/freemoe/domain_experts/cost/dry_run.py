@@ -128,7 +128,7 @@ def _estimate_memory(context: BuildContext, stages: Sequence[str]) -> dict[str, 
     peaks = stage_peaks(
         context.model, context.weights, recipe.batch_tokens, recipe.bands.ratio, recipe.saliency.budget, step
     )
-    above = {stage: peaks[stage].said + copies * (stage in FITTED) for stage in stages}
+    above = {stage: peaks[stage].expected + copies * (stage in FITTED) for stage in stages}
     total = base + max(above.values())
     place = executor_spec_of(recipe)
     workers = place.workers or 1

@@ -45,11 +45,11 @@ class MemoryPeaks:
     """Bytes above the base.
 
     Attributes:
-        said: What a stage is expected to take.
+        expected: What a stage is expected to take.
         most: What it may take (`docs/hardware.md`).
     """
 
-    said: float
+    expected: float
     most: float
 
 

@@ -226,13 +226,13 @@ def improved_per_band(result: BuildResult, width: float = WIDE) -> Figure | None
     return figure
 
 
-def _draw_counts(axes: Axes, cells: dict[tuple[float, float], list[int]], own: str) -> None:
+def _draw_counts(axes: Axes, cells: dict[tuple[float, float], list[int]], color: str) -> None:
     middles = sorted((a + b) / 2 for a, b in cells)
     apart = min((b - a for a, b in itertools.pairwise(middles)), default=0.1)
     for (start, end), (better, worse) in cells.items():
         middle = (start + end) / 2
-        axes.bar(middle, better, 0.85 * apart, color=own, edgecolor=own, lw=1)
-        axes.bar(middle, -worse, 0.85 * apart, color=PAPER, edgecolor=own, lw=1)
+        axes.bar(middle, better, 0.85 * apart, color=color, edgecolor=color, lw=1)
+        axes.bar(middle, -worse, 0.85 * apart, color=PAPER, edgecolor=color, lw=1)
     axes.axhline(0, color=INK, lw=0.9)
     axes.set_xlim(0, 1)
     axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))

@@ -75,7 +75,7 @@ class ExpertHost(torch.nn.Module, MixingHost):
         require_new_names([e.name for e in experts], ())
         self._experts = {e.name: e for e in experts}
         # What builds say of their experts, by name.
-        self._told: dict[str, dict[str, Any]] = {}
+        self._measurements: dict[str, dict[str, Any]] = {}
         self._on_board()
 
     def _on_board(self) -> None:
@@ -230,10 +230,10 @@ class ExpertHost(torch.nn.Module, MixingHost):
         with self.expert(BASE):
             require_new_names([prefix + n for n in wanted], self._experts)
             require_base(manifest, self.model, self.tokenizer)
-            told = read_measurements(root)
+            measurements = read_measurements(root)
             for old in wanted:
                 self._experts[prefix + old] = replace(held[old], name=prefix + old)
-                self._told[prefix + old] = told.get(old, {})
+                self._measurements[prefix + old] = measurements.get(old, {})
         return [prefix + n for n in wanted]
 
     def add_expert(
@@ -262,7 +262,7 @@ class ExpertHost(torch.nn.Module, MixingHost):
             ref = ExpertRef(tuple(parts), operation)
             ref.require_known(self._experts)
             self._experts[name] = combine_experts(name, operation, [self._experts[p] for p in parts], self._weights)
-            self._told[name] = {"verdict": f"{ref}: measured by nobody yet"}
+            self._measurements[name] = {"verdict": f"{ref}: measured by nobody yet"}
             self._board.remove_expert(name)
             self._mixed_board.remove_expert(name)
 
@@ -285,7 +285,7 @@ class ExpertHost(torch.nn.Module, MixingHost):
                 for other in filter(uses_deleted, board.expert_names):
                     board.remove_expert(other)
             del self._experts[name]
-            self._told.pop(name, None)
+            self._measurements.pop(name, None)
 
     # ---------------------------------------------------------------- telling
 
@@ -293,7 +293,7 @@ class ExpertHost(torch.nn.Module, MixingHost):
         """What there is to say of every expert; see `hosting.summary.expert_row` for the keys."""
         with self.expert(BASE):
             return [
-                expert_row(expert, self._build_mask(name), self._weights, self._told.get(name))
+                expert_row(expert, self._build_mask(name), self._weights, self._measurements.get(name))
                 for name, expert in self._experts.items()
             ]
 
@@ -376,7 +376,7 @@ class ExpertHost(torch.nn.Module, MixingHost):
             expert_stack_of(self.model).drop_experts(self, lambda _: True)
             with self.expert(BASE):
                 switch_off(self._weights, mask)
-                self._experts, self._told = {}, {}
+                self._experts, self._measurements = {}, {}
                 self._on_board()
         return self.model
 

@@ -228,14 +228,14 @@ class FreeMoELM(TemplateLM):
             self.cache_hook.add_partial("generate_until", request.args, found[i])
         return [found[i] for i in range(len(requests))]
 
-    def _generation_settings(self, asked: dict[str, Any]) -> tuple[tuple[str, ...], int]:
+    def _generation_settings(self, gen_kwargs: dict[str, Any]) -> tuple[tuple[str, ...], int]:
         """Stop strings and most new tokens of a request."""
-        settings = generation_settings(asked, self.max_gen_toks)
+        settings = generation_settings(gen_kwargs, self.max_gen_toks)
         odd = [name for name in settings if name not in SETTINGS]
         if settings["do_sample"] or odd:
             what = "do_sample" if settings["do_sample"] else odd[0]
             raise RecipeError(
-                f"The model 'freemoe' decodes greedily, and a request has {what}={settings[what]!r} (all of it: {asked}). "
+                f"The model 'freemoe' decodes greedily, and a request has {what}={settings[what]!r} (all of it: {gen_kwargs}). "
                 "Use --gen_kwargs do_sample=False, or a task that asks for greedy decoding."
             )
         eos = self.tokenizer.decode(self.eot_token_id) if self.eot_token_id is not None else None

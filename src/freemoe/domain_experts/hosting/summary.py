@@ -15,7 +15,7 @@ from freemoe.results import read_result
 
 
 def expert_row(
-    expert: DomainExpert, mask: Mask, weights: list[WeightMatrix], told: dict[str, Any] | None
+    expert: DomainExpert, mask: Mask, weights: list[WeightMatrix], measurements: dict[str, Any] | None
 ) -> dict[str, Any]:
     """One expert.
 
@@ -23,23 +23,23 @@ def expert_row(
         expert: The expert.
         mask: What it switches off.
         weights: All that could be off.
-        told: What `read_measurements` knows of it.
+        measurements: What `read_measurements` knows of it.
 
     Returns:
         ``name``, ``kind``, ``off`` (single weights), ``share`` of all weights, ``bytes`` of its tensors on disk, ``accepted`` (by the
         guard; None where no build tells and something is off), ``verdict``, and ``gain``: mean, low and high end of its 95 % interval on held-out
         documents, with its ``unit``.
     """
-    told = told or {}
+    measurements = measurements or {}
     return {
         "name": expert.name,
         "kind": expert.kind,
         "off": mask.count,
         "share": mask.off_share(weights),
         "bytes": sum(t.numel() * t.element_size() for t in expert.to_tensors().values()),
-        "accepted": False if expert.kind == BASE else told.get("accepted"),
-        "verdict": told.get("verdict"),
-        "gain": told.get("gain"),
+        "accepted": False if expert.kind == BASE else measurements.get("accepted"),
+        "verdict": measurements.get("verdict"),
+        "gain": measurements.get("gain"),
     }
 
 

@@ -45,7 +45,7 @@ class SeenRequestCounter:
         if on_seen not in ALLOWED:
             raise RecipeError(f"seen is {on_seen!r}; allowed: {', '.join(ALLOWED)}.")
         self.record, self.on_seen = record, on_seen
-        self.asked: dict[str, set[Any]] = {}
+        self.requested: dict[str, set[Any]] = {}
         self.seen: dict[str, set[Any]] = {}
         if record is not None and record.missing_record_warning():
             _LOG.warning(record.missing_record_warning())
@@ -68,7 +68,7 @@ class SeenRequestCounter:
             task = str(getattr(request, "task_name", None) or "requests")
             name = getattr(request, "doc_id", None)
             name = place if name is None else name
-            self.asked.setdefault(task, set()).add(name)
+            self.requested.setdefault(task, set()).add(name)
             arguments = tuple(a for a in request.args if isinstance(a, str))
             if arguments not in known:
                 known[arguments] = is_seen_request(self.record.seen, arguments, kind, getattr(request, "doc", None))
@@ -86,7 +86,7 @@ class SeenRequestCounter:
 
     def _seen_summary(self) -> str:
         counts = (
-            f"{len(names)} of {len(self.asked[task])} documents of {task!r}"
+            f"{len(names)} of {len(self.requested[task])} documents of {task!r}"
             for task, names in self.seen.items()
             if names
         )
@@ -101,7 +101,7 @@ class SeenRequestCounter:
             return {"seen_documents": "unknown: " + self.record.missing_record_warning()}
         return {
             "seen_documents": {
-                task: {"seen": len(self.seen.get(task, ())), "of": len(names)} for task, names in self.asked.items()
+                task: {"seen": len(self.seen.get(task, ())), "of": len(names)} for task, names in self.requested.items()
             }
         }
 

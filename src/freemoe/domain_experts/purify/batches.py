@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from freemoe.core.errors import NumericError
-from freemoe.core.run.unit_state import NOT_KEPT, UnitState
+from freemoe.core.run.unit_state import NO_CHECKPOINT, UnitState
 from freemoe.evals.engine.output_head import forward_to_head, summed_loss
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import Document
@@ -124,8 +124,8 @@ def finite_values(losses: Sequence[Tensor]) -> list[float]:
 
 
 @torch.no_grad()
-def mean_loss(model: Any, batches: Sequence[AnswerBatch], kept: UnitState = NOT_KEPT) -> float:
-    """Mean cross-entropy per answer token over all batches, in nats; ``kept``: where the pass keeps its sum between two."""
+def mean_loss(model: Any, batches: Sequence[AnswerBatch], checkpoint: UnitState = NO_CHECKPOINT) -> float:
+    """Mean cross-entropy per answer token over all batches, in nats; ``checkpoint`` keeps the sum after each batch."""
     sums: list[Tensor] = []
 
     def load_state(state: dict[str, Tensor]) -> None:
@@ -134,6 +134,6 @@ def mean_loss(model: Any, batches: Sequence[AnswerBatch], kept: UnitState = NOT_
     def to_state() -> dict[str, Tensor]:
         return {"total": torch.tensor(sum(finite_values(sums)), dtype=torch.float64)}
 
-    for batch in kept.resume_iter(batches, to_state, load_state):
+    for batch in checkpoint.resume_iter(batches, to_state, load_state):
         sums.append(answer_loss(model, batch).double())
     return float(to_state()["total"]) / max(1, sum(b.answer_tokens for b in batches))

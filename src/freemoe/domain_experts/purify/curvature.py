@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freemoe.core.run.unit_state import NOT_KEPT, UnitState
+from freemoe.core.run.unit_state import NO_CHECKPOINT, UnitState
 from freemoe.domain_experts.purify.batches import AnswerBatch, mean_loss
 from freemoe.domain_experts.purify.gradients import Checkpointing, backward, gradients_to
 from freemoe.domain_experts.rank.calibrate import InputNorms, calibrate
@@ -83,7 +83,7 @@ def measure_curvature(
     batches: Sequence[AnswerBatch],
     *,
     checkpointing: Checkpointing = False,
-    kept: UnitState = NOT_KEPT,
+    checkpoint: UnitState = NO_CHECKPOINT,
 ) -> Curvature:
     """Measure h on documents: one forward pass and one gradient pass.
 
@@ -97,12 +97,12 @@ def measure_curvature(
         weights: Weights to measure.
         batches: Documents; a few thousand tokens suffice for vectors.
         checkpointing: As for ``gradients_to``.
-        kept: Where the pass keeps its sums between two batches.
+        checkpoint: Where the pass keeps its sums between two batches.
 
     Raises:
         NumericError: When an input or a gradient is NaN or infinite.
     """
-    inputs = _mean_squares(model, weights, batches, kept.part_state("inputs"))
+    inputs = _mean_squares(model, weights, batches, checkpoint.part_state("inputs"))
     outputs = {w.name: torch.zeros(w.num_experts, w.num_rows, device=w.device) for w in weights}
     answers = 0
 
@@ -117,7 +117,7 @@ def measure_curvature(
         for name, found in state.items():
             outputs[name].copy_(found)
 
-    for batch in kept.part_state("outputs").resume_iter(batches, lambda: outputs, load_state):
+    for batch in checkpoint.part_state("outputs").resume_iter(batches, lambda: outputs, load_state):
         answers = batch.answer_tokens
         # Left for every batch, so that no sum with NaN in it is kept.
         with gradients_to(model, weights, add_gradient, checkpointing=checkpointing):
@@ -127,7 +127,7 @@ def measure_curvature(
 
 
 def _mean_squares(
-    model: Any, weights: Sequence[WeightMatrix], batches: Sequence[AnswerBatch], kept: UnitState
+    model: Any, weights: Sequence[WeightMatrix], batches: Sequence[AnswerBatch], checkpoint: UnitState
 ) -> dict[str, Tensor]:
     """Mean squares of every weight's inputs over all tokens, also those that an expert was not given: ``(E, C)`` fp32."""
     norms: InputNorms | None = None
@@ -139,7 +139,7 @@ def _mean_squares(
     def to_state() -> State:
         return norms.to_tensors() if norms else {}
 
-    for batch in kept.resume_iter(batches, to_state, load_state):
+    for batch in checkpoint.resume_iter(batches, to_state, load_state):
         norms = calibrate(model, weights, [(batch.ids, batch.mask, batch.labels * 0)], 1, before=norms)
     assert norms is not None
     tokens = sum(int(b.mask.sum()) for b in batches)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from freemoe.core.errors import DataError, NumericError
-from freemoe.core.run.unit_state import NOT_KEPT, UnitState
+from freemoe.core.run.unit_state import NO_CHECKPOINT, UnitState
 from freemoe.domain_experts.purify.batches import AnswerBatch, mean_loss
 from freemoe.domain_experts.purify.curvature import Curvature, LossForecast, forecast_loss, measure_curvature
 from freemoe.domain_experts.purify.gradients import noise_weights
@@ -46,7 +46,7 @@ class PurifyTask:
         text: Whether the documents are plain text rather than prompts with answers.
         seed: Of everything random.
         on_round: Told after every round.
-        kept: Where the purification keeps how far it is.
+        checkpoint: Where the purification keeps how far it is.
     """
 
     model: Any
@@ -56,7 +56,7 @@ class PurifyTask:
     text: bool = False
     seed: int = 0
     on_round: OnRound = lambda *_: None
-    kept: UnitState = NOT_KEPT
+    checkpoint: UnitState = NO_CHECKPOINT
 
     def require_documents(self) -> None:
         """Raise `DataError` when one of the two lists is empty."""
@@ -84,13 +84,13 @@ class PurifyResult:
     forecast: LossForecast | None = None
 
 
-def to_state(found: PurifyResult) -> State:
+def to_state(result: PurifyResult) -> State:
     """What a purification found as tensors by name, for the run folder."""
-    forecast = astuple(found.forecast) if found.forecast else ()
+    forecast = astuple(result.forecast) if result.forecast else ()
     return {
-        **found.mask.encode(),
-        "|curve": torch.tensor(found.losses, dtype=torch.float64),
-        "|best": torch.tensor(found.best),
+        **result.mask.encode(),
+        "|curve": torch.tensor(result.losses, dtype=torch.float64),
+        "|best": torch.tensor(result.best),
         "|forecast": torch.tensor(forecast, dtype=torch.float64),
     }
 
@@ -141,19 +141,19 @@ def greedy_purify(task: PurifyTask, section: SaliencySection) -> PurifyResult:
         NumericError: When a loss or gradient is NaN or infinite; says in which round.
     """
     task.require_documents()
-    model, weights, stop, kept = task.model, task.weights, task.stop, task.kept
+    model, weights, stop, checkpoint = task.model, task.weights, task.stop, task.checkpoint
     checkpointing = section.checkpointing
     total = sum(w.size for w in weights)
     most = int(section.budget * total)
     parts = split_batches(task.gradient, section.part_tokens)
     search = _GreedySearch(weights, per_part=max(1, round(step_share(section, task.text) * total / len(parts))))
     try:
-        search.before = mean_loss(model, stop, kept.part_state("look 0"))
+        search.before = mean_loss(model, stop, checkpoint.part_state("look 0"))
         search.losses = [search.before]
         curvature = measure_curvature(
-            model, weights, parts[0], checkpointing=checkpointing, kept=kept.part_state("curvature")
+            model, weights, parts[0], checkpointing=checkpointing, checkpoint=checkpoint.part_state("curvature")
         )
-        search.load_state(kept.read_state())
+        search.load_state(checkpoint.read_state())
         while search.off < most:
             search.open_round()
             for part in parts[search.parts :]:
@@ -163,14 +163,14 @@ def greedy_purify(task: PurifyTask, section: SaliencySection) -> PurifyResult:
                     model, weights, part, room, spread=_SPREAD, toll=toll, checkpointing=checkpointing
                 )
                 search.apply_cut(*found)
-                kept.write_state(search.to_state)
+                checkpoint.write_state(search.to_state)
             if not search.rounds[-1].off:
                 break
-            loss = mean_loss(model, stop, kept.part_state(f"look {search.number}"))
+            loss = mean_loss(model, stop, checkpoint.part_state(f"look {search.number}"))
             task.on_round(search.number, loss, (search.off + search.rounds[-1].off) / total)
             if search.close_round(loss, section.patience):
                 break
-            kept.write_state(search.to_state)
+            checkpoint.write_state(search.to_state)
     except NumericError as error:
         raise NumericError(f"Greedy purification, round {search.number}, {search.off} weights off: {error}") from None
     finally:

@@ -104,7 +104,7 @@ def learn_switches(task: PurifyTask, section: SaliencySection) -> PurifyResult:
     most = int(section.budget * sum(w.size for w in task.weights))
     training = _SwitchTraining(task, section, most, tokens, steps, step_tokens, every)
     curvature = training.run_training()
-    found = training.found
+    found = training.best_mask
     expected = forecast_loss(task.model, task.weights, found, curvature, task.stop, checkpointing=section.checkpointing)
     return PurifyResult(found.to("cpu"), tuple(training.losses), training.best, expected)
 
@@ -119,7 +119,7 @@ class _SwitchTraining:
         steps: Of the training; the pace falls to zero over them.
         step_tokens: Answer tokens of a step.
         every: Steps of a round.
-        found: What the best round had off.
+        best_mask: What the best round had off.
         mask: What is off now.
         losses: On the stopping documents: the base's, then one per round.
         best: The best round.
@@ -135,7 +135,7 @@ class _SwitchTraining:
     steps: int
     step_tokens: int
     every: int
-    found: Mask = field(default_factory=Mask)
+    best_mask: Mask = field(default_factory=Mask)
     mask: Mask = field(default_factory=Mask)
     losses: list[float] = field(default_factory=list)
     best: int = 0
@@ -157,17 +157,17 @@ class _SwitchTraining:
                 self.task.weights,
                 measured,
                 checkpointing=self.section.checkpointing,
-                kept=self.task.kept.part_state("curvature"),
+                checkpoint=self.task.checkpoint.part_state("curvature"),
             )
             unit = curvature.small_cost(self.task.weights)
             self.switches = {w.name: WeightSwitches.all_on(w, self.task.seed) for w in self.task.weights}
-            self._load_state(self.task.kept.read_state())
+            self._load_state(self.task.checkpoint.read_state())
             for _ in range(self.step):
                 next(drawn)
             while self.step < (self.steps if unit and self.most else 0) and not self._is_enough():
                 self.step += 1
                 self._train_step(next(drawn), unit, curvature)
-                self.task.kept.write_state(self._to_state)
+                self.task.checkpoint.write_state(self._to_state)
         except NumericError as error:
             raise NumericError(f"Learned switches, step {self.step}, {self.mask.count} weights off: {error}") from None
         return curvature
@@ -196,7 +196,9 @@ class _SwitchTraining:
 
     def _eval_stopping_loss(self) -> float:
         with switched_off(self.task.weights, self.mask):
-            return mean_loss(self.task.model, self.task.stop, self.task.kept.part_state(f"look {len(self.losses)}"))
+            return mean_loss(
+                self.task.model, self.task.stop, self.task.checkpoint.part_state(f"look {len(self.losses)}")
+            )
 
     def _close_round(self, curvature: Curvature) -> None:
         losses = self.losses
@@ -206,7 +208,7 @@ class _SwitchTraining:
             self.pace.shrink_step()
         self.standing = losses[-1]
         if losses[-1] < losses[self.best]:
-            self.best, self.found = len(losses) - 1, self.mask
+            self.best, self.best_mask = len(losses) - 1, self.mask
             for switch in self.switches.values():
                 switch.save_best()
         elif losses[-1] - losses[self.best] > _LOST * (losses[0] - losses[self.best]):
@@ -220,7 +222,7 @@ class _SwitchTraining:
         trend = math.nan if self.pace.trend is None else self.pace.trend
         numbers = [self.standing, self.line, self.pace.value, trend]
         return {
-            **pack_state("found", self.found.encode()),
+            **pack_state("found", self.best_mask.encode()),
             **pack_state("mask", self.mask.encode()),
             **{key: t for s in self.switches.values() for key, t in s.to_state().items()},
             "counts": torch.tensor([self.best, self.step, int(self.pace.growing)]),
@@ -231,7 +233,7 @@ class _SwitchTraining:
         """Go on from a state; None: begin."""
         if state is None:
             return
-        self.found, self.mask = (
+        self.best_mask, self.mask = (
             decode_mask(unpack_state(part, state), self.task.weights) for part in ("found", "mask")
         )
         for switch in self.switches.values():

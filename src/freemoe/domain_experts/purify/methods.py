@@ -82,17 +82,17 @@ def _learned_cost(section: SaliencySection, text: bool, documents: int, tokens: 
 
 def _search_both(task: PurifyTask, section: SaliencySection) -> PurifyResult:
     rounds = _greedy_rounds(section, task.text)
-    ended = task.kept.part_state("greedy, its end")
+    ended = task.checkpoint.part_state("greedy, its end")
     known = ended.read_state()
     if known is None:
-        greedy = METHODS.get("greedy").search(replace(task, kept=task.kept.part_state("greedy")), section)
+        greedy = METHODS.get("greedy").search(replace(task, checkpoint=task.checkpoint.part_state("greedy")), section)
         ended.write_state(lambda: to_state(greedy), now=True)
     else:
         greedy = from_state(known, task.weights)
     second = replace(
         task,
-        on_round=lambda number, *found: task.on_round(rounds + number, *found),
-        kept=task.kept.part_state("learned"),
+        on_round=lambda number, *outcome: task.on_round(rounds + number, *outcome),
+        checkpoint=task.checkpoint.part_state("learned"),
     )
     learned = METHODS.get("learned").search(second, section)
     return learned if learned.losses[learned.best] < greedy.losses[greedy.best] else greedy

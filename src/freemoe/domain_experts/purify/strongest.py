@@ -103,17 +103,17 @@ def _topk_threshold(scores: Sequence[Callable[[], Tensor]], count: int, above: f
     return max(above, _upper_end(lowest + int(enough[-1]) - 1))
 
 
-def _select_topk(found: Sequence[_TensorScores], count: int) -> TopKMasks:
+def _select_topk(parts: Sequence[_TensorScores], count: int) -> TopKMasks:
     """The ``count`` largest of what was found."""
-    together = torch.cat([f.values.to(found[0].values.device) for f in found])
+    together = torch.cat([f.values.to(parts[0].values.device) for f in parts])
     if len(together) <= count:
-        return TopKMasks([f.at for f in found], float(together.min()) if len(together) else math.inf)
+        return TopKMasks([f.at for f in parts], float(together.min()) if len(together) else math.inf)
     line = together.kthvalue(len(together) - count + 1).values
     chosen, equal = together > line, together == line
     # Of several scores equal to the last one that gets in, the first places do.
     chosen |= equal & (equal.cumsum(0, dtype=torch.int32) <= count - chosen.sum())
-    own = TensorMask.of_several(chosen.split([f.at.count for f in found]))
-    return TopKMasks([kept.to(f.at.device).expand_into(f.at) for f, kept in zip(found, own, strict=True)], float(line))
+    own = TensorMask.of_several(chosen.split([f.at.count for f in parts]))
+    return TopKMasks([kept.to(f.at.device).expand_into(f.at) for f, kept in zip(parts, own, strict=True)], float(line))
 
 
 def _interval_index(values: Tensor) -> Tensor:

@@ -38,8 +38,8 @@ def describe_subdomains(documents: Sequence[Document], part: DomainDivision) -> 
         inside = Counter(word for words in own for word in words)
         others = len(found) - len(own)
 
-        def excess_share(word: str, inside: Counter[str] = inside, own: int = len(own), others: int = others) -> float:
-            return inside[word] / own - ((whole[word] - inside[word]) / others if others else 0.0)
+        def excess_share(word: str, inside: Counter[str] = inside, size: int = len(own), others: int = others) -> float:
+            return inside[word] / size - ((whole[word] - inside[word]) / others if others else 0.0)
 
         known = [
             w for w, count in inside.items() if count >= _FEWEST and excess_share(w) > 0 and (others or len(w) > 3)

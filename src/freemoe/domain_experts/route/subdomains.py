@@ -157,10 +157,10 @@ def divide_domain(
     )
 
 
-def _nearest_documents(feature: Tensor, own: np.ndarray, centre: Tensor) -> tuple[int, ...]:
+def _nearest_documents(feature: Tensor, members: np.ndarray, centre: Tensor) -> tuple[int, ...]:
     """Of some documents those nearest to a centroid."""
-    apart = (feature[torch.from_numpy(own)].double() - centre.double()).norm(dim=1).numpy()
-    return tuple(int(own[i]) for i in np.argsort(apart, kind="stable")[:_TYPICAL])
+    apart = (feature[torch.from_numpy(members)].double() - centre.double()).norm(dim=1).numpy()
+    return tuple(int(members[i]) for i in np.argsort(apart, kind="stable")[:_TYPICAL])
 
 
 def _kmeans_labels(feature: np.ndarray, count: int, initialisations: int, seed: int) -> np.ndarray:

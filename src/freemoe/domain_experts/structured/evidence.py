@@ -36,35 +36,35 @@ def is_harmless(
 
 
 def largest_harmless(
-    found: FoundUnits, guard: Sequence[Document], score: ScoreUnder, margin: float | None
+    result: FoundUnits, guard: Sequence[Document], score: ScoreUnder, margin: float | None
 ) -> dict[str, Any]:
     """The largest share of units whose loss is shown to be below a margin, on documents that neither fitted nor stopped.
 
     Shares are tested from the smallest up until one fails, so that the whole sequence errs as seldom as one test does.
 
     Args:
-        found: What structured purification found.
+        result: What structured purification found.
         guard: Reference documents of the subdomain that decided nothing about it.
         score: Scores them with weights off; journalled.
         margin: Points, of text nats per token; `MARGINS` if None.
     """
     margin = MARGINS[is_text(guard)] if margin is None else margin
     base, largest = score("base", Mask, guard), 0.0
-    for point in found.curve.points:
-        off = partial(found.units.mask, point.off)
-        if not is_harmless(score(f"units {point.asked}", off, guard), base, guard, margin):
+    for point in result.curve.points:
+        off = partial(result.units.mask, point.off)
+        if not is_harmless(score(f"units {point.requested}", off, guard), base, guard, margin):
             break
         largest = point.share
     return {"largest_share": largest, "margin": margin, "guard_documents": len(guard)}
 
 
 def unit_evidence(
-    found: FoundUnits, documents: Sequence[Document], score: ScoreUnder, seeds: Sequence[int]
+    result: FoundUnits, documents: Sequence[Document], score: ScoreUnder, seeds: Sequence[int]
 ) -> dict[str, Any]:
     """Score one subdomain's reported documents along the curve, and under the rivals at every share.
 
     Args:
-        found: What structured purification found; nothing is chosen here any more.
+        result: What structured purification found; nothing is chosen here any more.
         documents: Opened reported documents of the subdomain.
         score: Scores documents with weights off; journalled.
         seeds: Of the draws of random units, per share.
@@ -72,7 +72,7 @@ def unit_evidence(
     Returns:
         ``points``: per share its units, stopping loss and figure against the base, beside ``rivals`` and ``random``.
     """
-    units, curve = found.units, found.curve
+    units, curve = result.units, result.curve
     base = score("base", Mask, documents)
 
     def summary_row(name: str, off: UnitsOff) -> dict[str, Any]:
@@ -80,22 +80,22 @@ def unit_evidence(
 
     points = []
     for i, point in enumerate(curve.points):
-        rivals = {n: summary_row(f"{n} {point.asked}", off) for n, off in found.rivals[i].items()}
+        rivals = {n: summary_row(f"{n} {point.requested}", off) for n, off in result.rivals[i].items()}
         runs = [
-            score(f"random {r} {point.asked}", partial(units.mask, found.random_units(i, seed)), documents)
+            score(f"random {r} {point.requested}", partial(units.mask, result.random_units(i, seed)), documents)
             for r, seed in enumerate(seeds)
         ]
         if runs:
             rivals["random"] = summarise_scores(mean_scores(runs), base, documents, runs)
         points.append(
             {
-                "asked": point.asked,
+                "asked": point.requested,
                 "share": point.share,
                 "units": units.number_off(point.off),
                 "per_layer": {str(n): len(numbers) for n, numbers in point.off.items()},
                 "stopping_loss": point.loss,
-                "candidate": i == found.best_index,
-                "row": summary_row(f"units {point.asked}", point.off),
+                "candidate": i == result.best_index,
+                "row": summary_row(f"units {point.requested}", point.off),
                 "rivals": rivals,
             }
         )
@@ -106,14 +106,14 @@ def unit_evidence(
         "stopping_loss_of_base": curve.base,
         "looks": [list(look) for look in curve.looks],
         "points": points,
-        "singles": found.singles.count,
+        "singles": result.singles.count,
     }
 
 
-def cut_evidence(model: Any, found: FoundUnits) -> dict[str, Any]:
+def cut_evidence(model: Any, result: FoundUnits) -> dict[str, Any]:
     """Size and speed of the model with the candidate's units cut out; or why it cannot be cut."""
     try:
-        small = shrink(model, found.units, found.best_point.off)
+        small = shrink(model, result.units, result.best_point.off)
     except FreeMoEError as error:
         return {"cannot": str(error)}
     return compare_cost(model, small)

@@ -83,7 +83,7 @@ class FoundUnits:
         """Flatten, for the run folder."""
         found = {
             "base": torch.tensor(self.curve.base, dtype=torch.float64),
-            "points": torch.tensor([[p.share, p.asked, p.loss] for p in self.curve.points], dtype=torch.float64),
+            "points": torch.tensor([[p.share, p.requested, p.loss] for p in self.curve.points], dtype=torch.float64),
             "looks": torch.tensor(self.curve.looks, dtype=torch.float64).reshape(-1, 3),
             "single_losses": torch.tensor(self.single_losses, dtype=torch.float64),
             f"start|{self.curve.start}": torch.zeros(1),
@@ -152,7 +152,7 @@ def fit_units(
     found = _fit_curve(task, units, section, saliency)
     if not singles:
         return found
-    inside = replace(task, on_round=lambda *_: None, kept=task.kept.part_state("single switches"))
+    inside = replace(task, on_round=lambda *_: None, checkpoint=task.checkpoint.part_state("single switches"))
     with switched_off(task.weights, units.mask(found.best_point.off)):
         result = method_of(saliency, task.text, task.weights).run(inside, saliency)
     return replace(found, singles=result.mask, single_losses=tuple(result.losses[1:]))
@@ -160,20 +160,22 @@ def fit_units(
 
 def _fit_curve(task: PurifyTask, units: ModelUnits, section: UnitSection, saliency: SaliencySection) -> FoundUnits:
     """The curve, and what its rivals would switch off; once."""
-    model, kept = task.model, task.kept
-    ended = kept.part_state("units, their end")
+    model, checkpoint = task.model, task.checkpoint
+    ended = checkpoint.part_state("units, their end")
     known = ended.read_state()
     if known is not None:
         return FoundUnits.from_tensors(units, (), known)
     with held_in(model, compute_dtype(saliency.compute, model)):
         curve = train_units(
-            replace(task, kept=kept.part_state("units")),
+            replace(task, checkpoint=checkpoint.part_state("units")),
             units,
             section,
             multiple=multiple_of(section, model.device),
             checkpointing=saliency.checkpointing,
         )
-        scores = rival_scores(units, measure_importance(model, units, task.gradient, kept.part_state("units, rivals")))
+        scores = rival_scores(
+            units, measure_importance(model, units, task.gradient, checkpoint.part_state("units, rivals"))
+        )
     rivals = tuple(
         {name: lowest_units(units, s, _as_many(units, point, section.layout)) for name, s in scores.items()}
         for point in curve.points

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from freemoe.core.errors import NumericError
-from freemoe.core.run.unit_state import NOT_KEPT, UnitState
+from freemoe.core.run.unit_state import NO_CHECKPOINT, UnitState
 from freemoe.domain_experts.purify.activations import split_by_memory
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_loss, finite_values
 from freemoe.domain_experts.purify.gradients import Checkpointing, gradients_to
@@ -66,13 +66,13 @@ def measure_importance(
     model: Any,
     units: ModelUnits,
     batches: Sequence[AnswerBatch],
-    kept: UnitState = NOT_KEPT,
+    checkpoint: UnitState = NO_CHECKPOINT,
     checkpointing: Checkpointing = False,
 ) -> list[UnitImportance]:
     """Measure every unit on documents, in one pass; layers in the order of ``units``.
 
     For layers and experts, whose contribution is no input of one linear, the curvature is the mean over batches of the
-    squared gradient and the energy is not measured (width 0). The pass keeps its sums in ``kept`` between two batches, and
+    squared gradient and the energy is not measured (width 0). The pass keeps its sums in ``checkpoint`` between two batches, and
     less of its activations with ``checkpointing``, as for ``gradients_to``.
 
     Raises:
@@ -107,7 +107,7 @@ def measure_importance(
             for layer in units.layers:
                 stack.enter_context(_collect_moments(layer, moments))
         cut = [part for whole in batches for part in split_by_memory(model, whole)]
-        for batch in kept.resume_iter(cut, to_state, load_state):
+        for batch in checkpoint.resume_iter(cut, to_state, load_state):
             positions += int(batch.mask.sum())
             loss = answer_loss(model, batch)
             loss.backward()

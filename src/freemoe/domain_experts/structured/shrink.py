@@ -41,23 +41,23 @@ def shrink(model: Any, units: ModelUnits, off: UnitsOff, *, pad: bool = False) -
     state: dict[str, Tensor] = dict(model.state_dict())
     config = copy.deepcopy(model.config)
     if units.kind == "layer":
-        kept_layers = [layer.number for layer in units.layers if layer.number not in off]
-        state = _without_layers(model, state, kept_layers)
-        _say_layers(config.get_text_config(), len(units.layers), kept_layers)
+        keep = [layer.number for layer in units.layers if layer.number not in off]
+        state = _without_layers(model, state, keep)
+        _say_layers(config.get_text_config(), len(units.layers), keep)
     else:
-        kept = {
+        keep = {
             layer.number: _remaining_units(layer.count, off.get(layer.number, torch.empty(0, dtype=torch.long)))
             for layer in units.layers
         }
-        width = max(map(len, kept.values()))
-        if min(map(len, kept.values())) < width:
-            kept = _pad_layers(units, kept, width, pad)
-            state = _with_zeros(state, units, off, kept)
+        width = max(map(len, keep.values()))
+        if min(map(len, keep.values())) < width:
+            keep = _pad_layers(units, keep, width, pad)
+            state = _with_zeros(state, units, off, keep)
         for layer in units.layers:
             for part in layer.parts:
-                _cut_weight(state, part, part.member_indices(kept[layer.number]))
+                _cut_weight(state, part, part.member_indices(keep[layer.number]))
         if units.kind == "expert":
-            _cut_routers(model, state, units, kept)
+            _cut_routers(model, state, units, keep)
         _say_width(model, config.get_text_config(), units, width)
     return _build_model(model, config, state)
 
@@ -68,8 +68,8 @@ def _remaining_units(count: int, off: Tensor) -> Tensor:
     return on.nonzero().flatten()
 
 
-def _pad_layers(units: ModelUnits, kept: dict[int, Tensor], width: int, pad: bool) -> dict[int, Tensor]:
-    numbers = sorted({len(k) for k in kept.values()})
+def _pad_layers(units: ModelUnits, keep: dict[int, Tensor], width: int, pad: bool) -> dict[int, Tensor]:
+    numbers = sorted({len(k) for k in keep.values()})
     if not pad or units.kind == "expert":
         raise RecipeError(
             f"Layers are left with different numbers of units of kind {units.kind!r} ({numbers[0]} to {numbers[-1]}), and a "
@@ -83,18 +83,18 @@ def _pad_layers(units: ModelUnits, kept: dict[int, Tensor], width: int, pad: boo
     counts = {layer.number: layer.count for layer in units.layers}
     return {
         n: torch.cat([k, _remaining_units(counts[n], k)[: width - len(k)]]).sort().values if len(k) < width else k
-        for n, k in kept.items()
+        for n, k in keep.items()
     }
 
 
 def _with_zeros(
-    state: dict[str, Tensor], units: ModelUnits, off: UnitsOff, kept: dict[int, Tensor]
+    state: dict[str, Tensor], units: ModelUnits, off: UnitsOff, keep: dict[int, Tensor]
 ) -> dict[str, Tensor]:
     """The state with the weights at zero of units that are off and yet stay, to fill a layer up."""
     state = dict(state)
     for layer in units.layers:
         filling = off.get(layer.number)
-        if filling is None or not (filling := filling.cpu()[torch.isin(filling.cpu(), kept[layer.number])]).numel():
+        if filling is None or not (filling := filling.cpu()[torch.isin(filling.cpu(), keep[layer.number])]).numel():
             continue
         for part in layer.parts:
             axis = _index_dim(part)
@@ -123,7 +123,7 @@ def _cut_weight(state: dict[str, Tensor], part: UnitSlice, indices: Tensor) -> N
         state[bias] = state[bias].index_select(0, indices.to(state[bias].device))
 
 
-def _cut_routers(model: Any, state: dict[str, Tensor], units: ModelUnits, kept: dict[int, Tensor]) -> None:
+def _cut_routers(model: Any, state: dict[str, Tensor], units: ModelUnits, keep: dict[int, Tensor]) -> None:
     family = family_of(model)
     path, _ = find_layers(model, family)
     assert family.gate is not None
@@ -136,29 +136,29 @@ def _cut_routers(model: Any, state: dict[str, Tensor], units: ModelUnits, kept: 
         start = f"{path}.{layer.number}.{family.gate.path}."
         for key in [k for k in state if k.startswith(start)]:
             if state[key].ndim and state[key].shape[0] == layer.count:
-                state[key] = state[key].index_select(0, kept[layer.number].to(state[key].device))
+                state[key] = state[key].index_select(0, keep[layer.number].to(state[key].device))
 
 
-def _say_width(model: Any, config: Any, units: ModelUnits, kept: int) -> None:
+def _say_width(model: Any, config: Any, units: ModelUnits, num_kept: int) -> None:
     """Write the number of units that are left into the configuration."""
     if units.kind == "expert":
         for name in EXPERT_COUNTS:
             if getattr(config, name, None) == units.layers[0].count:
-                setattr(config, name, kept)
+                setattr(config, name, num_kept)
     elif units.kind == "neuron":
-        setattr(config, next(n for n in _WIDTHS if hasattr(config, n)), kept)
+        setattr(config, next(n for n in _WIDTHS if hasattr(config, n)), num_kept)
     else:
         heads, groups = config.num_attention_heads, units.layers[0].count
         # Without it the size of a head would follow from the hidden size and the number of heads.
         config.head_dim = units.layers[0].parts[-1].members.shape[1] * groups // heads
-        config.num_attention_heads = heads // groups * kept
+        config.num_attention_heads = heads // groups * num_kept
         if hasattr(config, "num_key_value_heads"):
-            config.num_key_value_heads = kept
+            config.num_key_value_heads = num_kept
 
 
-def _without_layers(model: Any, state: dict[str, Tensor], kept: Sequence[int]) -> dict[str, Tensor]:
+def _without_layers(model: Any, state: dict[str, Tensor], keep: Sequence[int]) -> dict[str, Tensor]:
     path, _ = find_layers(model, family_of(model))
-    places = {old: new for new, old in enumerate(kept)}
+    places = {old: new for new, old in enumerate(keep)}
     found = {}
     for key, value in state.items():
         if key.startswith(f"{path}."):
@@ -170,16 +170,16 @@ def _without_layers(model: Any, state: dict[str, Tensor], kept: Sequence[int]) -
     return found
 
 
-def _say_layers(config: Any, count: int, kept: Sequence[int]) -> None:
+def _say_layers(config: Any, count: int, keep: Sequence[int]) -> None:
     """Write the layers that are left into the configuration, with everything that it says layer by layer."""
     for name, value in list(vars(config).items()):
         if "layer" in name and isinstance(value, list) and len(value) == count and name != "mlp_only_layers":
-            setattr(config, name, [value[i] for i in kept])
+            setattr(config, name, [value[i] for i in keep])
     if getattr(config, "mlp_only_layers", None):
-        config.mlp_only_layers = [new for new, old in enumerate(kept) if old in config.mlp_only_layers]
+        config.mlp_only_layers = [new for new, old in enumerate(keep) if old in config.mlp_only_layers]
     if getattr(config, "first_k_dense_replace", None):
-        config.first_k_dense_replace = sum(i < config.first_k_dense_replace for i in kept)
-    config.num_hidden_layers = len(kept)
+        config.first_k_dense_replace = sum(i < config.first_k_dense_replace for i in keep)
+    config.num_hidden_layers = len(keep)
 
 
 def _build_model(model: Any, config: Any, state: dict[str, Tensor]) -> Any:

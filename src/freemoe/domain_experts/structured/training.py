@@ -46,13 +46,13 @@ class CurvePoint:
 
     Attributes:
         share: Units off, as a share of all: what was asked for, rounded as the layout needs it.
-        asked: The share that was asked for.
+        requested: The share that was asked for.
         off: Which units are off.
         loss: Loss on the stopping documents, in nats per answer token.
     """
 
     share: float
-    asked: float
+    requested: float
     off: dict[int, Tensor]
     loss: float
 
@@ -156,9 +156,11 @@ def train_units(
     targets = [numbers_off(units, share, section.layout, multiple) for share in section.off]
     drawn = draw_steps(task.gradient, section.step_tokens, task.seed)
     training = _UnitTraining(task, units, section, drawn, checkpointing)
-    known = task.kept.read_state()
+    known = task.checkpoint.read_state()
     if known is None:
-        worths = measure_importance(task.model, units, task.gradient, task.kept.part_state("worth"), checkpointing)
+        worths = measure_importance(
+            task.model, units, task.gradient, task.checkpoint.part_state("worth"), checkpointing
+        )
         training.choose_start(worths, targets[0])
     else:
         training.load_state(known)
@@ -166,8 +168,8 @@ def train_units(
     for number in range(training.now.number, len(targets)):
         training.train_budget(nothing if number == 0 else targets[number - 1], targets[number])
     points = [
-        CurvePoint(units.share_off(off), asked, off, loss)
-        for asked, (loss, off) in zip(section.off, training.ends, strict=True)
+        CurvePoint(units.share_off(off), share, off, loss)
+        for share, (loss, off) in zip(section.off, training.ends, strict=True)
     ]
     return PruningCurve(training.base, tuple(points), tuple(training.looks), training.start)
 
@@ -245,7 +247,7 @@ class _UnitTraining:
         while now.step < self.section.steps and now.waited < self.section.patience:
             now.step += 1
             self._train_step(before, target)
-            self.task.kept.write_state(self.to_state)
+            self.task.checkpoint.write_state(self.to_state)
         self.ends.append(now.best)
         self.now = _BudgetState(
             now.number + 1,

@@ -215,19 +215,19 @@ def _index_ranges(starts: Tensor, length: int) -> Tensor:
 
 
 def _neuron_units(
-    model: Any, family: ModelFamily, layer: nn.Module, number: int, own: dict[str, WeightMatrix]
+    model: Any, family: ModelFamily, layer: nn.Module, number: int, weights: dict[str, WeightMatrix]
 ) -> LayerUnits | None:
     if family.experts is not None:
         return None
     first, (last,) = family.mlp
-    down = own[f"{last}.weight"]
+    down = weights[f"{last}.weight"]
     each = torch.arange(down.num_columns)
     # Gate and up may be one matrix, one above the other.
     parts = [
         UnitSlice(
             weight, "rows", _index_ranges(torch.stack([each + down.num_columns * k for k in range(copies)], 1), 1)
         )
-        for weight in (own[f"{path}.weight"] for path in first)
+        for weight in (weights[f"{path}.weight"] for path in first)
         for copies in (weight.num_rows // down.num_columns,)
     ]
     parts.append(UnitSlice(down, "columns", each[:, None]))
@@ -235,7 +235,7 @@ def _neuron_units(
 
 
 def _kv_group_units(
-    model: Any, family: ModelFamily, layer: nn.Module, number: int, own: dict[str, WeightMatrix]
+    model: Any, family: ModelFamily, layer: nn.Module, number: int, weights: dict[str, WeightMatrix]
 ) -> LayerUnits:
     if family.heads == "latent":
         raise FamilyError(
@@ -244,7 +244,7 @@ def _kv_group_units(
         )
     config = model.config.get_text_config()
     first, (last,) = family.attention
-    out = own[f"{last}.weight"]
+    out = weights[f"{last}.weight"]
     heads = config.num_attention_heads
     groups = getattr(config, "num_key_value_heads", None) or heads
     dim, per = out.num_columns // heads, heads // groups
@@ -252,21 +252,21 @@ def _kv_group_units(
     queries, single = _index_ranges(each[:, None] * per * dim, per * dim), _index_ranges(each[:, None] * dim, dim)
     if family.heads == "separate":
         parts = [
-            UnitSlice(own[f"{path}.weight"], "rows", m)
+            UnitSlice(weights[f"{path}.weight"], "rows", m)
             for path, m in zip(first, (queries, single, single), strict=True)
         ]
     elif family.heads == "stacked":
         keys = single + heads * dim
         members = torch.cat([queries, keys, keys + groups * dim], 1)
-        parts = [UnitSlice(own[f"{first[0]}.weight"], "rows", members)]
+        parts = [UnitSlice(weights[f"{first[0]}.weight"], "rows", members)]
     else:
-        parts = [UnitSlice(own[f"{first[0]}.weight"], "rows", _index_ranges(each[:, None] * 3 * dim, 3 * dim))]
+        parts = [UnitSlice(weights[f"{first[0]}.weight"], "rows", _index_ranges(each[:, None] * 3 * dim, 3 * dim))]
     parts.append(UnitSlice(out, "columns", queries))
     return LayerUnits(number, groups, 1, layer.get_submodule(last), tuple(parts))
 
 
 def _layer_units(
-    model: Any, family: ModelFamily, layer: nn.Module, number: int, own: dict[str, WeightMatrix]
+    model: Any, family: ModelFamily, layer: nn.Module, number: int, weights: dict[str, WeightMatrix]
 ) -> LayerUnits:
     biased = [
         path
@@ -278,13 +278,13 @@ def _layer_units(
             f"{', '.join(biased)} of layer {number} has a bias, which is no weight that can be off: with all its weights "
             "off the layer would still add something. Use --unit neuron or kv_group."
         )
-    return LayerUnits(number, 1, 0, layer, tuple(_whole_weight(w) for w in own.values()))
+    return LayerUnits(number, 1, 0, layer, tuple(_whole_weight(w) for w in weights.values()))
 
 
 def _expert_units(
-    model: Any, family: ModelFamily, layer: nn.Module, number: int, own: dict[str, WeightMatrix]
+    model: Any, family: ModelFamily, layer: nn.Module, number: int, weights: dict[str, WeightMatrix]
 ) -> LayerUnits | None:
-    fused = [w for w in own.values() if w.is_fused]
+    fused = [w for w in weights.values() if w.is_fused]
     if not fused or (router := fused[0].gate) is None:
         return None
     each = torch.arange(fused[0].num_experts)[:, None]

@@ -31,23 +31,23 @@ _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 def layer_of(
-    model: Any, layer: nn.Module, own: MoELayer, kept: int, renormalise: bool, hook: Hook | None, before: bool
+    model: Any, layer: nn.Module, moe: MoELayer, active: int, renormalise: bool, hook: Hook | None, before: bool
 ) -> LayerWeights | None:
     """A layer's tensors, or None.
 
     Args:
         model: The mixture model.
         layer: One of its decoder layers.
-        own: The same layer's mixture.
-        kept: Experts that run.
+        moe: The same layer's mixture.
+        active: Experts that run.
         renormalise: Whether their weights are scaled to the sum of all that the gate chooses.
         hook: The layer's hook.
         before: Whether it bends what the mixture sees.
     """
     children = dict(layer.named_children())
-    if set(children) != _CHILDREN or children["mlp"] is not own.block:
+    if set(children) != _CHILDREN or children["mlp"] is not moe.block:
         return None
-    found, mixture = _bind_attention(children["self_attn"]), _bind_mixture(model, own, kept, renormalise)
+    found, mixture = _bind_attention(children["self_attn"]), _bind_mixture(model, moe, active, renormalise)
     norms = [_bind_norm(children[name]) for name in _NORMS]
     if found is None or mixture is None or norms[0] is None or norms[1] is None:
         return None
@@ -75,16 +75,16 @@ def _bind_attention(attention: nn.Module) -> AttentionWeights | None:
     return AttentionWeights(query, key, value, output, norms[0], norms[1], head_dim, scale, float(clip))
 
 
-def _bind_mixture(model: Any, own: MoELayer, kept: int, renormalise: bool) -> MixtureWeights | None:
+def _bind_mixture(model: Any, moe: MoELayer, active: int, renormalise: bool) -> MixtureWeights | None:
     family = family_of(model)
-    experts: Any = own.experts
-    gate: Any = own.gate
+    experts: Any = moe.experts
+    gate: Any = moe.gate
     if not are_plain_experts(experts):
         return None
     # Shared experts, and gates with a bias or groups of experts, have more than these.
     more = [
-        dict(own.block.named_children()).keys() - {"gate", "experts"},
-        dict(own.gate.named_parameters()).keys() - {"weight"},
+        dict(moe.block.named_children()).keys() - {"gate", "experts"},
+        dict(moe.gate.named_parameters()).keys() - {"weight"},
     ]
     config = model.config.get_text_config()
     activation = getattr(config, "hidden_act", None)
@@ -93,7 +93,7 @@ def _bind_mixture(model: Any, own: MoELayer, kept: int, renormalise: bool) -> Mi
     rule = family.gate.renormalised
     normalise = rule == "always" or (rule != "never" and bool(getattr(config, rule, False)))
     return MixtureWeights(
-        gate.weight, experts.gate_up_proj, experts.down_proj, activation, own.k, min(kept, own.k), normalise, renormalise
+        gate.weight, experts.gate_up_proj, experts.down_proj, activation, moe.k, min(active, moe.k), normalise, renormalise
     )  # fmt: skip
 
 

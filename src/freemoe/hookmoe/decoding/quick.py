@@ -58,13 +58,13 @@ def quick_decoding(
     for number, layer in enumerate(decoder_layers(model)):
         if number not in found:
             continue
-        own, hook = found[number], by_layer.get(number)
-        full = own.k
-        kept = full if plan is None or rescale == "none" else min(plan.ks[number] or full, full)
-        make = partial(layer_of, model, layer, own, kept, rescale == "renorm" and kept < full, hook, before)
-        standing = {own.gate: int(kept < full), own.block: int(hook is not None)}
+        moe, hook = found[number], by_layer.get(number)
+        full = moe.k
+        active = full if plan is None or rescale == "none" else min(plan.ks[number] or full, full)
+        make = partial(layer_of, model, layer, moe, active, rescale == "renorm" and active < full, hook, before)
+        standing = {moe.gate: int(active < full), moe.block: int(hook is not None)}
         if hook is not None and before and hooks is not None and hooks.scope != "block":
-            standing = {own.gate: 1 + int(kept < full), own.experts: 1}
+            standing = {moe.gate: 1 + int(active < full), moe.experts: 1}
         forwards[layer] = _OneTokenForward(layer, make, standing)
     output_head = model.get_output_embeddings()
     if type(output_head) is nn.Linear:
@@ -89,7 +89,7 @@ class _OneTokenForward:
     def __init__(self, layer: nn.Module, make: Callable[[], Any], standing: dict[nn.Module, int]) -> None:
         self.layer, self.make = layer, make
         self.number = int(getattr(getattr(layer, "self_attn", None), "layer_idx", 0))
-        self.own: Callable[..., Any] = layer.forward
+        self.forward: Callable[..., Any] = layer.forward
         self.modules = [(m, standing.get(m, 0)) for m in layer.modules() if m is not layer]
         self.weight: Tensor | None = None
         self.address = 0
@@ -99,12 +99,12 @@ class _OneTokenForward:
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         """As the layer's own."""
         if not self._is_applicable(hidden_states, args, kwargs):
-            return self.own(hidden_states, *args, **kwargs)
+            return self.forward(hidden_states, *args, **kwargs)
         if not self.tried:
             self.tried, self.step = True, self._verified_step(hidden_states, kwargs)
         cache = kwargs["past_key_values"]
         if self.step is None or (self.weight is not None and self.weight.data_ptr() != self.address):
-            return self.own(hidden_states, *args, **kwargs)
+            return self.forward(hidden_states, *args, **kwargs)
         return self._run_step(self.step, hidden_states, kwargs["position_embeddings"], cache, self.number)
 
     def _is_applicable(self, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -131,7 +131,7 @@ class _OneTokenForward:
         step, mixture = CompiledLayer(layer), layer.mixture
         key = (
             x.dtype,
-            mixture.kept,
+            mixture.active,
             mixture.renormalise,
             layer.hook is not None and layer.hook.before,
             layer.hook is None,
@@ -157,7 +157,7 @@ class _OneTokenForward:
             angles = (2 * torch.pi * torch.rand(1, 1, width, generator=generator)).repeat(1, 1, 2)
             places = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
             token = (_PROBE_STD * torch.randn(x.shape, generator=generator)).to(x.dtype)
-            want = self.own(token, **kwargs | {"position_embeddings": places, "past_key_values": caches[0]})
+            want = self.forward(token, **kwargs | {"position_embeddings": places, "past_key_values": caches[0]})
             got = self._run_step(step, token, places, caches[1], self.number)
             differences.append(float((got - want).abs().max() / (want - token).abs().max()))
         # NaN, as of a layer that adds nothing, says no.
@@ -168,7 +168,7 @@ class _OneTokenHead:
     """The forward of a linear layer: one token by the loops, all else by the layer itself."""
 
     def __init__(self, linear: nn.Linear) -> None:
-        self.linear, self.own = linear, linear.forward
+        self.linear, self.forward = linear, linear.forward
 
     def __call__(self, x: Tensor) -> Tensor:
         """As the layer's own."""
@@ -176,5 +176,5 @@ class _OneTokenHead:
         weight, bias = self.linear.weight, self.linear.bias
         fits = weight.dtype == x.dtype and weight.is_contiguous() and rows_available(x.dtype)
         if not one or torch.compiler.is_compiling() or not fits:
-            return self.own(x)
+            return self.forward(x)
         return compiled_linear(x.flatten(), LinearWeights(weight, bias)).view(*x.shape[:-1], -1)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from freemoe.core.run.unit_state import NOT_KEPT, UnitState
+from freemoe.core.run.unit_state import NO_CHECKPOINT, UnitState
 from freemoe.hookmoe.hooks.hook import HookSet
 from freemoe.hookmoe.hooks.teacher import logits_of
 from freemoe.hookmoe.plans.apply import apply_plan
@@ -35,7 +35,7 @@ def visit_reduced_layers(
     on_layer: OnLayer,
     rescale: str = "none",
     sums: dict[int, list[Tensor]] | None = None,
-    kept: UnitState = NOT_KEPT,
+    checkpoint: UnitState = NO_CHECKPOINT,
 ) -> None:
     """Run the reduced model and call ``on_layer(layer, x, y, y_full)``, each (n, h), for every layer the plan cuts.
 
@@ -78,7 +78,7 @@ def visit_reduced_layers(
                 own = unpack_state(str(number), state)
                 sums[number] = [own[str(i)].to(device) for i in range(len(own))]
 
-        for batch in kept.resume_iter(blocks.iter_batches(), to_state, load_state):
+        for batch in checkpoint.resume_iter(blocks.iter_batches(), to_state, load_state):
             logits_of(model, batch)
 
 
@@ -118,7 +118,7 @@ def _make_scale_hook(scale: float, bias: Tensor) -> Callable[..., Any]:
 
 
 def fit_scale_bias(
-    model: Any, plan: LayerPlan, blocks: PackedBlocks, rescale: str = "none", kept: UnitState = NOT_KEPT
+    model: Any, plan: LayerPlan, blocks: PackedBlocks, rescale: str = "none", checkpoint: UnitState = NO_CHECKPOINT
 ) -> ScaleBias:
     """Least squares of y_full on a y + b, per layer; the sums are kept between two batches."""
     sums: dict[int, list[Tensor]] = {}
@@ -134,7 +134,7 @@ def fit_scale_bias(
         ]
         sums[layer] = [a + b for a, b in zip(sums[layer], new, strict=True)] if layer in sums else new
 
-    visit_reduced_layers(model, plan, blocks, add_moments, rescale, sums, kept)
+    visit_reduced_layers(model, plan, blocks, add_moments, rescale, sums, checkpoint)
     scales, biases = {}, {}
     for layer, (n, y, wanted, yy, yw) in sums.items():
         scale = float((yw - y @ wanted / n) / (yy - y @ y / n))
@@ -165,7 +165,12 @@ def linear_map(xx: Tensor, xr: Tensor, rank: int, ridge: float = 1e-3) -> tuple[
 
 @torch.no_grad()
 def ridge_start(
-    model: Any, plan: LayerPlan, hooks: HookSet, blocks: PackedBlocks, rescale: str = "none", kept: UnitState = NOT_KEPT
+    model: Any,
+    plan: LayerPlan,
+    hooks: HookSet,
+    blocks: PackedBlocks,
+    rescale: str = "none",
+    checkpoint: UnitState = NO_CHECKPOINT,
 ) -> None:
     """Set parallel hooks to the best linear map of what their blocks lost; a ReLU pair carries one direction.
 
@@ -179,7 +184,7 @@ def ridge_start(
         xx, xr = x.T @ x, x.T @ residual
         sums[layer] = [sums[layer][0] + xx, sums[layer][1] + xr] if layer in sums else [xx, xr]
 
-    visit_reduced_layers(model, plan, blocks, add_products, rescale, sums, kept)
+    visit_reduced_layers(model, plan, blocks, add_products, rescale, sums, checkpoint)
     for number, hook in hooks.items():
         # A hook wider than 2 h has the whole map in its first neurons; the others begin at W2 = 0.
         rank = min(hook.width // 2, hook.up.in_features)

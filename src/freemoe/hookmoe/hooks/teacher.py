@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from freemoe.core.run.progress import Progress, QuietProgress
-from freemoe.core.run.unit_state import NOT_KEPT, UnitState
+from freemoe.core.run.unit_state import NO_CHECKPOINT, UnitState
 from freemoe.evals.engine.output_head import DeferredLogits, forward_to_head
 from freemoe.text.blocks import PackedBlocks
 from freemoe.training.states import State
@@ -68,7 +68,7 @@ def compute_teacher_logits(
     top: int,
     progress: Progress | None = None,
     name: str = "teacher",
-    kept: UnitState = NOT_KEPT,
+    checkpoint: UnitState = NO_CHECKPOINT,
 ) -> TeacherLogits:
     """Run the model as it is over all blocks and keep what it says.
 
@@ -78,7 +78,7 @@ def compute_teacher_logits(
         top: Tokens kept per position.
         progress: Where to report.
         name: Of the stage.
-        kept: Where it keeps what it has.
+        checkpoint: Where it keeps what it has.
     """
     with (progress or QuietProgress()).stage(name, len(blocks)) as advance:
 
@@ -89,7 +89,7 @@ def compute_teacher_logits(
             advance(len(batch))
             return dict(zip(_SAID, said, strict=True))
 
-        found = kept.map_items(blocks.iter_batches(), compute_batch)
+        found = checkpoint.map_items(blocks.iter_batches(), compute_batch)
     return TeacherLogits(*(torch.cat([said[name] for said in found]) for name in _SAID))
 
 

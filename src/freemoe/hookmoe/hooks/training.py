@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.progress import Progress, QuietProgress
-from freemoe.core.run.unit_state import NOT_KEPT, UnitState
+from freemoe.core.run.unit_state import NO_CHECKPOINT, UnitState
 from freemoe.hookmoe.hooks.teacher import TeacherLogits, ending_of, kl_from_teacher
 from freemoe.hookmoe.hooks.upper_half import checkpoint_layers, inputs_of, start_at_layer
 from freemoe.hookmoe.measure import measure_quality
@@ -172,7 +172,7 @@ def train_compensation(
         best.load_state(state)
 
     with frozen_model(model), (progress or QuietProgress()).stage(name, schedule.steps) as advance:
-        fixed = run.unit_state(f"{name}, what is fixed") if run else NOT_KEPT
+        fixed = run.unit_state(f"{name}, what is fixed") if run else NO_CHECKPOINT
         loss = _CompensationLoss(model, plan, compensation, material, schedule, rescale, fixed)
 
         def clip_gradients() -> None:
@@ -187,8 +187,10 @@ def train_compensation(
             best.record_loss(loss.held_out())
             return False
 
-        kept = TrainingCheckpoints(run, name, to_state, load_state) if run else None
-        run_training_loop(train_step, eval_held_out, schedule.steps, schedule.every, kept=kept, advance=advance)
+        checkpoints = TrainingCheckpoints(run, name, to_state, load_state) if run else None
+        run_training_loop(
+            train_step, eval_held_out, schedule.steps, schedule.every, checkpoints=checkpoints, advance=advance
+        )
     best.restore_best()
     return best.losses
 
@@ -204,7 +206,7 @@ class _CompensationLoss:
         material: TrainingData,
         schedule: TrainingSchedule,
         rescale: str,
-        kept: UnitState,
+        checkpoint: UnitState,
     ) -> None:
         self.model, self.plan, self.compensation = model, plan, compensation
         self.material, self.kind, self.rescale = material, schedule.loss, rescale
@@ -216,9 +218,11 @@ class _CompensationLoss:
             # At layer 0 the embeddings are as quick as the cache.
             if self.start:
                 with apply_plan(model, plan, rescale):
-                    self.inputs = inputs_of(model, material.train, self.start, kept=kept.part_state("inputs"))
+                    self.inputs = inputs_of(
+                        model, material.train, self.start, checkpoint=checkpoint.part_state("inputs")
+                    )
             if self.kind == "state":
-                parts = kept.part_state("states").map_items(
+                parts = checkpoint.part_state("states").map_items(
                     material.train.iter_batches(), lambda batch: {"last": _last_state(model, batch).cpu()}
                 )
                 self.states = torch.cat([own["last"] for own in parts])

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from freemoe.core.run.progress import Progress, QuietProgress
-from freemoe.core.run.unit_state import NOT_KEPT, UnitState
+from freemoe.core.run.unit_state import NO_CHECKPOINT, UnitState
 from freemoe.hookmoe.hooks.teacher import logits_of
 from freemoe.hookmoe.plans.layers import decoder_layers
 from freemoe.models.hooks import combined_hooks, forward_pre_hook, replace_method
@@ -30,7 +30,11 @@ class _ReachedError(Exception):
 
 @torch.no_grad()
 def inputs_of(
-    model: Any, blocks: PackedBlocks, layer: int, progress: Progress | None = None, kept: UnitState = NOT_KEPT
+    model: Any,
+    blocks: PackedBlocks,
+    layer: int,
+    progress: Progress | None = None,
+    checkpoint: UnitState = NO_CHECKPOINT,
 ) -> Tensor:
     """What enters a decoder layer, for the model as it stands: (rows, length, h) in its own type, on the CPU.
 
@@ -51,7 +55,7 @@ def inputs_of(
             advance(len(batch))
             return {"inputs": found.pop()}
 
-        return torch.cat([own["inputs"] for own in kept.map_items(blocks.iter_batches(), capture_batch)])
+        return torch.cat([own["inputs"] for own in checkpoint.map_items(blocks.iter_batches(), capture_batch)])
 
 
 @contextmanager

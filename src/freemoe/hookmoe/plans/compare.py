@@ -17,7 +17,7 @@ from torch import Tensor
 from freemoe.core.errors import RecipeError
 from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.progress import Progress, QuietProgress
-from freemoe.core.run.unit_state import NOT_KEPT, UnitState
+from freemoe.core.run.unit_state import NO_CHECKPOINT, UnitState
 from freemoe.hookmoe.hooks.teacher import TeacherLogits, compute_teacher_logits
 from freemoe.hookmoe.measure import measure_quality
 from freemoe.hookmoe.plans.apply import apply_plan, expert_counts, plan_of
@@ -160,8 +160,8 @@ def compare_plans(
 
     @functools.cache
     def teacher() -> TeacherLogits:
-        kept = run.unit_state("compare|teacher") if run else NOT_KEPT
-        return compute_teacher_logits(model, blocks, top, progress, kept=kept)
+        checkpoint = run.unit_state("compare|teacher") if run else NO_CHECKPOINT
+        return compute_teacher_logits(model, blocks, top, progress, checkpoint=checkpoint)
 
     @functools.cache
     def seen() -> dict[int, Tensor]:
@@ -173,8 +173,8 @@ def compare_plans(
 
     def compute_row(way: RoutingVariant) -> dict[str, Any]:
         given, weights = teacher(), seen() if way.needs_calibration else None
-        kept = run.unit_state(unit_of(way)) if run else NOT_KEPT
-        return _measure_variant(model, blocks, given, way, rescale, weights, kept)
+        checkpoint = run.unit_state(unit_of(way)) if run else NO_CHECKPOINT
+        return _measure_variant(model, blocks, given, way, rescale, weights, checkpoint)
 
     rows = []
     full = RoutingVariant("full", plan_of(model))
@@ -217,11 +217,11 @@ def _measure_variant(
     way: RoutingVariant,
     rescale: str,
     weights: Mapping[int, Tensor] | None,
-    kept: UnitState,
+    checkpoint: UnitState,
 ) -> dict[str, Any]:
     with apply_variant(model, way, weights, rescale) as counts:
         # A rule's counts are of all tokens that ran: such a way is measured in one go.
-        quality = measure_quality(model, blocks, teacher, kept if way.plan is not None else NOT_KEPT)
+        quality = measure_quality(model, blocks, teacher, checkpoint if way.plan is not None else NO_CHECKPOINT)
     act = {str(n): executed / tokens for n, (executed, tokens) in counts.items()}
     if way.plan is not None:
         how: dict[str, Any] = {"plan": list(way.plan.ks)}

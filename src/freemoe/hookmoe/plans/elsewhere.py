@@ -36,8 +36,8 @@ def parallel_measure(recipe: TrimRecipe, run: RunFolder, progress: Progress) -> 
     work = f"{__name__}:{work_ahead.__name__}"
     with ParallelStages(run, executor_of(recipe), work, known, lambda *unit: False) as ahead:
 
-        def measure_plans(asked: Sequence[tuple[str, LayerPlan]]) -> None:
-            new = dict.fromkeys(drop_unit(rule, plan) for rule, plan in asked)
+        def measure_plans(candidates: Sequence[tuple[str, LayerPlan]]) -> None:
+            new = dict.fromkeys(drop_unit(rule, plan) for rule, plan in candidates)
             names = [name.removeprefix(f"{_STAGE}|") for name in new if name not in run.journal]
             with progress.stage("plans elsewhere", len(names)) as advance:
                 ahead.run_stage(_STAGE, names, lambda name: advance(1))

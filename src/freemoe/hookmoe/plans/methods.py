@@ -9,7 +9,7 @@ from typing import Any
 from freemoe.core.errors import RecipeError
 from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.progress import Progress
-from freemoe.core.run.unit_state import NOT_KEPT
+from freemoe.core.run.unit_state import NO_CHECKPOINT
 from freemoe.evals.speed import prompt_lengths
 from freemoe.hookmoe.hooks.hook import allocate_units
 from freemoe.hookmoe.hooks.teacher import TeacherLogits
@@ -72,7 +72,7 @@ def kl_drop(
 
         def compute_kl() -> float:
             with apply_plan(model, plan, rescale):
-                return measure_quality(model, blocks, teacher, run.unit_state(unit) if run else NOT_KEPT).mean_kl
+                return measure_quality(model, blocks, teacher, run.unit_state(unit) if run else NO_CHECKPOINT).mean_kl
 
         if plan not in known:
             known[plan] = run.run_unit(unit, compute_kl) if run else compute_kl()
@@ -107,13 +107,13 @@ def _rule_of(drops: Drops, plan: LayerPlan) -> str:
     return next(iter(drops)) if len(drops) == 1 else best_rule(drops, plan)[0]
 
 
-def describe_rules(drops: Drops, found: PlanResult) -> dict[str, Any]:
+def describe_rules(drops: Drops, plan_result: PlanResult) -> dict[str, Any]:
     """For `result.json`: the chosen rule, and what the plan loses under every one (empty where none was to be chosen)."""
     if len(drops) == 1:
-        return {"rule": found.rescale, "held_out_kl": {}}
-    losses = {rule: drop(found.plan) for rule, drop in drops.items()}
+        return {"rule": plan_result.rescale, "held_out_kl": {}}
+    losses = {rule: drop(plan_result.plan) for rule, drop in drops.items()}
     # The rule that is missing is the router's own.
-    return {"rule": found.rescale, "held_out_kl": {rule: losses.get(rule, losses["none"]) for rule in RESCALES}}
+    return {"rule": plan_result.rescale, "held_out_kl": {rule: losses.get(rule, losses["none"]) for rule in RESCALES}}
 
 
 def check_asked(model: Any, recipe: TrimRecipe) -> None:
@@ -186,7 +186,7 @@ def find_plan(
         found = two_stage(base, lambda plan: best_rule(drops, plan)[1], section.tolerance)
         mixed = [layer.number for layer in moe_layers(model)]
         star = min((n for n in mixed if n >= found.layer), default=mixed[-1])
-        asked = [{"plan": p.to_text(), "drop": d} for p, d in found.asked]
+        asked = [{"plan": p.to_text(), "drop": d} for p, d in found.measured]
         record = {"by": "two_stage", "k_star": found.k, "l_star": found.layer, "asked": asked}
         return PlanResult(found.deployed, _rule_of(drops, found.deployed), star, record)
     points, profile = pareto_list(model, section, drops, progress, seed, ahead)
@@ -263,7 +263,7 @@ def describe_point(point: MeasuredPlan) -> dict[str, Any]:
 
 
 def hook_widths(
-    model: Any, section: HookSection, found: PlanResult, drop: Drop
+    model: Any, section: HookSection, plan_result: PlanResult, drop: Drop
 ) -> tuple[dict[int, int], dict[int, float]]:
     """Where hooks stand and how wide they are, and the residual KL that decided it.
 
@@ -275,12 +275,14 @@ def hook_widths(
     if isinstance(section.layers, tuple):
         wanted = list(section.layers)
     else:
-        wanted = [layer.number for layer in moe_layers(model) if found.plan.ks[layer.number] != base.ks[layer.number]]
-    units = units_of(model, section, found.plan)
-    if section.layers == "one" and found.star is not None:
-        return {found.star: units}, {}
-    whole = drop(found.plan)
-    residual = {n: whole - drop(found.plan.with_k(n, base.ks[n] or 1)) for n in wanted}
+        wanted = [
+            layer.number for layer in moe_layers(model) if plan_result.plan.ks[layer.number] != base.ks[layer.number]
+        ]
+    units = units_of(model, section, plan_result.plan)
+    if section.layers == "one" and plan_result.star is not None:
+        return {plan_result.star: units}, {}
+    whole = drop(plan_result.plan)
+    residual = {n: whole - drop(plan_result.plan.with_k(n, base.ks[n] or 1)) for n in wanted}
     if section.layers == "one":
         return {max(residual, key=lambda n: (residual[n], -n)): units}, residual
     return allocate_units(units, residual), residual

@@ -49,13 +49,13 @@ class TwoStage:
         k: k*, the last uniform k that the tolerance allows (at least 2).
         layer: l*, the smallest l at which TLNLE(k*, l) is allowed; the number of layers where none is.
         deployed: What Sec. 3.3 deploys: k* - 1 everywhere, with one hook at l*.
-        asked: Plans that were measured, with their drops.
+        measured: Plans that were measured, with their drops.
     """
 
     k: int
     layer: int
     deployed: LayerPlan
-    asked: tuple[tuple[LayerPlan, float], ...]
+    measured: tuple[tuple[LayerPlan, float], ...]
 
 
 def two_stage(base: LayerPlan, drop: Drop, tolerance: float) -> TwoStage:
@@ -64,11 +64,11 @@ def two_stage(base: LayerPlan, drop: Drop, tolerance: float) -> TwoStage:
     The drop is taken against the full model throughout, in absolute units. Binary search assumes that the drop falls with l;
     the paper's own Table 8 shows that it need not, so a better l may be missed.
     """
-    asked: list[tuple[LayerPlan, float]] = []
+    measured: list[tuple[LayerPlan, float]] = []
 
     def is_tolerable(plan: LayerPlan) -> bool:
-        asked.append((plan, drop(plan)))
-        return asked[-1][1] <= tolerance
+        measured.append((plan, drop(plan)))
+        return measured[-1][1] <= tolerance
 
     k = max(b for b in base.ks if b is not None)
     if k < 2:
@@ -83,7 +83,7 @@ def two_stage(base: LayerPlan, drop: Drop, tolerance: float) -> TwoStage:
             high = middle
         else:
             low = middle + 1
-    return TwoStage(k, low, uniform_plan(base, k - 1), tuple(asked))
+    return TwoStage(k, low, uniform_plan(base, k - 1), tuple(measured))
 
 
 def profile_units(base: LayerPlan) -> list[tuple[int, int]]:

@@ -195,7 +195,7 @@ def _token_groups(starts, columns):
 
 
 @jit
-def take_block(blocks, turned, tokens, table, size, weight, origin, columns, begin, end, found, y, left):
+def take_block(blocks, turned, tokens, table, size, weight, origin, columns, begin, end, sums, y, left):
     """Take what experts have off out of the rows [begin, end) of a matrix with ``size`` rows; ``y`` begins at the row ``left``."""
     at, rows = 0, end - begin
     for k in range(len(blocks)):
@@ -204,11 +204,11 @@ def take_block(blocks, turned, tokens, table, size, weight, origin, columns, beg
         ends = carray(_ints(table[g, 1]), (size + 1,))  # pyright: ignore[reportCallIssue]
         xt = turned[at : at + width * columns]
         if width == 2:
-            sum_token_pair(xt, weight, origin, columns, places, ends, begin, end, found)
+            sum_token_pair(xt, weight, origin, columns, places, ends, begin, end, sums)
         else:
-            sum_token_group(xt, width, weight, origin, columns, places, ends, begin, end, found)
+            sum_token_group(xt, width, weight, origin, columns, places, ends, begin, end, sums)
         for t in range(count):
-            row, less = y[tokens[first + t], begin - left : end - left], found[t * rows : (t + 1) * rows]
+            row, less = y[tokens[first + t], begin - left : end - left], sums[t * rows : (t + 1) * rows]
             for r in range(rows):
                 row[r] = round_to_type(as_float32(row[r]) - less[r], row[r])
         at += width * columns

@@ -104,15 +104,15 @@ def structure_of(
     return found
 
 
-def _value_selector(gates: Any, own: LayerLogits, recipe: GateSection, k: int) -> ValueGateTensors | Tensor:
+def _value_selector(gates: Any, layer_logits: LayerLogits, recipe: GateSection, k: int) -> ValueGateTensors | Tensor:
     """What chooses the value dimensions of a layer: a gate of K per token, or the same K for all."""
     if recipe.value_masks == "static":
         nothing = gates.offset.new_zeros(1, gates.project.in_features)
-        return top_k_mask(gates.values(nothing, own.value_embedding, False)[0], k).bool().cpu()
+        return top_k_mask(gates.values(nothing, layer_logits.value_embedding, False)[0], k).bool().cpu()
     project = gates.project.weight if recipe.local_embedding else torch.zeros_like(gates.project.weight)
     numbers = (
         project,
-        own.value_embedding,
+        layer_logits.value_embedding,
         gates.norm.weight,
         gates.norm.bias,
         gates.decode.weight[: gates.head_dim],

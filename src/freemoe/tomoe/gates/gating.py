@@ -154,7 +154,7 @@ class GateSampler:
         self,
         layer: DecoderSublayers,
         gates: Any,
-        own: LayerLogits,
+        layer_logits: LayerLogits,
         made: GateMasks,
         width: LayerWidths | None,
         step: int | None,
@@ -166,7 +166,7 @@ class GateSampler:
 
         def mask_values(x: Tensor) -> Tensor:
             local = recipe.local_embedding and recipe.value_masks == "tokens"
-            scores = gates.values(x, own.value_embedding, local)
+            scores = gates.values(x, layer_logits.value_embedding, local)
             noise = self.noise_generator(step, 5 * layer.number + 2, scores.device, self.rank)
             mask = self._sample_mask(scores, width.vo if width else None, noise)
             seen.value_counts = mask.sum(dim=-1).flatten()
@@ -177,7 +177,7 @@ class GateSampler:
         return mask_attention(layer, made.qk[layer.number], mask_values, mask_output=recipe.mask_output)
 
     def _mask_mlp(
-        self, layer: DecoderSublayers, gates: Any, own: LayerLogits, made: GateMasks, step: int | None
+        self, layer: DecoderSublayers, gates: Any, layer_logits: LayerLogits, made: GateMasks, step: int | None
     ) -> AbstractContextManager[None]:
         recipe, seen, table = self.recipe, made.seen[layer.number], made.mlp[layer.number]
         now: dict[str, Tensor] = {}
@@ -192,7 +192,7 @@ class GateSampler:
         def on_down(module: nn.Module, args: Any) -> tuple[Tensor, ...]:
             chosen, a = now.pop("chosen"), args[0]
             if recipe.mlp_masks == "tokens":
-                scores = gates.tokens(chosen @ own.mlp_embedding, chosen)
+                scores = gates.tokens(chosen @ layer_logits.mlp_embedding, chosen)
                 noise = self.noise_generator(step, 5 * layer.number + 4, scores.device, self.rank)
                 mask = gumbel_sigmoid(scores, recipe.offset, recipe.temperature, noise)
                 a = a * (mask * mask if recipe.mask_twice else mask).to(a.dtype)

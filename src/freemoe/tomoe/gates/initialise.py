@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from freemoe.core.run.unit_state import NOT_KEPT, UnitState
+from freemoe.core.run.unit_state import NO_CHECKPOINT, UnitState
 from freemoe.kernels.gates import route_tokens
 from freemoe.models.hooks import combined_hooks, forward_hook, forward_pre_hook, on_gradient
 from freemoe.models.sublayers import DecoderSublayers
@@ -62,7 +62,7 @@ def cluster_tokens(
     blocks: PackedBlocks,
     experts: int,
     seed: int,
-    kept: UnitState = NOT_KEPT,
+    checkpoint: UnitState = NO_CHECKPOINT,
 ) -> list[tuple[Tensor, Tensor]]:
     """Cluster the tokens at every MLP's input; returns router weight and bias per layer.
 
@@ -84,12 +84,12 @@ def cluster_tokens(
         torch.no_grad(),
     ):
         read = blocks.select_rows(range(min(needed, len(blocks)))).iter_batches(TOKENS)
-        for batch in kept.part_state("inputs").resume_iter(
+        for batch in checkpoint.part_state("inputs").resume_iter(
             read, lambda: {str(n): torch.cat(own) for n, own in inputs.items()}, load_state
         ):
             model.base_model(batch.ids.to(device), position_ids=batch.positions.to(device), use_cache=False)
     centres: list[Tensor] = []
-    for layer in kept.part_state("centres").resume_iter(
+    for layer in checkpoint.part_state("centres").resume_iter(
         sublayers,
         lambda: {str(n): own for n, own in enumerate(centres)},
         lambda state: centres.extend(state[str(n)] for n in range(len(state))),
@@ -117,7 +117,7 @@ def measure_layer_importance(
     routers: Sequence[tuple[Tensor, Tensor]],
     tokens: int = TOKENS,
     on_rows: Callable[[int], None] | None = None,
-    kept: UnitState = NOT_KEPT,
+    checkpoint: UnitState = NO_CHECKPOINT,
 ) -> list[LayerImportance]:
     """Sum squared gradients of masks that are all one, in one forward and backward pass over ``blocks``.
 
@@ -128,7 +128,7 @@ def measure_layer_importance(
         routers: Of `cluster_tokens`.
         tokens: Whose activations are held at once, about; at least one block. The sums do not depend on it.
         on_rows: Called with the number of finished blocks.
-        kept: Where the pass keeps its sums between two batches.
+        checkpoint: Where the pass keeps its sums between two batches.
     """
     device = next(model.parameters()).device
     sums = [_ImportanceSums(layer, router, device) for layer, router in zip(sublayers, routers, strict=True)]
@@ -143,7 +143,7 @@ def measure_layer_importance(
         return {key: t for n, own in enumerate(sums) for key, t in pack_state(str(n), own.to_state()).items()}
 
     with listening, torch.enable_grad():
-        for batch in kept.resume_iter(blocks.iter_batches(tokens), to_state, load_state):
+        for batch in checkpoint.resume_iter(blocks.iter_batches(tokens), to_state, load_state):
             ids, positions = (t.to(device, non_blocking=True) for t in (batch.ids, batch.positions))
             embedded = model.get_input_embeddings()(ids).detach().requires_grad_()
             hidden = model.base_model(inputs_embeds=embedded, position_ids=positions, use_cache=False).last_hidden_state

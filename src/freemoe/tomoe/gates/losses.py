@@ -43,9 +43,9 @@ def mask_union(masks: Tensor) -> Tensor:
     return _MaskUnion.apply(masks)  # pyright: ignore[reportReturnType]
 
 
-def union_loss(kept: Tensor, smoothing: float = 0.0) -> Tensor:
+def union_loss(mask: Tensor, smoothing: float = 0.0) -> Tensor:
     """R_U of one layer: the share of a union (width,) against one (ToMoE Eq. 7)."""
-    covered = kept.mean()
+    covered = mask.mean()
     return log_ratio(covered, torch.ones_like(covered), smoothing)
 
 

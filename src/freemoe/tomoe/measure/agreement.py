@@ -79,9 +79,9 @@ def mismatch_shares(
     return [*shares, _mismatch_share(found, logits)]
 
 
-def _mismatch_share(found: Tensor, wanted: Tensor) -> float:
+def _mismatch_share(actual: Tensor, wanted: Tensor) -> float:
     allowed = SAME[wanted.dtype] * max(1.0, float(wanted.abs().max()))
-    difference = (found.float() - wanted.to(found.device).float()).abs().amax(-1)
+    difference = (actual.float() - wanted.to(actual.device).float()).abs().amax(-1)
     return float((~(difference <= allowed)).float().mean())  # NaN is no agreement
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from freemoe.core.run.unit_state import NOT_KEPT, UnitState
+from freemoe.core.run.unit_state import NO_CHECKPOINT, UnitState
 from freemoe.text.blocks import PackedBlocks
 from freemoe.training.states import State
 
@@ -55,9 +55,9 @@ class TextScore:
         }
 
     @classmethod
-    def from_dict(cls, found: dict[str, Any]) -> TextScore:
+    def from_dict(cls, record: dict[str, Any]) -> TextScore:
         """From ``to_dict``."""
-        return cls(found["length"], found["nll"], found["right"], found["tokens"])
+        return cls(record["length"], record["nll"], record["right"], record["tokens"])
 
 
 @torch.no_grad()
@@ -66,7 +66,7 @@ def score_text(
     blocks: PackedBlocks,
     tokens: int = TOKENS,
     on_rows: Callable[[int], None] | None = None,
-    kept: UnitState = NOT_KEPT,
+    checkpoint: UnitState = NO_CHECKPOINT,
 ) -> TextScore:
     """Predict every token of every passage from the passage's tokens before it in the block.
 
@@ -75,7 +75,7 @@ def score_text(
         blocks: Text.
         tokens: At a time, about; at least one block.
         on_rows: Called with the number of finished blocks.
-        kept: Where the pass keeps its figures between two batches.
+        checkpoint: Where the pass keeps its figures between two batches.
     """
     device = next(model.parameters()).device
     nll: list[float] = []
@@ -90,7 +90,7 @@ def score_text(
         for own, name in ((nll, "nll"), (right, "right"), (numbers, "numbers")):
             own.extend(state[name].tolist())
 
-    for batch in kept.resume_iter(blocks.iter_batches(tokens), to_state, load_state):
+    for batch in checkpoint.resume_iter(blocks.iter_batches(tokens), to_state, load_state):
         ids, positions = batch.ids.to(device), batch.positions.to(device)
         logits = model(ids, position_ids=positions, use_cache=False).logits[:, :-1].float()
         counted, wanted = batch.prediction_mask().to(device), ids[:, 1:]

@@ -88,15 +88,15 @@ def mask_attention(
     )
 
 
-def _value_mask(own: LayerStructure, x: Tensor) -> Tensor:
-    return own.vo.token_mask(x) if isinstance(own.vo, ValueGateTensors) else own.vo.float()
+def _value_mask(structure: LayerStructure, x: Tensor) -> Tensor:
+    return structure.vo.token_mask(x) if isinstance(structure.vo, ValueGateTensors) else structure.vo.float()
 
 
-def _mask_mlp(layer: DecoderSublayers, own: LayerStructure) -> AbstractContextManager[None]:
+def _mask_mlp(layer: DecoderSublayers, structure: LayerStructure) -> AbstractContextManager[None]:
     seen: dict[str, Tensor] = {}
 
     def on_input(module: nn.Module, args: Any) -> None:
-        seen["mask"] = own.experts[route_tokens(args[0], own.router_weight, own.router_bias)]
+        seen["mask"] = structure.experts[route_tokens(args[0], structure.router_weight, structure.router_bias)]
 
     def on_down(module: nn.Module, args: Any) -> tuple[Tensor, ...]:
         return (args[0] * seen.pop("mask").to(args[0].dtype), *args[1:])

@@ -70,9 +70,9 @@ def run_worker_rank(recipe: ConvertRecipe, devices: DistributedContext) -> None:
                 RunFolder.load_tensors(recipe.output, "clusters"), RunFolder.load_tensors(recipe.output, "worth")
             )
         )
-    kept = devices.broadcast_number(0)
-    if kept > 0:
-        trainer.load_state(RunFolder.load_tensors(recipe.output, f"state|{kept}"))
+    done = devices.broadcast_number(0)
+    if done > 0:
+        trainer.load_state(RunFolder.load_tensors(recipe.output, f"state|{done}"))
     devices.wait_for_all()
     trainer.train_until(recipe.train.steps)
 
@@ -90,17 +90,17 @@ def _current_structure(context: ConversionContext, trainer: GateTrainer) -> Stru
 
 def _cached_clusters(context: ConversionContext) -> list[tuple[Tensor, Tensor]]:
     def compute_clusters() -> dict[str, Tensor]:
-        recipe, kept = context.recipe, context.own_run.unit_state("clusters")
+        recipe, checkpoint = context.recipe, context.own_run.unit_state("clusters")
         found = cluster_tokens(
-            context.model, context.sublayers, context.statistics_blocks, recipe.experts, recipe.seed, kept
+            context.model, context.sublayers, context.statistics_blocks, recipe.experts, recipe.seed, checkpoint
         )
         return {f"{n}.{kind}": t for n, pair in enumerate(found) for kind, t in zip("wb", pair, strict=True)}
 
     return _router_pairs(context.own_run.run_tensor_unit("clusters", compute_clusters))
 
 
-def _router_pairs(kept: dict[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
-    return [(kept[f"{n}.w"], kept[f"{n}.b"]) for n in range(len(kept) // 2)]
+def _router_pairs(tensors: dict[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    return [(tensors[f"{n}.w"], tensors[f"{n}.b"]) for n in range(len(tensors) // 2)]
 
 
 def _cached_importance(context: ConversionContext) -> list[LayerImportance]:
@@ -108,9 +108,9 @@ def _cached_importance(context: ConversionContext) -> list[LayerImportance]:
 
     def compute_importance() -> dict[str, Tensor]:
         with context.progress.stage("statistics", len(context.statistics_blocks)) as advance:
-            tokens, kept = context.recipe.train.batch_tokens, context.own_run.unit_state("worth")
+            tokens, checkpoint = context.recipe.train.batch_tokens, context.own_run.unit_state("worth")
             found = measure_layer_importance(
-                context.model, context.sublayers, context.statistics_blocks, routers, tokens, advance, kept
+                context.model, context.sublayers, context.statistics_blocks, routers, tokens, advance, checkpoint
             )
         return {f"{n}.{kind}": getattr(w, kind) for n, w in enumerate(found) for kind in _WORTHS}
 
@@ -118,9 +118,9 @@ def _cached_importance(context: ConversionContext) -> list[LayerImportance]:
     return _importance_from_tensors(context.own_run.run_tensor_unit("clusters", dict), worth)
 
 
-def _importance_from_tensors(routers: dict[str, Tensor], kept: dict[str, Tensor]) -> list[LayerImportance]:
+def _importance_from_tensors(routers: dict[str, Tensor], tensors: dict[str, Tensor]) -> list[LayerImportance]:
     return [
-        LayerImportance(*router, *(kept[f"{n}.{kind}"] for kind in _WORTHS))
+        LayerImportance(*router, *(tensors[f"{n}.{kind}"] for kind in _WORTHS))
         for n, router in enumerate(_router_pairs(routers))
     ]
 
@@ -133,8 +133,8 @@ def _train_gates(context: ConversionContext, trainer: GateTrainer) -> list[dict[
     run, settings = context.own_run, context.recipe.train
     # Of several processes only the first one writes, and all others must go on from the same state: that of a look.
     alone = trainer.devices.count == 1
-    kept = TrainingCheckpoints(run, "state", trainer.to_state, trainer.load_state, between=alone)
-    begun = trainer.devices.broadcast_number(kept.last_step(settings.steps, settings.save_every))
+    checkpoints = TrainingCheckpoints(run, "state", trainer.to_state, trainer.load_state, between=alone)
+    begun = trainer.devices.broadcast_number(checkpoints.last_step(settings.steps, settings.save_every))
     trainer.devices.wait_for_all()
     before = [mark for mark in eval_steps(settings.steps, settings.save_every) if mark < begun]
     curve: list[dict[str, float]] = [run.journal.run_unit(f"held-out|{mark}", dict) for mark in before]
@@ -170,19 +170,21 @@ def _train_gates(context: ConversionContext, trainer: GateTrainer) -> list[dict[
             evaluate_gates,
             settings.steps,
             settings.save_every,
-            kept=kept,
+            checkpoints=checkpoints,
             advance=advance,
         )
     return curve
 
 
-def _score_candidate(context: ConversionContext, trainer: GateTrainer, name: str, kept: UnitState) -> dict[str, float]:
+def _score_candidate(
+    context: ConversionContext, trainer: GateTrainer, name: str, checkpoint: UnitState
+) -> dict[str, float]:
     """Keep the structure that the gates have now, and score it on held-out text."""
     structure = from_tensors(
         context.own_run.run_tensor_unit(name, lambda: to_tensors(_current_structure(context, trainer)))
     )
     with apply_structure(context.model, structure, context.sublayers):
-        score = score_text(context.model, context.held_out, kept=kept)
+        score = score_text(context.model, context.held_out, checkpoint=checkpoint)
     share = active_parameters(structure, context.sublayers) / dense_parameters(context.sublayers)
     return {"perplexity": score.perplexity, "accuracy": score.accuracy, "active": share}
 
@@ -224,7 +226,9 @@ def evaluate_structure(
             else contextlib.nullcontext()
         )
         with place, context.progress.stage(f"{name} on {part} text", len(blocks)) as advance:
-            return score_text(context.model, blocks, on_rows=advance, kept=context.own_run.unit_state(unit)).to_dict()
+            return score_text(
+                context.model, blocks, on_rows=advance, checkpoint=context.own_run.unit_state(unit)
+            ).to_dict()
 
     unit = f"score|{part}|{name}"
     return TextScore.from_dict(context.own_run.run_unit(unit, compute_score))
@@ -235,14 +239,14 @@ def _cached_activity(context: ConversionContext) -> list[LayerActivity]:
     names = [field.name for field in fields(LayerActivity)]
 
     def compute_activity() -> dict[str, Tensor]:
-        kept = context.own_run.unit_state("activity")
+        checkpoint = context.own_run.unit_state("activity")
         found = measure_activity(
-            context.model, context.sublayers, context.statistics_blocks, _cached_clusters(context), kept
+            context.model, context.sublayers, context.statistics_blocks, _cached_clusters(context), checkpoint
         )
         return {f"{n}.{name}": getattr(own, name).cpu() for n, own in enumerate(found) for name in names}
 
-    kept, device = context.own_run.run_tensor_unit("activity", compute_activity), context.model.device
-    return [LayerActivity(*(kept[f"{n}.{name}"].to(device) for name in names)) for n in range(len(context.sublayers))]
+    sums, device = context.own_run.run_tensor_unit("activity", compute_activity), context.model.device
+    return [LayerActivity(*(sums[f"{n}.{name}"].to(device) for name in names)) for n in range(len(context.sublayers))]
 
 
 GATHERED = ("clusters", "activity")

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from freemoe.core.registry import Registry
-from freemoe.core.run.unit_state import NOT_KEPT, UnitState
+from freemoe.core.run.unit_state import NO_CHECKPOINT, UnitState
 from freemoe.kernels.gates import route_tokens, top_k_mask
 from freemoe.models.hooks import combined_hooks, forward_hook, forward_pre_hook
 from freemoe.models.sublayers import DecoderSublayers
@@ -59,7 +59,7 @@ def measure_activity(
     sublayers: Sequence[DecoderSublayers],
     blocks: PackedBlocks,
     routers: Sequence[tuple[Tensor, Tensor]],
-    kept: UnitState = NOT_KEPT,
+    checkpoint: UnitState = NO_CHECKPOINT,
 ) -> list[LayerActivity]:
     """One forward pass over ``blocks``, which keeps its sums between two batches."""
     device = next(model.parameters()).device
@@ -83,7 +83,7 @@ def measure_activity(
         def to_state() -> State:
             return {key: t for n, own in enumerate(found) for key, t in pack_state(str(n), vars(own)).items()}
 
-        for batch in kept.resume_iter(blocks.iter_batches(TOKENS), to_state, load_state):
+        for batch in checkpoint.resume_iter(blocks.iter_batches(TOKENS), to_state, load_state):
             model.base_model(batch.ids.to(device), position_ids=batch.positions.to(device), use_cache=False)
     return found
 
@@ -212,7 +212,7 @@ def _mlp_width(sublayers: Sequence[DecoderSublayers], share: float, attention: f
     return [max(1, min(layer.intermediate_size, int(left * layer.intermediate_size + 1e-9))) for layer in sublayers]
 
 
-def _attention_scores(layer: DecoderSublayers, own: LayerActivity, magnitude: bool) -> tuple[Tensor, Tensor]:
+def _attention_scores(layer: DecoderSublayers, activity: LayerActivity, magnitude: bool) -> tuple[Tensor, Tensor]:
     """Scores of rotary bits and of value dimensions."""
     h = layer.rotary.head_dim
 
@@ -220,8 +220,8 @@ def _attention_scores(layer: DecoderSublayers, own: LayerActivity, magnitude: bo
         return linear.weight.detach().float().unflatten(0, (-1, h)).pow(2).sum(dim=(0, 2)).sqrt()
 
     columns = layer.o.weight.detach().float().unflatten(1, (-1, h)).pow(2).sum(dim=(0, 1)).sqrt()
-    query = row_norms(layer.q) * row_norms(layer.k) if magnitude else own.queries * own.keys
-    value = (row_norms(layer.v) if magnitude else own.values) * columns
+    query = row_norms(layer.q) * row_norms(layer.k) if magnitude else activity.queries * activity.keys
+    value = (row_norms(layer.v) if magnitude else activity.values) * columns
     pairs = layer.rotary.turned // 2
     turned = query[: 2 * pairs].view(2, pairs).sum(dim=0)
     return torch.cat([turned, query[2 * pairs :]]), value
@@ -249,12 +249,12 @@ def _output_norms(layer: DecoderSublayers) -> Tensor:
     return layer.down.weight.detach().float().norm(dim=0)
 
 
-def _split_neurons(layer: DecoderSublayers, own: LayerActivity, width: int) -> Tensor:
+def _split_neurons(layer: DecoderSublayers, activity: LayerActivity, width: int) -> Tensor:
     """(experts, width): shared neurons first, then each expert's own."""
-    experts = len(own.tokens)
+    experts = len(activity.tokens)
     sizes = _output_norms(layer)
-    overall = own.neurons.sum(dim=0) / own.tokens.sum() * sizes
-    means = own.neurons / own.tokens.clamp(min=1)[:, None] * sizes
+    overall = activity.neurons.sum(dim=0) / activity.tokens.sum() * sizes
+    means = activity.neurons / activity.tokens.clamp(min=1)[:, None] * sizes
     shared = top_k_mask(overall, max(1, int(_SHARED * width))).bool()
     found = shared.expand(experts, -1).clone()
     missing = width - int(shared.sum())

@@ -162,9 +162,9 @@ def active_parameters(structure: Structure, sublayers: Sequence[DecoderSublayers
     )
 
 
-def _attention_parameters(layer: DecoderSublayers, own: LayerStructure) -> int:
-    queries = int(layer.rotary.expand_bits(own.qk.float()).sum())
-    return int(own.head_share * linear_parameters(layer, own.value_width, queries, 0))
+def _attention_parameters(layer: DecoderSublayers, structure: LayerStructure) -> int:
+    queries = int(layer.rotary.expand_bits(structure.qk.float()).sum())
+    return int(structure.head_share * linear_parameters(layer, structure.value_width, queries, 0))
 
 
 def dense_parameters(sublayers: Sequence[DecoderSublayers]) -> int:
