@@ -68,7 +68,7 @@ class TrainingDocument:
 
     @property
     def text(self) -> str:
-        """The whole document."""
+        """The whole document: prompt and completion."""
         return self.prompt + self.completion
 
 

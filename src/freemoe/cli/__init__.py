@@ -83,7 +83,7 @@ _REPRODUCE = "The papers' tables stand beside the package: in a clone, python -m
 
 
 def main() -> None:
-    """The command `freemoe`."""
+    """Run the command `freemoe` and exit with its status."""
     run_program(app, "freemoe")
 
 

@@ -1,5 +1,3 @@
-"""`freemoe bench`."""
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any

@@ -1,5 +1,3 @@
-"""`freemoe build`."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -36,7 +34,6 @@ The papers' protocol (MoDE Table 3, 5 % bands over their range):
 
 
 def _parse_counts(text: str) -> int | dict[str, int]:
-    """Read ``8`` or ``math=8,code=3``."""
     try:
         if "=" not in text:
             return int(text)

@@ -61,7 +61,6 @@ class _EscapeHook(RenderHook):
     """Makes what is printed harmless: no name or text in it is obeyed by the terminal (`core.neutral`)."""
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        """Wrap what is printed."""
         return [_EscapedRenderable(renderable) for renderable in renderables]
 
 
@@ -192,7 +191,6 @@ class _EscapingFormatter(logging.Formatter):
     """Log lines whose names and texts a terminal does not obey."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
         return neutral.escape_terminal(super().format(record))
 
 
@@ -251,7 +249,7 @@ def print_recipe(recipe: Recipe, as_json: bool) -> None:
 
 
 def parse_numbers(text: str, flag: str, count: int, kind: type = float) -> list[Any]:
-    """Read ``a:b:c``."""
+    """Parse ``a:b:c`` into ``count`` numbers; a `RecipeError` names the flag."""
     try:
         parts = [kind(p) for p in text.split(":")]
     except ValueError:

@@ -43,12 +43,12 @@ def complete_models(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_artefacts(context: typer.Context, incomplete: str) -> list[str]:
-    """Artefacts that stand here."""
+    """Folders below this one that hold an artefact."""
     return _local_folders(incomplete, (f"*/{MANIFEST}",))
 
 
 def complete_artefacts_and_models(context: typer.Context, incomplete: str) -> list[str]:
-    """Both."""
+    """Folders of artefacts, then folders and names of models."""
     return list(dict.fromkeys([*complete_artefacts(context, incomplete), *complete_models(context, incomplete)]))
 
 
@@ -65,7 +65,7 @@ def complete_experts(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def schema_names() -> list[str]:
-    """What `freemoe schema` knows."""
+    """Every name that `freemoe schema` accepts."""
     from freemoe.cli.schemas import DOCUMENTS
     from freemoe.systems import SYSTEMS
 
@@ -73,7 +73,7 @@ def schema_names() -> list[str]:
 
 
 def complete_domains(context: typer.Context, incomplete: str) -> list[str]:
-    """The tasks behind ``NAME=``."""
+    """Complete the task behind ``NAME=``; nothing before the sign."""
     from freemoe.evals.tasks.benchmarks import BENCHMARKS
 
     name, equals, tasks = incomplete.partition("=")

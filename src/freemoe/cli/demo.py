@@ -1,5 +1,3 @@
-"""`freemoe demo`."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -63,7 +63,6 @@ def _split_unit(key: str) -> tuple[str, str]:
 
 
 def _format_value(value: Any, unit: str) -> str:
-    """A value for people."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if value is None:

@@ -1,5 +1,3 @@
-"""`freemoe eval`."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -177,7 +177,7 @@ class RecipeCommand:
             raise Stopped(interrupted_message(recipe.output) if self.resumes else again) from None
 
     def register_command(self, app: typer.Typer) -> None:
-        """Add the command."""
+        """Add the command to ``app``, with an option for every flag."""
         parameters = {
             **self.arguments,
             **{n: self._make_option(n, f) for n, f in self.flags.items()},

@@ -1,5 +1,3 @@
-"""`freemoe ls`."""
-
 from __future__ import annotations
 
 import importlib

@@ -1,5 +1,3 @@
-"""`freemoe lm-eval`."""
-
 from __future__ import annotations
 
 import shlex

@@ -1,5 +1,3 @@
-"""`freemoe merge`."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -83,7 +81,6 @@ def run_command(
 
 
 def _print_merged(found: dict[str, Any]) -> None:
-    """Say what was written."""
     if found["shrink"]:
         print_line(f"{found['expert']}: its units are cut out; the logits are those of the expert on the whole base")
     else:

@@ -1,5 +1,3 @@
-"""`freemoe push`."""
-
 from __future__ import annotations
 
 from pathlib import Path

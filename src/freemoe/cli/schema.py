@@ -1,5 +1,3 @@
-"""`freemoe schema`."""
-
 from __future__ import annotations
 
 import json

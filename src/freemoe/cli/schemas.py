@@ -23,7 +23,7 @@ class OwnTextDocument(OpenDocument):
 
 
 class GeneratedDocument(ResultPart):
-    """``freemoe generate``."""
+    """What ``freemoe generate --json`` prints."""
 
     expert: str = Field(description="Which answered.")
     rejected: bool = Field(description="Whether the significance test rejected it, so that it is the base.")
@@ -31,20 +31,20 @@ class GeneratedDocument(ResultPart):
 
 
 class MergedDocument(OpenDocument):
-    """``freemoe merge``."""
+    """What ``freemoe merge --json`` prints."""
 
     folder: str
     gguf: str | None = None
 
 
 class InspectedDocument(OpenDocument):
-    """``freemoe inspect``."""
+    """What ``freemoe inspect --json`` prints."""
 
     kind: str = Field(description="Kind of artefact, or model.")
 
 
 class ReportedDocument(ResultPart):
-    """``freemoe report``."""
+    """What ``freemoe report --json`` prints."""
 
     folder: str
     result: dict[str, Any] = Field(description="As result.json has it: see the schema of its kind.")
@@ -66,7 +66,7 @@ class BenchDocument(ResultPart):
 
 
 class BenchPlanDocument(ResultPart):
-    """``freemoe bench --dry-run``."""
+    """What ``freemoe bench --dry-run --json`` prints."""
 
     artefact: str
     against: str | None
@@ -74,7 +74,7 @@ class BenchPlanDocument(ResultPart):
 
 
 class ArgumentsDocument(ResultPart):
-    """``freemoe lm-eval --dry-run``."""
+    """What ``freemoe lm-eval --dry-run --json`` prints."""
 
     arguments: list[str] = Field(description="Of lm_eval.")
 
@@ -88,7 +88,7 @@ class ErrorDocument(ResultPart):
 
 
 class EvalPlanDocument(PlanDocument):
-    """``freemoe eval --dry-run``."""
+    """What ``freemoe eval --dry-run --json`` prints."""
 
     artefact: str
     base: str
@@ -111,7 +111,7 @@ class OwnTextPlanDocument(PlanDocument):
 
 
 class ServePlanDocument(ResultPart):
-    """``freemoe serve --dry-run``."""
+    """What ``freemoe serve --dry-run --json`` prints."""
 
     base: str
     models: list[str] = Field(description="What a request can name as its model.")

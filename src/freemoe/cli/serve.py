@@ -1,5 +1,3 @@
-"""`freemoe serve`."""
-
 from __future__ import annotations
 
 import inspect

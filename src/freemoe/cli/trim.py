@@ -1,5 +1,3 @@
-"""`freemoe trim`."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -78,7 +78,6 @@ class _TemplateProcess:
         return said["text"]
 
     def kill_process(self) -> None:
-        """Leave no process behind."""
         if self._process is not None:
             _kill_and_close(self._process)
 

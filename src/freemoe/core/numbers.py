@@ -1,4 +1,4 @@
-"""Numbers for people."""
+"""Numbers, percentages and byte counts as text for people."""
 
 from __future__ import annotations
 

@@ -81,7 +81,6 @@ class ModelLock:
         self._lost = False
 
     def _current_holder(self) -> _QueuePlace | None:
-        """Whoever has the turn."""
         for place in tuple(self._places):
             if place() is not None:
                 return place

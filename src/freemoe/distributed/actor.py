@@ -49,7 +49,7 @@ class WorkerActor:
         return pickle.dumps((True, {"pid": os.getpid(), "machine": socket.gethostname()}))
 
     def do(self, unit: Unit) -> bytes:
-        """Do a unit (`freemoe.core.run.units.run_pickled`)."""
+        """Do a unit in this process (`freemoe.core.run.units.run_pickled`)."""
         return run_pickled(unit, f"process {os.getpid()} on {socket.gethostname()}")
 
     def leave(self) -> None:

@@ -35,7 +35,7 @@ def executor_of(recipe: Any) -> WorkerPool:
 
 
 def has_ray() -> bool:
-    """Whether Ray is installed."""
+    """Whether the package ray is installed."""
     return importlib.util.find_spec("ray") is not None
 
 

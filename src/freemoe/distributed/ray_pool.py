@@ -151,7 +151,7 @@ class RayObjectRef:
     ref: Any
 
     def get(self) -> bytes:
-        """The bytes."""
+        """Fetch the bytes from Ray's object store."""
         import ray
 
         return ray.get(self.ref)

@@ -347,12 +347,12 @@ class FreeMoE(SavedExperts):
 
     @property
     def config(self) -> Any:
-        """The base's config."""
+        """The base's transformers configuration, unchanged."""
         return self.model.config
 
     @property
     def device(self) -> torch.device:
-        """Where the base is."""
+        """Device of the base's first parameter."""
         return self.model.device
 
 

@@ -14,7 +14,7 @@ KIND = "domain-experts"
 
 
 class BaseFacts(ResultPart):
-    """The base."""
+    """The base model that the experts are of: its name, fingerprint, type and size."""
 
     name: str
     revision: str | None
@@ -64,7 +64,7 @@ class SubdomainContents(ResultPart):
 
 
 class SubdomainResult(ResultPart):
-    """One subdomain."""
+    """One subdomain: what was chosen for it, and what the significance test said of every candidate."""
 
     name: str
     reference_documents: int
@@ -88,7 +88,7 @@ class SubdomainResult(ResultPart):
 
 
 class DomainResult(ScoredDomain):
-    """One domain."""
+    """One domain: its router, its subdomains and its scores on the test split."""
 
     metric: str
     by: str = Field(description="What its subdomains were made by.")
@@ -133,7 +133,7 @@ class DomainResult(ScoredDomain):
 
 
 class BuildResult(RunResult):
-    """What ``freemoe build`` writes."""
+    """What ``freemoe build`` writes into ``result.json``."""
 
     kind: Literal["domain-experts"]
     base: BaseFacts

@@ -188,7 +188,6 @@ def evaluate_target(
 def _run_evaluation(
     recipe: EvalRecipe, subject: Open, place: str, work: str | None, progress: Progress
 ) -> dict[str, Any]:
-    """The result of `evaluate_target`."""
     use_threads(recipe.threads)
     record = read_record(place)
     recipe = resolve_seed(recipe, record)

@@ -50,7 +50,7 @@ class ProvenanceRecord:
     said: dict[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """For an evaluation's result."""
+        """As an evaluation's ``result.json`` has it."""
         return {"known": self.seen is not None, "seed": self.seed, **self.said}
 
     def missing_record_warning(self) -> str:

@@ -188,7 +188,7 @@ class SeenHashes:
         return cls(runs=kept, documents=count, share=share)
 
     def union_with(self, other: SeenHashes, most: int = MOST) -> SeenHashes:
-        """What either has seen."""
+        """Hashes of what either has seen, at most ``most`` of them."""
         # The finer sample is thinned to the coarser one's share, so that the union is an even sample again.
         share = min(self.share, other.share)
         runs = np.union1d(_below_share(self.runs, share), _below_share(other.runs, share))

@@ -128,7 +128,7 @@ def _speed_text(speed: Mapping[str, Any] | None) -> str:
 
 
 def ratio_text(ratio: Measured, places: int = 2) -> str:
-    """``1.40x [1.31, 1.52]``."""
+    """A ratio with its interval: ``1.40x [1.31, 1.52]``."""
     if ratio["low"] is None or ratio["high"] is None:
         return f"{ratio['mean']:.{places}f}x (no interval)"
     return f"{ratio['mean']:.{places}f}x [{ratio['low']:.{places}f}, {ratio['high']:.{places}f}]"

@@ -19,7 +19,7 @@ _OLDER = {CONFIG: "adapter_config.json", WEIGHTS: "adapter_model.safetensors"}
 
 
 class HookmoeConfig(BaseModel):
-    """What stands in ``CONFIG``."""
+    """The file ``CONFIG`` of an artefact: the plan, and where the hooks stand."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 

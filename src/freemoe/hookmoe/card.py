@@ -109,7 +109,7 @@ def trim_table(rows: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[l
 
 
 def model_card(result: TrimResult) -> str:
-    """README.md of the artefact."""
+    """Text of the artefact's README.md, with the hub's metadata."""
     base = result.base.name
     about = (
         "A plan of experts per layer and hooks that compensate for it (HookMoE), for one base only: the fingerprint in\n"

@@ -49,12 +49,12 @@ class TextQuality:
 
     @property
     def mean_ce(self) -> float:
-        """Nats per token."""
+        """Mean cross-entropy in nats per token."""
         return float(self.ce.sum() / self.tokens.sum())
 
     @property
     def mean_kl(self) -> float:
-        """Nats per token."""
+        """Mean KL from the full model in nats per token."""
         return float(self.kl.sum() / self.tokens.sum())
 
     @property
@@ -63,7 +63,7 @@ class TextQuality:
         return float(self.right.sum() / self.tokens.sum())
 
     def as_json(self) -> dict[str, float]:
-        """As JSON."""
+        """The three means, as ``result.json`` has them."""
         return {"ce": self.mean_ce, "kl": self.mean_kl, "next_token_accuracy": self.token_accuracy}
 
 
@@ -172,7 +172,7 @@ class ParameterCounts:
     hooks: int
 
     def as_json(self) -> dict[str, int]:
-        """As JSON."""
+        """The three counts, as ``result.json`` has them."""
         return {"total": self.total, "active": self.active, "hooks": self.hooks}
 
 

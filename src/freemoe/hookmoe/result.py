@@ -40,7 +40,7 @@ class TestPart(ResultPart):
 
 
 class TrimResult(RunResult):
-    """What ``freemoe trim`` writes."""
+    """What ``freemoe trim`` writes into ``result.json``."""
 
     kind: Literal["trimmed-moe"]
     base: MixtureFacts
@@ -58,14 +58,14 @@ class TrimResult(RunResult):
 
 
 class TrimmedDocument(MadeDocument):
-    """``freemoe trim``."""
+    """What ``freemoe trim --json`` prints."""
 
     plans: str | None = Field(description="Picture of the plans that were measured.")
     result: TrimResult | None = None
 
 
 class TrimPlanDocument(PlanDocument):
-    """``freemoe trim --dry-run``."""
+    """What ``freemoe trim --dry-run --json`` prints."""
 
     base: str
     experts_per_token: str

@@ -41,7 +41,7 @@ class LinearWeights:
 
 @dataclass(frozen=True, eq=False)
 class RMSNormWeights:
-    """An RMS norm."""
+    """An RMS norm: its scale (n,) and its epsilon."""
 
     weight: Tensor
     eps: float

@@ -34,7 +34,7 @@ def jit(function: Callable[..., Any]) -> Any:
 
 
 def as_float32(weight):
-    """A weight as float32."""
+    """A weight as float32, whatever 16-bit type it is stored in; only in compiled code."""
     raise NotImplementedError(f"{type(weight)} is only known to compiled code")
 
 

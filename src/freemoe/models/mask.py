@@ -155,12 +155,12 @@ class TensorMask:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it takes."""
+        """Bytes of its tensors in memory."""
         return sum(t.numel() * t.element_size() for t in (self.bits, self.places, self.ends) if t is not None)
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """Device that its tensors lie on."""
         held = self.bits if self.bits is not None else self.places
         assert held is not None
         return held.device
@@ -266,7 +266,7 @@ class Mask(Mapping[str, TensorMask]):
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it takes."""
+        """Bytes of all its masks in memory."""
         return sum(mask.num_bytes for mask in self.values())
 
     def off_share(self, weights: Sequence[WeightMatrix]) -> float:

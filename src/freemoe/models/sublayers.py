@@ -83,7 +83,7 @@ class DecoderSublayers:
 
     @property
     def intermediate_size(self) -> int:
-        """Neurons of the MLP."""
+        """Number of neurons of the MLP."""
         return self.down.in_features
 
 

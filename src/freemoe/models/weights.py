@@ -91,22 +91,22 @@ class WeightMatrix:
 
     @property
     def num_rows(self) -> int:
-        """Number of outputs."""
+        """Number of outputs of one expert's matrix."""
         return self.parameter.shape[-1 if self.layout.endswith("columns") else -2]
 
     @property
     def num_columns(self) -> int:
-        """Number of inputs."""
+        """Number of inputs of one expert's matrix."""
         return self.parameter.shape[-2 if self.layout.endswith("columns") else -1]
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(experts, rows, columns)."""
+        """The canonical shape (experts, rows, columns)."""
         return self.num_experts, self.num_rows, self.num_columns
 
     @property
     def size(self) -> int:
-        """Number of single weights."""
+        """Number of single weights, over all experts."""
         return self.parameter.numel()
 
     def canonical_view(self) -> Tensor:

@@ -241,7 +241,7 @@ def provenance_line(result: RunResult | EvaluationResult, *more: str) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds, minutes or hours."""
+    """A duration in seconds, minutes or hours and minutes."""
     if seconds < 120:
         return f"{seconds:.1f} s"
     minutes = round(seconds / 60)

@@ -1,4 +1,4 @@
-"""What every ``result.json`` has."""
+"""The fields that every ``result.json`` has."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class OpenDocument(ResultPart):
 
 
 class MadeDocument(ResultPart):
-    """What a run made."""
+    """What a command that makes an artefact prints with ``--json``."""
 
     folder: str = Field(description="The artefact.")
     report: str = Field(description="Its report.html.")

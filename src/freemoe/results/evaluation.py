@@ -37,7 +37,7 @@ class EvaluatedRecord(SeenRecord):
 
 
 class EvaluationCost(ResultPart):
-    """What an evaluation took."""
+    """How often the test documents of an evaluation were scored."""
 
     openings: int | None = Field(
         None, description="Runs of this user that scored these test documents; null: no ledger."
@@ -45,7 +45,7 @@ class EvaluationCost(ResultPart):
 
 
 class EvaluationResult(ResultPart):
-    """``freemoe eval``."""
+    """What ``freemoe eval`` writes into ``result.json``."""
 
     format: Literal[1]
     kind: Literal["evaluation"]

@@ -70,5 +70,5 @@ class DomainScores(Protocol):
 
     @property
     def domains(self) -> Sequence[ScoredDomain]:
-        """One after another."""
+        """The domains, in the recipe's order."""
         ...

@@ -42,7 +42,7 @@ class LoadedExperts:
 
     @property
     def expert_names(self) -> list[str]:
-        """Their names."""
+        """Names of the experts that the engine has."""
         return self._engine.experts
 
     @property
@@ -116,7 +116,7 @@ class ExpertCatalogue:
 
     @property
     def expert_names(self) -> list[str]:
-        """Names of the experts."""
+        """Names of all experts, in the catalogue's order."""
         return [entry.name for entry in self.entries]
 
     @property
@@ -199,7 +199,7 @@ class OnDemandExperts(LoadedExperts):
 
     @property
     def expert_names(self) -> list[str]:
-        """Their names."""
+        """Names of all experts, loaded or not."""
         return self.catalogue.expert_names
 
     @property

@@ -54,7 +54,7 @@ class ServeTarget:
 
     @property
     def served_models(self) -> list[str]:
-        """What ``model`` can be."""
+        """Names that a request's ``model`` can have."""
         return model_names(self.catalogue.expert_names, self.has_router)
 
     @property

@@ -50,12 +50,12 @@ class PackedBlocks:
 
     @property
     def row_length(self) -> int:
-        """Tokens of a row."""
+        """Number of tokens in a row."""
         return self.ids.shape[1]
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all rows."""
+        """Number of tokens in all rows."""
         return self.ids.numel()
 
     def select_rows(self, which: Sequence[int] | Tensor) -> PackedBlocks:

@@ -50,7 +50,7 @@ class TextPassage(str):
     group: str
 
     def __new__(cls, text: str, about: tuple[str, ...] = (), group: str = "") -> TextPassage:
-        """Arguments as the attributes."""
+        """Make the text, with its attributes."""
         made = super().__new__(cls, text)
         made.about, made.group = about, group
         return made

@@ -76,7 +76,7 @@ class ConversationItem:
 
 @dataclass(frozen=True)
 class TextItem:
-    """Plain text."""
+    """An item of plain text, without a question."""
 
     text: str
 

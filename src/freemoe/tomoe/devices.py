@@ -50,7 +50,7 @@ class DistributedContext:
             dist.barrier()
 
     def broadcast_number(self, number: int) -> int:
-        """The first process's number."""
+        """Send the first process's number to all; returns it."""
         if self.count == 1:
             return number
         said = [number]

@@ -111,42 +111,42 @@ def _attention_class(base: type[nn.Module]) -> Any:
 
 
 class ToMoELlamaForCausalLM(_Converted, LlamaForCausalLM):
-    """A converted Llama."""
+    """A converted Llama, as ``AutoModelForCausalLM`` loads it."""
 
     config_class = ToMoELlamaConfig
     attention = _attention_class(LlamaAttention)
 
 
 class ToMoEMistralForCausalLM(_Converted, MistralForCausalLM):
-    """A converted Mistral."""
+    """A converted Mistral, as ``AutoModelForCausalLM`` loads it."""
 
     config_class = ToMoEMistralConfig
     attention = _attention_class(MistralAttention)
 
 
 class ToMoEQwen2ForCausalLM(_Converted, Qwen2ForCausalLM):
-    """A converted Qwen2."""
+    """A converted Qwen2, as ``AutoModelForCausalLM`` loads it."""
 
     config_class = ToMoEQwen2Config
     attention = _attention_class(Qwen2Attention)
 
 
 class ToMoEQwen3ForCausalLM(_Converted, Qwen3ForCausalLM):
-    """A converted Qwen3."""
+    """A converted Qwen3, as ``AutoModelForCausalLM`` loads it."""
 
     config_class = ToMoEQwen3Config
     attention = _attention_class(Qwen3Attention)
 
 
 class ToMoEGemmaForCausalLM(_Converted, GemmaForCausalLM):
-    """A converted Gemma."""
+    """A converted Gemma, as ``AutoModelForCausalLM`` loads it."""
 
     config_class = ToMoEGemmaConfig
     attention = _attention_class(GemmaAttention)
 
 
 class ToMoEPhiForCausalLM(_Converted, PhiForCausalLM):
-    """A converted Phi."""
+    """A converted Phi, as ``AutoModelForCausalLM`` loads it."""
 
     config_class = ToMoEPhiConfig
     attention = _attention_class(PhiAttention)

@@ -167,7 +167,6 @@ def _run_conversion(
 
 
 def _layer_summaries(context: ConversionContext, structure: Structure) -> list[dict[str, Any]]:
-    """What each layer keeps."""
     return [
         {
             "query_dims": int(layer.rotary.expand_bits(own.qk.float()).sum()),

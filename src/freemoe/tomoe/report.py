@@ -163,7 +163,7 @@ def gate_training_curves(result: ConvertResult, width: float = WIDE) -> Figure |
 
 @report_figure("widths", "What every layer keeps", "Width of a layer's parts, as a share of the dense model's.")
 def kept_widths(result: ConvertResult, width: float = WIDE) -> Figure | None:
-    """Kept widths per layer."""
+    """Figure of the share of each width that a layer keeps; None where there is none to draw."""
     layers = result.layers
     narrow = is_narrow(width)
     figure = new_figure(min(width, 9.0), 3.2 if narrow else 2.8)

@@ -13,7 +13,7 @@ KIND = "converted"
 
 
 class DenseFacts(ResultPart):
-    """The dense base."""
+    """The dense base model that was converted."""
 
     name: str
     fingerprint: str
@@ -40,7 +40,7 @@ class MissedBudget(ResultPart):
 
 
 class LayerFacts(ResultPart):
-    """What one layer keeps."""
+    """The widths that the conversion left in one layer."""
 
     query_dims: int
     value_dims: int
@@ -52,7 +52,7 @@ class LayerFacts(ResultPart):
 
 
 class ConvertResult(RunResult):
-    """What ``freemoe convert`` writes."""
+    """What ``freemoe convert`` writes into ``result.json``."""
 
     kind: Literal["converted"]
     base: DenseFacts
@@ -72,13 +72,13 @@ class ConvertResult(RunResult):
 
 
 class ConvertedDocument(MadeDocument):
-    """``freemoe convert``."""
+    """What ``freemoe convert --json`` prints."""
 
     result: ConvertResult | None = None
 
 
 class ConvertPlanDocument(PlanDocument):
-    """``freemoe convert --dry-run``."""
+    """What ``freemoe convert --dry-run --json`` prints."""
 
     text_tokens: dict[str, int]
     block_tokens: int

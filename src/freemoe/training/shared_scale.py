@@ -22,7 +22,7 @@ class SharedScaleAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step; see `torch.optim.AdamW.step`."""
+        """Take one step as `torch.optim.AdamW.step` does, with one scale per tensor of shared groups."""
         groups = self.param_groups
         # AdamW itself does the others, to the bit.
         self.param_groups = [group for group in groups if not group.get("shared")]

@@ -21,7 +21,7 @@ def pack_state(part: str, tensors: Mapping[str, Any]) -> State:
 
 
 def unpack_state(part: str, state: State) -> State:
-    """What `pack_state` was given."""
+    """Inverse of `pack_state`: the tensors of one part."""
     return {name.removeprefix(f"{part}|"): t for name, t in state.items() if name.startswith(f"{part}|")}
 
 

@@ -129,7 +129,7 @@ def _worker_folder() -> Path:
 
 
 def remove_worker_folder() -> None:
-    """Remove this process's folder."""
+    """Remove the folders that this process made for runs, with all they hold."""
     for folder in _own:
         shutil.rmtree(folder, ignore_errors=True)
     _own.clear()

@@ -72,7 +72,7 @@ class WorkerPool(ABC):
         self.close()
 
     def close(self) -> None:
-        """End the workers."""
+        """End all workers that have no unit to do."""
         for worker in [*self._idle, *self._starting]:
             worker.end()
         self._idle.clear()

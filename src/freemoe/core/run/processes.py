@@ -31,7 +31,7 @@ class ProcessPool(WorkerPool):
         self.threads = threads
 
     def close(self) -> None:
-        """End the processes."""
+        """Ask all processes to leave, and end those that stay after ten seconds."""
         # Asked to leave, they put away what they hold of the system (semaphores); all at a time, because that takes a moment.
         idle = cast("list[_ProcessWorker]", list(self._idle))
         for worker in idle:

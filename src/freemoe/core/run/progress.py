@@ -47,7 +47,7 @@ class QuietProgress:
         yield lambda steps: None
 
     def say(self, line: str) -> None:
-        """Log the line."""
+        """Write a line to the log only."""
         log.info("%s", line)
 
 
@@ -116,7 +116,7 @@ class CollectingProgress(QuietProgress):
         self.lines: list[str] = []
 
     def say(self, line: str) -> None:
-        """Keep the line."""
+        """Add a line to ``lines``."""
         self.lines.append(line)
 
 
@@ -141,7 +141,7 @@ class StageTimer:
         self._samples = [(self.clock(), 0)]
 
     def add_steps(self, steps: int) -> None:
-        """Take finished steps."""
+        """Count steps as finished now; their times give the rate."""
         if not steps:
             return
         self.done += steps

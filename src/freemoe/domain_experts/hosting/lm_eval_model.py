@@ -245,7 +245,7 @@ class FreeMoELM(TemplateLM):
 
     @property
     def eot_token_id(self) -> int | None:  # type: ignore[override]
-        """The end-of-text token."""
+        """The tokenizer's end-of-sequence id; None where it has none."""
         return self.tokenizer.eos_token_id
 
     @property
@@ -255,7 +255,7 @@ class FreeMoELM(TemplateLM):
 
     @property
     def max_length(self) -> int:
-        """Longest input in tokens."""
+        """Longest input in tokens: the model's context."""
         return self.scorer.max_length
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:

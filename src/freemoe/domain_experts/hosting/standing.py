@@ -83,7 +83,7 @@ class ExpertStack:
         return block
 
     def remove_block(self, block: ExpertBlock) -> None:
-        """End a block."""
+        """End a block, and apply what is then on top; nothing happens if it has ended."""
         with self._lock:
             if block in self._blocks:
                 self._blocks.remove(block)

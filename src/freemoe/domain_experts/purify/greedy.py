@@ -96,7 +96,7 @@ def to_state(result: PurifyResult) -> State:
 
 
 def from_state(state: State, weights: Sequence[WeightMatrix]) -> PurifyResult:
-    """Inverse of `to_state`."""
+    """Inverse of `to_state`: the result, with its mask decoded for ``weights``."""
     codes = {name: code for name, code in state.items() if not name.startswith("|")}
     forecast = state["|forecast"].tolist()
     mask = Mask.decode(codes, weights)
@@ -196,14 +196,14 @@ class GreedyRound:
     off: int = 0
 
     def apply_cut(self, weights: Sequence[WeightMatrix], mask: Mask, promise: float) -> None:
-        """Switch weights off."""
+        """Switch weights off, and remember how to undo it and how much loss it promised to save."""
         self.undos.append(switch_off(weights, mask))
         self.cuts.append(mask)
         self.promise += promise
         self.off += mask.count
 
     def undo_cuts(self) -> None:
-        """Switch them on again."""
+        """Restore all weights of the round, bit by bit, last cut first."""
         for undo in reversed(self.undos):
             undo.restore()
 

@@ -125,11 +125,11 @@ class LowRankSum(RunningSum):
         return copy.copy(self)
 
     def to_state(self) -> dict[str, Tensor]:
-        """Both sides."""
+        """The two factors, as ``left`` and ``right``."""
         return {"left": self._left, "right": self._right}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Go on from them."""
+        """Continue from the factors of `to_state`."""
         self._left, self._right, self._counted = state["left"], state["right"], None
 
 

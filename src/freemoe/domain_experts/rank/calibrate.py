@@ -106,7 +106,7 @@ class InputNorms:
 
     @property
     def num_groups(self) -> int:
-        """Number of subdomains."""
+        """Number of subdomains: the first dimension of every sum."""
         return next(iter(self.sums.values())).shape[0]
 
     def input_norm(self, tap: str, group: int, p: float) -> Tensor:

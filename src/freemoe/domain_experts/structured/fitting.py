@@ -60,7 +60,7 @@ class FoundUnits:
 
     @property
     def best_point(self) -> CurvePoint:
-        """The candidate's units."""
+        """The point of the curve that is the candidate."""
         return self.curve.points[self.best_index]
 
     @property
@@ -97,7 +97,7 @@ class FoundUnits:
 
     @staticmethod
     def from_tensors(units: ModelUnits, weights: Sequence[WeightMatrix], tensors: dict[str, Tensor]) -> FoundUnits:
-        """Inverse of `to_tensors`."""
+        """Inverse of `to_tensors`, for a model's ``units`` and ``weights``."""
         rows = tensors["points"].tolist()
         offs: list[dict[int, Tensor]] = [{} for _ in rows]
         rivals: list[dict[str, dict[int, Tensor]]] = [{} for _ in rows]

@@ -67,6 +67,6 @@ def rival_scores(units: ModelUnits, worths: Sequence[UnitImportance]) -> dict[st
 
 
 def random_scores(units: ModelUnits, seed: int) -> list[Tensor]:
-    """Scores drawn at random."""
+    """Uniform scores in [0, 1), one tensor (units,) per layer."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.rand(layer.count, generator=generator) for layer in units.layers]

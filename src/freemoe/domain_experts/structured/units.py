@@ -98,7 +98,7 @@ class ModelUnits:
 
     @property
     def units_per_layer(self) -> list[int]:
-        """Units of every layer."""
+        """Number of units of every layer, in the order of ``layers``."""
         return [layer.count for layer in self.layers]
 
     def mask(self, off: UnitsOff) -> Mask:

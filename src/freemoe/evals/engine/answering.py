@@ -21,7 +21,7 @@ from freemoe.recipes.expert_names import AUTO, BASE
 
 
 class LoadedArtifact(Protocol):
-    """What `freemoe.load` returns."""
+    """What `freemoe.load` returns: a base and the artefact on it."""
 
     @property
     def model(self) -> Any:
@@ -30,7 +30,7 @@ class LoadedArtifact(Protocol):
 
     @property
     def tokenizer(self) -> Any:
-        """Its tokenizer, or None."""
+        """The base's tokenizer; None where there is none."""
         ...
 
     def generate_text(
@@ -40,7 +40,7 @@ class LoadedArtifact(Protocol):
         ...
 
     def save_pretrained(self, folder: str | Path, *, overwrite: bool = False) -> Path:
-        """Copy the artefact."""
+        """Copy the artefact into a folder; returns the folder."""
         ...
 
     def push_to_hub(
@@ -68,7 +68,7 @@ def require_tokenizer(tokenizer: Any) -> None:
 
 
 def text_ids(tokenizer: Any, text: str) -> list[int]:
-    """A prompt's token ids."""
+    """Token ids of a prompt, with the beginning-of-text token exactly once."""
     # A chat template writes the token at the beginning of a text itself.
     begun = bool(tokenizer.bos_token) and text.startswith(tokenizer.bos_token)
     return list(tokenizer(text, add_special_tokens=not begun)["input_ids"])
@@ -120,7 +120,7 @@ class Answering(ArtefactHubMixin):
 
     @property
     def experts(self) -> list[str]:
-        """Names of the ways."""
+        """Names of the ways in which the model can answer."""
         return list(self.ways)
 
     @overload

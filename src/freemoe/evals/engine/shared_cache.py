@@ -48,7 +48,7 @@ class SharedLayer(DynamicLayer):
         return buffer
 
     def get_seq_length(self) -> int:
-        """Tokens seen."""
+        """Number of tokens in the cache."""
         return self.seen
 
 

@@ -44,7 +44,7 @@ def jsonl_reader(*columns: str) -> Reader:
 
 
 def jsonl_gz_reader(*columns: str) -> Reader:
-    """Reader of gzipped JSONL."""
+    """A reader of gzipped JSON lines that have these columns."""
     return partial(_read_rows, _read_gz_lines, columns)
 
 

@@ -97,7 +97,6 @@ class _OneTokenForward:
         self.tried = False
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """As the layer's own."""
         if not self._is_applicable(hidden_states, args, kwargs):
             return self.forward(hidden_states, *args, **kwargs)
         if not self.tried:
@@ -171,7 +170,6 @@ class _OneTokenHead:
         self.linear, self.forward = linear, linear.forward
 
     def __call__(self, x: Tensor) -> Tensor:
-        """As the layer's own."""
         one = x.numel() == x.shape[-1] and x.device.type == "cpu" and not torch.is_grad_enabled()
         weight, bias = self.linear.weight, self.linear.bias
         fits = weight.dtype == x.dtype and weight.is_contiguous() and rows_available(x.dtype)

@@ -50,7 +50,7 @@ class Hook(nn.Module):
 
     @property
     def width(self) -> int:
-        """Hidden units, d."""
+        """Number of hidden units, d."""
         return self.up.out_features
 
     def shift(self, x: Tensor) -> Tensor:

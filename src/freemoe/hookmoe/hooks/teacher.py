@@ -37,7 +37,7 @@ class TeacherLogits:
     rest: Tensor
 
     def select_rows(self, which: Any) -> TeacherLogits:
-        """Some of the rows."""
+        """The teacher of the rows ``which`` only, an index or a slice."""
         index = torch.as_tensor(which, dtype=torch.int64)
         return TeacherLogits(self.tokens[index], self.logs[index], self.rest[index])
 

@@ -56,7 +56,7 @@ class TrainableCompensation(Protocol):
         ...
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """What is trained."""
+        """What is trained: every parameter with its name."""
         ...
 
 

@@ -57,7 +57,7 @@ class MoELayer:
 
     @property
     def device(self) -> torch.device:
-        """Where its weights are."""
+        """Device of the block's first parameter."""
         return next(self.block.parameters()).device
 
     @property

@@ -37,7 +37,7 @@ class LayerPlan:
         return counts.pop() if len(counts) == 1 else None
 
     def to_text(self) -> str:
-        """As `parse_plan` reads it."""
+        """The form that `parse_plan` reads: ``8,8,-,4``."""
         return ",".join("-" if k is None else str(k) for k in self.ks)
 
     def with_k(self, layer: int, k: int) -> LayerPlan:

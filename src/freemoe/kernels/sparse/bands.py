@@ -35,7 +35,7 @@ class BandTile:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it takes."""
+        """Bytes of its tensors in memory."""
         return sum(t.numel() * t.element_size() for t in (self.scale, self.low, self.high))
 
     def off_mask(self, weight: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class BandTiles:
 
     @classmethod
     def from_tiles(cls, tiles: Sequence[BandTile]) -> BandTiles:
-        """In this order."""
+        """Stack tiles of one shape, in this order."""
         low, high = (torch.stack([getattr(tile, end) for tile in tiles]) for end in ("low", "high"))
         return cls(tuple(tiles), torch.stack([tile.scale for tile in tiles]), (low, high))
 

@@ -81,7 +81,7 @@ class SparsePlaces:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Number of places, over all rows."""
         return int(self.ends[-1])
 
     @property
@@ -113,7 +113,7 @@ class SparseExperts:
 
     @classmethod
     def from_places(cls, places: Sequence[SparsePlaces]) -> SparseExperts:
-        """In this order."""
+        """The experts in this order, with a table of their memory addresses."""
         table = np.array([(p.low.ctypes.data, p.ends.ctypes.data) for p in places], np.uint64)
         return cls(tuple(places), table.reshape(len(places), 2))
 

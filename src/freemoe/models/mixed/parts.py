@@ -70,7 +70,7 @@ class WeightMask:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it takes."""
+        """Bytes of its tensors in memory; a tensor with two names counts once."""
         lines = sum(8 * len(t) for t in (self.rows, self.columns) if t is not None)
         # Two names for the same places count once.
         others = {

@@ -30,7 +30,7 @@ class ExpertAssignment:
 
     @cached_property
     def by_expert(self) -> Mapping[str, list[int]]:
-        """Expert -> its sequences."""
+        """Expert -> numbers of the sequences that use it."""
         found: dict[str, list[int]] = {}
         for number, name in enumerate(self.names):
             found.setdefault(name, []).append(number)

@@ -109,7 +109,7 @@ class ReportFigure:
     draw: Callable[..., Figure | None]
 
     def __call__(self, result: Any, width: float = WIDE) -> Figure | None:
-        """The figure."""
+        """Draw it; None where the result has nothing for it."""
         return self.draw(result, width)
 
     def svgs(self, result: Any) -> tuple[str, str] | None:

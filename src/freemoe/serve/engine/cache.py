@@ -90,7 +90,7 @@ class SlotLayer(DynamicLayer):
                 buffer[target, :, :length] = buffer[source, :, :length]
 
     def zero_slot(self, slot: int) -> None:
-        """Make a slot zero."""
+        """Set a slot's keys and values to zero."""
         for buffer in (self.keys, self.values):
             if buffer is not None and slot < len(buffer):
                 buffer[slot].zero_()
@@ -142,7 +142,7 @@ class SlotCache(Cache):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all buffers."""
+        """Bytes of the buffers of all layers."""
         layers: list[Any] = self.layers
         buffers = [b for layer in layers for b in (layer.keys, layer.values) if b is not None]
         return sum(b.numel() * b.element_size() for b in buffers)

@@ -26,7 +26,7 @@ class SamplingRule(NamedTuple):
     min_p: float
 
     def sample_tokens(self, logits: Tensor, chances: Tensor) -> Tensor:
-        """As `SamplingConfig.sample_tokens`."""
+        """Choose a token per row, as `SamplingConfig.sample_tokens` does."""
         if not self.temperature:
             return logits.argmax(-1)
         logits = logits.float()
@@ -66,7 +66,7 @@ class TokenSampler:
         return torch.tensor(list(self._written), dtype=torch.long), added
 
     def accept_token(self, token: int) -> None:
-        """Note what was chosen."""
+        """Count a token that was chosen, for the penalties of the next."""
         self._step += 1
         self._written[token] += 1
 

@@ -65,7 +65,7 @@ class InferenceEngine:
     # ----------------------------------------------------------- for every thread
 
     def start(self) -> InferenceEngine:
-        """Begin to work."""
+        """Start the engine's thread; returns the engine."""
         self._thread.start()
         return self
 
@@ -76,7 +76,7 @@ class InferenceEngine:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it works."""
+        """Whether the engine's thread runs and nothing has failed."""
         return self.failure is None and self._thread.is_alive()
 
     @property

@@ -87,15 +87,15 @@ class SlotRunner(ModelRunner):
         self.cache, self._context = SlotCache(limits.batch, limits.context), limits.context
 
     def add_sequence(self, number: int) -> None:
-        """Take a slot."""
+        """Take a slot of the cache for a new sequence."""
         self.cache.add_sequence(number)
 
     def remove_sequence(self, number: int) -> None:
-        """Free its slot."""
+        """Free the slot of a sequence that ended."""
         self.cache.remove_sequence(number)
 
     def forward(self, rows: Sequence[BatchRow]) -> list[Tensor]:
-        """As `ModelRunner.forward`."""
+        """As `ModelRunner.forward`: in as few passes as the experts allow."""
         found: list[Tensor] = [torch.empty(0)] * len(rows)
         # In the order of their places, so that slots that follow each other are used without a copy.
         order = sorted(range(len(rows)), key=lambda i: self.cache.places[rows[i].number])

@@ -100,7 +100,7 @@ class SequenceState:
             self._prompt.append(TokenLogprob(token, offset, logprob, best))
 
     def append_token(self, token: int, logprob: float | None, best: tuple[tuple[int, float], ...]) -> None:
-        """Take the next token."""
+        """Take the token that was chosen, and emit the text that it completes."""
         if token in self._ends:
             self._finish_sequence("stop")
             return
@@ -151,7 +151,7 @@ class SequenceState:
         )
 
     def fail_sequence(self, error: Exception) -> None:
-        """End with an error."""
+        """End with an error, unless it has ended."""
         if not self.ended:
             self.ended = "error"
             self.outbox.put_event(SequenceFailed(error))

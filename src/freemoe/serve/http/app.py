@@ -1,4 +1,4 @@
-"""The server's paths."""
+"""The server's routes, and its ASGI app."""
 
 from __future__ import annotations
 

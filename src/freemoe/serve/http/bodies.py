@@ -29,7 +29,7 @@ _ToolChoice = Annotated[Any, _unsupported_field(_TEXT_ALONE, "none", "auto")]
 
 
 class StreamOptions(BaseModel):
-    """How a stream ends."""
+    """``stream_options`` of a request: whether a stream ends with its usage."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -37,7 +37,7 @@ class StreamOptions(BaseModel):
 
 
 class CommonBody(BaseModel):
-    """What both endpoints take."""
+    """The fields that completions and chats share."""
 
     # Strict: "12" is no number. A float that is a whole number is no integer either.
     model_config = ConfigDict(extra="allow", strict=True)
@@ -83,7 +83,7 @@ class CommonBody(BaseModel):
 
 
 class CompletionBody(CommonBody):
-    """Of ``/v1/completions``."""
+    """The body of ``POST /v1/completions``."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
     max_tokens: Annotated[int, Field(ge=0, le=10_000_000)] | None = None
@@ -137,7 +137,7 @@ class Message(BaseModel):
 
 
 class ChatBody(CommonBody):
-    """Of ``/v1/chat/completions``."""
+    """The body of ``POST /v1/chat/completions``."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=500)]
     max_tokens: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
@@ -164,7 +164,7 @@ class ChatBody(CommonBody):
 
 
 class LoadBody(BaseModel):
-    """Of ``POST /v1/freemoe/experts``."""
+    """The body of ``POST /v1/freemoe/experts``."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -179,7 +179,7 @@ class LoadBody(BaseModel):
 
 
 class RouteBody(BaseModel):
-    """Of ``POST /v1/freemoe/route``."""
+    """The body of ``POST /v1/freemoe/route``."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 

@@ -33,11 +33,11 @@ class CompletionService:
         self._decode = functools.lru_cache(1 << 16)(lambda token: self._engine.host.tokenizer.decode([token]))
 
     async def completions(self, request: Request, body: CompletionBody) -> Response:
-        """``POST /v1/completions``."""
+        """Answer ``POST /v1/completions``, streamed or whole."""
         return await self._answer_request(request, body, await self._preparing.completion_prompts(body))
 
     async def chat(self, request: Request, body: ChatBody) -> Response:
-        """``POST /v1/chat/completions``."""
+        """Answer ``POST /v1/chat/completions``, streamed or whole."""
         return await self._answer_request(request, body, await self._preparing.chat_prompts(body))
 
     async def _answer_request(
@@ -84,7 +84,6 @@ class CompletionService:
     async def _collect_choices(
         self, body: CompletionBody | ChatBody, outboxes: Sequence[EventQueue]
     ) -> list[AnswerChoice]:
-        """All answers, whole."""
         choices = [AnswerChoice(number // (body.n or 1)) for number in range(len(outboxes))]
         async for number, event in merge_events(outboxes):
             choice = choices[number]

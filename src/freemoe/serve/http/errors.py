@@ -41,7 +41,7 @@ class RequestError(FreeMoEError):
         self.json_body: dict[str, Any] = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
     def to_response(self) -> JSONResponse:
-        """The response."""
+        """The HTTP response with this error's status and headers."""
         return JSONResponse(self.json_body, self.status, self.headers)
 
 

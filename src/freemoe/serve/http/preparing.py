@@ -88,7 +88,7 @@ class RequestPreprocessor:
         return await self._run_in_pool(render_chat)
 
     async def text_ids(self, text: str) -> tuple[int, ...]:
-        """A text's tokens."""
+        """Token ids of a text, tokenised in a thread."""
         return await self._run_in_pool(lambda: self._token_ids(text))
 
     def _token_ids(self, prompt: str | list[int]) -> tuple[int, ...]:

@@ -59,7 +59,7 @@ class EngineServer(uvicorn.Server):
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """Port that the server listens on."""
         return self.servers[0].sockets[0].getsockname()[1]
 
     async def on_tick(self, counter: int) -> bool:
@@ -68,7 +68,7 @@ class EngineServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """What a signal does."""
+        """Drain requests on the first signal, stop at once on the second."""
         if self._draining:
             self.should_exit = self.force_exit = True
             return

@@ -75,7 +75,7 @@ class ExpertConfig(QuantizationConfig):
         requests.offered.update(self.names)
 
     def get_name(self) -> Any:
-        """As it is registered."""
+        """The name under which vLLM knows the method."""
         return METHOD
 
     def get_supported_act_dtypes(self) -> list[torch.dtype]:
@@ -84,7 +84,7 @@ class ExpertConfig(QuantizationConfig):
 
     @classmethod
     def get_min_capability(cls) -> int:
-        """Any."""
+        """Compute capability that it needs: any."""
         return 0
 
     @staticmethod

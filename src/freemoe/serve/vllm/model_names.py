@@ -31,7 +31,7 @@ class ModelNames:
         self.app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer one request."""
+        """Pass one request on, with its expert named in the way that the engine reads."""
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in _SERVED:
             await self.app(scope, receive, send)
             return

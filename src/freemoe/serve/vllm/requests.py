@@ -83,11 +83,11 @@ class ExpertCheck(LogitsProcessorV1, LogitsProcessorV2):
         return logits
 
     def is_argmax_invariant(self) -> bool:
-        """True: nothing is changed."""
+        """True, as logits are left unchanged."""
         return True
 
     def update_state(self, batch_update: Any) -> None:
-        """Nothing is kept."""
+        """Nothing to do: no state between steps."""
 
     def add_request(self, req_idx: int, sampling_params: Any) -> bool:
         """False: there is nothing to apply."""

@@ -57,7 +57,7 @@ class AttentionGates(nn.Module):
         return None if self.decode_heads is None else self.decode_heads(F.gelu(self.norm(embedding)))
 
     def qk(self, embedding: Tensor) -> Tensor:
-        """Embedding (e,) -> (bits,)."""
+        """Logits (bits,) of query and key dimensions, from the embedding (e,)."""
         return (
             F.linear(F.gelu(self.norm(embedding)), self.decode.weight[self.head_dim :]) + self.offset[self.head_dim :]
         )

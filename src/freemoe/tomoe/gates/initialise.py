@@ -243,7 +243,6 @@ class _ImportanceSums:
         self._query = self._value = 0.0
 
     def mean_importance(self, tokens: int) -> LayerImportance:
-        """Means per token."""
         overall = self.mlp.sum(dim=0) / tokens
         mlp = (self.mlp + _PRIOR_TOKENS * overall) / (self.counts + _PRIOR_TOKENS)[:, None]
         means = (self.qk / tokens, self.vo / tokens, self.vo_ranked / tokens, mlp)

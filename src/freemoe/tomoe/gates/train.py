@@ -50,7 +50,7 @@ class TrainingHistory:
     rows: list[list[float]] = field(default_factory=list)
 
     def to_tensor(self) -> Tensor:
-        """(steps, columns) float64."""
+        """All rows, as (steps, columns) float64."""
         return torch.tensor(self.rows, dtype=torch.float64).reshape(len(self.rows), len(self.columns))
 
 
@@ -131,7 +131,7 @@ class GateTrainer:
         }
 
     def load_state(self, state: State) -> None:
-        """Go on from ``state``."""
+        """Continue from a state of `to_state`."""
         self.hypernetwork.load_state_dict(unpack_state("own", state))
         load_optimizer(self.optimizer, state)
         self.mean.load_state(state)

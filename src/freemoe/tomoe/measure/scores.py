@@ -35,7 +35,7 @@ class TextScore:
 
     @property
     def perplexity(self) -> float:
-        """Of all tokens together."""
+        """Perplexity over all tokens together; capped, so that it stays finite."""
         return math.exp(min(700.0, sum(self.nll) / sum(self.tokens)))
 
     @property
@@ -56,7 +56,7 @@ class TextScore:
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> TextScore:
-        """From ``to_dict``."""
+        """Inverse of ``to_dict``, for the journal."""
         return cls(record["length"], record["nll"], record["right"], record["tokens"])
 
 

@@ -91,7 +91,7 @@ class LayerStructure:
 
     @property
     def neuron_counts(self) -> list[int]:
-        """Neurons of each expert."""
+        """Number of neurons of each expert."""
         return self.experts.sum(dim=1).tolist()
 
     @property

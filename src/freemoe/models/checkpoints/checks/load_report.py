@@ -100,5 +100,5 @@ def format_tensors(names: list[str]) -> str:
 
 
 def format_shape(sizes: Iterable[int]) -> str:
-    """``40x32``."""
+    """A shape as ``40x32``; a scalar is "a number"."""
     return "x".join(map(str, sizes)) or "a number"

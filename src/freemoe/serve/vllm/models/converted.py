@@ -127,30 +127,30 @@ def _require_rotary(config: Any) -> None:
 
 
 class ToMoELlamaForCausalLM(_ConvertedModel, LlamaForCausalLM):
-    """A converted Llama."""
+    """A converted Llama, as vLLM runs it."""
 
     exported = modeling.ToMoELlamaForCausalLM
 
 
 class ToMoEMistralForCausalLM(_ConvertedModel, MistralForCausalLM):
-    """A converted Mistral."""
+    """A converted Mistral, as vLLM runs it."""
 
     exported = modeling.ToMoEMistralForCausalLM
 
 
 class ToMoEQwen2ForCausalLM(_ConvertedModel, Qwen2ForCausalLM):
-    """A converted Qwen2."""
+    """A converted Qwen2, as vLLM runs it."""
 
     exported = modeling.ToMoEQwen2ForCausalLM
 
 
 class ToMoEQwen3ForCausalLM(_ConvertedModel, Qwen3ForCausalLM):
-    """A converted Qwen3."""
+    """A converted Qwen3, as vLLM runs it."""
 
     exported = modeling.ToMoEQwen3ForCausalLM
 
 
 class ToMoEGemmaForCausalLM(_ConvertedModel, GemmaForCausalLM):
-    """A converted Gemma."""
+    """A converted Gemma, as vLLM runs it."""
 
     exported = modeling.ToMoEGemmaForCausalLM

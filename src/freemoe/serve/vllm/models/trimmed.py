@@ -144,18 +144,18 @@ def _load_artefact(folder: str, base: str) -> tuple[Trimmed, dict[int, LayerRout
 
 
 class TrimmedMixtralForCausalLM(_TrimmedModel, MixtralForCausalLM):
-    """A trimmed Mixtral."""
+    """A trimmed Mixtral, as vLLM runs it."""
 
     block = "block_sparse_moe"
 
 
 class TrimmedOlmoeForCausalLM(_TrimmedModel, OlmoeForCausalLM):
-    """A trimmed OLMoE."""
+    """A trimmed OLMoE, as vLLM runs it."""
 
     block = "mlp"
 
 
 class TrimmedQwen3MoeForCausalLM(_TrimmedModel, Qwen3MoeForCausalLM):
-    """A trimmed Qwen3-MoE."""
+    """A trimmed Qwen3-MoE, as vLLM runs it."""
 
     block = "mlp"
