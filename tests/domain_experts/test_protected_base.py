@@ -119,7 +119,7 @@ def test_a_parameter_that_is_replaced_under_an_expert_is_the_base_s_afterwards(c
         if new == "data":
             weight.parameter.data = weight.parameter.data.clone()
         else:
-            setattr(weight.module, weight.own, nn.Parameter(weight.parameter.detach().clone()))
+            setattr(weight.module, weight.param_name, nn.Parameter(weight.parameter.detach().clone()))
     moe.set_expert(None)
     assert unchanged(model, before)
     moe.set_expert("a")

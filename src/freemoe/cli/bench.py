@@ -73,11 +73,11 @@ def _print_bench_plan(artefact: str, against: str | None, sizes: BenchSizes, as_
     )
 
 
-def _print_timings(found: dict[str, Any]) -> None:
-    sizes = found["sizes"]
+def _print_timings(timings: dict[str, Any]) -> None:
+    sizes = timings["sizes"]
     title = f"One request: {sizes['prompt']} tokens of prompt, {sizes['new']} new ones, {sizes['rounds']} rounds"
     table = Table(title=title, title_justify="left")
-    first = next(iter(found["requests"]))
+    first = next(iter(timings["requests"]))
     for column in (
         "",
         "first token, ms",
@@ -86,7 +86,7 @@ def _print_timings(found: dict[str, Any]) -> None:
         f"times as fast as {first}",
     ):
         table.add_column(column)
-    for name, parts in found["requests"].items():
+    for name, parts in timings["requests"].items():
         start, further = parts["first_token"], parts["further_tokens"]
         table.add_row(
             name,
@@ -96,19 +96,19 @@ def _print_timings(found: dict[str, Any]) -> None:
             _format_ratio(further["times_as_fast"]) if name != first else "",
         )
     print_table(table)
-    if "switch" in found:
-        rates = found["batch"]["tokens_per_second"]
-        print_line(f"switching to an expert that was used before: {1000 * found['switch']['seconds']:.2f} ms")
+    if "switch" in timings:
+        rates = timings["batch"]["tokens_per_second"]
+        print_line(f"switching to an expert that was used before: {1000 * timings['switch']['seconds']:.2f} ms")
         print_line(
             f"{sizes['batch']} sequences at once: {rates['base']:.1f} tokens per second under the base, {rates['mixed']:.1f} under "
-            f"{len(set(found['batch']['experts']))} experts ({_format_ratio(found['batch']['times_as_fast'])} as fast)"
+            f"{len(set(timings['batch']['experts']))} experts ({_format_ratio(timings['batch']['times_as_fast'])} as fast)"
         )
-    memory = found["memory"]
+    memory = timings["memory"]
     print_line(
         f"weights {memory['weights_bytes'] / 1e6:,.1f} MB; the process held {memory['peak_bytes'] / 1e6:,.1f} MB at the most"
     )
 
 
-def _format_ratio(found: dict[str, float | None]) -> str:
-    ends = "" if found["low"] is None else f" [{found['low']:.2f}, {found['high']:.2f}]"
-    return f"{found['mean']:.2f}x{ends}"
+def _format_ratio(ratio: dict[str, float | None]) -> str:
+    ends = "" if ratio["low"] is None else f" [{ratio['low']:.2f}, {ratio['high']:.2f}]"
+    return f"{ratio['mean']:.2f}x{ends}"

@@ -65,15 +65,15 @@ class _EscapeHook(RenderHook):
 
 
 class _EscapedRenderable:
-    def __init__(self, held: ConsoleRenderable) -> None:
-        self.held = held
+    def __init__(self, renderable: ConsoleRenderable) -> None:
+        self.renderable = renderable
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for segment in console.render(self.held, options):
+        for segment in console.render(self.renderable, options):
             yield segment if segment.control else Segment(neutral.escape_terminal(segment.text), segment.style)
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement.get(console, options, self.held)
+        return Measurement.get(console, options, self.renderable)
 
 
 console = make_console(True, sys.stderr.isatty(), os.environ)
@@ -206,12 +206,12 @@ def print_table(table: Table) -> None:
     out.print(table)
 
 
-def print_fields(command: str, found: dict[str, Any], as_json: bool) -> None:
+def print_fields(command: str, fields: dict[str, Any], as_json: bool) -> None:
     """Print what a dry run or a look found: a document, or a line per key, with units."""
     if as_json:
-        print_json(command, found)
+        print_json(command, fields)
         return
-    for line in lines_of(found):
+    for line in lines_of(fields):
         print_line(line)
 
 

@@ -37,10 +37,10 @@ def _to_json_value(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def lines_of(found: Mapping[str, Any]) -> list[str]:
+def lines_of(fields: Mapping[str, Any]) -> list[str]:
     """A line per key; the key's last word is the unit of a number: ``_bytes``, ``_seconds``, ``_share``, ``_tokens``."""
     lines: list[str] = []
-    for key, value in found.items():
+    for key, value in fields.items():
         name, unit = _split_unit(key)
         if key == "warnings":  # as the run itself says them
             lines += value

@@ -80,11 +80,11 @@ def run_command(
         _print_merged(found)
 
 
-def _print_merged(found: dict[str, Any]) -> None:
-    if found["shrink"]:
-        print_line(f"{found['expert']}: its units are cut out; the logits are those of the expert on the whole base")
+def _print_merged(merged: dict[str, Any]) -> None:
+    if merged["shrink"]:
+        print_line(f"{merged['expert']}: its units are cut out; the logits are those of the expert on the whole base")
     else:
-        print_line(f"{found['expert']}: {found['weights_off']:,} weights are zero, all others the base's")
-    print_line(f"model: {found['folder']}")
-    if found["gguf"]:
-        print_line(f"gguf:  {found['gguf']}  {found['bytes'][Path(found['gguf']).name]:,} bytes")
+        print_line(f"{merged['expert']}: {merged['weights_off']:,} weights are zero, all others the base's")
+    print_line(f"model: {merged['folder']}")
+    if merged["gguf"]:
+        print_line(f"gguf:  {merged['gguf']}  {merged['bytes'][Path(merged['gguf']).name]:,} bytes")

@@ -236,10 +236,10 @@ def list_models() -> None:
     name_of(_PACKAGE, "lm_eval.models", "stand beside lm-eval's own models")
 
 
-def generation_settings(asked: dict[str, Any], max_gen_toks: int) -> dict[str, Any]:
+def generation_settings(gen_kwargs: dict[str, Any], max_gen_toks: int) -> dict[str, Any]:
     """What a request says about its generation, under one set of names: ``until``, ``max_gen_toks``, ``do_sample``, ..."""
     normalise = name_of(_PACKAGE, "lm_eval.models.utils:normalize_gen_kwargs", "read a request for a generation")
-    return dict(normalise(asked, max_gen_toks))
+    return dict(normalise(gen_kwargs, max_gen_toks))
 
 
 def stop_strings(until: Any, eos: str | None) -> list[str]:

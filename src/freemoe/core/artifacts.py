@@ -162,12 +162,12 @@ class ArtefactManifest(dict[str, Any]):
     """What an artefact says of itself, as `ManifestSchema` has it; to ask for an entry that it lacks is an ArtifactError.
 
     Args:
-        said: Its entries.
+        content: Its entries.
         path: Where it was read.
     """
 
-    def __init__(self, said: Mapping[str, Any], path: Path) -> None:
-        super().__init__(said)
+    def __init__(self, content: Mapping[str, Any], path: Path) -> None:
+        super().__init__(content)
         self.path = path
 
     def __missing__(self, name: str) -> Any:

@@ -61,13 +61,13 @@ def escape_html(text: object) -> str:
     return _html.escape(escape_terminal(text))
 
 
-def _escape_character(found: re.Match[str]) -> str:
-    number = ord(found[0])
+def _escape_character(match: re.Match[str]) -> str:
+    number = ord(match[0])
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
 
 
-def _escape_mark(found: re.Match[str]) -> str:
-    mark = found[0]
+def _escape_mark(match: re.Match[str]) -> str:
+    mark = match[0]
     lead = mark[: len(mark) - len(mark.lstrip())]
     mark = mark[len(lead) :]
     if mark in _ENTITIES:  # which every reader of Markdown knows

@@ -71,11 +71,11 @@ class ModelLock:
     never entered the turn ends with the frames that knew of it.
 
     Attributes:
-        kept: What users keep beside it, by name.
+        shared: What users keep beside it, by name.
     """
 
     def __init__(self) -> None:
-        self.kept: dict[str, Any] = {}
+        self.shared: dict[str, Any] = {}
         # The blocks that are open, innermost first, all of one thread; behind them those that wait.
         self._places: list[_QueuePlace] = []
         self._lost = False

@@ -62,7 +62,7 @@ class RayPool(WorkerPool):
         self._accelerator = accelerator
         self._needs = [str(Path(path).absolute()) for path in needs if Path(path).exists()]
         self._ours = connect_ray(address, (count or 1) * self._threads)
-        self._kept: list[Any] = []
+        self._refs: list[Any] = []
         self._watcher = explain_exit()
         super().__init__(count or 1, again=2, limit=limit)
         try:
@@ -80,7 +80,7 @@ class RayPool(WorkerPool):
         if leaving:
             ray.wait(leaving, num_returns=len(leaving), timeout=10)
         super().close()
-        self._kept.clear()
+        self._refs.clear()
         if self._ours:
             ray.shutdown()
             self._ours = False
@@ -94,7 +94,7 @@ class RayPool(WorkerPool):
 
         parcel = RayObjectRef(ray.put(blob))
         # An object that nobody here refers to may be gone when a new actor asks for it.
-        self._kept.append(parcel)
+        self._refs.append(parcel)
         return parcel
 
     def _count_workers(self, wanted_count: int | None) -> int:

@@ -58,18 +58,18 @@ def text_against_guessing(perplexity: float, vocabulary: int) -> dict[str, Any] 
     return {"unit": "perplexity", "score": perplexity, "guessing": float(vocabulary)}
 
 
-def guessing_text(name: str, found: GuessingResult | None) -> str:
+def guessing_text(name: str, result: GuessingResult | None) -> str:
     """One line with both figures; empty for None."""
-    if not found:
+    if not result:
         return ""
-    score, guessing = found.score, found.guessing
-    if found.unit == "perplexity":
+    score, guessing = result.score, result.guessing
+    if result.unit == "perplexity":
         return (
             f"base: {math.log(score):.2f} nats per token on {name} (perplexity {format_decimals(score, 2)}), all tokens alike have "
             f"{math.log(guessing):.2f} (a vocabulary of {guessing:,.0f}): the base does not know this text, so a gain says little"
         )
-    worse = found.high is not None and found.high < guessing
+    worse = result.high is not None and result.high < guessing
     return (
-        f"base: {score:.1f} % [{found.low:.1f}, {found.high:.1f}] on {name}, chance is {guessing:.1f} % "
-        f"({found.documents} questions): {'worse than' if worse else 'not to be told from'} guessing, so a gain says little"
+        f"base: {score:.1f} % [{result.low:.1f}, {result.high:.1f}] on {name}, chance is {guessing:.1f} % "
+        f"({result.documents} questions): {'worse than' if worse else 'not to be told from'} guessing, so a gain says little"
     )

@@ -41,17 +41,17 @@ class ProvenanceRecord:
         folder: The artefact.
         seed: Of its recipe: its splits were carved with it.
         seen: Hashes of what it saw; None for an artefact that was written before they were kept.
-        said: What its manifest says of them.
+        manifest_entry: What its manifest says of them.
     """
 
     folder: str
     seed: int
     seen: SeenHashes | None
-    said: dict[str, Any] = field(default_factory=dict)
+    manifest_entry: dict[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """As an evaluation's ``result.json`` has it."""
-        return {"known": self.seen is not None, "seed": self.seed, **self.said}
+        return {"known": self.seen is not None, "seed": self.seed, **self.manifest_entry}
 
     def missing_record_warning(self) -> str:
         """What to say where nothing is known; empty otherwise."""
@@ -156,22 +156,20 @@ def set_aside(data: DomainData, record: ProvenanceRecord | None) -> tuple[Domain
     return replace(data, reported=left, notes=(*data.notes, said)), found
 
 
-def set_aside_text(found: dict[str, Any]) -> str:
+def set_aside_text(counts: dict[str, Any]) -> str:
     """Counts of `set_aside` in words."""
-    by = ", ".join(f"{count} {_SAID[why]}" for why, count in found["by"].items())
-    return (
-        f"{found['documents']} of {found['of']} reported documents set aside, as the artefact's making saw them ({by})"
-    )
+    by = ", ".join(f"{count} {_SAID[why]}" for why, count in counts["by"].items())
+    return f"{counts['documents']} of {counts['of']} reported documents set aside, as the artefact's making saw them ({by})"
 
 
-def record_text(said: SeenRecord | None) -> str:
+def record_text(record: SeenRecord | None) -> str:
     """What an artefact carries of what it saw, for reports and cards."""
-    if not said:
+    if not record:
         return "No record of the documents that its making saw: written by an older freemoe."
-    hashes = said.hashes
-    share = "" if said.share_of_runs >= 1 else f", {format_percent(said.share_of_runs)} of its runs of words"
+    hashes = record.hashes
+    share = "" if record.share_of_runs >= 1 else f", {format_percent(record.share_of_runs)} of its runs of words"
     return (
-        f"{neutral.code_span(said.file)} ({said.bytes:,} bytes) knows the {said.documents:,} documents or pieces of text that the "
+        f"{neutral.code_span(record.file)} ({record.bytes:,} bytes) knows the {record.documents:,} documents or pieces of text that the "
         f"making of this artefact saw, by {hashes['keys']:,} content keys, {hashes['questions']:,} questions and "
         f"{hashes['runs']:,} runs of words of plain text{share}; `freemoe eval` sets them aside."
     )

@@ -60,16 +60,16 @@ def _word_hash(word: str) -> int:
     return _hash_text(word, b"word")
 
 
-def run_hashes(found: Sequence[str], lengths: Sequence[int] = (RUN,)) -> Hashes:
+def run_hashes(words: Sequence[str], lengths: Sequence[int] = (RUN,)) -> Hashes:
     """Hash of every ``RUN`` words in a row, in their order: ``(W - RUN + 1,)``, or none for fewer words.
 
     Args:
-        found: The words, W of them.
+        words: The words, W of them.
         lengths: Other lengths of runs, rising; the hashes of all are returned one length after the other.
     """
-    single = np.array([_word_hash(word) for word in found], np.uint64)
-    total, parts = np.zeros(len(found) + 1, np.uint64), [_NONE]
-    for length in range(1, min(max(lengths, default=0), len(found)) + 1):
+    single = np.array([_word_hash(word) for word in words], np.uint64)
+    total, parts = np.zeros(len(words) + 1, np.uint64), [_NONE]
+    for length in range(1, min(max(lengths, default=0), len(words)) + 1):
         total = total[:-1] * _BASE + single[length - 1 :]
         if length in lengths:
             # The last steps of splitmix64 spread the sums evenly, so that the smallest are a fair sample.

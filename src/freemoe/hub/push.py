@@ -172,10 +172,10 @@ def _manifest_there(api: Any, repository: str, revision: str | None) -> dict[str
 
 
 def _require_same_kind(
-    repository: str, held: list[str], old: dict[str, Any] | None, kind: str, overwrite: bool
+    repository: str, files: list[str], old: dict[str, Any] | None, kind: str, overwrite: bool
 ) -> None:
     """Raise where a repository holds something else than an artefact of a kind, unless that is to be replaced."""
-    others = [name for name in held if name not in _ANYWHERE]
+    others = [name for name in files if name not in _ANYWHERE]
     if overwrite or not others or (old is not None and old.get("kind") == kind):
         return
     if old is not None:

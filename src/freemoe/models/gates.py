@@ -34,21 +34,21 @@ class _SubsetRouter:
         nested = isinstance(outer, _SubsetRouter)
         self.gate, self.mask = gate, mask
         # Two that are nested leave out what either does; the router's own rule runs once.
-        self.own: Callable[..., Any] = outer.own if nested else gate.forward
+        self.forward: Callable[..., Any] = outer.forward if nested else gate.forward
         self.open = mask.detach() != 0
         if nested:
             self.open &= outer.open.to(mask.device)
         # Once and not in every pass: an accelerator stops to count.
-        self.kept = self.open.nonzero().flatten()
+        self.experts = self.open.nonzero().flatten()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         device = next(self.gate.parameters()).device
-        mask, kept = self.mask.to(device), self.kept.to(device)
-        with smaller_gate(self.gate, kept, len(mask)):
-            logits, weights, index = self.own(*args, **kwargs)
-        index = kept[index]
+        mask, experts = self.mask.to(device), self.experts.to(device)
+        with smaller_gate(self.gate, experts, len(mask)):
+            logits, weights, index = self.forward(*args, **kwargs)
+        index = experts[index]
         full = logits.new_full((*logits.shape[:-1], len(mask)), -torch.inf)
-        return full.index_copy(-1, kept, logits), weights * mask[index].to(weights.dtype), index
+        return full.index_copy(-1, experts, logits), weights * mask[index].to(weights.dtype), index
 
 
 @contextmanager
@@ -59,8 +59,8 @@ def restrict_router(gate: Any, mask: Tensor) -> Iterator[None]:
 
 
 @contextmanager
-def smaller_gate(gate: Any, kept: Tensor, count: int) -> Iterator[None]:
-    """Inside, a router knows only the experts ``kept``: its own rule chooses among them, whatever that rule is."""
+def smaller_gate(gate: Any, experts: Tensor, count: int) -> Iterator[None]:
+    """Inside, a router knows only some experts: its own rule chooses among them, whatever that rule is."""
     tensors = {
         (store, name): tensor
         for store in ("_parameters", "_buffers")
@@ -70,9 +70,9 @@ def smaller_gate(gate: Any, kept: Tensor, count: int) -> Iterator[None]:
     numbers = {name: value for name, value in vars(gate).items() if name in EXPERT_COUNTS and value == count}
     try:
         for (store, name), tensor in tensors.items():
-            getattr(gate, store)[name] = tensor.detach()[kept]
+            getattr(gate, store)[name] = tensor.detach()[experts]
         for name in numbers:
-            setattr(gate, name, len(kept))
+            setattr(gate, name, len(experts))
         yield
     finally:
         for (store, name), tensor in tensors.items():

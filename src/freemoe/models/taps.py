@@ -90,7 +90,7 @@ def _dense_hook(tap: str, on_input: OnInput) -> Callable[..., None]:
 class _RecordedGate(NamedTuple):
     """The experts' own gate, and what it gave out since ``heard`` was last cleared: the down projection's input."""
 
-    own: Gate
+    gate: Gate
     heard: list[Tensor]
 
 
@@ -100,7 +100,7 @@ def _record_gate(module: Any) -> Iterator[_RecordedGate]:
     gate = _RecordedGate(gate_of(module), [])
 
     def record_output(out: Tensor) -> Tensor:
-        gated = gate.own(out)
+        gated = gate.gate(out)
         gate.heard.append(gated.detach())
         return gated
 
@@ -181,4 +181,4 @@ def _intermediate_states(module: Any, gate: _RecordedGate, experts: ExpertsLayou
     """What the down projection of one expert multiplies: (tokens, intermediate)."""
     weight = read_parameter(module, experts.up)[expert]
     bias = read_parameter(module, experts.up_bias)[expert] if experts.up_bias else None
-    return gate.own(F.linear(x, weight.t() if experts.layout.endswith("columns") else weight, bias))
+    return gate.gate(F.linear(x, weight.t() if experts.layout.endswith("columns") else weight, bias))

@@ -52,7 +52,7 @@ class WeightMatrix:
         sublayer: ``"attention"`` or ``"mlp"``.
         tap: Name of the input that it multiplies; weights with equal tap share one input.
         module: The module whose parameter it is.
-        own: The parameter's name there.
+        param_name: The parameter's name there.
         layout: Order in memory: ``"rows"`` (out, in), ``"columns"`` (in, out), ``"experts"`` (experts, out,
             in) or ``"experts_columns"`` (experts, in, out).
         gate: The router of fused experts, where the family's row names it.
@@ -64,7 +64,7 @@ class WeightMatrix:
     sublayer: str
     tap: str
     module: nn.Module
-    own: str
+    param_name: str
     layout: str
     gate: MoERouter | None = None
     stored: OffloadedParameter | None = None
@@ -72,7 +72,7 @@ class WeightMatrix:
     @property
     def parameter(self) -> nn.Parameter:
         """The parameter that stands in the model now, also where others have put another one there."""
-        return getattr(self.module, self.own)
+        return getattr(self.module, self.param_name)
 
     @property
     def device(self) -> torch.device:
@@ -303,12 +303,12 @@ def _get_submodule(module: nn.Module, path: str) -> nn.Module | None:
     return found if isinstance(found, nn.Module) else None
 
 
-def _plain_parameter(module: nn.Module | None, own: str, path: str) -> nn.Parameter:
+def _plain_parameter(module: nn.Module | None, name: str, path: str) -> nn.Parameter:
     """The parameter, if it is plain floating-point numbers."""
-    parameter = None if module is None else dict(module.named_parameters(recurse=False)).get(own)
+    parameter = None if module is None else dict(module.named_parameters(recurse=False)).get(name)
     if parameter is None:
         raise FamilyError(
-            _unsupported_message(f"{path} is a {type(module).__name__} without a plain parameter {own!r}")
+            _unsupported_message(f"{path} is a {type(module).__name__} without a plain parameter {name!r}")
         )
     if parameter.dtype not in _DTYPES or type(parameter.data) is not Tensor:
         raise FamilyError(

@@ -193,7 +193,7 @@ class OnDemandExperts(LoadedExperts):
         super().__init__(engine)
         self.catalogue = catalogue
         self._announce = announce
-        self._held: dict[str, CatalogueEntry] = {}
+        self._loaded: dict[str, CatalogueEntry] = {}
         self._leaving: dict[str, Future[None]] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -215,7 +215,7 @@ class OnDemandExperts(LoadedExperts):
     def update_catalogue(self, catalogue: ExpertCatalogue) -> None:
         """Take over what is newer in a catalogue; what was dropped, or is read elsewhere now, is let go of."""
         self.catalogue = self.catalogue.merge(catalogue)
-        for name, entry in list(self._held.items()):
+        for name, entry in list(self._loaded.items()):
             if self.catalogue.find_entry(name) != entry:
                 self._start_drop(name)
 
@@ -224,7 +224,7 @@ class OnDemandExperts(LoadedExperts):
         await asyncio.gather(*(asyncio.wrap_future(future) for future in list(self._leaving.values())))
 
     def _start_drop(self, name: str) -> None:
-        del self._held[name]
+        del self._loaded[name]
         self._leaving[name] = self._engine.drop_expert(name)
 
     async def ensure_loaded(self, name: str) -> None:
@@ -239,7 +239,7 @@ class OnDemandExperts(LoadedExperts):
 
     async def _load_expert(self, name: str) -> None:
         entry = self.catalogue.find_entry(name)
-        if entry is None or self._held.get(name) == entry:
+        if entry is None or self._loaded.get(name) == entry:
             return
         await self._wait_dropped(name)
         host = self._engine.host
@@ -259,7 +259,7 @@ class OnDemandExperts(LoadedExperts):
 
     def _mark_loaded(self, entry: CatalogueEntry) -> None:
         """Note that an expert is on the engine now; the catalogue may be another one meanwhile."""
-        self._held[entry.name] = entry
+        self._loaded[entry.name] = entry
         if self.catalogue.find_entry(entry.name) != entry:
             self._start_drop(entry.name)
 

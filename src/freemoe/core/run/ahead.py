@@ -50,13 +50,13 @@ class ParallelStages:
     def __exit__(self, *error: object) -> None:
         self._executor.close()
 
-    def run_stage(self, stage: str, names: Sequence[str], told: Callable[[str], None]) -> set[str]:
+    def run_stage(self, stage: str, names: Sequence[str], on_done: Callable[[str], None]) -> set[str]:
         """Fill the journal with parts of a stage, in their order whoever is done first.
 
         Args:
             stage: What is done.
             names: Of its parts.
-            told: Called with each name as its part is finished.
+            on_done: Called with each name as its part is finished.
 
         Returns:
             The names of what was done: none where there is nothing to do side by side.
@@ -74,7 +74,7 @@ class ParallelStages:
                 for unit, found in results:
                     if self._luggage is not None:
                         self._luggage.write_results(unit.name, found)
-                    told(parts[unit.name])
+                    on_done(parts[unit.name])
                     finished.add(unit.name)
                     while order and order[0] in finished:
                         self._run.merge_parts(order.pop(0))

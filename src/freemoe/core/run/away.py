@@ -70,9 +70,9 @@ class RunFiles:
         self._sent[path] = (mark, sent)
         return sent
 
-    def write_results(self, part: str, found: Mapping[str, bytes]) -> None:
+    def write_results(self, part: str, files: Mapping[str, bytes]) -> None:
         """Write into the run's folder what a worker finished: path in its folder -> bytes; the journal's lines last."""
-        for name, blob in found.items():
+        for name, blob in files.items():
             path = self._run.partial / name
             path.parent.mkdir(exist_ok=True)
             write_atomic(path, blob)

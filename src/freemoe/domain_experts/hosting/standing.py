@@ -169,7 +169,7 @@ class ExpertStack:
 def expert_stack_of(model: Any) -> ExpertStack:
     """The one of a base, whichever host asks; it goes with the base."""
     # A dictionary's setdefault is one step, also for two threads.
-    return model_lock_of(model).kept.setdefault("standing", ExpertStack())
+    return model_lock_of(model).shared.setdefault("standing", ExpertStack())
 
 
 @contextmanager

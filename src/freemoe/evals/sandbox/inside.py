@@ -116,8 +116,8 @@ def run(program: str, words: list[bytes], descriptor: int, seconds: float, wall:
         say(descriptor, "timeout")
         leave(0)
 
-    def set_clocks(own: float, all_in_all: float) -> None:
-        signal.setitimer(signal.ITIMER_PROF, own)
+    def set_clocks(cpu_seconds: float, all_in_all: float) -> None:
+        signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
         signal.setitimer(signal.ITIMER_REAL, all_in_all)
 
     signal.signal(signal.SIGPROF, out_of_time)

@@ -115,17 +115,17 @@ def _read_verdict(ended: ProcessOutcome, word: str, timeout: float) -> tuple[Sta
             "temporary folder to write in?"
         )
     lines = ended.words.split("\n")[1:]
-    said = next((line for line in reversed(lines) if line == "timeout" or line.startswith("failed ")), "")
-    said = "".join(c if c.isprintable() else " " for c in said)
+    status = next((line for line in reversed(lines) if line == "timeout" or line.startswith("failed ")), "")
+    status = "".join(c if c.isprintable() else " " for c in status)
     code, passed = ended.code, word.strip() in lines
-    if ended.why == "time" or (said == "timeout" and not passed):
+    if ended.why == "time" or (status == "timeout" and not passed):
         return "timeout", f"ran longer than {timeout:g} s"
     if code is None:
         return "killed", ended.why
     if passed and code == 0:
         return "passed", ""
-    if said.startswith("failed "):
-        return "failed", said.removeprefix("failed ")
+    if status.startswith("failed "):
+        return "failed", status.removeprefix("failed ")
     if code < 0 or code > 128:
         number = -code if code < 0 else code - 128
         return "killed", signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"

@@ -101,30 +101,30 @@ class _GGUFTensors:
             raise DataError(f"The package gguf knows no architecture {architecture!r}; merge without --gguf.")
         self.config, self.architecture = model.config, architecture
         names = gguf.get_tensor_name_map(numbers[architecture], self.config.num_hidden_layers)
-        self.found: dict[str, Tensor] = {}
+        self.tensors: dict[str, Tensor] = {}
         for key, value in model.state_dict().items():
             name = names.get_name(key, try_suffixes=(".weight", ".bias"))
             if name is None:
                 raise _unknown_layout(architecture, key)
             if not (name == "output.weight" and self.config.tie_word_embeddings):
-                self.found[name] = value
+                self.tensors[name] = value
 
     def __contains__(self, name: str) -> bool:
-        return name in self.found
+        return name in self.tensors
 
     def require_in(self, names: set[str]) -> None:
         """Raise unless a file has a place for every tensor; one without values here is copied, if it is no weight."""
-        for name in sorted(self.found.keys() ^ names):
+        for name in sorted(self.tensors.keys() ^ names):
             # Factors of the rotary embedding are computed from the config, and not part of the model's state.
             if not name.startswith("rope_"):
                 raise _unknown_layout(self.architecture, name)
 
     def tensor_shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self.found[name].shape)
+        return tuple(self.tensors[name].shape)
 
     def tensor_values(self, name: str) -> Tensor:
         """A tensor in fp32 on the CPU; a Llama's queries and keys with every rotary pair side by side."""
-        values = self.found[name].detach().float().cpu()
+        values = self.tensors[name].detach().float().cpu()
         if self.architecture != "llama" or not (".attn_q." in name or ".attn_k." in name):
             return values
         heads = self.config.num_attention_heads if ".attn_q." in name else self.config.num_key_value_heads

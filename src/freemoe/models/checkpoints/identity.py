@@ -160,24 +160,24 @@ def require_base(manifest: Mapping[str, Any], model: Any, tokenizer: Any = None)
         )
 
 
-def identity_differences(told: Mapping[str, Any], seen: Mapping[str, Any], chat: bool = True) -> list[str]:
+def identity_differences(recorded: Mapping[str, Any], seen: Mapping[str, Any], chat: bool = True) -> list[str]:
     """What two identities differ in, in words; empty where they are of one base.
 
     Args:
-        told: As a manifest has it.
+        recorded: As a manifest has it.
         seen: Another one.
         chat: Whether the tokenizer's chat template counts.
     """
-    then, now = told["config"], seen["config"]
+    then, now = recorded["config"], seen["config"]
     # Another release of transformers may know more fields, or fewer.
-    names = then | now if told["transformers"] == seen["transformers"] else {n: 0 for n in then if n in now}
+    names = then | now if recorded["transformers"] == seen["transformers"] else {n: 0 for n in then if n in now}
     different = [n for n in sorted(names) if not _values_equal(then.get(n), now.get(n))]
     found = [f"{n} is {now.get(n)!r} and was {then.get(n)!r}" for n in different[:3]]
     if len(different) > 3:
         found.append(f"{len(different) - 3} more settings")
-    if told["buffers"] != seen["buffers"]:
+    if recorded["buffers"] != seen["buffers"]:
         found.append("stored buffers differ")
-    then, now = told["tokenizer"], seen["tokenizer"]
+    then, now = recorded["tokenizer"], seen["tokenizer"]
     if then is None and now is not None:
         found.append("it was made without a tokenizer")
     if then is not None and now is not None:

@@ -78,7 +78,7 @@ class ExpertAssignment:
         return self._lists[key]
 
     @staticmethod
-    def _forget_many(kept: dict) -> None:
+    def _forget_many(cache: dict) -> None:
         # A prompt's length is seen once; one token per sequence a thousand times.
-        if len(kept) >= 64:
-            kept.clear()
+        if len(cache) >= 64:
+            cache.clear()

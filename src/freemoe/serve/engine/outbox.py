@@ -24,7 +24,7 @@ class EventQueue:
         self.most = most
         self._events: deque[Event] = deque()
         self._lock = threading.Lock()
-        self._told: Callable[[], object] | None = None
+        self._listener: Callable[[], object] | None = None
         self.is_closed = False
 
     def put_event(self, event: Event) -> bool:
@@ -34,20 +34,20 @@ class EventQueue:
             if self.is_closed or (len(self._events) >= self.most and not last):
                 return False
             self._events.append(event)
-            told = self._told
-        if told is not None:
+            listener = self._listener
+        if listener is not None:
             # The reader's loop may have ended meanwhile.
             with contextlib.suppress(RuntimeError):
-                told()
+                listener()
         return True
 
-    def set_listener(self, told: Callable[[], object]) -> None:
+    def set_listener(self, listener: Callable[[], object]) -> None:
         """Have a function called, on the engine's thread, whenever there is something to `poll_events`."""
         with self._lock:
-            self._told = told
+            self._listener = listener
             waiting = bool(self._events)
         if waiting:
-            told()
+            listener()
 
     def poll_events(self) -> list[Event]:
         """What there is now."""

@@ -120,13 +120,13 @@ class SlotRunner(ModelRunner):
             found.append(logits[i, first:end])
         return found
 
-    def _build_inputs(self, rows: list[BatchRow], kept: list[int]) -> dict[str, Any]:
+    def _build_inputs(self, rows: list[BatchRow], keep: list[int]) -> dict[str, Any]:
         """Ids ``(B, L)``, positions and the mask ``(B, 1, L, K)``; short rows end in copies of their last token."""
         device, aim, longest = self._model.device, self.cache.aim, max(len(row.tokens) for row in rows)
         ids = [token for row in rows for token in (*row.tokens, *[row.tokens[-1]] * (longest - len(row.tokens)))]
         # All together: each transfer is a wait.
-        sent = torch.tensor([*ids, *aim.slots, *aim.starts, *kept]).to(device)
-        tokens, places, cut = sent.split([len(ids), 2 * len(rows), len(kept)])
+        sent = torch.tensor([*ids, *aim.slots, *aim.starts, *keep]).to(device)
+        tokens, places, cut = sent.split([len(ids), 2 * len(rows), len(keep)])
         aim.places = places.view(2, len(rows))
         at = aim.places[1][:, None] + torch.arange(longest, device=device)
         hidden = torch.arange(max(aim.starts) + longest, device=device) > at[..., None]
@@ -137,7 +137,7 @@ class SlotRunner(ModelRunner):
             "input_ids": tokens.view(len(rows), longest),
             "position_ids": at.clamp(max=self._context - 1),
             "attention_mask": mask[:, None],
-            **({"logits_to_keep": cut} if kept else {}),
+            **({"logits_to_keep": cut} if keep else {}),
         }
 
     def _logit_positions(self, rows: list[BatchRow]) -> list[int]:

@@ -47,8 +47,8 @@ class SequenceState:
         self.since, self.ended = time.perf_counter(), ""
         self._tokenizer, self._ends = tokenizer, ends
         self._text, self._stops = IncrementalDetokeniser(tokenizer), StopTexts(ask.stop)
-        # Characters made of tokens so far, told or not; tokens whose text is not told.
-        self._made, self._told, self._pending = 0, 0, list[TokenLogprob]()
+        # Characters made of tokens so far, and emitted; tokens whose text is not emitted.
+        self._made, self._emitted, self._pending = 0, 0, list[TokenLogprob]()
         self._prompt: list[TokenLogprob] = []
 
     @property
@@ -119,8 +119,8 @@ class SequenceState:
         """Hand on text with the tokens that begin in it."""
         if not text:
             return
-        self._told += len(text)
-        told = tuple(t for t in self._pending if t.offset < self._told)
+        self._emitted += len(text)
+        told = tuple(t for t in self._pending if t.offset < self._emitted)
         self._pending = [] if cut else self._pending[len(told) :]
         self._emit_event(TextChunk(text, told))
 
@@ -130,8 +130,8 @@ class SequenceState:
             reason = "stop" if stopped else reason
             text += "" if stopped else self._stops.flush_text()
             if text or (self._pending and not stopped):
-                self._told += len(text)
-                kept = [t for t in self._pending if not stopped or t.offset < self._told]
+                self._emitted += len(text)
+                kept = [t for t in self._pending if not stopped or t.offset < self._emitted]
                 self._emit_event(TextChunk(text, tuple(kept)))
         if not self.ended:
             self.outbox.put_event(SequenceDone(reason, len(self.written)))

@@ -64,21 +64,21 @@ class StopTexts:
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._texts = tuple(texts)
-        self._held = ""
+        self._withheld = ""
 
     def add_text(self, text: str) -> tuple[str, bool]:
         """What may be told of the text so far, and whether a stop text ended it."""
-        whole = self._held + text
+        whole = self._withheld + text
         found = [at for stop in self._texts if (at := whole.find(stop)) >= 0]
         if found:
-            self._held = ""
+            self._withheld = ""
             return whole[: min(found)], True
         # The longest end of the text that is a beginning of a stop text.
         keep = max((n for stop in self._texts for n in range(len(stop)) if whole.endswith(stop[:n])), default=0)
-        self._held = whole[len(whole) - keep :]
+        self._withheld = whole[len(whole) - keep :]
         return whole[: len(whole) - keep], False
 
     def flush_text(self) -> str:
         """What was held back, at the end of the answer."""
-        held, self._held = self._held, ""
-        return held
+        text, self._withheld = self._withheld, ""
+        return text

@@ -26,17 +26,17 @@ class ExpertService:
     def __init__(self, preparing: RequestPreprocessor, roots: Sequence[Path]) -> None:
         self._preparing, self._engine, self._experts = preparing, preparing.engine, preparing.experts
         self._roots = [root.resolve() for root in roots]
-        self._kept: tuple[tuple[int, list[str]], list[dict[str, Any]]] | None = None
+        self._cached: tuple[tuple[int, list[str]], list[dict[str, Any]]] | None = None
 
     async def experts(self) -> dict[str, Any]:
         """``GET /v1/freemoe/experts``: each with what it switches off and what its build measured."""
         state = self._experts.state_version, self._experts.expert_names
-        if self._kept is None or self._kept[0] != state:
+        if self._cached is None or self._cached[0] != state:
             for name in state[1]:
                 await self._experts.ensure_loaded(name)
             rows = await asyncio.wrap_future(self._engine.run_between_steps(self._expert_rows))
-            self._kept = state, [rows[name] for name in state[1] if name in rows]
-        return {"object": "list", "data": self._kept[1]}
+            self._cached = state, [rows[name] for name in state[1] if name in rows]
+        return {"object": "list", "data": self._cached[1]}
 
     def _expert_rows(self) -> dict[str, dict[str, Any]]:
         host = self._engine.host

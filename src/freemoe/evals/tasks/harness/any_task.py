@@ -108,17 +108,17 @@ def _find_yaml_task(spec: str, name: str, folder: str | None) -> ListedTask:
     return found
 
 
-def _load_config(spec: str, found: ListedTask) -> dict[str, Any]:
+def _load_config(spec: str, task: ListedTask) -> dict[str, Any]:
     """The task's configuration, once everything is refused that its file alone gives away."""
-    if reason := _refusal_reason(found.config):
+    if reason := _refusal_reason(task.config):
         raise DataError(f"Task {spec!r}: {reason}")
     try:
-        config = official_config(str(found.yaml))
+        config = official_config(str(task.yaml))
     except FreeMoEError:
         raise
     except Exception as error:  # a module beside the YAML, or what it imports
         raise DataError(
-            f"Task {spec!r}: {found.yaml} names functions that cannot be loaded ({_error_line(error)})."
+            f"Task {spec!r}: {task.yaml} names functions that cannot be loaded ({_error_line(error)})."
         ) from error
     shots = config.get("fewshot_config")
     return {**config, "fewshot_config": dict(shots) if isinstance(shots, Mapping) else {}}
@@ -329,7 +329,7 @@ def _check_grading(spec: str, task: LmEvalTask) -> None:
             )
 
 
-def _task_note(name: str, part: LmEvalSubtask, sources: SplitSources, limit: int | None, said: str) -> str:
+def _task_note(name: str, part: LmEvalSubtask, sources: SplitSources, limit: int | None, scoring: str) -> str:
     sizes = {role: len(part.rows[role]) for role in ("reference", "reported")}
     told = {n: f"{size}" if limit is None or limit >= size else f"{limit} of {size}" for n, size in sizes.items()}
     if sources.is_carved:
@@ -340,7 +340,7 @@ def _task_note(name: str, part: LmEvalSubtask, sources: SplitSources, limit: int
         words = f"reference {sources.reference} {told['reference']}, reported {sources.reported} {told['reported']}"
     if part.dropped:
         words += f" ({part.dropped} reference documents dropped as also reported)"
-    return f"{name} of lm-eval: {words}; {said}; {shots_text(part.shots, sources)}"
+    return f"{name} of lm-eval: {words}; {scoring}; {shots_text(part.shots, sources)}"
 
 
 def _error_line(error: Exception) -> str:

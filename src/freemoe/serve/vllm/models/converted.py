@@ -70,12 +70,12 @@ class _ConvertedModel(nn.Module):
         device = next(self.parameters()).device
         made = _exported_modules(type(self).exported, config, vllm_config.model_config.dtype)
         rotary = type(made.rotary_emb)(config=config).to(device)
-        self._own: dict[str, Tensor] = {}
+        self._exported: dict[str, Tensor] = {}
         for number, (layer, own) in enumerate(zip(self.model.layers, made.layers, strict=True)):  # pyright: ignore
             attention, mlp = own.self_attn.to_empty(device=device), own.mlp.to_empty(device=device)
             for name, module in (("self_attn", attention), ("mlp", mlp)):
-                held = module.state_dict(keep_vars=True)
-                self._own |= {f"model.layers.{number}.{name}.{key}": value for key, value in held.items()}
+                state = module.state_dict(keep_vars=True)
+                self._exported |= {f"model.layers.{number}.{name}.{key}": value for key, value in state.items()}
             attention.attend_in(layer.self_attn.attn, rotary)
             layer.self_attn, layer.mlp = attention, mlp
 
@@ -89,10 +89,10 @@ class _ConvertedModel(nn.Module):
 
         def other_weights() -> Iterator[tuple[str, Tensor]]:
             for name, value in weights:
-                if name not in self._own:
+                if name not in self._exported:
                     yield name, value
                     continue
-                target = self._own[name]
+                target = self._exported[name]
                 if target.shape != value.shape:
                     raise ArtifactError(
                         f"{name} has shape {tuple(value.shape)}, and config.json says {tuple(target.shape)}. Export the model again."
@@ -101,7 +101,7 @@ class _ConvertedModel(nn.Module):
                 loaded.add(name)
 
         rest = super().load_weights(other_weights())  # pyright: ignore[reportAttributeAccessIssue]
-        if missing := sorted(self._own.keys() - loaded):
+        if missing := sorted(self._exported.keys() - loaded):
             raise ArtifactError(f"{missing[0]} is missing ({len(missing)} such tensors). Export the model again.")
         for number, layer in enumerate(self.model.layers):  # pyright: ignore
             if fault := layer.mlp.fault():

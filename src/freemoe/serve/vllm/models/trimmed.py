@@ -36,25 +36,25 @@ class LayerRouting:
     """How one layer's tokens choose their experts.
 
     Attributes:
-        kept: Experts that run.
+        active: Experts that run.
         full: Experts that the base's gate chooses.
         normalise: Whether the base scales the weights of those that its gate chooses to a sum of one.
         rescale: The artefact's rule for the weights (`hookmoe.plans.apply.applied`).
     """
 
-    kept: int
+    active: int
     full: int
     normalise: bool
     rescale: str
 
     def __call__(self, hidden_states: Tensor, gating_output: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
-        """As vLLM asks: logits (tokens, experts) -> weights float32 and experts int32, each (tokens, kept)."""
-        chosen = self.kept if self.rescale == "none" else max(self.full, self.kept)
+        """As vLLM asks: logits (tokens, experts) -> weights float32 and experts int32, each (tokens, active)."""
+        chosen = self.active if self.rescale == "none" else max(self.full, self.active)
         weights, index = gating_output.float().softmax(-1).topk(chosen, dim=-1)
         if self.normalise:
             weights = weights / weights.sum(-1, keepdim=True)
-        if chosen > self.kept:
-            weights, index = truncate_slots(weights, index, self.kept, self.rescale == "renorm")
+        if chosen > self.active:
+            weights, index = truncate_slots(weights, index, self.active, self.rescale == "renorm")
         return weights, index.int()
 
 
@@ -98,7 +98,7 @@ class _TrimmedModel(nn.Module):
             found = _LAYER.search(f"{name}.")
             assert found is not None
             route = routes[int(found[1])]
-            return {"top_k": route.kept, "custom_routing_function": route}
+            return {"top_k": route.active, "custom_routing_function": route}
 
         with mixtures_made_with(module, mixture_arguments):
             super().__init__(vllm_config=vllm_config, prefix=prefix)  # pyright: ignore[reportCallIssue]
