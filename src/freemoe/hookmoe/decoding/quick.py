@@ -89,7 +89,7 @@ class _OneTokenForward:
     def __init__(self, layer: nn.Module, make: Callable[[], Any], standing: dict[nn.Module, int]) -> None:
         self.layer, self.make = layer, make
         self.number = int(getattr(getattr(layer, "self_attn", None), "layer_idx", 0))
-        self.forward: Callable[..., Any] = layer.forward
+        self.original: Callable[..., Any] = layer.forward
         self.modules = [(m, standing.get(m, 0)) for m in layer.modules() if m is not layer]
         self.weight: Tensor | None = None
         self.address = 0
@@ -98,12 +98,12 @@ class _OneTokenForward:
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         if not self._is_applicable(hidden_states, args, kwargs):
-            return self.forward(hidden_states, *args, **kwargs)
+            return self.original(hidden_states, *args, **kwargs)
         if not self.tried:
             self.tried, self.step = True, self._verified_step(hidden_states, kwargs)
         cache = kwargs["past_key_values"]
         if self.step is None or (self.weight is not None and self.weight.data_ptr() != self.address):
-            return self.forward(hidden_states, *args, **kwargs)
+            return self.original(hidden_states, *args, **kwargs)
         return self._run_step(self.step, hidden_states, kwargs["position_embeddings"], cache, self.number)
 
     def _is_applicable(self, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -156,7 +156,7 @@ class _OneTokenForward:
             angles = (2 * torch.pi * torch.rand(1, 1, width, generator=generator)).repeat(1, 1, 2)
             places = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
             token = (_PROBE_STD * torch.randn(x.shape, generator=generator)).to(x.dtype)
-            want = self.forward(token, **kwargs | {"position_embeddings": places, "past_key_values": caches[0]})
+            want = self.original(token, **kwargs | {"position_embeddings": places, "past_key_values": caches[0]})
             got = self._run_step(step, token, places, caches[1], self.number)
             differences.append(float((got - want).abs().max() / (want - token).abs().max()))
         # NaN, as of a layer that adds nothing, says no.
@@ -167,12 +167,12 @@ class _OneTokenHead:
     """The forward of a linear layer: one token by the loops, all else by the layer itself."""
 
     def __init__(self, linear: nn.Linear) -> None:
-        self.linear, self.forward = linear, linear.forward
+        self.linear, self.original = linear, linear.forward
 
     def __call__(self, x: Tensor) -> Tensor:
         one = x.numel() == x.shape[-1] and x.device.type == "cpu" and not torch.is_grad_enabled()
         weight, bias = self.linear.weight, self.linear.bias
         fits = weight.dtype == x.dtype and weight.is_contiguous() and rows_available(x.dtype)
         if not one or torch.compiler.is_compiling() or not fits:
-            return self.forward(x)
+            return self.original(x)
         return compiled_linear(x.flatten(), LinearWeights(weight, bias)).view(*x.shape[:-1], -1)
