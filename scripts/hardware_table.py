@@ -62,7 +62,7 @@ def needed(name: str) -> Iterator[tuple[str, float, float]]:
     build = BuildRecipe(model=name, domains={"domain": ("text:FILE",)})
     weights = find_weights(model)
     peaks = {
-        stage: peak.said
+        stage: peak.expected
         for stage, peak in stage_peaks(
             model, weights, build.batch_tokens, build.bands.ratio, build.saliency.budget, build.saliency.text_step
         ).items()

@@ -74,7 +74,7 @@ HelpAll = Annotated[
 
 
 def domain_option(text: str) -> tuple[Any, Any]:
-    """``--domain``, with its help."""
+    """The option ``--domain NAME=TASK``, with a command's help text."""
     return list[str], typer.Option([], "--domain", "-d", help=text, autocompletion=completion.complete_domains)
 
 
