@@ -111,7 +111,6 @@ def _run_server(values: Mapping[str, Any], given: list[str]) -> None:
 
 
 def _with_vllm(settings: ServeSettings, key: str | None, values: Mapping[str, Any], given: list[str]) -> None:
-    """Become vLLM's server."""
     from freemoe.serve.served import resolve_settings
     from freemoe.serve.settings import require_free
     from freemoe.serve.vllm.launch import build_launch_command, python_of_vllm, require_heeded

@@ -50,7 +50,7 @@ class EventQueue:
             listener()
 
     def poll_events(self) -> list[Event]:
-        """What there is now."""
+        """Take all events that wait now; never blocks."""
         with self._lock:
             found = list(self._events)
             self._events.clear()

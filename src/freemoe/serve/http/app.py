@@ -127,7 +127,7 @@ def make_paths(
 
 
 async def start_page() -> Response:
-    """The page for people."""
+    """The page with which people chat, at ``/``."""
     html, headers = load_page()
     return Response(html, headers=headers)
 

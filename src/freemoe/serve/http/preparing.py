@@ -40,7 +40,7 @@ class RequestPreprocessor:
 
     @property
     def served_models(self) -> list[str]:
-        """What ``model`` can be."""
+        """Names that a request's ``model`` can have."""
         return model_names(self.experts.expert_names, getattr(self.engine.host, "router", None) is not None)
 
     def expert_of(self, model: str) -> str:
