@@ -7,7 +7,7 @@ from freemoe.domain_experts.pipeline import build
 
 
 def test_the_demo_finds_what_its_base_was_made_to_hold(tmp_path):
-    recipe = demo_recipe(str(tmp_path / "out"), limit=500)
+    recipe = demo_recipe(str(tmp_path / "out"), limit=340)
     changed = {
         "domains": {"code": recipe.domains["code"]},
         "search": recipe.search.model_copy(update={"metrics": ("saliency",)}),
@@ -18,4 +18,4 @@ def test_the_demo_finds_what_its_base_was_made_to_hold(tmp_path):
     accepted = {s["name"] for s in code["subdomains"] if s["chosen"] != "base"}
     # Sources that contradict each other were planted in these two; one of them takes greedy rounds to find.
     assert {"code/arith", "code/lists"} <= accepted
-    assert code["rows"]["expert"]["gain"]["low"] > 10
+    assert code["rows"]["expert"]["gain"]["low"] > 5

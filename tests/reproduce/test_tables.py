@@ -92,6 +92,7 @@ def test_fewer_weights_predict_worse_and_the_dense_model_best(rows_of: RowsOf) -
     assert rival["perplexity"] > ours[2]
 
 
+@pytest.mark.hardening
 def test_layers_keep_what_they_say(rows_of: RowsOf) -> None:
     for row in rows_of("tomoe/figure06a").values():
         assert 0 < row["MLP"] <= row["union of experts"] <= 100
@@ -110,6 +111,7 @@ def test_experts_that_share_alike_are_even() -> None:
     assert usage({"usage": [[1.0, 0.0, 0.0, 0.0]]}, row)["evenness"].value == 0
 
 
+@pytest.mark.hardening
 def test_training_keeps_the_budget_at_every_step(rows_of: RowsOf) -> None:
     rows = rows_of("tomoe/figure03")
     for share in (40, 50, 60, 70):
@@ -134,6 +136,7 @@ def test_the_small_scale_says_what_it_lacks() -> None:
             run_of(row, table.way_of(row), scene)
 
 
+@pytest.mark.hardening
 def test_the_mixtures_own_k_is_the_mixture(rows_of: RowsOf) -> None:
     rows = rows_of("hookmoe/figure04")
     own = rows["k = 2"]
@@ -148,6 +151,10 @@ def test_rules_run_as_many_experts_as_they_say(rows_of: RowsOf) -> None:
         layers = [rows[label][f"layer {n}"] for n in range(4)]
         assert all(1 <= act <= 2 for act in layers)
         assert rows[label]["Act"] == pytest.approx(sum(layers) / 4)
+
+
+@pytest.mark.hardening
+def test_rules_that_ask_for_more_run_more_experts(rows_of: RowsOf) -> None:
     routes = rows_of("hookmoe/table04")
     assert routes["MoED (p = 0.52)"]["Act"] < routes["MoED (p = 0.6)"]["Act"]
     assert routes["D2D (tau = 0.9)"]["Act"] < routes["D2D (tau = 0.5)"]["Act"]
@@ -155,6 +162,7 @@ def test_rules_run_as_many_experts_as_they_say(rows_of: RowsOf) -> None:
     assert routes["MoED + TLNLE"]["Act"] < routes["MoED (p = 0.7)"]["Act"]
 
 
+@pytest.mark.hardening
 def test_groups_of_layers_are_shares_of_the_depth(rows_of: RowsOf) -> None:
     rows = rows_of("hookmoe/table08")
     assert rows["0 to 7"]["Act"] == 1.0
