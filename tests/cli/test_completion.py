@@ -38,25 +38,17 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def asked(freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch, line: str) -> list[str]:
-    """What bash is offered for a line; a space at its end begins a new word."""
-    words = line.split()
-    position = len(words) if line.endswith(" ") else len(words) - 1
-    for name, value in {
-        "_FREEMOE_COMPLETE": "complete_bash",
-        "COMP_WORDS": line,
-        "COMP_CWORD": str(position),
-    }.items():
-        monkeypatch.setenv(name, value)
-    done = freemoe()
-    assert done.code == 0, done
-    assert done.err == ""
-    return done.out.split()
+def of_bash(line: str) -> dict[str, str]:
+    """What bash sets when it asks for the end of a line; a space there begins a new word."""
+    position = len(line.split()) - (not line.endswith(" "))
+    return {"_FREEMOE_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(position)}
 
 
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
+        ("freemoe bui", ["build"]),
+        ("freemoe build --orac", ["--oracle"]),
         ("freemoe build free", ["freemoe-demo", "freemoe-demo-moe"]),
         ("freemoe build ", [*COMPLETED, "base", "model.gguf"]),
         ("freemoe build sub/", []),
@@ -85,7 +77,10 @@ def asked(freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch, line: str) -> list[
 def test_names_are_completed(
     line: str, expected: list[str], here: Path, freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert asked(freemoe, monkeypatch, line) == expected
+    for name, value in of_bash(line).items():
+        monkeypatch.setenv(name, value)
+    done = freemoe()
+    assert (done.code, done.err, done.out.split()) == (0, "", expected)
 
 
 def test_what_is_completed_is_what_there_is() -> None:
@@ -172,13 +167,7 @@ except SystemExit as stop:
     assert not stop.code, stop.code
 print("LOADED", *sorted({m.split(".")[0] for m in sys.modules}))
 """
-    words = line.split()
-    environ = {
-        **os.environ,
-        "_FREEMOE_COMPLETE": "complete_bash",
-        "COMP_WORDS": line,
-        "COMP_CWORD": str(len(words)),
-    }
+    environ = {**os.environ, **of_bash(line)}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environ, cwd=here, check=True
     )

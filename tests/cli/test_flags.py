@@ -122,7 +122,7 @@ def parsed(text: str, folder: Path) -> Any:
 def test_a_flag_reaches_its_field_and_no_other(
     command: list[str], flag: str, path: str, tmp_path: Path, freemoe: Freemoe
 ) -> None:
-    default = parsed(freemoe(*command, "--print-recipe").out, tmp_path)
+    default = recipe_from(SMALLEST[command[0]])
     done = freemoe(*command, *written(flag), "--print-recipe")
     assert done.code == 0, done.err
     recipe = parsed(done.out, tmp_path)

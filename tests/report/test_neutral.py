@@ -14,10 +14,8 @@ from freemoe.core import neutral
 from freemoe.domain_experts.prove import card as experts_card
 from freemoe.domain_experts.report import subdomain_table, summary_table
 from freemoe.hookmoe import card as trimmed_card
-from freemoe.report.figures.drawing import ReportFigure
 from freemoe.report.tables import evaluation_table
 from freemoe.tomoe import card as converted_card
-from tests.report.conftest import sketch
 from tests.report.family import FAMILY
 from tests.report.synthetic import typed
 
@@ -34,23 +32,9 @@ HOSTILE = {
     "markup of the terminal": "[red]x[/red] [/] [link=http://example.org]y[/link]",
     "templates": "{{ 7 * 7 }} {% raw %} ${x}",
 }
-DRAWN = "HTML and escapes, with pictures"
-HOSTILE[DRAWN] = HOSTILE["HTML"] + HOSTILE["escapes"]
 
-NAMES = (
-    "name",
-    "notes",
-    "metric",
-    "prompts",
-    "words",
-    "origin",
-    "artefact",
-    "model",
-    "revision",
-    "cpu",
-    "platform",
-    "verdict",
-)
+NAMES = ("name", "notes", "metric", "prompts", "words", "origin", "artefact", "model", "revision", "cpu", "platform")
+NAMES += ("verdict",)
 """Of entries of results that hold words of others."""
 
 
@@ -82,20 +66,28 @@ def safe(text: str) -> bool:
     return neutral.escape_terminal(text) == text
 
 
-@pytest.mark.parametrize("hostile", HOSTILE)
+def elements(page: str) -> list[Any]:
+    """Those of a page beside its pictures."""
+    return Skeleton(re.sub(r"<svg.*?</svg>", "", page, flags=re.DOTALL)).found
+
+
+@pytest.mark.usefixtures("sketched")
 @pytest.mark.parametrize("kind", FAMILY)
-def test_pages(kind: str, hostile: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages(kind: str) -> None:
     make, page = FAMILY[kind]
-    result, pages = make(), []
-    for more in (HOSTILE[hostile], BENIGN):
-        if hostile != DRAWN or more == BENIGN:  # pictures take seconds
-            monkeypatch.setattr(ReportFigure, "svgs", sketch)
-        pages.append(page(said_with(result, more)))
-    assert safe(pages[0])
-    # Beside pictures, the elements are the same.
-    bare = [re.sub(r"<svg.*?</svg>", "", text, flags=re.DOTALL) for text in pages]
-    assert Skeleton(bare[0]).found == Skeleton(bare[1]).found
-    for svg in re.findall(r"<svg.*?</svg>", pages[0], flags=re.DOTALL):
+    wanted = elements(page(said_with(make(), BENIGN)))
+    for name, more in HOSTILE.items():
+        shown = page(said_with(make(), more))
+        assert safe(shown), name
+        assert elements(shown) == wanted, name
+
+
+@pytest.mark.parametrize("kind", FAMILY)
+def test_pictures(kind: str) -> None:
+    make, page = FAMILY[kind]
+    shown = page(said_with(make(), HOSTILE["HTML"] + HOSTILE["escapes"]))
+    assert safe(shown)
+    for svg in re.findall(r"<svg.*?</svg>", shown, flags=re.DOTALL):
         tags = {entry[0] for entry in Skeleton(svg).found if isinstance(entry, tuple)}
         assert not tags & {"script", "img", "a", "foreignobject"}
         assert not {name for entry in Skeleton(svg).found for name in entry[1:] if name.startswith("on")}
@@ -104,16 +96,16 @@ def test_pages(kind: str, hostile: str, monkeypatch: pytest.MonkeyPatch) -> None
 CARDS = {"build": experts_card, "convert": converted_card, "trim": trimmed_card}
 
 
-@pytest.mark.parametrize("hostile", HOSTILE)
-def test_cards(hostile: str) -> None:
+@pytest.mark.parametrize("command", CARDS)
+def test_cards(command: str) -> None:
     markdown = pytest.importorskip("markdown")
-    for command, card in CARDS.items():
-        result = FAMILY[command][0]()
-        cards = [card.model_card(typed(said_with(result, more))) for more in (HOSTILE[hostile], BENIGN)]
-        assert safe(cards[0])
-        bodies = [text.split("\n---\n", 1)[1] for text in cards]
-        shown = [markdown.markdown(body, extensions=["tables", "fenced_code"]) for body in bodies]
-        assert Skeleton(shown[0]).found == Skeleton(shown[1]).found
+    result, shown = FAMILY[command][0](), {}
+    for name, more in {**HOSTILE, BENIGN: BENIGN}.items():
+        card = CARDS[command].model_card(typed(said_with(result, more)))
+        assert safe(card), name
+        body = card.split("\n---\n", 1)[1]
+        shown[name] = Skeleton(markdown.markdown(body, extensions=["tables", "fenced_code"])).found
+    assert [name for name in HOSTILE if shown[name] != shown[BENIGN]] == []
 
 
 @pytest.mark.parametrize("hostile", HOSTILE)

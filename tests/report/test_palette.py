@@ -12,20 +12,8 @@ from freemoe.report.palette import COLOURS, RAMPS, on_step, row_role, theme_css,
 
 THEMES = {"light": 0, "dark": 1}
 WRITING = ("ink", "soft", "link")
-MARKS = (
-    "base",
-    "expert",
-    "routed",
-    "control",
-    "oracle",
-    "rival",
-    "saliency",
-    "wanda",
-    "magnitude",
-    "edge",
-    "ink",
-    "soft",
-)
+ROWS = ("base", "expert", "routed", "control", "oracle", "rival")
+MARKS = (*ROWS, "saliency", "wanda", "magnitude", "edge", "ink", "soft")
 
 
 def luminance(colour: str) -> float:
@@ -70,8 +58,7 @@ def test_numbers_on_shaded_cells_can_be_read(theme: str, hue: str) -> None:
 def test_every_light_colour_is_there_once_and_rows_differ_in_both_themes() -> None:
     lights = [pair[0] for pair in COLOURS.values()]
     assert len(lights) == len(set(lights))
-    rows = ("base", "expert", "routed", "control", "oracle", "rival")
-    assert all(COLOURS[a][t] != COLOURS[b][t] for a, b in itertools.combinations(rows, 2) for t in (0, 1))
+    assert all(COLOURS[a][t] != COLOURS[b][t] for a, b in itertools.combinations(ROWS, 2) for t in (0, 1))
 
 
 def test_a_figure_takes_its_colours_from_the_theme() -> None:

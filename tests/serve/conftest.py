@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -128,12 +129,24 @@ def read(outbox: Any, timeout: float = 60) -> SimpleNamespace:
                     found.read += event.tokens
 
 
+def free_port() -> int:
+    """A port of the loopback that nobody listens at."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def wait_until(holds: Callable[[], object], timeout: float = 30) -> bool:
+    """Whether something comes to hold in time."""
+    until = time.monotonic() + timeout
+    while not (found := holds()) and time.monotonic() < until:
+        time.sleep(0.01)
+    return bool(found)
+
+
 def idle(engine: InferenceEngine, timeout: float = 30) -> bool:
     """Whether an engine comes to rest."""
-    until = time.monotonic() + timeout
-    while engine.num_unfinished and time.monotonic() < until:
-        time.sleep(0.005)
-    return not engine.num_unfinished
+    return wait_until(lambda: not engine.num_unfinished, timeout)
 
 
 def ask(moe: FreeMoE, prompt: str, expert: str = "base", tokens: int = 12, **how: Any) -> SequenceRequest:

@@ -6,12 +6,15 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
 
+from freemoe import results
+from freemoe.models.mask import Mask
 from tests.hardening import full
 from tests.hardening.fuzz import case as case_module
 from tests.hardening.fuzz import running
@@ -160,84 +163,64 @@ def test_what_went_wrong_is_counted_and_written_as_a_file_that_is_opened_again(
         test_a_kept_case_ends_well(material, path)
 
 
-RECIPE = "command: build\nmodel: m\ndomains: {a: [b.jsonl]}\n"
-CHOICES = (
-    '{"question": "q", "choices": ["x", "y"], "answer": 1}\n{"question": "r", "choices": ["x", "y"], "answer": "B"}\n'
-)
-
-
-def _edited(artefact: str, file: str, path: list[Any], to: Any) -> dict[str, Any]:
-    return {"artefact": artefact, "edits": [{"file": file, "set": path, "to": to}], "again": True}
-
-
-def test_a_recipe_that_is_read_as_another_is_noticed(material: Material, monkeypatch: pytest.MonkeyPatch) -> None:
-    from freemoe import recipes
-
-    case = Case("recipes", {"text": RECIPE + "seed: 3\n"})
-    assert judge(case, material).ending == "accepted"
-    own = recipes.load_recipe
-    monkeypatch.setattr(recipes, "load_recipe", lambda path: own(path).model_copy(update={"seed": 4}))
-    assert "seed: 3 became 4" in judge(case, material).said
-
-
-def test_another_right_answer_is_noticed(material: Material, monkeypatch: pytest.MonkeyPatch) -> None:
-    from freemoe.text import shapes
-
-    case = Case("tasks", {"suffix": ".jsonl", "bytes": CHOICES})
-    assert judge(case, material).ending == "accepted"
-    monkeypatch.setattr(shapes, "answer_index", lambda *_: 0)
-    assert judge(case, material).ending == "wrong"
-
-
-def test_another_base_is_noticed(material: Material, monkeypatch: pytest.MonkeyPatch) -> None:
-    from freemoe.domain_experts import mixture
-
-    case = Case("artefacts", _edited("experts", "freemoe_config.json", ["base_fingerprint"], "0" * 64))
-    assert judge(case, material).ending == "refused"
-    monkeypatch.setattr(mixture, "require_base", lambda *_: None)
-    assert "another base" in judge(case, material).said
-
-
-def test_an_expert_that_does_something_else_is_noticed(material: Material, monkeypatch: pytest.MonkeyPatch) -> None:
-    from freemoe.domain_experts.expert import DomainExpert
-    from freemoe.models.mask import Mask
-
-    case = Case("artefacts", {"artefact": "experts", "edits": [], "again": True})
-    assert judge(case, material).ending == "accepted"
-    own = DomainExpert.mask
-    monkeypatch.setattr(DomainExpert, "mask", lambda self, weights: Mask(dict(list(own(self, weights).items())[1:])))
-    assert judge(case, material).ending == "wrong"
-
-
-def test_hooks_that_are_read_as_others_are_noticed(material: Material, monkeypatch: pytest.MonkeyPatch) -> None:
-    from freemoe.hookmoe import adapter
-
-    case = Case("artefacts", {"artefact": "trimmed", "edits": [], "again": True})
-    assert judge(case, material).ending == "accepted"
-    own = adapter.load_adapter
-    monkeypatch.setattr(adapter, "load_adapter", lambda *asked: dataclasses.replace(own(*asked), rescale="renorm"))
-    assert "another rule" in judge(case, material).said
-
-
-def test_numbers_that_no_file_holds_are_noticed(material: Material, monkeypatch: pytest.MonkeyPatch) -> None:
-    from freemoe.models.checkpoints import loading
-
-    case = Case("bases", {"edits": []})
-    assert judge(case, material).ending == "accepted"
-    own = loading.load_base
-
-    def made_up(*asked: Any, **how: Any) -> Any:
+def _made_up(own: Any) -> Any:
+    def load_base(*asked: Any, **how: Any) -> Any:
         model, tokenizer = own(*asked, **how)
         model.lm_head.weight.data.normal_()
         return model, tokenizer
 
-    monkeypatch.setattr(loading, "load_base", made_up)
-    assert "other numbers than the file" in judge(case, material).said
+    return load_base
+
+
+CHOICES = (
+    '{"question": "q", "choices": ["x", "y"], "answer": 1}\n{"question": "r", "choices": ["x", "y"], "answer": "B"}\n'
+)
+WHOLE = {"edits": [], "again": True}
+OTHER_BASE = {"file": "freemoe_config.json", "set": ["base_fingerprint"], "to": "0" * 64}
+# What is opened and how that ends; which function of the library then lies, how, and what is said of it.
+LIES: dict[str, tuple[str, Any, str, str, Callable[[Any], Any], str]] = {
+    "another recipe": (
+        *("recipes", {"text": "command: build\nmodel: m\ndomains: {a: [b.jsonl]}\nseed: 3\n"}, "accepted"),
+        *("freemoe.recipes.load_recipe", lambda own: lambda path: own(path).model_copy(update={"seed": 4})),
+        "seed: 3 became 4",
+    ),
+    "another right answer": (
+        *("tasks", {"suffix": ".jsonl", "bytes": CHOICES}, "accepted"),
+        *("freemoe.text.shapes.answer_index", lambda own: lambda *_: 0, "the answer 1 became 0"),
+    ),
+    "another base": (
+        *("artefacts", {"artefact": "experts", "edits": [OTHER_BASE], "again": True}, "refused"),
+        *("freemoe.domain_experts.mixture.require_base", lambda own: lambda *_: None, "another base"),
+    ),
+    "an expert that does something else": (
+        *("artefacts", {"artefact": "experts", **WHOLE}, "accepted", "freemoe.domain_experts.expert.DomainExpert.mask"),
+        lambda own: lambda self, weights: Mask(dict(list(own(self, weights).items())[1:])),
+        "",
+    ),
+    "other hooks": (
+        *("artefacts", {"artefact": "trimmed", **WHOLE}, "accepted", "freemoe.hookmoe.adapter.load_adapter"),
+        lambda own: lambda *asked: dataclasses.replace(own(*asked), rescale="renorm"),
+        "another rule",
+    ),
+    "numbers that no file holds": (
+        *("bases", {"edits": []}, "accepted", "freemoe.models.checkpoints.loading.load_base", _made_up),
+        "other numbers than the file",
+    ),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lie_of_the_library_is_noticed(material: Material, monkeypatch: pytest.MonkeyPatch, lie: str) -> None:
+    kind, what, ending, place, make, says = LIES[lie]
+    case = Case(kind, what)
+    assert judge(case, material).ending == ending
+    monkeypatch.setattr(place, make(resolve_name(place)))
+    verdict = judge(case, material)
+    assert verdict.ending == "wrong"
+    assert says in verdict.said
 
 
 def test_a_result_that_is_none_is_noticed(material: Material, monkeypatch: pytest.MonkeyPatch) -> None:
-    from freemoe import results
-
     what = {"artefact": "experts", "edits": [], "page": False}
     assert judge(Case("results", what), material).ending == "accepted"
     gone = {**what, "edits": [{"file": "result.json", "drop": ["created"]}]}

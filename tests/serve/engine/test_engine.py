@@ -221,15 +221,14 @@ def test_an_error_of_the_model_ends_what_it_touches_and_the_engine_goes_on(moe):
         assert read(engine.submit([ask(moe, "x", "a")])[0]).text == alone(moe, "x", "a")
 
 
-@pytest.mark.parametrize("error", [RuntimeError, SystemExit])
 @pytest.mark.parametrize(
-    ("part", "method"),
+    ("part", "method", "error"),
     [
-        ("_scheduler", "admit_waiting"),
-        ("_scheduler", "step"),
-        ("_scheduler", "report_queue_sizes"),
-        ("runner", "add_sequence"),
-        ("runner", "release_model"),
+        ("_scheduler", "admit_waiting", RuntimeError),
+        ("_scheduler", "step", SystemExit),
+        ("_scheduler", "report_queue_sizes", RuntimeError),
+        ("runner", "add_sequence", RuntimeError),
+        ("runner", "release_model", SystemExit),
     ],
 )
 def test_an_engine_that_fails_tells_all_who_wait_and_takes_nobody_else(caplog, part, method, error):

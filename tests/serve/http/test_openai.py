@@ -1,14 +1,12 @@
 """OpenAI's paths over real HTTP: what is answered is what the model says alone, in the shapes that clients expect."""
 
-import asyncio
 import json
-import time
 
 import openai
 import pytest
 import torch
 
-from tests.serve.conftest import alone
+from tests.serve.conftest import alone, wait_until
 from tests.tiny import CHAT_TEMPLATE
 
 PROMPTS = ["court?", "12+7=", "a treaty of 1919", "x"]
@@ -137,16 +135,8 @@ def test_prompts_of_every_form_and_several_answers(there, moe):
 
 @pytest.mark.parametrize("expert", ["base", "a"])
 def test_a_streamed_completion_is_the_whole_one(there, moe, expert):
-    how = {
-        "model": expert,
-        "prompt": PROMPTS,
-        "n": 2,
-        "temperature": 1,
-        "seed": 3,
-        "logprobs": 2,
-        "echo": True,
-        "stop": ["M", "\x05"],
-    }
+    how = {"model": expert, "prompt": PROMPTS, "n": 2, "temperature": 1, "seed": 3}
+    how |= {"logprobs": 2, "echo": True, "stop": ["M", "\x05"]}
     whole = complete(there, **how).json()
     streamed = complete(there, **how, stream=True, stream_options={"include_usage": True})
     assert streamed.headers["content-type"].startswith("text/event-stream")
@@ -224,26 +214,12 @@ def test_the_openai_client(there, moe):
     assert refused.value.code == "context_length_exceeded"
 
 
-def test_the_openai_client_with_asyncio(there, moe):
-    async def one(client, prompt, expert):
-        stream = await client.completions.create(model=expert, prompt=prompt, max_tokens=12, temperature=0, stream=True)
-        return "".join([chunk.choices[0].text async for chunk in stream])
-
-    async def all_of_them():
-        async with openai.AsyncOpenAI(base_url=f"{there.url}/v1", api_key="any", max_retries=0) as client:
-            return await asyncio.gather(*(one(client, p, e) for p, e in keys))
-
-    keys = [(p, e) for p in PROMPTS for e in ("base", "a", "b", "c+d")]
-    assert asyncio.run(all_of_them()) == [alone(moe, p, e) for p, e in keys]
-
-
 def test_signs_and_metrics(there):
     assert there.client.get("/health").json() == {"status": "ok"}
     assert there.client.get("/ready").json() == {"status": "ready"}
     complete(there, model="d", prompt="x", max_tokens=3)
-    until = time.monotonic() + 10
-    while "running_sequences 0.0" not in (page := there.client.get("/metrics")).text and time.monotonic() < until:
-        time.sleep(0.01)
+    wait_until(lambda: "running_sequences 0.0" in there.client.get("/metrics").text, 10)
+    page = there.client.get("/metrics")
     assert page.headers["content-type"].startswith("text/plain")
     for line in (
         'freemoe_requests_total{expert="d",how="length"}',

@@ -15,7 +15,7 @@ from freemoe.serve.engine.engine import InferenceEngine
 from freemoe.serve.http.app import make_app
 from freemoe.serve.metrics import ServerMetrics
 from freemoe.serve.settings import EngineLimits, require_free
-from tests.serve.conftest import alone, served
+from tests.serve.conftest import alone, served, wait_until
 from tests.serve.http.test_hostile import GOOD, TEXT, error_of
 
 LONG = {**GOOD, "prompt": "court?", "max_tokens": 60, "stream": True}
@@ -38,9 +38,7 @@ def test_running_answers_are_finished(moe):
             lines = answer.iter_lines()
             first = streamed([next(lines)])
             there.server.handle_exit(signal.SIGTERM, None)
-            until = time.monotonic() + 10
-            while there.client.get("/ready").status_code == 200 and time.monotonic() < until:
-                time.sleep(0.01)
+            wait_until(lambda: there.client.get("/ready").status_code != 200, 10)
             assert error_of(there.client.get("/ready"), 503)["code"] == "stopping"
             assert there.client.get("/health").status_code == 200
             refused = there.client.post(TEXT, json=GOOD)
@@ -49,10 +47,7 @@ def test_running_answers_are_finished(moe):
             chunks = first + streamed(lines)
         assert "".join(c["choices"][0]["text"] for c in chunks) == true
         assert chunks[-1]["choices"][0]["finish_reason"] == "length"
-        until = time.monotonic() + 10
-        while there.engine.is_alive and time.monotonic() < until:
-            time.sleep(0.01)
-        assert not there.engine.is_alive
+        assert wait_until(lambda: not there.engine.is_alive, 10)
 
 
 @pytest.mark.parametrize("twice", [False, True])

@@ -32,18 +32,8 @@ COMMANDS = {
     "convert": ["freemoe-demo", "--text", "a.txt"],
     "trim": ["freemoe-demo-moe", "--text", "a.txt"],
 }
-_SETS = (
-    "data.limit",
-    "bands.step",
-    "search.alpha",
-    "seed",
-    "threads",
-    "train.steps",
-    "training.steps",
-    "plan.act",
-    "x",
-    "a.b.c",
-)
+_SETS = ("data.limit", "bands.step", "search.alpha", "seed", "threads", "train.steps", "training.steps")
+_SETS += ("plan.act", "x", "a.b.c")
 
 
 def strategy(material: Material) -> SearchStrategy[dict[str, Any]]:

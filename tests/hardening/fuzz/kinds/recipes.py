@@ -34,7 +34,6 @@ _BEGUN: dict[str, dict[str, Any]] = {
 
 def whole(command: str) -> dict[str, Any]:
     """A sound recipe with every field written out."""
-
     return recipes.recipe_from(_BEGUN[command]).model_dump(mode="json")
 
 
@@ -67,24 +66,9 @@ def strategy(material: Material) -> SearchStrategy[dict[str, Any]]:
 
 
 _INSERTS = (
-    *(
-        "\n",
-        ": ",
-        "- ",
-        "&a ",
-        "*a",
-        "!!python/object/apply:os.system ",
-        "!!binary ",
-        "{",
-        "[",
-        "]",
-        "\t",
-        "#",
-        "'",
-        '"',
-    ),
-    *("? ", "| ", "<<: ", "---\n", "...\n", "\x00", "\ufeff", "\x1b", "é", "%", "@", "0x1F", "1_000", "1e3", ".inf"),
-    *(".nan", "2024-01-01", "1:30", "yes", "~", "[" * 100, "{a: " * 80, "&a [*a]", "12345678901234567890"),
+    *("\n", ": ", "- ", "&a ", "*a", "!!python/object/apply:os.system ", "!!binary ", *"{[]\t#'\"", "? ", "| ", "<<: "),
+    *("---\n", "...\n", *"\x00\ufeff\x1bé%@", "0x1F", "1_000", "1e3", ".inf", ".nan", "2024-01-01", "1:30", "yes", "~"),
+    *("[" * 100, "{a: " * 80, "&a [*a]", "12345678901234567890"),
 )
 
 

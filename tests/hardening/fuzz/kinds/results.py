@@ -20,6 +20,8 @@ from freemoe import results
 from freemoe.artefacts import write_page
 from freemoe.core.artifacts import MANIFEST
 from freemoe.domain_experts.prove import card as expert_card
+from freemoe.domain_experts.result import BuildResult
+from freemoe.hookmoe.result import TrimResult
 from freemoe.systems import SYSTEMS
 from tests.hardening.fuzz.case import require
 from tests.hardening.fuzz.drawing import byte_edits, json_edits, rarely
@@ -64,7 +66,7 @@ def attempt(what: dict[str, Any], material: Material, folder: Path) -> None:
     for part in parts:
         console.print(part, markup=False) if isinstance(part, str) else console.print(part)
     require("\x1b" not in shown.getvalue(), "an escape code of the file's reached the terminal")
-    _require_valid(results.BuildResult if experts else results.TrimResult, own)
+    _require_valid(BuildResult if experts else TrimResult, own)
     if what["page"]:
         html = write_page(own).read_text(encoding="utf-8")
         require(MARKUP not in html, "markup of the file's reached the page")
