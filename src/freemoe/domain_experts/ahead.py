@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from freemoe.core.run import ahead
 from freemoe.core.run.folder import RunFolder
-from freemoe.core.run.pool import WorkerPool
 from freemoe.distributed.executors import executor_of
 from freemoe.domain_experts.recipe import BuildRecipe
 from freemoe.models.precision import compute_dtype
@@ -31,14 +30,11 @@ class ParallelBuildStages(ahead.ParallelStages):
         model: Its base.
         run: Its folder.
         division: Hash of its subdomains' documents, which every worker must find too.
-        executor: Who does the work; by default whom the recipe names.
     """
 
-    def __init__(
-        self, recipe: BuildRecipe, model: Any, run: RunFolder, division: str, executor: WorkerPool | None = None
-    ) -> None:
+    def __init__(self, recipe: BuildRecipe, model: Any, run: RunFolder, division: str) -> None:
         known = {"recipe": _worker_recipe(recipe, model), "division": division}
-        super().__init__(run, executor or executor_of(recipe), WORK, known, _needs_tensors)
+        super().__init__(run, executor_of(recipe), WORK, known, _needs_tensors)
 
 
 def _needs_tensors(stage: str, name: str, unit: str) -> bool:
