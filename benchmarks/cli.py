@@ -9,7 +9,17 @@ from typing import Any
 
 import typer
 
-from benchmarks.harness import BENCHES, HARDENING, ON_DEVICES, SIDE_BY_SIDE
+from benchmarks.harness import (
+    BENCHES,
+    HARDENING,
+    ON_DEVICES,
+    SIDE_BY_SIDE,
+    Settings,
+    listing,
+    missed,
+    run_bench,
+    save_result,
+)
 from freemoe.cli import options
 from freemoe.cli.common import calm_libraries, print_line, progress_of
 from freemoe.core.errors import DataError, RecipeError
@@ -44,12 +54,7 @@ NEEDS_MODEL, NEEDS_DEVICE = ("real",), ("large",)
 
 
 def names_of(asked: list[str], model: str | None = None) -> list[str]:
-    """The benchmarks that were asked for, each once, in the order of the table.
-
-    Args:
-        asked: Names; ``all`` for all of them, those that need a model only where there is one.
-        model: The model that was given.
-    """
+    """The benchmarks that were asked for, each once, in order; ``all`` leaves out those that need a ``model``."""
     for name in asked:
         if name in HARDENING:
             raise RecipeError(
@@ -84,7 +89,7 @@ def _command(
     ),
     workers: int = typer.Option(1, min=1, help="Cells that are measured side by side (--on)."),
     device: str = typer.Option("cpu", help=f"cpu, cuda, cuda:N or auto; for {', '.join(ON_DEVICES)}."),
-    listing: bool = typer.Option(False, "--list", help="real, rivals: name the cells with their time; do nothing."),
+    list_cells: bool = typer.Option(False, "--list", help="real, rivals: name the cells with their time; do nothing."),
     quick: bool = typer.Option(False, "--quick", help="Small sizes: shows that it runs, judges nothing."),
     repeats: int = typer.Option(5, min=1, help="Times each side is measured."),
     seed: int = typer.Option(0, min=0, help="Seed of shapes and draws."),
@@ -95,16 +100,23 @@ def _command(
 ) -> None:
     wanted = names_of(names, model)
     if dry_run:
-        _tell_plan(wanted, as_json)
+        plan = {name: BENCHES.about(name) for name in wanted}
+        for line in (
+            [json.dumps({"benchmarks": plan})] if as_json else [f"{name}: {about}" for name, about in plan.items()]
+        ):
+            print_line(line)
         return
     if data_root is not None and not data_root.expanduser().is_dir():
         raise DataError(f"No folder at {data_root.expanduser().resolve()} (--data-root). Check the path.")
     here = _side_by_side(place, workers, wanted)
     where = _place(device, wanted)
     calm_libraries()
-    _use_threads(threads)
-    from benchmarks.harness import Settings
+    if threads:
+        from freemoe.core.environment import use_threads
 
+        # Here, and in the processes that a benchmark starts.
+        use_threads(threads)
+        os.environ["OMP_NUM_THREADS"] = str(threads)
     settings = Settings(
         quick=quick,
         seed=seed,
@@ -118,19 +130,10 @@ def _command(
         device=where,
         progress=progress_of(quiet),
     )
-    if listing:
+    if list_cells:
         _list_cells(wanted, settings, as_json)
     else:
         _run(wanted, settings, output, as_json)
-
-
-def _use_threads(threads: int | None) -> None:
-    """Have so many CPU threads, here and in the processes that a benchmark starts."""
-    if threads:
-        from freemoe.core.environment import use_threads
-
-        use_threads(threads)
-        os.environ["OMP_NUM_THREADS"] = str(threads)
 
 
 def _side_by_side(text: str, workers: int, wanted: list[str]) -> ExecutorSpec:
@@ -172,17 +175,7 @@ def _place(device: str, wanted: list[str]) -> str:
     return str(place)
 
 
-def _tell_plan(wanted: list[str], as_json: bool) -> None:
-    plan = {name: BENCHES.about(name) for name in wanted}
-    if as_json:
-        print_line(json.dumps({"benchmarks": plan}))
-    else:
-        for name, about in plan.items():
-            print_line(f"{name}: {about}")
-
-
-def _run(wanted: list[str], settings: Any, output: Path, as_json: bool) -> None:
-    from benchmarks.harness import missed, run_bench, save_result
+def _run(wanted: list[str], settings: Settings, output: Path, as_json: bool) -> None:
     from freemoe.core.ledger import keep_none
     from freemoe.core.run.lock import output_lock
 
@@ -200,9 +193,7 @@ def _run(wanted: list[str], settings: Any, output: Path, as_json: bool) -> None:
     raise typer.Exit(1 if missed(results) else 0)
 
 
-def _list_cells(wanted: list[str], settings: Any, as_json: bool) -> None:
-    from benchmarks.harness import listing
-
+def _list_cells(wanted: list[str], settings: Settings, as_json: bool) -> None:
     rows = [row for name in wanted for row in listing(name, settings)]
     missing = sum(row["seconds"] for row in rows if not row["done"])
     if as_json:

@@ -10,14 +10,7 @@ from freemoe.compat.names import attribute_of, name_of, quiet_loggers
 
 
 def with_lora_beside(model: Any, names: list[str], rank: int, *, lengths: bool = False) -> Any:
-    """The model with PEFT's LoRA beside each of the named linears; scaling is 1, dropout none, nothing else is trained.
-
-    Args:
-        model: A causal LM; its own modules are changed.
-        names: Paths of linears.
-        rank: Of every pair.
-        lengths: Train the length of every output's weights beside their direction (DoRA).
-    """
+    """The model itself with PEFT's LoRA (``lengths``: DoRA) beside the named linears; scaling is 1, all else frozen."""
     purpose = "train its rival, LoRA"
     make, wrap = name_of("peft", "peft:LoraConfig", purpose), name_of("peft", "peft:get_peft_model", purpose)
     config = make(
@@ -36,16 +29,7 @@ def with_lora_beside(model: Any, names: list[str], rank: int, *, lengths: bool =
 
 
 def with_lora_adapters(model: Any, names: list[str], rank: int, adapters: list[str]) -> Any:
-    """The model with several LoRA adapters, random ones, beside each of the named linears, in the model's own precision.
-
-    Its forward takes ``adapter_names``, one per sequence.
-
-    Args:
-        model: A causal LM; its own modules are changed.
-        names: Paths of linears.
-        rank: Of every pair.
-        adapters: Their names.
-    """
+    """The model itself with random LoRA adapters beside the named linears; its forward takes ``adapter_names``."""
     purpose = "measure batches of several adapters"
     make, wrap = name_of("peft", "peft:LoraConfig", purpose), name_of("peft", "peft:get_peft_model", purpose)
     config = make(

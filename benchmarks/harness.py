@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml
+
 from freemoe.core.environment import describe_environment
 from freemoe.core.errors import FreeMoEError
 from freemoe.core.files import cache_folder, write_atomic
@@ -117,52 +119,18 @@ class Outcome:
     details: dict[str, Any] = field(default_factory=dict)
 
 
-Benchmark = Callable[[Settings], Outcome]
-
-# Name -> module with a function ``run(settings) -> Outcome``, loaded when asked for.
 BENCHES: Registry[str] = Registry("benchmark")
-BENCHES.add("scorer", "benchmarks.speed.scorer", "choice scoring against lm-eval's HF backend (T1)")
-BENCHES.add("sweep", "benchmarks.speed.sweep", "bands x clusters against the plain loop (T2)")
-BENCHES.add("calibrate", "benchmarks.speed.calibrate", "all domains and norms over a plain forward pass (T3)")
-BENCHES.add("artefact", "benchmarks.speed.artefact", "size of an expert against its base; regeneration (T4)")
-BENCHES.add("switch", "benchmarks.speed.switch", "switching an expert in memory against copying weights (T5)")
-BENCHES.add("null", "benchmarks.null", "where nothing is to be found: acceptance, coverage, power of the proofs (T29)")
-BENCHES.add("router", "benchmarks.speed.router", "accuracy and latency of the router (T11)")
-BENCHES.add("hookmoe", "benchmarks.hookmoe.benchmark", "fewer experts per token: speed, and what hooks win back (T10)")
-BENCHES.add("hookmoe-speed", "benchmarks.hookmoe.speed", "fewer experts per token: speed alone (part of T10)")
-BENCHES.add("gain", "benchmarks.gain.benchmark", "held-out gain, and against LoRA and full tuning (T7, T7b, T7c, T7d)")
-BENCHES.add("tomoe-speed", "benchmarks.tomoe.speed", "a converted model against its dense one (T8)")
-BENCHES.add("tomoe-quality", "benchmarks.tomoe.quality", "what a conversion keeps, beside its rivals (T9)")
-BENCHES.add(
-    "memory", "benchmarks.speed.memory", "peak memory of every stage above the base; at 7B and 70B by arithmetic"
-)
-BENCHES.add("streaming", "benchmarks.speed.streaming", "a model larger than memory, its layers on disk: what is held")
-BENCHES.add("purify-step", "benchmarks.speed.purify_step", "a step of learned switches against LoRA's (T18)")
-BENCHES.add("mixed", "benchmarks.serve.mixed", "one batch of several experts against the base and LoRA (T6)")
-BENCHES.add("large", "benchmarks.speed.large", "calibration and learned switches of a random base of 7B")
-BENCHES.add(
-    "real", "benchmarks.real_llm.running", "a real LLM: switches, LoRA and others, cell by cell (T13, T14, T17)"
-)
-BENCHES.add(
-    "rivals",
-    "benchmarks.rivals.running",
-    "LoRA, DoRA, LASER, wanda, SparseGPT and others, each a row, on equal terms",
-)
-BENCHES.add(
-    "scale",
-    "benchmarks.scale.benchmark",
-    "units of work here, in processes and on Ray: bytes, speed-up, overhead; 70B on 8 to 512 devices by simulation (T12)",
-)
-BENCHES.add("serve", "benchmarks.serve.benchmark", "the server at 1 to 32 clients against one request at a time (T19)")
+_ROWS = yaml.safe_load(Path(__file__).with_name("benches.yaml").read_text(encoding="utf-8"))
+for _name, _row in _ROWS.items():
+    BENCHES.add(_name, _row["module"], _row["about"])
 
 HARDENING = ("fuzz", "kill", "sandbox", "soak")
 """What were benchmarks and are tests: those in ``tests/hardening/NAME``, which leave records as benchmarks do."""
 
-ON_DEVICES = ("calibrate", "switch", "hookmoe-speed", "tomoe-speed", "mixed", "large")
+ON_DEVICES = tuple(name for name, row in _ROWS.items() if row.get("devices"))
 """Benchmarks that ``--device`` moves; the others run where they always do."""
 
-
-SIDE_BY_SIDE = ("real", "rivals")
+SIDE_BY_SIDE = tuple(name for name, row in _ROWS.items() if row.get("cells"))
 """Benchmarks whose cells ``--on`` lets workers measure."""
 
 
@@ -177,17 +145,7 @@ def in_turns(
     warm: bool = True,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Time each side ``repeats`` times, one after the other in every round, the first side changing.
-
-    Args:
-        sides: Name -> what to time; called without arguments.
-        repeats: Rounds.
-        warm: Call every side once beforehand, unmeasured.
-        clock: Seconds.
-
-    Returns:
-        Seconds of every round, by side.
-    """
+    """Seconds of every round by side, one after the other in every round, the first changing; ``warm``: once before, unmeasured."""
     from benchmarks.devices import wait
     from freemoe.evals import speed
 
@@ -223,6 +181,18 @@ def in_own_process(module: str, asked: Sequence[Any]) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def result_of(folder: Path) -> dict[str, Any]:
+    """What a command of the package left in its folder."""
+    return json.loads((folder / "result.json").read_text(encoding="utf-8"))
+
+
+def not_measured(
+    name: str, target: float | None, unit: str, note: str, better: Literal["higher", "lower"] = "higher"
+) -> Figure:
+    """A figure whose note says why there is no number."""
+    return Figure(name, math.nan, target, better, unit, note=note)
+
+
 def run_bench(name: str, settings: Settings) -> dict[str, Any]:
     """Run one benchmark; returns what is kept as JSON: figures, verdicts, machine, versions, seconds.
 
@@ -239,26 +209,28 @@ def run_bench(name: str, settings: Settings) -> dict[str, Any]:
 def record(
     name: str, about: str, outcome: Outcome, seconds: float, quick: bool = False, seed: int = 0, device: str = "cpu"
 ) -> dict[str, Any]:
-    """What is kept of an outcome as JSON."""
+    """What is kept of an outcome as JSON, which knows no NaN."""
     from benchmarks.devices import about as about_device
 
+    figures = [
+        {
+            **asdict(f),
+            "value": None if math.isnan(f.value) else f.value,
+            "verdict": f.verdict(quick),
+            "line": f.line(quick),
+        }
+        for f in outcome.figures
+    ]
     return {
         "bench": name,
         "about": about,
         "quick": quick,
         "seed": seed,
         "seconds": round(seconds, 1),
-        "figures": [_record(f, quick) for f in outcome.figures],
+        "figures": figures,
         "details": outcome.details,
         "environment": describe_environment() | ({} if device == "cpu" else {"device": about_device(device)}),
     }
-
-
-def _record(figure: Figure, quick: bool) -> dict[str, Any]:
-    record = asdict(figure)
-    # JSON knows no NaN.
-    record["value"] = None if math.isnan(figure.value) else figure.value
-    return {**record, "verdict": figure.verdict(quick), "line": figure.line(quick)}
 
 
 def missed(results: Sequence[dict[str, Any]]) -> int:

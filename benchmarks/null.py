@@ -14,13 +14,13 @@ import random
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from scipy.stats import beta, binom
 
-from benchmarks.harness import Figure, Outcome, Settings
+from benchmarks.harness import Figure, Outcome, Settings, result_of
 from freemoe.assets import DOMAINS
 from freemoe.core.files import write_atomic
 from freemoe.domain_experts.pipeline import build
@@ -30,7 +30,6 @@ from freemoe.domain_experts.select.scores import ScoreTable
 from freemoe.evals.engine.evaluator import DocumentScore
 from freemoe.evals.statistics import Interval, mean_interval, mean_of_means
 from freemoe.evals.tasks.documents import Document, ReferenceSplit
-from freemoe.recipes import recipe_from
 
 _SUBDOMAINS, _ALPHA = 12, 0.05
 _BUILDS, _POWER, _COVERED, _REAL_BUILDS = 2000, 400, 4000, 200
@@ -126,24 +125,14 @@ def coverage(make: Callable[[Draw], Interval], seed: int, draws: int) -> float:
     return 100 * float(np.mean([interval.low <= 0 <= interval.high for interval in found]))
 
 
-def _interval(shape: str, documents: int, unequal: bool) -> Callable[[Draw], Interval]:
-    def make(rng: Draw) -> Interval:
-        if not unequal:
-            return mean_interval(differences(shape, rng, documents).tolist(), [str(i) for i in range(documents)])
-        sizes = 1 + rng.integers(0, 6, documents)
-        values = np.repeat(differences(shape, rng, documents), sizes)
-        return mean_interval(values.tolist(), [str(i) for i in np.repeat(np.arange(documents), sizes)])
-
-    return make
+def _interval(shape: str, documents: int, unequal: bool, rng: Draw) -> Interval:
+    sizes = 1 + rng.integers(0, 6, documents) if unequal else np.ones(documents, int)
+    values = np.repeat(differences(shape, rng, documents), sizes)
+    return mean_interval(values.tolist(), [str(i) for i in np.repeat(np.arange(documents), sizes)])
 
 
-def _over_domains(shape: str) -> Callable[[Draw], Interval]:
-    def make(rng: Draw) -> Interval:
-        return mean_of_means(
-            [(differences(shape, rng, n).tolist(), [str(i) for i in range(n)]) for n in (30, 100, 300)]
-        )
-
-    return make
+def _over_domains(shape: str, rng: Draw) -> Interval:
+    return mean_of_means([(differences(shape, rng, n).tolist(), [str(i) for i in range(n)]) for n in (30, 100, 300)])
 
 
 def null_build(seed: int) -> bool:
@@ -159,9 +148,8 @@ def null_build(seed: int) -> bool:
             ]  # fmt: skip
             path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
             domains[domain] = (str(path),)
-        recipe = recipe_from(
+        recipe = BuildRecipe.model_validate(
             {
-                "command": "build",
                 "model": "freemoe-demo",
                 "domains": domains,
                 "output": str(Path(scratch) / "out"),
@@ -170,11 +158,9 @@ def null_build(seed: int) -> bool:
                 "subdomains": {"by": "none"},
                 "saliency": {"budget": 0.005, "patience": 3},
                 "evidence": {"controls": 0, "oracle": False},
-            },
-            "The null test",
+            }
         )
-        assert isinstance(recipe, BuildRecipe)
-        result: dict[str, Any] = json.loads((build(recipe) / "result.json").read_text(encoding="utf-8"))
+        result = result_of(build(recipe))
     return any(s["chosen"] != "base" for domain in result["domains"] for s in domain["subdomains"])
 
 
@@ -221,9 +207,8 @@ def _acceptance(settings: Settings, scale: int) -> list[Figure]:
         what = (
             f"null builds accepted: {_SUBDOMAINS} subdomains, {shape}, {documents} documents, {candidates} candidates"
         )
-        figures.append(
-            Figure(what, 100 * found / of, _LEVEL, "lower", " %", note=f"{found} of {of} builds at {_ALPHA}")
-        )
+        note = f"{found} of {of} builds at {_ALPHA}"
+        figures.append(Figure(what, 100 * found / of, _LEVEL, "lower", " %", note=note))
     return figures
 
 
@@ -242,12 +227,14 @@ def _power(settings: Settings, scale: int) -> list[Figure]:
 def _coverage(settings: Settings, scale: int) -> list[Figure]:
     draws = max(20, _COVERED // scale)
     cases = {
-        f"{shape}, {n} documents{', in clusters of 1 to 6' if unequal else ''}": _interval(shape, n, unequal)
+        f"{shape}, {n} documents{', in clusters of 1 to 6' if unequal else ''}": partial(_interval, shape, n, unequal)
         for shape in SHAPES
         for n in (30, 100, 300)
         for unequal in (False, True)
     }
-    cases |= {f"mean of three domains, {shape}": _over_domains(shape) for shape in ("answers", "normal", "skewed")}
+    cases |= {
+        f"mean of three domains, {shape}": partial(_over_domains, shape) for shape in ("answers", "normal", "skewed")
+    }
     return [
         Figure(f"coverage of intervals: {name}", coverage(make, settings.seed, draws), _COVERAGE, "higher", " %", 1)
         for name, make in cases.items()
@@ -275,13 +262,5 @@ def _builds(settings: Settings, scale: int) -> list[Figure]:
     found, of = kept(settings, "builds", max(1, _REAL_BUILDS // scale), 5, measure)
     most = 100 * float(beta.ppf(0.95, found + 1, of - found))
     note = f"{found} of {of} builds, three domains each; at most {most:.1f} % (95 %)"
-    return [
-        Figure(
-            "null builds of the bundled base that accepted something",
-            100 * found / of,
-            _LEVEL,
-            "lower",
-            " %",
-            note=note,
-        )
-    ]
+    name = "null builds of the bundled base that accepted something"
+    return [Figure(name, 100 * found / of, _LEVEL, "lower", " %", note=note)]

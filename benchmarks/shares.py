@@ -1,4 +1,4 @@
-"""Which share of a rival's gain a method reaches, with its interval."""
+"""Gains on the same documents, and which share of a rival's gain a method reaches; each with its interval."""
 
 from __future__ import annotations
 
@@ -7,7 +7,28 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from freemoe.evals.statistics import Interval, cluster_sums
+from freemoe.evals.statistics import Interval, cluster_sums, mean_interval
+
+
+def gain_interval(
+    differences: Sequence[float] | np.ndarray, keys: Sequence[str], tokens: Sequence[float] | None = None
+) -> Interval:
+    """Gain with its 95 % interval over documents, of paired differences that are better when higher.
+
+    Args:
+        differences: Per document: nats, or right answers.
+        keys: Content keys of the documents.
+        tokens: Scored tokens of every document of a text, whose gain is in nats per token; None for questions: in points.
+    """
+    if tokens is None:
+        return mean_interval(np.asarray(differences).tolist(), keys).scaled(100)
+    return mean_interval(np.divide(differences, tokens).tolist(), keys, tokens)
+
+
+def shown(interval: Interval, digits: int = 2) -> str:
+    """``+0.12 [+0.10, +0.15]``, or the mean alone where there are too few for an interval."""
+    ends = f" [{interval.low:+.{digits}f}, {interval.high:+.{digits}f}]" if math.isfinite(interval.low) else ""
+    return f"{interval.mean:+.{digits}f}{ends}"
 
 
 def share_bootstrap(

@@ -60,7 +60,12 @@ def fresh_bases(cache: Path, seeds: Sequence[int], quick: bool, progress: Progre
         progress.say(f"training {len(missing)} bases, about 20 minutes of one core each; kept in {cache}")
 
         def work(seed: int) -> None:
-            _train(folders[seed], seed, quick)
+            folders[seed].mkdir(parents=True, exist_ok=True)
+            flags = {"seed": seed, "eval-seed": eval_seed(seed), "steps": _steps(quick), "out": folders[seed]}
+            command = [sys.executable, "-m", "scripts.make_demo_model", *(f"--{k}={v}" for k, v in flags.items())]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise DataError(f"Training the base of seed {seed} ended with {done.returncode}: {done.stderr[-500:]}")
             advance(1)
 
         with (
@@ -70,15 +75,6 @@ def fresh_bases(cache: Path, seeds: Sequence[int], quick: bool, progress: Progre
         ):
             list(pool.map(work, missing))
     return folders
-
-
-def _train(folder: Path, seed: int, quick: bool) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    flags = {"seed": seed, "eval-seed": eval_seed(seed), "steps": _steps(quick), "out": folder}
-    command = [sys.executable, "-m", "scripts.make_demo_model", *(f"--{k}={v}" for k, v in flags.items())]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise DataError(f"Training the base of seed {seed} ended with {done.returncode}: {done.stderr[-500:]}")
 
 
 def benchmark_specs(folder: Path) -> dict[str, tuple[str, ...]]:

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import tempfile
 from dataclasses import replace
@@ -19,10 +18,11 @@ import numpy as np
 
 from benchmarks.gain.bases import SEEDS, benchmark_specs, fresh_bases
 from benchmarks.gain.contest import Job, compete, side_by_side
-from benchmarks.harness import Figure, Outcome, Settings
-from benchmarks.rivals.training import Schedule
+from benchmarks.harness import Figure, Outcome, Settings, not_measured, result_of
+from benchmarks.rivals.rival import Schedule
+from benchmarks.shares import gain_interval, shown
 from freemoe.domain_experts.prove.evidence import mean_gain
-from freemoe.evals.statistics import Interval, exponential, mean_interval, over_seeds
+from freemoe.evals.statistics import Interval, exponential, over_seeds
 
 TEXTS = {"wikitext": 0.22, "gsm8k": 0.08}
 TASKS = {"gsm8k-matching": 9.0, "arc-easy": None}
@@ -37,8 +37,8 @@ def run(settings: Settings) -> Outcome:
     """Measure T7, and where there is a data folder T7b to T7d."""
     figures, details = demo_gain(settings)
     if settings.data_root is None:
-        lost = Figure("T7b, T7c, T7d", math.nan, note="they need real text and a real model: --data-root FOLDER")
-        return Outcome((*figures, replace(lost, target=1.0)), details)
+        note = "they need real text and a real model: --data-root FOLDER"
+        return Outcome((*figures, not_measured("T7b, T7c, T7d", 1.0, "x", note)), details)
     for part in (text_gain, task_gain):
         found, more = part(settings)
         figures += found
@@ -56,7 +56,6 @@ def demo_gain(settings: Settings) -> tuple[list[Figure], dict[str, Any]]:
     with tempfile.TemporaryDirectory() as scratch:
         jobs = [
             {
-                "command": "build",
                 "model": str(folder / "demo_model"),
                 "domains": benchmark_specs(folder),
                 "output": str(Path(scratch) / str(seed)),
@@ -70,19 +69,16 @@ def demo_gain(settings: Settings) -> tuple[list[Figure], dict[str, Any]]:
             for seed, folder in folders.items()
         ]
         results = side_by_side(built, jobs, settings.progress, "builds on fresh bases")
-    rows = {row: _over_bases(results, row) for row in ("routed", "expert", "control", "oracle")}
-    by_base = [float(np.mean([_gain(d, "routed") for d in r["domains"]])) for r in results]
+    # Bases and domains count the same.
+    domains = [domain for result in results for domain in result["domains"]]
+    rows = {row: mean_gain(domains, row) for row in ("routed", "expert", "control", "oracle")}
+    by_base = [float(np.mean([mean_gain([d], "routed").mean for d in r["domains"]])) for r in results]
     routed = rows["routed"]
-    beside = ", ".join(f"{row} {_shown(rows[row])}" for row in ("expert", "control", "oracle"))
+    beside = ", ".join(f"{row} {shown(rows[row])}" for row in ("expert", "control", "oracle"))
     spread = over_seeds(by_base)
+    note = f"{len(seeds)} fresh bases: {', '.join(f'{g:+.2f}' for g in by_base)}; {beside}"
     figures = [
-        Figure(
-            "T7 demo domains, average held-out gain (routed)",
-            routed.mean,
-            2.04,
-            unit=" points",
-            note=f"{len(seeds)} fresh bases: {', '.join(f'{g:+.2f}' for g in by_base)}; {beside}",
-        ),
+        Figure("T7 demo domains, average held-out gain (routed)", routed.mean, 2.04, unit=" points", note=note),
         Figure("T7 lower end of its 95 % interval over documents", routed.low, 0.0, unit=" points"),
         Figure("T7 lower end of its 95 % interval over bases (t)", spread.low, 0.0, unit=" points"),
     ]
@@ -97,25 +93,8 @@ def built(recipe: dict[str, Any]) -> dict[str, Any]:
     """Build one base's experts and return the result (in a process of its own)."""
     from freemoe.domain_experts.pipeline import build
     from freemoe.domain_experts.recipe import BuildRecipe
-    from freemoe.recipes import recipe_from
 
-    found = recipe_from(recipe, "The benchmark")
-    assert isinstance(found, BuildRecipe)
-    return json.loads((build(found) / "result.json").read_text(encoding="utf-8"))
-
-
-def _gain(domain: dict[str, Any], row: str) -> float:
-    return mean_gain([domain], row).mean
-
-
-def _over_bases(results: list[dict[str, Any]], row: str) -> Interval:
-    """Mean over bases and domains, each counting the same."""
-    return mean_gain([domain for result in results for domain in result["domains"]], row)
-
-
-def _shown(interval: Interval, digits: int = 2) -> str:
-    ends = f" [{interval.low:+.{digits}f}, {interval.high:+.{digits}f}]" if math.isfinite(interval.low) else ""
-    return f"{interval.mean:+.{digits}f}{ends}"
+    return result_of(build(BuildRecipe.model_validate(recipe)))
 
 
 # -------------------------------------------------------------------------------------- T7b, T7c
@@ -129,43 +108,29 @@ def text_gain(settings: Settings) -> tuple[list[Figure], dict[str, Any]]:
     for text in TEXTS:
         job = _job(settings, text)
         jobs += [job, *(replace(job, method="learned", budget=b) for b in _TEXT_BUDGETS)]
-        jobs += [replace(job, method="lora", rank=1, rate=rate) for rate in _rates(settings, RATES)]
+        jobs += [replace(job, method="lora", rank=1, rate=rate) for rate in RATES[: 1 if settings.quick else None]]
         jobs += [replace(job, method="lora", rank=4, rate=_LARGER_RATE), replace(job, method="full", rate=_FULL_RATE)]
     results = side_by_side(compete, jobs, settings.progress, "methods on text")
     for text, target in TEXTS.items():
         mine = [r for r in results if r["job"]["material"] == text]
         base = mine[0]
-        table = [_text_row(r, base, settings.seed) for r in chosen(mine)]
+        table = [_text_row(r, base) for r in chosen(mine)]
         by_name = {row["method"]: row for row in table}
-        one, three, lora = (by_name[n] for n in (*_switch_names(), "LoRA r=1"))
-        figures.append(
-            Figure(
-                f"T7b {text}: held-out perplexity / base perplexity, switches, <= 1 % off",
-                one["ratio"]["mean"],
-                target,
-                "lower",
-                digits=3,
-                note=f"{perplexity(base):.2f} -> {one['perplexity']:.2f}, {one['share_off']:.2%} off, "
-                f"95 % [{one['ratio']['low']:.3f}, {one['ratio']['high']:.3f}]; LoRA r=1 {lora['ratio']['mean']:.3f}",
-            )
+        switches = [Job("", "", "learned", budget=b).name for b in _TEXT_BUDGETS]
+        one, three, lora = (by_name[n] for n in (*switches, "LoRA r=1"))
+        name = f"T7b {text}: held-out perplexity / base perplexity, switches, <= 1 % off"
+        note = (
+            f"{perplexity(base):.2f} -> {one['perplexity']:.2f}, {one['share_off']:.2%} off, "
+            f"95 % [{one['ratio']['low']:.3f}, {one['ratio']['high']:.3f}]; LoRA r=1 {lora['ratio']['mean']:.3f}"
         )
+        figures.append(Figure(name, one["ratio"]["mean"], target, "lower", digits=3, note=note))
         for row, least in ((one, 95.0), (three, 100.0)):
-            figures.append(
-                Figure(
-                    f"T7c {text}: share of LoRA r=1's gain, {row['method']}",
-                    100 * row["gain"]["mean"] / lora["gain"]["mean"],
-                    least,
-                    unit=" %",
-                    digits=1,
-                    note=f"{row['gain']['mean']:.3f} of {lora['gain']['mean']:.3f} nats per token ({lora['note']})",
-                )
-            )
+            name, mine, theirs = f"T7c {text}: share of LoRA r=1's gain, {row['method']}", row["gain"], lora["gain"]
+            note = f"{mine['mean']:.3f} of {theirs['mean']:.3f} nats per token ({lora['note']})"
+            share = 100 * mine["mean"] / theirs["mean"]
+            figures.append(Figure(name, share, least, unit=" %", digits=1, note=note))
         details[text] = {"table": table, "losses": {r["name"]: r["losses"] for r in mine}}
     return figures, details
-
-
-def _switch_names() -> list[str]:
-    return [Job("", "", "learned", budget=b).name for b in _TEXT_BUDGETS]
 
 
 def _job(settings: Settings, material: str) -> Job:
@@ -173,10 +138,6 @@ def _job(settings: Settings, material: str) -> Job:
     quick = Schedule(steps=4, step_tokens=512, every=2, patience=1)
     job = Job(material, str(settings.data_root), seed=settings.seed)
     return replace(job, schedule=quick, limit=16) if settings.quick else job
-
-
-def _rates(settings: Settings, rates: tuple[float, ...]) -> tuple[float, ...]:
-    return rates[:1] if settings.quick else rates
 
 
 def chosen(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -194,9 +155,8 @@ def perplexity(result: dict[str, Any]) -> float:
     return math.exp(sum(result["nll"]) / sum(result["tokens"]))
 
 
-def _text_row(result: dict[str, Any], base: dict[str, Any], seed: int) -> dict[str, Any]:
-    each = np.subtract(base["nll"], result["nll"]) / base["tokens"]
-    gain = mean_interval(each.tolist(), base["keys"], base["tokens"])
+def _text_row(result: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
+    gain = gain_interval(np.subtract(base["nll"], result["nll"]), base["keys"], base["tokens"])
     ratio = exponential(gain.scaled(-1))
     return {**_row(result), "perplexity": perplexity(result), "ratio": vars(ratio), "gain": vars(gain)}
 
@@ -217,39 +177,33 @@ def _row(result: dict[str, Any]) -> dict[str, Any]:
 
 def task_gain(settings: Settings) -> tuple[list[Figure], dict[str, Any]]:
     """Switches and LoRA r = 1 on two tasks of choice, learned from right answers as text."""
+
+    def points(result: dict[str, Any], over: dict[str, Any]) -> Interval:
+        return gain_interval(np.subtract(result["right"], over["right"]), over["keys"])
+
     jobs = []
     for task in TASKS:
         job = _job(settings, task)
         jobs += [job, replace(job, method="learned", budget=_TASK_BUDGET)]
-        jobs += [replace(job, method="lora", rate=rate) for rate in _rates(settings, RATES[:2])]
+        jobs += [replace(job, method="lora", rate=rate) for rate in RATES[: 1 if settings.quick else 2]]
     results = side_by_side(compete, jobs, settings.progress, "methods on questions")
     figures: list[Figure] = []
     details: dict[str, Any] = {}
     for task, target in TASKS.items():
         base, switches, lora = chosen([r for r in results if r["job"]["material"] == task])
-        gain = _points(switches, base, settings.seed)
-        rival = _points(lora, base, settings.seed)
-        apart = _points(switches, lora, settings.seed)
+        gain = points(switches, base)
+        rival = points(lora, base)
+        apart = points(switches, lora)
         start = 100 * float(np.mean(base["right"]))
         note = f"{start:.1f} -> {start + gain.mean:.1f} on {len(base['right'])} items, {switches['share_off']:.2%} off"
+        upper = "upper end of the 95 % interval of switches - LoRA r=1"
+        beside = f"switches - LoRA {shown(apart, 1)}; LoRA alone {shown(rival, 1)} ({_row(lora)['note']})"
         figures += [
             Figure(f"T7d {task}: held-out gain in accuracy", gain.mean, target, unit=" points", digits=1, note=note),
             Figure(f"T7d {task}: lower end of its 95 % interval", gain.low, 0.0, unit=" points", digits=1),
-            Figure(
-                f"T7d {task}: upper end of the 95 % interval of switches - LoRA r=1",
-                apart.high,
-                0.0,
-                unit=" points",
-                digits=1,
-                note=f"switches - LoRA {_shown(apart, 1)}; LoRA alone {_shown(rival, 1)} ({_row(lora)['note']})",
-            ),
+            Figure(f"T7d {task}: {upper}", apart.high, 0.0, unit=" points", digits=1, note=beside),
         ]
         gains = {"base": None, "switches": vars(gain), "LoRA r=1": vars(rival)}
         table = [{**_row(r), "gain": g} for r, g in zip((base, switches, lora), gains.values(), strict=True)]
         details[task] = {"base_accuracy": start, "table": table}
     return figures, details
-
-
-def _points(result: dict[str, Any], base: dict[str, Any], seed: int) -> Interval:
-    differences = [a - b for a, b in zip(result["right"], base["right"], strict=True)]
-    return mean_interval(differences, base["keys"]).scaled(100)

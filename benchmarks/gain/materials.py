@@ -7,144 +7,94 @@ choose is what the reported items say.
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from freemoe.core.errors import DataError
+from benchmarks.real_llm.data import Texts, cut_solutions, matched, read_gsm8k, read_rows, read_wikitext
 from freemoe.domain_experts.recipe import SaliencySection
 from freemoe.domain_experts.select.choice import split_by_share
 from freemoe.evals.engine.scorer import Scorer, TokenPair
 from freemoe.evals.tasks.documents import Document, content_key
 from freemoe.evals.tasks.text_tasks import TextTask
-from freemoe.text.documents import read_documents
 
 MODEL = "models/stories260k"
 
-# As the questions are cut: a context of 512 tokens of half a word each must hold a question and an answer.
-_QUESTION, _ANSWER, _CHOICES = 250, 160, 4
 _TRAINED, _STOPPING, _REPORTED = 2000, 300, 1000
 
 
 @dataclass(frozen=True)
 class Material:
-    """What a method is given, as tokens, and what it is held against.
-
-    Attributes:
-        gradient: Texts that train.
-        stop: Texts that stop.
-        reported: Documents that chose nothing: kind ``text`` or ``choice``.
-    """
+    """Tokens that train and stop a method, and documents that chose nothing, of the kind ``text`` or ``choice``."""
 
     gradient: list[TokenPair]
     stop: list[TokenPair]
     reported: list[Document]
 
 
-def needed(root: Path, name: str) -> Path:
-    """A file or folder of the data folder.
-
-    Raises:
-        DataError: When it is not there.
-    """
-    path = root / name
-    if not path.exists():
-        raise DataError(f"{str(name)!r} is not under the data folder {root.resolve()} (--data-root). Check the path.")
-    return path
+def _text(name: str, texts: Texts, scorer: Scorer, seed: int, limit: int | None) -> Material:
+    task = TextTask(name, *texts, tokenizer=scorer.tokenizer, given=0, limit=limit)
+    documents = task.reference()
+    section = SaliencySection()
+    # Parted as a build does it: the guard's part stays unread here, so that all methods see what a build's see.
+    gradient, stop, _ = split_by_share([d.key for d in documents], [section.gradient_share, section.stop_share], seed)
+    pairs = [scorer.gold_pair(d) for d in documents]
+    return Material([pairs[i] for i in gradient], [pairs[i] for i in stop], task.reported())
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+Choices = Sequence[tuple[str, tuple[str, ...], int]]
+"""Question, answers to choose from, number of the right one."""
 
 
-def _gsm8k(root: Path, split: str) -> list[str]:
-    return [f"{row['question']}\n{row['answer']}" for row in _lines(needed(root, f"gsm8k/{split}.jsonl"))]
-
-
-def _text(name: str, reference: Sequence[str], reported: Sequence[str]) -> Callable[..., Material]:
-    def make(scorer: Scorer, seed: int, given: int, limit: int | None) -> Material:
-        task = TextTask(name, reference, reported, tokenizer=scorer.tokenizer, given=given, limit=limit)
-        documents = task.reference()
-        section = SaliencySection()
-        # Parted as a build does it: the guard's part stays unread here, so that all methods see what a build's see.
-        gradient, stop, _ = split_by_share(
-            [d.key for d in documents], [section.gradient_share, section.stop_share], seed
-        )
-        pairs = [scorer.gold_pair(d) for d in documents]
-        return Material([pairs[i] for i in gradient], [pairs[i] for i in stop], task.reported())
-
-    return make
-
-
-def wikitext(root: Path) -> Callable[..., Material]:
-    """WikiText-2: reference from the training text, reported from the test text."""
-    train = read_documents(needed(root, "wikitext-2-raw/wikitext2_train_5k.txt"))
-    return _text("wikitext", train, read_documents(needed(root, "wikitext-2-raw/wiki.test.raw")))
-
-
-def gsm8k(root: Path) -> Callable[..., Material]:
-    """GSM8K as text, question and worked solution: reference from train, reported from test."""
-    return _text("gsm8k", _gsm8k(root, "train"), _gsm8k(root, "test"))
-
-
-def _matching(
-    name: str, train: Sequence[tuple[str, str]], test: Sequence[tuple[str, tuple[str, ...], int]]
-) -> Callable[..., Material]:
+def _choices(
+    name: str, items: tuple[Sequence[tuple[str, str]], Choices], scorer: Scorer, seed: int, limit: int | None
+) -> Material:
     """Questions with answers to choose from; learned from the right ones of other questions, as plain text."""
-
-    def make(scorer: Scorer, seed: int, given: int, limit: int | None) -> Material:
-        rng = random.Random(f"{name}/{seed}")
-        drawn = rng.sample(list(train), min(len(train), limit or _TRAINED + _STOPPING))
-        texts = [scorer.text_pair(scorer.tokenizer.encode(q + a, add_special_tokens=False)) for q, a in drawn]
-        texts = [TokenPair(t.context, t.continuation[: scorer.max_length - 1]) for t in texts]
-        stopping = min(_STOPPING, len(texts) // 4)
-        documents = [
-            Document(name, str(i), content_key(question), "choice", question, answers, gold)
-            for i, (question, answers, gold) in enumerate(rng.sample(list(test), min(len(test), limit or _REPORTED)))
-        ]
-        return Material(texts[stopping:], texts[:stopping], documents)
-
-    return make
-
-
-def gsm8k_matching(root: Path) -> Callable[..., Material]:
-    """Which of four worked solutions belongs to the question; the other three are other questions'."""
-    asked = [
-        (row["question"][-_QUESTION:] + "\n", row["answer"][:_ANSWER])
-        for row in _lines(needed(root, "gsm8k/test.jsonl"))
+    train, test = items
+    rng = random.Random(f"{name}/{seed}")
+    drawn = rng.sample(list(train), min(len(train), limit or _TRAINED + _STOPPING))
+    texts = [scorer.text_pair(scorer.tokenizer.encode(q + a, add_special_tokens=False)) for q, a in drawn]
+    texts = [TokenPair(t.context, t.continuation[: scorer.max_length - 1]) for t in texts]
+    stopping = min(_STOPPING, len(texts) // 4)
+    documents = [
+        Document(name, str(i), content_key(question), "choice", question, answers, gold)
+        for i, (question, answers, gold) in enumerate(rng.sample(list(test), min(len(test), limit or _REPORTED)))
     ]
-    rng = random.Random("gsm8k matching")
-    test = []
-    for i, (question, answer) in enumerate(asked):
-        others = [asked[j][1] for j in rng.sample([j for j in range(len(asked)) if j != i], _CHOICES - 1)]
-        gold = rng.randrange(_CHOICES)
-        test.append((question, (*others[:gold], answer, *others[gold:]), gold))
-    rows = _lines(needed(root, "gsm8k/train.jsonl"))
-    train = [(row["question"][-_QUESTION:] + "\n", row["answer"][:_ANSWER]) for row in rows]
-    return _matching("gsm8k-matching", train, test)
+    return Material(texts[stopping:], texts[:stopping], documents)
 
 
-def arc_easy(root: Path) -> Callable[..., Material]:
+def _gsm8k_matching(root: Path) -> tuple[Sequence[tuple[str, str]], Choices]:
+    """Which of four worked solutions belongs to the question; the other three are other questions'."""
+    test = matched(cut_solutions(read_rows(root, "gsm8k/test.jsonl")), random.Random("gsm8k matching"))
+    return cut_solutions(read_rows(root, "gsm8k/train.jsonl")), test
+
+
+def _arc_easy(root: Path) -> tuple[Sequence[tuple[str, str]], Choices]:
     """ARC-Easy, its own choices, learned from its training questions with their right answers."""
 
     def read(split: str) -> list[tuple[str, tuple[str, ...], int]]:
         items = []
-        for row in _lines(needed(root, f"arc/ARC-Easy/ARC-Easy-{split}.jsonl")):
+        for row in read_rows(root, f"arc/ARC-Easy/ARC-Easy-{split}.jsonl"):
             choices = row["question"]["choices"]
             gold = [c["label"] for c in choices].index(row["answerKey"])
             items.append((f"{row['question']['stem']}\n", tuple(c["text"] for c in choices), gold))
         return items
 
-    train = [(question, choices[gold]) for question, choices, gold in read("Train")]
-    return _matching("arc-easy", train, read("Test"))
+    return [(question, choices[gold]) for question, choices, gold in read("Train")], read("Test")
 
 
-MATERIALS: dict[str, Callable[[Path], Callable[..., Material]]] = {
-    "wikitext": wikitext,
-    "gsm8k": gsm8k,
-    "gsm8k-matching": gsm8k_matching,
-    "arc-easy": arc_easy,
+_READERS: dict[str, tuple[Callable[[Path], Any], Callable[..., Material]]] = {
+    "wikitext": (read_wikitext, _text),
+    "gsm8k": (read_gsm8k, _text),
+    "gsm8k-matching": (_gsm8k_matching, _choices),
+    "arc-easy": (_arc_easy, _choices),
 }
+MATERIALS = tuple(_READERS)
+
+
+def read_material(name: str, root: Path, scorer: Scorer, seed: int, limit: int | None) -> Material:
+    """A material of `MATERIALS` from the data folder, ``limit`` documents of each part at most."""
+    read, make = _READERS[name]
+    return make(name, read(root), scorer, seed, limit)

@@ -6,6 +6,7 @@ shapes that were trained on real text (`mixtures`); what is trained there is kep
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from typing import Any
 
@@ -122,15 +123,9 @@ def _plans(bench: trim_quality.Bench, settings: Settings) -> tuple[list[Figure],
     worst = max(r["held_out"][1] - r["held_out"][0] for r in rows)
     on_test_worst = max(r["test"][1] - r["test"][0] for r in rows)
     best = max((r["held_out"][0] / max(r["held_out"][1], 1e-12), r["act"]) for r in rows)
-    figure = Figure(
-        "held-out KL of the knapsack's plans minus TLNLE's, worst Act",
-        worst,
-        0.0,
-        "lower",
-        " nats",
-        4,
-        f"test part {on_test_worst:+.4f}; at Act {best[1]:.2f} TLNLE's KL is {best[0]:.2f} times the knapsack's",
-    )
+    name = "held-out KL of the knapsack's plans minus TLNLE's, worst Act"
+    note = f"test part {on_test_worst:+.4f}; at Act {best[1]:.2f} TLNLE's KL is {best[0]:.2f} times the knapsack's"
+    figure = Figure(name, worst, 0.0, "lower", " nats", 4, note)
     record = {
         "profile": [{"layer": n, "k": k, "drop": d} for (n, k), d in profile.items()],
         "pareto": [describe_point(p) for p in pareto_front(points)],
@@ -148,19 +143,12 @@ def _dynamic(bench: trim_quality.Bench) -> tuple[list[Figure], dict[str, Any]]:
             quality = measure_quality(bench.model, bench.text.test, bench.test_teacher)
         found[rule] = {"act": act_of(counts), **quality.as_json()}
     drop = kl_drop(bench.model, bench.text.held_out, bench.material.held_out_teacher, rescale=bench.rescale)
-    half = [LayerPlan(ks) for ks in _half_plans(plan_of(bench.model))]
-    plan = min(half, key=drop)
+    base = plan_of(bench.model)
+    every = [LayerPlan(p) for p in itertools.product(*([None] if k is None else range(1, k + 1) for k in base.ks))]
+    plan = min([p for p in every if p.act == 1.5] or [base.with_k(0, 1)], key=drop)
     with apply_plan(bench.model, plan, bench.rescale):
         quality = measure_quality(bench.model, bench.text.test, bench.test_teacher)
     found["plan"] = {"act": plan.act, "plan": plan.to_text(), **quality.as_json()}
     kl = found["rel_threshold"]["kl"] / found["plan"]["kl"]
     note = f"relative threshold tuned to Act {found['rel_threshold']['act']:.2f}, plan {plan.to_text()}; both on the test part"
     return [Figure("KL of dynamic k over the best plan's at Act 1.5", kl, note=note)], found
-
-
-def _half_plans(base: LayerPlan) -> list[tuple[int | None, ...]]:
-    """Every plan of a small model with Act 1.5."""
-    plans: list[tuple[int | None, ...]] = [()]
-    for full in base.ks:
-        plans = [(*p, k) for p in plans for k in ([None] if full is None else range(1, full + 1))]
-    return [p for p in plans if LayerPlan(p).act == 1.5] or [base.with_k(0, 1).ks]

@@ -31,6 +31,7 @@ from transformers import (
 )
 
 from benchmarks.harness import cache_folder
+from benchmarks.speed.shapes import shape_of
 from freemoe.core.errors import DataError, RecipeError
 from freemoe.core.files import json_digest, write_atomic
 from freemoe.text.blocks import cut_passages, split_passages
@@ -54,33 +55,7 @@ TEXTS = (
 """Below the data root; those that are there are read."""
 _ASKED = {"gsm8k/train.jsonl": "completion:"}
 
-_COMMON: dict[str, Any] = {
-    "hidden_size": 256,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_experts_per_tok": 8,
-}
-SHAPES: dict[str, dict[str, Any]] = {
-    # As the released ones: 64 experts of half the hidden size, weights not renormalised; 128 finer ones, renormalised.
-    "olmoe": {
-        **_COMMON,
-        "num_key_value_heads": 4,
-        "num_experts": 64,
-        "intermediate_size": 128,
-        "norm_topk_prob": False,
-    },
-    "qwen3_moe": {
-        **_COMMON,
-        "num_key_value_heads": 2,
-        "head_dim": 64,
-        "num_experts": 128,
-        "moe_intermediate_size": 64,
-        "intermediate_size": 512,
-        "norm_topk_prob": True,
-    },
-}
-QUICK: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_experts": 8, "num_experts_per_tok": 4}
-"""Sizes and steps of a quick run, which shows that all of this works."""
+SHAPES = ("olmoe", "qwen3_moe")
 QUICK_STEPS = 3
 
 
@@ -127,7 +102,7 @@ def new_mixture(shape: str, tokenizer: Any, seed: int, quick: bool = False) -> A
         "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
     }[shape]
     config: PretrainedConfig = config_type(
-        **SHAPES[shape] | (QUICK if quick else {}),
+        **shape_of(shape, quick)[1],
         vocab_size=len(tokenizer),
         max_position_embeddings=2048,
         tie_word_embeddings=True,
@@ -159,7 +134,7 @@ def recipe(shape: str, seed: int, steps: int, quick: bool, text: str) -> dict[st
     """What decides a mixture, as it stands in PROVENANCE.json."""
     return {
         "mixture": shape,
-        "shape": SHAPES[shape] | (QUICK if quick else {}),
+        "shape": shape_of(shape, quick)[1],
         "seed": seed,
         "steps": steps,
         "tokens_per_step": ROWS * LENGTH,
@@ -187,24 +162,17 @@ def kept(folder: Path) -> dict[str, Any] | None:
 
 def best_kept(cache: Path, shape: str, quick: bool = False) -> Path | None:
     """The folder of the mixture of a shape that was trained longest; None where none is kept."""
-    found = [
-        (record, folder)
-        for folder in sorted((cache / "bench").glob(f"mixture-{shape}-seed*"))
-        if (record := kept(folder))
-    ]
-    found = [(record, folder) for record, folder in found if folder.name.endswith("-quick") == quick]
-    return max(found, key=lambda pair: pair[0]["steps"])[1] if found else None
+    folders = sorted((cache / "bench").glob(f"mixture-{shape}-seed*"))
+    found = [(kept(f), f) for f in folders if f.name.endswith("-quick") == quick]
+    return max(((r["steps"], f) for r, f in found if r), key=lambda pair: pair[0], default=(0, None))[1]
 
 
 def make_mixture(
     folder: Path, data_root: Path, shape: str, seed: int = SEED, steps: int = STEPS, quick: bool = False
 ) -> Path:
-    """Train a mixture on the threads that torch has and write it, unless the folder holds that very one.
+    """Train a mixture on the threads that torch has and write it, unless the folder holds that very one; returns the folder.
 
     The model is written last, whole or not at all.
-
-    Returns:
-        ``folder``.
 
     Raises:
         DataError: No text below the data root.
@@ -225,12 +193,8 @@ def make_mixture(
     lines = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in unseen)
     write_atomic(folder / "unseen.jsonl", lines.encode())
     experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
-    embeddings = model.get_input_embeddings().weight.numel()
-    record = provenance(wanted, model, tokens, began) | {
-        "files": names,
-        "expert_parameters": experts,
-        "embedding_parameters": embeddings,
-    }
+    sizes = {"expert_parameters": experts, "embedding_parameters": model.get_input_embeddings().weight.numel()}
+    record = provenance(wanted, model, tokens, began) | {"files": names} | sizes
     save(model, tokenizer, record, folder / "model", run_in="float32")
     return folder
 

@@ -9,15 +9,14 @@ step that is kept is settled on the held-out part, the figures are the test part
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from benchmarks.harness import Figure, Settings
+from benchmarks.harness import Figure, Settings, not_measured
 from benchmarks.hookmoe import mixtures
 from benchmarks.hookmoe.records import Records, Row, records_of
 from benchmarks.hookmoe.rivals import LowRank
@@ -29,7 +28,7 @@ from freemoe.evals.tasks.documents import Document, FrozenChoice
 from freemoe.evals.tasks.domains import load_domain
 from freemoe.evals.tasks.task import TaskGrader
 from freemoe.hookmoe.adapter import Trimmed
-from freemoe.hookmoe.hooks.closed_form import ScaleBias, fit_scale_bias, ridge_start
+from freemoe.hookmoe.hooks.closed_form import fit_scale_bias, ridge_start
 from freemoe.hookmoe.hooks.hook import allocate_units, new_hooks
 from freemoe.hookmoe.hooks.teacher import TeacherLogits, compute_teacher_logits
 from freemoe.hookmoe.hooks.training import TrainingData, TrainingSchedule, train_compensation
@@ -45,7 +44,8 @@ from freemoe.models.checkpoints.loading import BUNDLED_MOE, load_base
 from freemoe.recipes import DataSection
 
 SEEDS = (0, 1, 2)
-STEPS, ROWS, BLOCK, EVERY = 500, 8, 128, 100
+STEPS, ROWS, EVERY = 500, 8, 100
+SIZES = {"block": 128, "limit": 1536, "held_out": 64, "test": 384}
 MIXTURE_STEPS = 250
 RATE, PAPER_RATE = 0.3, 0.1
 """Over the hidden size; for hooks before the block three times as much throws routing about, and nothing is won back."""
@@ -87,12 +87,8 @@ class Bench:
 def prepare(settings: Settings, model_name: str = BUNDLED_MOE, text_name: str = DEMO) -> Bench:
     """Load a mixture and its text, and the bundled one's benchmark; run the full model over the text."""
     quick = settings.quick
-    training = HookTraining(
-        block=64 if quick else BLOCK,
-        limit=16 if quick else 1536,
-        held_out=4 if quick else 64,
-        test=8 if quick else 384,
-    )
+    sizes = {"block": 64, "limit": 16, "held_out": 4, "test": 8} if quick else SIZES
+    training = HookTraining.model_validate(sizes)
     recipe = TrimRecipe(model=model_name, text=text_name, training=training)
     model, tokenizer = load_base(model_name, dtype="float32", device="cpu")
     text = load_text(recipe, tokenizer)
@@ -104,16 +100,9 @@ def prepare(settings: Settings, model_name: str = BUNDLED_MOE, text_name: str = 
     drops = {r: kl_drop(model, text.held_out, teachers[1], rescale=r) for r in rules_asked(model, "auto")}
     rescale = best_rule(drops, plan)[0]
     decided = [quick, training.model_dump(mode="json"), plan.to_text(), rescale, ROWS, EVERY, RATE, PAPER_RATE]
-    bench = Bench(
-        model,
-        text,
-        TrainingData(text.train, teachers[0], text.held_out, teachers[1]),
-        teachers[2],
-        Scorer(model, tokenizer),
-        plan,
-        rescale,
-        records_of(settings.cells or settings.cache / "hookmoe-cells", model_name, text, decided),
-    )
+    records = records_of(settings.cells or settings.cache / "hookmoe-cells", model_name, text, decided)
+    material = TrainingData(text.train, teachers[0], text.held_out, teachers[1])
+    bench = Bench(model, text, material, teachers[2], Scorer(model, tokenizer), plan, rescale, records)
     for domain in DOMAINS if model_name == BUNDLED_MOE else ():
         data = load_domain(domain, [f"demo:{domain}"], DataSection(limit=20 if quick else None), tokenizer=tokenizer)
         bench.documents[domain] = list(data.reported.open(FrozenChoice("bench hookmoe")))
@@ -140,7 +129,8 @@ def free_rows(bench: Bench) -> dict[str, Row]:
     model, plan = bench.model, bench.plan
     fit = fit_scale_bias(model, plan, bench.text.train.select_rows(range(min(64, len(bench.text.train)))))
     rows = {"full": look(bench, contextlib.nullcontext()), "plan": look(bench, apply_plan(model, plan))}
-    rows["scale and bias"] = look(bench, _fitted(bench, fit))
+    with apply_plan(model, plan):
+        rows["scale and bias"] = look(bench, fit.attached(model))
     # The rule that is not the router's own.
     other = rules_asked(model, "auto")[1]
     rows[OTHER_RULE[other]] = look(bench, apply_plan(model, plan, other))
@@ -149,12 +139,6 @@ def free_rows(bench: Bench) -> dict[str, Row]:
 
 OTHER_RULE = {"kept_mass": "kept mass", "renorm": "renormalised"}
 """How a rule for router weights is called in the table."""
-
-
-@contextlib.contextmanager
-def _fitted(bench: Bench, fit: ScaleBias) -> Iterator[None]:
-    with apply_plan(bench.model, bench.plan), fit.attached(bench.model):
-        yield
 
 
 def residual_of(bench: Bench, rescale: str) -> dict[int, float]:
@@ -169,33 +153,20 @@ def residual_of(bench: Bench, rescale: str) -> dict[int, float]:
 
 @dataclass(frozen=True, eq=False)
 class Training:
-    """What every rival of one seed is trained with.
-
-    Attributes:
-        bench: The mixture.
-        settings: Of the benchmark.
-        steps: Of every training.
-        seed: Of weights and order.
-    """
+    """What every rival of one seed is trained with."""
 
     bench: Bench
     settings: Settings
     steps: int
     seed: int
 
-    def kept(self, name: str, measured: Callable[[], Row]) -> Row:
-        """A row from the records, or measured now."""
-        return self.bench.records.row(f"{name}, {self.steps} steps", self.seed, measured)
-
     def fit(self, name: str, trained: Any, plan: LayerPlan, loss: str, rescale: str, rate: float = RATE) -> None:
         """Train hooks, or LoRA, on the mixture under a plan."""
         bench = self.bench
-        hidden = moe_layers(bench.model)[0].hidden
-        asked = TrainingSchedule(loss, self.steps, ROWS, rate / hidden, EVERY, self.seed)
-        shown, progress = f"{name}, seed {self.seed}", self.settings.progress
-        train_compensation(
-            bench.model, plan, trained, bench.material, asked, rescale=rescale, progress=progress, name=shown
-        )
+        rate /= moe_layers(bench.model)[0].hidden
+        asked = TrainingSchedule(loss, self.steps, ROWS, rate, EVERY, self.seed)
+        more = {"rescale": rescale, "progress": self.settings.progress, "name": f"{name}, seed {self.seed}"}
+        train_compensation(bench.model, plan, trained, bench.material, asked, **more)
 
     def hooks(
         self,
@@ -218,7 +189,7 @@ class Training:
                 self.fit(name, hooks, plan, loss, rescale, RATE if position == "parallel" else PAPER_RATE)
             return look(bench, Trimmed(plan, hooks, rescale).attached(bench.model), hooks.num_parameters)
 
-        return self.kept(name, measured)
+        return bench.records.row(f"{name}, {self.steps} steps", self.seed, measured)
 
     def lora(self, size: int) -> Row:
         """LoRA of at least so many numbers."""
@@ -230,7 +201,7 @@ class Training:
             with apply_plan(bench.model, bench.plan, bench.rescale):
                 return look(bench, lora.attached(bench.model), sum(p.numel() for p in lora.parameters()))
 
-        return self.kept("LoRA", measured)
+        return bench.records.row(f"LoRA, {self.steps} steps", self.seed, measured)
 
 
 def trained_rows(
@@ -263,13 +234,7 @@ def trained_rows(
 
 
 def run(bench: Bench, settings: Settings, name: str = "") -> tuple[list[Figure], dict[str, Any]]:
-    """Train every rival with every seed on one mixture, and say what each wins back.
-
-    Args:
-        bench: The mixture.
-        settings: Of the benchmark.
-        name: Of a mixture that is not the bundled one; stands in its figures' names.
-    """
+    """Train every rival with every seed on one mixture, and say what each wins back; ``name``: of one that is not bundled."""
     free = free_rows(bench)
     full, plan = free["full"], free["plan"]
     seeds = SEEDS[: 1 if settings.quick else 3]
@@ -288,21 +253,16 @@ def run(bench: Bench, settings: Settings, name: str = "") -> tuple[list[Figure],
                 continue
             won, each = share(full, plan, found, what, control)
             shares[row][what] = {"interval": as_json(won), "seeds": each}
-            note = _note(won, each, found[0].parameters)
+            note = f"[{won.low:.0f}, {won.high:.0f}]"
+            if len(each) > 1:
+                note += f", seeds {', '.join(f'{v:.0f}' for v in each)}"
+            if found[0].parameters:
+                note += f"; {found[0].parameters:,} parameters"
             if row in JUDGED:
                 note += f"; lost: {lost:.3g} {'points' if what == 'accuracy' else 'nats'}"
             shown = f"{row}, {name}" if name else row
-            figures.append(
-                Figure(
-                    f"{title} won back: {shown}",
-                    won.mean,
-                    RECOVERED if row in JUDGED else None,
-                    "higher",
-                    " %",
-                    0,
-                    note,
-                )
-            )
+            target = RECOVERED if row in JUDGED else None
+            figures.append(Figure(f"{title} won back: {shown}", won.mean, target, "higher", " %", 0, note))
             if row in JUDGED:
                 figures.append(Figure(f"{title} won back, lower end: {shown}", won.low, LEAST, "higher", " %", 0))
     return figures, {
@@ -314,13 +274,6 @@ def run(bench: Bench, settings: Settings, name: str = "") -> tuple[list[Figure],
         "trained": {s: {n: r.describe() for n, r in found.items()} for s, found in by_seed.items()},
         "residual_kl": residual[bench.rescale],
     }
-
-
-def _note(won: Interval, each: Sequence[float], parameters: int) -> str:
-    note = f"[{won.low:.0f}, {won.high:.0f}]"
-    if len(each) > 1:
-        note += f", seeds {', '.join(f'{v:.0f}' for v in each)}"
-    return note + (f"; {parameters:,} parameters" if parameters else "")
 
 
 def on_mixture(shape: str, settings: Settings) -> tuple[list[Figure], dict[str, Any]]:
@@ -336,7 +289,7 @@ def on_mixture(shape: str, settings: Settings) -> tuple[list[Figure], dict[str, 
         mixtures.make_mixture(folder, settings.data_root, shape, steps=steps, quick=settings.quick)
     if folder is None:
         note = "needs real text to train the mixture on: --data-root FOLDER, or scripts/make_mixtures.py"
-        return [Figure(f"lost loss won back: several hooks, {shape}", math.nan, RECOVERED, "higher", " %", 0, note)], {}
+        return [not_measured(f"lost loss won back: several hooks, {shape}", RECOVERED, " %", note)], {}
     bench = prepare(settings, str(folder / "model"), str(folder / "unseen.jsonl"))
     figures, details = run(bench, settings, shape)
     return figures, {**details, "mixture": mixtures.kept(folder)}

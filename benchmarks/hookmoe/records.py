@@ -49,12 +49,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Records:
-    """Where the rows of one mixture are kept.
-
-    Attributes:
-        folder: Holds one JSON file per row.
-        decided: Digest of what decides every row: mixture, text, plan, schedule, versions.
-    """
+    """Where the rows of one mixture are kept, one file each, while what ``decided`` them (a digest) is as it was."""
 
     folder: Path
     decided: str
@@ -77,13 +72,6 @@ class Records:
 
 
 def records_of(folder: Path, model: str, text: TextParts, decided: Any) -> Records:
-    """The records of a mixture.
-
-    Args:
-        folder: Of all mixtures.
-        model: The mixture: a name or a folder.
-        text: What is trained and measured on.
-        decided: What else decides a row, as plain data.
-    """
+    """The records of a mixture; ``decided`` is what decides a row beside the model and the text, as plain data."""
     ids = [part.ids.tolist() for part in (text.train, text.held_out, text.test)]
     return Records(folder, json_digest([model_digest(model), json_digest(ids), decided, package_versions(DECIDING)]))

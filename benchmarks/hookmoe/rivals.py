@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -15,13 +15,7 @@ from freemoe.models.spec import family_of
 
 
 class LowRank(nn.Module):
-    """W x + B A x for every attention linear of a model; B begins at zero.
-
-    Args:
-        model: The mixture model.
-        parameters: How many parameters it may have at least: the rank is the least that reaches them.
-        seed: Of A.
-    """
+    """W x + B A x for every attention linear of a model, of the least rank with so many parameters; B begins at zero."""
 
     lowest = 0
 
@@ -47,12 +41,12 @@ class LowRank(nn.Module):
         with ExitStack() as stack:
             for (number, path), a, b in zip(self.paths, self.a, self.b, strict=True):
                 linear = decoder_layers(model)[number].get_submodule(path)
-                stack.enter_context(forward_hook(linear, _beside(a, b)))
+
+                def beside(module: nn.Module, args: Any, output: Tensor, a: Tensor = a, b: Tensor = b) -> Tensor:
+                    return output + (args[0] @ a.T) @ b.T
+
+                stack.enter_context(forward_hook(linear, beside))
             yield
-
-
-def _beside(a: Tensor, b: Tensor) -> Callable[..., Tensor]:
-    return lambda module, args, output: output + (args[0] @ a.T) @ b.T
 
 
 def _linear(layer: nn.Module, path: str) -> nn.Linear | None:

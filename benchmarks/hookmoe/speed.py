@@ -12,8 +12,9 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,8 +22,9 @@ from torch import Tensor
 
 from benchmarks.devices import dtype_on, is_accelerator
 from benchmarks.harness import Figure, Outcome, Settings, one_clock
-from benchmarks.speed.shapes import random_model
+from benchmarks.speed.shapes import random_model, shape_of
 from freemoe.compat.transformers import experts_backend
+from freemoe.evals import speed
 from freemoe.evals.speed import time_request
 from freemoe.hookmoe.adapter import Trimmed
 from freemoe.hookmoe.decoding.quick import quick_decoding
@@ -37,39 +39,7 @@ TTFT, ITL = 1.42, 1.3
 NEW = 65
 OURS = "compiled"
 
-_SHARED = {
-    "hidden_size": 512,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "vocab_size": 2048,
-    "max_position_embeddings": 2048,
-}
-SHAPE = _SHARED | {
-    "intermediate_size": 1792,
-    "num_key_value_heads": 2,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-}
-"""Mixtral at an eighth of its width: 93 million parameters."""
-
-_WIDER = _SHARED | {"hidden_size": 1024, "num_hidden_layers": 2, "num_experts": 32, "num_experts_per_tok": 8}
-
-SHAPES: Mapping[str, tuple[str, dict[str, Any]]] = {
-    "Mixtral shape": ("mixtral", SHAPE),
-    # OLMoE-1B-7B at half its width, with half of its experts and two layers: 113 million parameters.
-    "OLMoE shape": (
-        "olmoe",
-        _WIDER | {"intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 8},
-    ),
-    # Qwen3-30B-A3B at half its width, with a quarter of its experts and two layers: 89 million parameters.
-    "Qwen3-MoE shape": (
-        "qwen3_moe",
-        _WIDER
-        | {"moe_intermediate_size": 384, "num_attention_heads": 16, "num_key_value_heads": 2}
-        | {"head_dim": 128, "intermediate_size": 3072, "norm_topk_prob": True},
-    ),
-}
-SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+SHAPES = ("Mixtral shape", "OLMoE shape", "Qwen3-MoE shape")
 # So narrow that a step reads next to nothing.
 _NARROW = {
     "hidden_size": 32,
@@ -82,6 +52,7 @@ _NARROW = {
 
 Side = tuple[bool, bool]
 """Whether it is trimmed, and whether it is run by our loops."""
+SIDES: list[Side] = [(lean, ours) for ours in (False, True) for lean in (False, True)]
 
 
 def run(settings: Settings) -> Outcome:
@@ -94,36 +65,23 @@ def run(settings: Settings) -> Outcome:
         for count in (1,) if once else (1, 2):
             torch.set_num_threads(count)
             for name in (*SHAPES, "bundled mixture"):
-                for length in _lengths(name, settings):
+                lengths = (16,) if settings.quick else (256, 1024) if name == "Mixtral shape" else (256,)
+                for length in lengths:
                     found, record = _contest(name, length, settings)
                     title = f"{name}, {length} tokens, {count} thread{'s' * (count > 1)}"
-                    figures += [_named(figure, title) for figure in found]
+                    figures += [replace(figure, name=f"{figure.name}, {title}") for figure in found]
                     details[title] = record
     finally:
         torch.set_num_threads(threads)
     return Outcome(tuple(figures), details)
 
 
-def _lengths(name: str, settings: Settings) -> tuple[int, ...]:
-    if settings.quick:
-        return (16,)
-    return (256, 1024) if name == "Mixtral shape" else (256,)
-
-
-def _named(figure: Figure, title: str) -> Figure:
-    return Figure(f"{figure.name}, {title}", figure.value, figure.target, note=figure.note)
-
-
 def shaped(name: str, settings: Settings, **sizes: Any) -> Any:
     """A base by its name here, with some of its sizes exchanged."""
     if name == "bundled mixture":
         return load_base(BUNDLED_MOE, dtype="float32", device=settings.device)[0]
-    model_type, shape = SHAPES[name]
-    more = dict(SMALL) if settings.quick else {}
-    if "moe_intermediate_size" in shape and settings.quick:
-        more |= {"moe_intermediate_size": 32, "head_dim": 16}
-    more |= {key: value for key, value in sizes.items() if key in shape}
-    made = shape | more
+    model_type, shape = shape_of(name, settings.quick)
+    made = shape | {key: value for key, value in sizes.items() if key in shape}
     made["num_key_value_heads"] = min(made["num_key_value_heads"], made["num_attention_heads"])
     return random_model(model_type, settings.seed, dtype_on(settings.device), settings.device, **made)
 
@@ -159,30 +117,19 @@ def request(model: Any, prompt: Tensor, new: int) -> tuple[float, float]:
     return time_request(model, prompt, new, one_clock(torch.get_num_threads()) if on_cpu else time.perf_counter)
 
 
-@contextmanager
-def _opened(model: Any, trimmed: Trimmed, side: Side) -> Iterator[None]:
-    lean, ours = side
-    with ExitStack() as stack:
-        if lean:
-            stack.enter_context(trimmed.attached(model, quick=ours))
-        elif ours:
-            stack.enter_context(quick_decoding(model))
-        yield
-
-
-def _measured(
-    model: Any, trimmed: Trimmed, prompt: Tensor, rounds: int, sides: list[Side]
-) -> dict[Side, list[tuple[float, float]]]:
+def _measured(model: Any, trimmed: Trimmed, prompt: Tensor, rounds: int) -> dict[Side, list[tuple[float, float]]]:
     """Seconds to the first token and between tokens, of every side and round."""
     new = min(NEW, model.config.max_position_embeddings - prompt.shape[1])
-    found: dict[Side, list[tuple[float, float]]] = {side: [] for side in sides}
-    for number in range(rounds):
-        for side in sides[number % len(sides) :] + sides[: number % len(sides)]:
-            with _opened(model, trimmed, side):
-                # What is compiled, and what is decided once, is not of a request.
-                request(model, prompt[:, :8], 4)
-                found[side].append(request(model, prompt, new))
-    return found
+
+    def timed(lean: bool, ours: bool) -> tuple[float, float]:
+        plain = quick_decoding(model) if ours else nullcontext()
+        with trimmed.attached(model, quick=ours) if lean else plain:
+            # What is compiled, and what is decided once, is not of a request.
+            request(model, prompt[:, :8], 4)
+            return request(model, prompt, new)
+
+    found = speed.in_turns({str(side): partial(timed, *side) for side in SIDES}, rounds, warm=False)
+    return {side: found[str(side)] for side in SIDES}
 
 
 def _contest(name: str, length: int, settings: Settings) -> tuple[list[Figure], dict[str, Any]]:
@@ -191,22 +138,21 @@ def _contest(name: str, length: int, settings: Settings) -> tuple[list[Figure], 
     trimmed = halved(model)
     generator = torch.Generator().manual_seed(settings.seed)
     prompt = torch.randint(3, model.config.vocab_size, (1, length), generator=generator).to(model.device)
-    sides: list[Side] = [(lean, ours) for ours in (False, True) for lean in (False, True)]
-    seconds = _measured(model, trimmed, prompt, 3 * settings.rounds, sides)
-    ttft, itl = ({s: statistics.median(pair[i] for pair in seconds[s]) for s in sides} for i in (0, 1))
-    idle = _idle(name, settings) if name in SHAPES else None
+    seconds = _measured(model, trimmed, prompt, 3 * settings.rounds)
+    ttft, itl = ({s: statistics.median(pair[i] for pair in seconds[s]) for s in SIDES} for i in (0, 1))
+    idle = None
+    if name in SHAPES:
+        # A step whose layers have hardly any weights: calls, and whatever else does not shrink with a plan.
+        narrow = shaped(name, settings, **_NARROW)
+        short = torch.full((1, 64), 5, device=narrow.device)
+        steps = _measured(narrow, halved(narrow), short, settings.rounds)
+        idle = {side: statistics.median(pair[1] for pair in pairs) for side, pairs in steps.items()}
     own = experts_backend(model.config)
     judged = name in SHAPES
     first, further = ceilings(model, trimmed, length)
     a, b = (False, False), (True, False)
-    figures = [
-        Figure(
-            f"TTFT, both {own}",
-            ttft[a] / ttft[b],
-            TTFT if judged else None,
-            note=f"{1000 * ttft[a]:.0f} -> {1000 * ttft[b]:.0f} ms; FLOPs allow {first:.2f}x",
-        )
-    ]
+    note = f"{1000 * ttft[a]:.0f} -> {1000 * ttft[b]:.0f} ms; FLOPs allow {first:.2f}x"
+    figures = [Figure(f"TTFT, both {own}", ttft[a] / ttft[b], TTFT if judged else None, note=note)]
     for title, a, b in (
         (f"both {OURS}", (False, True), (True, True)),
         (f"both {own}", (False, False), (True, False)),
@@ -233,12 +179,3 @@ def reachable(full: float, idle: float, idle_trimmed: float, bytes_ratio: float)
     """The ratio if a trimmed step took its own idle time and the share of the full one's reading that bytes say."""
     reading = max(0.0, full - idle)
     return full / (idle_trimmed + reading / bytes_ratio)
-
-
-def _idle(name: str, settings: Settings) -> dict[Side, float]:
-    """Seconds of a step whose layers have hardly any weights: calls, and whatever else does not shrink with a plan."""
-    model = shaped(name, settings, **_NARROW)
-    sides: list[Side] = [(lean, ours) for ours in (False, True) for lean in (False, True)]
-    prompt = torch.full((1, 64), 5, device=model.device)
-    found = _measured(model, halved(model), prompt, settings.rounds, sides)
-    return {side: statistics.median(pair[1] for pair in pairs) for side, pairs in found.items()}

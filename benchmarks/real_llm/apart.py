@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import pickle
+import pkgutil
 import subprocess
 import sys
 import tempfile
@@ -11,84 +11,24 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
-from benchmarks.real_llm.cells import Cell, Store
 from benchmarks.real_llm.work import Job
 from freemoe.core.errors import FreeMoEError
-from freemoe.core.files import write_atomic
-from freemoe.core.run.pool import WorkerPool
-from freemoe.core.run.progress import Progress
-from freemoe.core.run.units import Unit
+
 
 _CODE = "from benchmarks.real_llm.apart import work_alone; work_alone()"
 
 
-class Plan(Protocol):
-    """What is read of a benchmark that goes cell by cell (`running.Bench`)."""
-
-    store: Store
-    finished: dict[str, dict[str, Any]]
-    failed: dict[str, str]
-    function: ClassVar[str]
-
-    def due(self, cell: Cell) -> dict[str, Any] | None:
-        """What decides a cell's record, if it is missing and can be measured now."""
-        ...
-
-    def job(self, cell: Cell) -> Job:
-        """A cell with all that its process needs."""
-        ...
-
-
 @dataclass(frozen=True)
-class _Carried:
+class Carried:
+    """Bytes that travel with what is asked, where workers share none."""
+
     blob: bytes
 
     def get(self) -> bytes:
+        """The bytes."""
         return self.blob
-
-
-def run_side_by_side(plan: Plan, cells: Sequence[Cell], end: float, progress: Progress, pool: WorkerPool) -> None:
-    """Measure what is missing of some cells; one that stands on others when those are there.
-
-    Args:
-        plan: The benchmark.
-        cells: Those that are asked for.
-        end: When no further cell is begun, as `time.monotonic` says it.
-        progress: Where to report.
-        pool: The workers.
-    """
-    share = getattr(pool, "share", _Carried)
-    with progress.stage("cells", len(cells)) as advance:
-        advance(sum(cell.name in plan.finished for cell in cells))
-        while time.monotonic() < end:
-            due = {
-                c.name: (c, known) for c in cells if c.name not in plan.failed and (known := plan.due(c)) is not None
-            }
-            # With an end each worker is given one at a time, without one all of them.
-            batch = list(due) if end == float("inf") else list(due)[: pool.count]
-            if not batch:
-                return
-            units = [_unit(plan, due[name][0], share) for name in batch]
-            for unit, (good, found, tensors, seconds) in pool.run(units):
-                cell, known = due[unit.name]
-                advance(1)
-                if not good:
-                    plan.failed[cell.name] = found
-                    progress.say(f"{cell.name}: failed ({found})")
-                    continue
-                if tensors is not None:
-                    plan.store.folder.mkdir(parents=True, exist_ok=True)
-                    write_atomic(plan.store.tensors(cell), tensors)
-                plan.finished[cell.name] = plan.store.save(cell, known, {**found, "wall_seconds": seconds})
-                progress.say(f"{cell.name}: {seconds:.0f} s")
-
-
-def _unit(plan: Plan, cell: Cell, share: Any) -> Unit:
-    job = plan.job(cell)
-    needs = [share(Path(path).read_bytes()) if Path(path).exists() else None for _, path in job.needs]
-    return Unit(cell.name, f"{__name__}:{measure.__name__}", {"job": job, "function": plan.function, "needs": needs})
 
 
 def measure(job: Job, function: str, needs: Sequence[Any]) -> tuple[bool, Any, bytes | None, float]:
@@ -125,9 +65,8 @@ def measure(job: Job, function: str, needs: Sequence[Any]) -> tuple[bool, Any, b
 def work_alone() -> None:
     """What the fresh process does."""
     function, job, answer = pickle.load(sys.stdin.buffer)
-    module, _, name = function.partition(":")
     try:
-        told: tuple[bool, Any] = True, getattr(importlib.import_module(module), name)(job)
+        told: tuple[bool, Any] = True, pkgutil.resolve_name(function)(job)
     except Exception as error:
         kind = "" if isinstance(error, FreeMoEError) else f"{type(error).__name__}: "
         told = False, f"{kind}{error}"

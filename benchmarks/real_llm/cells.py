@@ -84,11 +84,7 @@ class Cell:
 
 
 class Store:
-    """The folder with the finished cells' records.
-
-    Args:
-        folder: Made when the first record is written.
-    """
+    """The folder with the finished cells' records, made when the first one is written."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

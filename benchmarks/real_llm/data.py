@@ -6,13 +6,13 @@ questions are rendered by lm-eval, as `freemoe build` has them.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.gain.materials import needed
 from benchmarks.real_llm.protocol import Protocol
 from freemoe.core.errors import DataError
 from freemoe.domain_experts.recipe import SaliencySection
@@ -30,7 +30,7 @@ from freemoe.text.files import read_json_lines, read_text_file
 
 Texts = tuple[list[str], list[str] | None]
 
-# As the questions of GSM8K are cut for matching: enough of each to tell whose answer it is.
+# As the questions of GSM8K are cut for matching; a context of 512 tokens of half a word each must hold both.
 _QUESTION, _ANSWER, _CHOICES = 250, 160, 4
 
 
@@ -67,7 +67,7 @@ class Parts:
         notes: How the splits were made.
     """
 
-    kind: str
+    kind: Literal["text", "task"]
     gradient: list[Document]
     stop: list[Document]
     guard: list[Document]
@@ -122,23 +122,47 @@ def text_material(name: str, files: tuple[str, ...], about: str, read: Callable[
     return Material(name, "text", files, about, load)
 
 
-def _wikitext(root: Path) -> Texts:
-    folder = root / "wikitext-2-raw"
-    return read_documents(folder / "wikitext2_train_5k.txt"), read_documents(folder / "wiki.test.raw")
+def needed(root: Path, name: str) -> Path:
+    """A file or folder of the data folder.
+
+    Raises:
+        DataError: When it is not there.
+    """
+    path = root / name
+    if not path.exists():
+        raise DataError(f"{str(name)!r} is not under the data folder {root.resolve()} (--data-root). Check the path.")
+    return path
 
 
-def _gsm8k(root: Path) -> Texts:
-    train, test = ([f"{r['question']}\n{r['answer']}" for r in _rows(root, f"gsm8k/{s}.jsonl")] for s in _SPLITS)
+def read_rows(root: Path, name: str) -> list[dict[str, Any]]:
+    """The rows of a JSONL file of the data folder."""
+    return [row for _, row in read_json_lines(needed(root, name))]
+
+
+def read_wikitext(root: Path) -> Texts:
+    """WikiText-2: reference from the training text, reported from the test text."""
+    names = ("wikitext2_train_5k.txt", "wiki.test.raw")
+    train, test = (read_documents(needed(root, f"wikitext-2-raw/{name}")) for name in names)
+    return train, test
+
+
+def read_gsm8k(root: Path) -> Texts:
+    """GSM8K as text, question and worked solution: reference from train, reported from test."""
+    train, test = (
+        [f"{r['question']}\n{r['answer']}" for r in read_rows(root, f"gsm8k/{split}.jsonl")]
+        for split in ("train", "test")
+    )
     return train, test
 
 
 def _c4(root: Path) -> Texts:
-    joined = [f"{r['input']} {r['output']}" for r in _list(root, "c4/c4_ref_gumbelsoft.json")]
+    rows = json.loads(read_text_file(needed(root, "c4/c4_ref_gumbelsoft.json")))
+    joined = [f"{r['input']} {r['output']}" for r in rows]
     return joined + read_documents(root / "c4/c4_demo.jsonl"), read_documents(root / "c4/c4_sample_200.jsonl")
 
 
 def _code(root: Path) -> Texts:
-    rows = _rows(root, "mbpp/mbpp.jsonl")
+    rows = read_rows(root, "mbpp/mbpp.jsonl")
 
     def of(*splits: str) -> list[str]:
         wanted = {i for s in splits for i in MBPP_IDS[s]}
@@ -153,19 +177,6 @@ def _stories(root: Path) -> Texts:
         read_documents(folder / "tiny_stories_train_excerpt.txt"),
         read_documents(folder / "TinyStories-valid_excerpt.txt"),
     )
-
-
-_SPLITS = ("train", "test")
-
-
-def _rows(root: Path, name: str) -> list[dict[str, Any]]:
-    return [row for _, row in read_json_lines(needed(root, name))]
-
-
-def _list(root: Path, name: str) -> list[dict[str, Any]]:
-    import json
-
-    return json.loads(read_text_file(needed(root, name)))
 
 
 # ------------------------------------------------------------------------------------------- tasks
@@ -183,14 +194,24 @@ def _named(name: str, spec: str, about: str) -> Material:
     return Material(name, "task", files, about, load)
 
 
+def cut_solutions(rows: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Questions of GSM8K and their solutions, enough of each to tell whose answer it is."""
+    return [(r["question"][-_QUESTION:] + "\n", r["answer"][:_ANSWER]) for r in rows]
+
+
+def matched(texts: Sequence[tuple[str, str]], rng: random.Random) -> list[tuple[str, tuple[str, ...], int]]:
+    """Questions, each with its own answer among three of others, and the place of its own."""
+    found = []
+    for i, (question, answer) in enumerate(texts):
+        others = [texts[j][1] for j in rng.sample([j for j in range(len(texts)) if j != i], _CHOICES - 1)]
+        gold = rng.randrange(_CHOICES)
+        found.append((question, (*others[:gold], answer, *others[gold:]), gold))
+    return found
+
+
 @dataclass
 class MatchingTask:
-    """Which of four worked solutions belongs to the question; the other three are other questions'.
-
-    Args:
-        root: The data folder.
-        limit: Questions of each split at most.
-    """
+    """Which of four worked solutions belongs to the question; the other three are other questions'."""
 
     root: Path
     limit: int
@@ -199,19 +220,15 @@ class MatchingTask:
     note: str = "gsm8k-matching: reference train, reported test; the other answers are other questions' of the split"
 
     def _documents(self, split: str) -> list[Document]:
-        rows = _rows(self.root, f"gsm8k/{split}.jsonl")
-        texts = [(r["question"][-_QUESTION:] + "\n", r["answer"][:_ANSWER]) for r in rows]
-        generator = random.Random(f"gsm8k matching/{split}")
-        found = []
-        for i, (question, answer) in enumerate(texts):
-            others = [texts[j][1] for j in generator.sample([j for j in range(len(texts)) if j != i], _CHOICES - 1)]
-            gold = generator.randrange(_CHOICES)
-            answers = (*others[:gold], answer, *others[gold:])
-            identity = f"{split}:{i}"
-            key = content_key(rows[i]["question"])
-            found.append(
-                Document(self.name, identity, key, "choice", question, answers, gold, reference=answer, index=i)
+        rows = read_rows(self.root, f"gsm8k/{split}.jsonl")
+        items = matched(cut_solutions(rows), random.Random(f"gsm8k matching/{split}"))
+        found = [
+            Document(
+                self.name, f"{split}:{i}", content_key(row["question"]), "choice", question, answers, gold,
+                reference=answers[gold], index=i,
             )
+            for i, (row, (question, answers, gold)) in enumerate(zip(rows, items, strict=True))
+        ]  # fmt: skip
         return _drawn(found, self.limit)
 
     def reference(self) -> list[Document]:
@@ -234,7 +251,7 @@ def _matching(root: Path, tokenizer: Any, protocol: Protocol, shots: int) -> Dom
         return data
     # Examples from the train split that are no reference documents.
     taken = {d.key for d in data.reference.documents}
-    pool = [d for d in replace_limit(task)._documents("train") if d.key not in taken][:shots]
+    pool = [d for d in replace(task, limit=10**9)._documents("train") if d.key not in taken][:shots]
     before = "".join(f"{d.prompt}{d.reference}\n\n" for d in pool)
 
     def prompted(documents: Sequence[Document]) -> tuple[Document, ...]:
@@ -248,16 +265,11 @@ def _matching(root: Path, tokenizer: Any, protocol: Protocol, shots: int) -> Dom
     )
 
 
-def replace_limit(task: MatchingTask) -> MatchingTask:
-    """The same task with all of its questions."""
-    return replace(task, limit=10**9)
-
-
 TEXTS = (
     text_material("wikitext", ("wikitext-2-raw/wikitext2_train_5k.txt", "wikitext-2-raw/wiki.test.raw"),
-          "WikiText-2: reference from train, reported from test", _wikitext),
+          "WikiText-2: reference from train, reported from test", read_wikitext),
     text_material("gsm8k", ("gsm8k/train.jsonl", "gsm8k/test.jsonl"),
-          "GSM8K, question and worked solution: reference from train, reported from test", _gsm8k),
+          "GSM8K, question and worked solution: reference from train, reported from test", read_gsm8k),
     text_material("c4", ("c4/*.json", "c4/*.jsonl"),
           "C4: reference two samples of it, reported a third", _c4),
     text_material("code", ("mbpp/mbpp.jsonl",),

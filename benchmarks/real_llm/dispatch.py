@@ -11,7 +11,7 @@ from benchmarks.real_llm.methods.routing import routed
 from benchmarks.real_llm.work import Job, measure_cell
 
 _OWN_WAYS: dict[str, Callable[[Job], dict[str, Any]]] = {
-    "null": lambda job: null_builds(job.model, job.root, job.cell, job.protocol),
+    "null": null_builds,
     "route": routed,
     "convert": mixtures.converted,
     "mixture": mixtures.split,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -47,10 +47,12 @@ def cells(quick: bool = False) -> list[Cell]:
             found += [Cell("text", text, "structured", TARGET)]
     found += [Cell("null", f"batch{n}", base=HOMES[0]) for n in range(1 if quick else NULL_BATCHES)]
     for task in TASKS:
-        found += _question(Cell("task", task.name))
+        cell = Cell("task", task.name)
+        found += [cell, *_off(cell, "learned", MAIN_BUDGET), *_lora(cell, 1), *_off(cell, "greedy", MAIN_BUDGET)]
     found += [Cell("route", ALL, "learned", MAIN_BUDGET)]
     for text in TEXTS:
-        found += _structured(Cell("text", text.name))
+        cell = Cell("text", text.name)
+        found += [replace(cell, method=m, **more) for m, settings in SETTINGS.items() for more in settings]
     found += [Cell("convert", CURVES[0], "tomoe", share) for share in CONVERTED]
     found += [Cell("mixture", CURVES[0], "split"), Cell("trim", CURVES[0], "hooks")]
     found += [Cell("task", task.name, "fewshot") for task in TASKS]
@@ -58,23 +60,24 @@ def cells(quick: bool = False) -> list[Cell]:
         found += _first(Cell("text", text.name))
     for text in TEXTS:
         found += _further(Cell("text", text.name))
-    found += list(_crossed())
+    found += [Cell("cross", EVERYTHING)]
+    found += [Cell("cross", material.name, "learned", MAIN_BUDGET) for material in (*TEXTS, *TASKS)]
+    found += [Cell("cross", material.name, "lora", rank=1) for material in TEXTS]
     found += [Cell("union", a, "learned", MAIN_BUDGET, other=b) for a, b in UNIONS]
     for text in CURVES:
-        found += list(_counted(Cell("count", text)))
+        for number in COUNTS:
+            cell = Cell("count", text, documents=number)
+            found += [cell, *_off(cell, "learned", MAIN_BUDGET), *_lora(cell, 1, RATES[:1])]
     found += [Cell("null", "batch0", base=HOMES[0], documents=n) for n in NULL_COUNTS]
     for home in HOMES:
         for text in ("tinystories", *(t.name for t in TEXTS)):
-            found += _home(Cell("home", text, base=home))
+            cell = Cell("home", text, base=home)
+            found += [cell, *_off(cell, "learned", MAIN_BUDGET), *_lora(cell, 1, RATES[:2])]
     main = [c for c in found if c.family in ("text", "task") and c.material in (*CURVES, *(t.name for t in TASKS))]
-    again = [c for c in main if c.treatment in _repeated()]
+    repeated = [("learned", MAIN_BUDGET, 0), ("learned", LARGE_BUDGET, 0), ("lora", 0.0, 1)]
+    again = [c for c in main if (c.method, c.budget, c.rank) in repeated]
     found += [replace(c, seed=seed) for seed in SEEDS for c in again]
     return list(dict.fromkeys(found))
-
-
-def _repeated() -> tuple[str, ...]:
-    main = Cell("", "", "learned", MAIN_BUDGET).treatment
-    return (main, Cell("", "", "learned", LARGE_BUDGET).treatment, Cell("", "", "lora", rank=1).treatment)
 
 
 def _lora(cell: Cell, rank: int, rates: Iterable[float] = RATES) -> list[Cell]:
@@ -95,14 +98,6 @@ def _first(cell: Cell) -> list[Cell]:
     ]
 
 
-def _question(cell: Cell) -> list[Cell]:
-    return [cell, *_off(cell, "learned", MAIN_BUDGET), *_lora(cell, 1), *_off(cell, "greedy", MAIN_BUDGET)]
-
-
-def _structured(cell: Cell) -> list[Cell]:
-    return [replace(cell, method=m, **more) for m, settings in SETTINGS.items() for more in settings]
-
-
 def _further(cell: Cell) -> list[Cell]:
     rest = [b for b in BUDGETS if b not in (MAIN_BUDGET, LARGE_BUDGET)]
     return [
@@ -112,26 +107,6 @@ def _further(cell: Cell) -> list[Cell]:
         *[replace(cell, method="full", rate=rate) for rate in FULL_RATES],
         *_lora(cell, 16),
     ]
-
-
-def _crossed() -> Iterator[Cell]:
-    yield Cell("cross", EVERYTHING)
-    for material in (*TEXTS, *TASKS):
-        yield Cell("cross", material.name, "learned", MAIN_BUDGET)
-    for material in TEXTS:
-        yield Cell("cross", material.name, "lora", rank=1)
-
-
-def _counted(cell: Cell) -> Iterator[Cell]:
-    for number in COUNTS:
-        counted = replace(cell, documents=number)
-        yield counted
-        yield from _off(counted, "learned", MAIN_BUDGET)
-        yield from _lora(counted, 1, RATES[:1])
-
-
-def _home(cell: Cell) -> list[Cell]:
-    return [cell, *_off(cell, "learned", MAIN_BUDGET), *_lora(cell, 1, RATES[:2])]
 
 
 def needs(cell: Cell, finished: dict[str, dict[str, Any]], everything: Sequence[Cell]) -> list[Cell] | None:
@@ -202,25 +177,46 @@ def work(cell: Cell, protocol: Protocol) -> float:
 
 def estimates(wanted: Sequence[Cell], protocol: Protocol, finished: dict[str, dict[str, Any]]) -> dict[str, float]:
     """Seconds that every cell may take, by its name: after what the finished ones of its kind took."""
-    seen: dict[str, list[float]] = {}
+
+    def kinds(cell: Cell) -> list[str]:
+        close = f"{cell.base}|{cell.family}|{cell.method}"
+        return [close] if cell.family in _SECONDS else [close, cell.base]
+
+    def units(cell: Cell) -> float:
+        return max(1.0, cell.documents / 120) if cell.family in _SECONDS else work(cell, protocol)
+
+    def first(cell: Cell) -> float:
+        return _SECONDS.get(cell.family, 1 / (_SPEEDS[protocol.train] * (_TINY if cell.base else 1)))
+
+    return seconds_of(wanted, finished, units, kinds, first)
+
+
+def seconds_of(
+    wanted: Sequence[Cell],
+    finished: dict[str, dict[str, Any]],
+    units: Callable[[Cell], float],
+    kinds: Callable[[Cell], Sequence[Any]],
+    first: Callable[[Cell], float],
+    start: float = 0.0,
+) -> dict[str, float]:
+    """Seconds that every cell may take, by its name.
+
+    Args:
+        wanted: The cells.
+        finished: Records of those that are done.
+        units: How much work a cell is.
+        kinds: What cells a cell's time is like, the closest first.
+        first: Seconds of a unit while none of them is done.
+        start: Seconds that a process takes before it does anything.
+    """
+    seen: dict[Any, list[float]] = {}
     for cell in wanted:
         if cell.name in finished:
-            for kind in _kinds(cell):
-                seen.setdefault(kind, []).append(finished[cell.name]["wall_seconds"] / _units(cell, protocol))
+            rate = (finished[cell.name]["wall_seconds"] - start) / units(cell)
+            for kind in kinds(cell):
+                seen.setdefault(kind, []).append(max(rate, 0.1 / units(cell)) if start else rate)
     found = {}
     for cell in wanted:
-        speed = _SPEEDS[protocol.train] * (_TINY if cell.base else 1)
-        each = _SECONDS.get(cell.family, 1 / speed)
-        known = next((sorted(seen[kind]) for kind in _kinds(cell) if kind in seen), [each])
-        found[cell.name] = _units(cell, protocol) * known[len(known) // 2]
+        known = next((sorted(seen[kind]) for kind in kinds(cell) if kind in seen), [first(cell)])
+        found[cell.name] = start + units(cell) * known[len(known) // 2]
     return found
-
-
-def _kinds(cell: Cell) -> list[str]:
-    """What cells a cell's time is like, the closest first."""
-    close = f"{cell.base}|{cell.family}|{cell.method}"
-    return [close] if cell.family in _SECONDS else [close, cell.base]
-
-
-def _units(cell: Cell, protocol: Protocol) -> float:
-    return max(1.0, cell.documents / 120) if cell.family in _SECONDS else work(cell, protocol)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from benchmarks.real_llm.cells import Cell
-from benchmarks.rivals.training import Schedule
+from benchmarks.rivals.rival import Schedule
 from freemoe.core.errors import DataError
 from freemoe.core.files import write_atomic
 
@@ -112,15 +112,7 @@ def model_digest(model: str) -> str:
 
 
 def identity(cell: Cell, protocol: Protocol, model: str, data: str, needs: dict[str, str]) -> dict[str, Any]:
-    """Everything that decides a cell's record.
-
-    Args:
-        cell: The cell.
-        protocol: The terms.
-        model: Digest of its base.
-        data: Digest of its material's files.
-        needs: Digests of the records that it stands on, by their cells' names.
-    """
+    """Everything that decides a cell's record, files and the records that it stands on as digests."""
     return {
         "format": FORMAT,
         "method": VERSIONS.get(cell.family, VERSIONS.get(cell.method, 1)),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 import multiprocessing
+import pkgutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatch
@@ -16,10 +17,9 @@ from typing import Any, ClassVar
 import torch
 
 from benchmarks.harness import Outcome, Settings
-from benchmarks.real_llm.apart import run_side_by_side
+from benchmarks.real_llm.apart import Carried
 from benchmarks.real_llm.cells import Cell, Store
 from benchmarks.real_llm.data import MATERIALS, TASKS, find_material
-from benchmarks.real_llm.dispatch import run_cell
 from benchmarks.real_llm.figures.mixtures import mixture_tables
 from benchmarks.real_llm.figures.tables import tables_of
 from benchmarks.real_llm.figures.text_and_tasks import figures_of
@@ -34,10 +34,13 @@ from benchmarks.real_llm.protocol import (
 )
 from benchmarks.real_llm.work import Job
 from freemoe.core.errors import DataError, LockedError
+from freemoe.core.files import write_atomic
 from freemoe.core.run.lock import output_lock
 from freemoe.core.run.places import ExecutorSpec
+from freemoe.core.run.pool import WorkerPool
 from freemoe.core.run.processes import end_with_parent
 from freemoe.core.run.progress import Progress
+from freemoe.core.run.units import Unit
 from freemoe.distributed.executors import make_pool
 
 
@@ -53,7 +56,7 @@ class Bench:
         wanted: Every cell, in order.
 
     Attributes:
-        function: What measures a cell.
+        function: What measures a cell, as ``package.module:function``.
         finished: Records by their cells' names.
         failed: What went wrong in this run, by the cell's name.
     """
@@ -125,23 +128,6 @@ class Bench:
             lambda: ",".join(files_digest(self.root, find_material(n).files) for n in names),
         )
 
-    def measured(self, job: Job) -> dict[str, Any]:
-        """Run a cell in a fresh process."""
-        return in_own_process(job)
-
-    def run(self, cell: Cell, known: dict[str, Any]) -> None:
-        """Measure one cell in a fresh process and write its record.
-
-        Raises:
-            FreeMoEError: What went wrong in the process.
-        """
-        self.store.folder.mkdir(parents=True, exist_ok=True)
-        job = self.job(cell)
-        began = time.perf_counter()
-        record = self.measured(job)
-        record["wall_seconds"] = time.perf_counter() - began
-        self.finished[cell.name] = self.store.save(cell, known, record)
-
     def job(self, cell: Cell) -> Job:
         """A cell with all that its process needs."""
         below = needs(cell, self.finished, self.wanted) or []
@@ -158,20 +144,13 @@ class Bench:
     def run_missing(
         self, only: str | None, minutes: float | None, progress: Progress, place: ExecutorSpec | None = None
     ) -> None:
-        """Run, in order, what is not there yet.
-
-        Args:
-            only: Pattern (as of file names) that a cell's name must match.
-            minutes: After so many no further cell is begun.
-            progress: Where to report.
-            place: Where cells are measured side by side; here, one after the other, if None.
-        """
+        """Run, in order, the cells that match ``only`` and are not there yet, none begun after so many minutes."""
         end = time.monotonic() + 60 * minutes if minutes is not None else float("inf")
         chosen = [c for c in self.wanted if matches(c, only)]
         if place is not None and place.is_parallel:
             read = [path for path in (self.model, str(self.root)) if path]
             with make_pool(place, threads=torch.get_num_threads(), needs=read) as workers:
-                run_side_by_side(self, chosen, end, progress, workers)
+                self._run_side_by_side(chosen, end, progress, workers)
             return
         with progress.stage("cells", len(chosen)) as advance:
             for cell in chosen:
@@ -179,18 +158,51 @@ class Bench:
                     self._try(cell, progress)
                 advance(1)
 
+    def _run_side_by_side(self, cells: Sequence[Cell], end: float, progress: Progress, pool: WorkerPool) -> None:
+        """Measure what is missing of some cells by workers; one that stands on others when those are there."""
+        share = getattr(pool, "share", Carried)
+        with progress.stage("cells", len(cells)) as advance:
+            advance(sum(cell.name in self.finished for cell in cells))
+            while time.monotonic() < end:
+                known = {c.name: (c, self.due(c)) for c in cells if c.name not in self.failed}
+                due = {name: (cell, decided) for name, (cell, decided) in known.items() if decided is not None}
+                # With an end each worker is given one at a time, without one all of them.
+                batch = list(due) if end == float("inf") else list(due)[: pool.count]
+                if not batch:
+                    return
+                for unit, (good, found, tensors, seconds) in pool.run([self._unit(due[n][0], share) for n in batch]):
+                    cell, decided = due[unit.name]
+                    advance(1)
+                    if not good:
+                        self.failed[cell.name] = found
+                        progress.say(f"{cell.name}: failed ({found})")
+                        continue
+                    if tensors is not None:
+                        self.store.folder.mkdir(parents=True, exist_ok=True)
+                        write_atomic(self.store.tensors(cell), tensors)
+                    self.finished[cell.name] = self.store.save(cell, decided, {**found, "wall_seconds": seconds})
+                    progress.say(f"{cell.name}: {seconds:.0f} s")
+
+    def _unit(self, cell: Cell, share: Callable[[bytes], Any]) -> Unit:
+        job = self.job(cell)
+        needs = [share(Path(path).read_bytes()) if Path(path).exists() else None for _, path in job.needs]
+        return Unit(
+            cell.name, "benchmarks.real_llm.apart:measure", {"job": job, "function": self.function, "needs": needs}
+        )
+
     def _try(self, cell: Cell, progress: Progress) -> None:
         """Run a cell unless it is there by now, perhaps from another process, or a cell that it stands on is missing."""
         began = time.perf_counter()
         try:
-            record = self._record(cell)
-            if record is not None:
-                self.finished[cell.name] = record
-            known = self.identity(cell)
-            if cell.name in self.finished or known is None:
+            known = self.due(cell)
+            if known is None:
                 return
             with output_lock(self.store.path(cell)):
-                self.run(cell, known)
+                self.store.folder.mkdir(parents=True, exist_ok=True)
+                job, started = self.job(cell), time.perf_counter()
+                record = in_own_process(job, pkgutil.resolve_name(self.function))
+                record["wall_seconds"] = time.perf_counter() - started
+                self.finished[cell.name] = self.store.save(cell, known, record)
         except LockedError as error:
             progress.say(f"{cell.name}: left to another run ({error})")
             return
@@ -203,7 +215,7 @@ class Bench:
         progress.say(f"{cell.name}: {time.perf_counter() - began:.0f} s")
 
 
-def in_own_process(job: Job, work: Callable[[Job], dict[str, Any]] = run_cell) -> dict[str, Any]:
+def in_own_process(job: Job, work: Callable[[Job], dict[str, Any]]) -> dict[str, Any]:
     """Run a cell in a fresh process, so that its time and memory are its own."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), end_with_parent) as pool:
         return pool.submit(work, job).result()

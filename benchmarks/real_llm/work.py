@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,17 +15,12 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from benchmarks.real_llm.cells import BASE, EVERYTHING, Cell
-from benchmarks.real_llm.data import MATERIALS, TEXTS, Parts, load_parts
+from benchmarks.real_llm.data import MATERIALS, TEXTS, Material, Parts, load_parts, parts_of
 from benchmarks.real_llm.methods.structured import METHODS
-from benchmarks.real_llm.methods.weights import (
-    OFF,
-    SHOTS,
-    Stand,
-    Trained,
-    per_document,
-    with_adapter,
-)
+from benchmarks.real_llm.methods.weights import SHOTS, Stand, per_document, with_adapter
 from benchmarks.real_llm.protocol import Protocol
+from benchmarks.rivals.fits.masks import OFF
+from benchmarks.rivals.rival import Fitted
 from freemoe.core.errors import DataError
 from freemoe.core.files import write_atomic
 from freemoe.core.memory import peak_memory_bytes
@@ -40,16 +35,7 @@ _PREFILL, _DECODE, _TIMED = 512, 16, 3
 
 @dataclass(frozen=True)
 class Job:
-    """A cell with all that its process needs.
-
-    Attributes:
-        cell: What is measured.
-        protocol: The terms.
-        model: The base: folder, file or name.
-        root: The data folder.
-        tensors: Where what is found is kept.
-        needs: Cells that it stands on, and where their tensors lie.
-    """
+    """A cell with all that its process needs, files by their paths; ``needs``: the cells that it stands on, their tensors."""
 
     cell: Cell
     protocol: Protocol
@@ -59,79 +45,83 @@ class Job:
     needs: tuple[tuple[Cell, str], ...] = ()
 
 
-def measure_cell(job: Job) -> dict[str, Any]:
-    """Measure a cell of a method, or of kept experts on other documents; returns its record."""
-    began = time.perf_counter()
+def open_stand(job: Job, materials: Mapping[str, Material] = MATERIALS, shots: int = 0) -> Stand:
+    """Load the base of a cell and part its material.
+
+    Raises:
+        DataError: The base has no tokenizer, or files are not there.
+    """
     model, tokenizer = load_base(job.model, dtype="float32", device="cpu")
     if tokenizer is None:
         raise DataError(f"The base {job.model!r} has no tokenizer, and documents are text.")
     protocol = replace(job.protocol, reference=job.cell.documents or job.protocol.reference)
-    shots = SHOTS if job.cell.method == "fewshot" else 0
     # The base on everything has no material of its own.
-    material = TEXTS[0].name if job.cell.material == EVERYTHING else job.cell.material
-    data = load_parts(material, Path(job.root), tokenizer, protocol, job.cell.seed, shots)
-    stand = Stand(job.cell, protocol, model, tokenizer, find_weights(model), data)
-    if job.cell.family == "text":
-        stand.found = {k: v for _, path in job.needs for k, v in load_file(path).items()}
-    loaded = peak_memory_bytes()
-    facts = {"load_seconds": time.perf_counter() - began, "loaded_memory_bytes": loaded, "notes": data.notes}
-    if job.cell.family in ("cross", "union"):
-        return {**facts, **_elsewhere(job, stand)}
-    return {**facts, **_trained(job, stand)}
+    material = materials[TEXTS[0].name if job.cell.material == EVERYTHING else job.cell.material]
+    data = parts_of(material, material.load(Path(job.root), tokenizer, protocol, shots), protocol, job.cell.seed)
+    return Stand(job.cell, protocol, model, tokenizer, find_weights(model), data)
 
 
-def _trained(job: Job, stand: Stand) -> dict[str, Any]:
-    tokens = _Seen()
-    with forward_pre_hook(stand.model.get_input_embeddings(), tokens.count):
-        began = time.perf_counter()
-        found = METHODS.get(job.cell.method)(stand)
-        seconds = time.perf_counter() - began
-        memory = peak_memory_bytes()
-    path = Path(job.tensors)
-    if found.tensors:
-        write_atomic(path, _blob(found.tensors))
-    else:
-        path.unlink(missing_ok=True)  # an older record's
-    began = time.perf_counter()
-    with found.applied():
-        record = measured(stand, found)
+def record_of(stand: Stand, fitted: Fitted) -> dict[str, Any]:
+    """Scores on reported documents of the model as a method leaves it, and what every record says of a method."""
+    if fitted.model is not None:
+        stand.use(fitted.model)
+    data = stand.data
     return {
+        "kind": data.kind,
+        "ids": [d.id for d in data.reported],
+        "keys": [d.key for d in data.reported],
+        **per_document(data.kind, stand.scores(fitted.prompted(data.reported))),
+        "losses": list(fitted.losses),
+        "numbers": fitted.numbers,
+        "bytes": fitted.bytes,
+        "share_off": fitted.share_off,
+        "documents": {"gradient": len(data.gradient), "stop": len(data.stop)},
+        "formats": {"train": stand.protocol.train, "score": stand.protocol.score, "weights": "float32"},
+        "threads": torch.get_num_threads(),
+        "notes": list(data.notes),
+    }
+
+
+def measure_cell(job: Job) -> dict[str, Any]:
+    """Measure a cell of a method, or of kept experts on other documents; returns its record."""
+    began, cell = time.perf_counter(), job.cell
+    stand = open_stand(job, shots=SHOTS if cell.method == "fewshot" else 0)
+    if cell.family == "text":
+        stand.found = {k: v for _, path in job.needs for k, v in load_file(path).items()}
+    facts = {"load_seconds": time.perf_counter() - began, "loaded_memory_bytes": peak_memory_bytes()}
+    if cell.family in ("cross", "union"):
+        return {**facts, "notes": stand.data.notes, **_elsewhere(job, stand)}
+    tokens = _Seen()
+    with ExitStack() as stack:
+        with forward_pre_hook(stand.model.get_input_embeddings(), tokens.count):
+            began = time.perf_counter()
+            fitted = stack.enter_context(METHODS.get(cell.method)(stand))
+            seconds, memory = time.perf_counter() - began, peak_memory_bytes()
+        path = Path(job.tensors)
+        if fitted.tensors:
+            write_atomic(path, save({k: v.contiguous() for k, v in fitted.tensors.items()}))
+        else:
+            path.unlink(missing_ok=True)  # an older record's
+        began = time.perf_counter()
+        record = record_of(stand, fitted)
+        # The base is known on every reference document, so that any seed's split finds its pairs.
+        whole = [*stand.data.gradient, *stand.data.stop, *stand.data.guard]
+        held = whole if cell.method == BASE else [] if cell.method == "fewshot" else stand.data.guard
+        guard = stand.scores(held) if held else []
+        record |= {
+            "guard": {"ids": [d.id for d in held], "keys": [d.key for d in held], "values": [s.value for s in guard]},
+            **fitted.facts,
+        }
+        if "speed" not in record:
+            record["speed"] = speed(stand)
+    return {
+        **facts,
         **record,
-        "losses": list(found.losses),
-        "numbers": found.numbers,
-        "bytes": found.bytes,
-        "share_off": found.share_off,
         "seconds": seconds,
         "score_seconds": time.perf_counter() - began,
         "memory_bytes": memory,
         "tokens_trained": tokens.trained,
         "tokens_looked_at": tokens.looked_at,
-        "documents": {"gradient": len(stand.data.gradient), "stop": len(stand.data.stop)},
-        "formats": {"train": stand.protocol.train, "score": stand.protocol.score, "weights": "float32"},
-        "threads": torch.get_num_threads(),
-    }
-
-
-def _blob(tensors: dict[str, Tensor]) -> bytes:
-    return save({k: v.contiguous() for k, v in tensors.items()})
-
-
-def measured(stand: Stand, found: Trained) -> dict[str, Any]:
-    """Scores on reported and guarding documents, and the speed, of the model as it stands."""
-    data = stand.data
-    reported = stand.scores(data.reported)
-    # The base is known on every reference document, so that any seed's split finds its pairs.
-    whole = [*data.gradient, *data.stop, *data.guard]
-    held = whole if stand.cell.method == BASE else [] if stand.cell.method == "fewshot" else data.guard
-    guard = stand.scores(held) if held else []
-    return {
-        "kind": data.kind,
-        "ids": [d.id for d in data.reported],
-        "keys": [d.key for d in data.reported],
-        **per_document(data.kind, reported),
-        "guard": {"ids": [d.id for d in held], "keys": [d.key for d in held], "values": [s.value for s in guard]},
-        "speed": found.facts["speed"] if "speed" in found.facts else speed(stand),
-        **{k: v for k, v in found.facts.items() if k != "speed"},
     }
 
 

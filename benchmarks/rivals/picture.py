@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from freemoe.report.figures.drawing import PALETTE, SOFT, drawable_name, new_figure, report_style, set_panel_title
+from benchmarks.pages import panels, svg
+from freemoe.report.figures.drawing import PALETTE, SOFT, drawable_name, report_style, set_panel_title
 
 Entry = dict[str, Any]
 
@@ -29,19 +29,13 @@ def picture(details: dict[str, Any]) -> str | None:
     if not places:
         return None
     with report_style():
-        rows = math.ceil(len(places) / _COLUMNS)
-        figure = new_figure(4.2 * min(_COLUMNS, len(places)) + 0.4, 3.3 * rows + 0.5)
-        grid = figure.subplots(rows, min(_COLUMNS, len(places)), squeeze=False).flatten()
-        for axes, place in zip(grid, places, strict=False):
+        figure, grid = panels(len(places), _COLUMNS, 4.2, 3.3, (0.4, 0.5))
+        for axes, place in zip(grid, places, strict=True):
             mine = [e for e in entries if (e["base"], e["material"], e["group"]) == place]
             _panel(axes, mine, f"{Path(place[0]).name or details['model']}, {place[1]}", place[2])
-        for axes in grid[len(places) :]:
-            axes.set_visible(False)
         handles, labels = grid[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper left", ncols=2)
-        stream = io.StringIO()
-        figure.savefig(stream, format="svg", metadata={"Date": None})
-    return stream.getvalue()
+        return svg(figure)
 
 
 def _panel(axes: Axes, entries: Sequence[Entry], title: str, group: str) -> None:
@@ -60,7 +54,14 @@ def _panel(axes: Axes, entries: Sequence[Entry], title: str, group: str) -> None
         axes.annotate(
             drawable_name(entry["rival"] + off), where, (4, 2), textcoords="offset points", fontsize=6, color=SOFT
         )
-    _byte_axis(axes, [max(_NOTHING, e["bytes"]) for e in entries])
+    values = [max(_NOTHING, e["bytes"]) for e in entries]
+    # Powers of ten, as bytes, KB and MB; room for the names on the right.
+    axes.set_xscale("log")
+    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+    axes.set_xlim(10.0**low / 2, 10.0 ** (high + 0.5))
+    axes.set_xticks([10.0**e for e in range(low, high + 1, max(1, (high - low) // 4))])
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: _bytes(v)))
+    axes.xaxis.set_minor_locator(NullLocator())
     lowest, highest = (pick(e["gain"][0] for e in entries) for pick in (min, max))
     if entries[0]["kind"] == "text" and lowest < -1:
         # Losses of many nats would hide everything else.
@@ -71,16 +72,6 @@ def _panel(axes: Axes, entries: Sequence[Entry], title: str, group: str) -> None
     axes.set_xlabel("shipped (log)")
     unit = "nats per token" if entries[0]["kind"] == "text" else "points"
     set_panel_title(axes, title, f"{group}: gain, {unit}", most=40)
-
-
-def _byte_axis(axes: Axes, values: Sequence[float]) -> None:
-    """Powers of ten, as bytes, KB and MB; room for the names on the right."""
-    axes.set_xscale("log")
-    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
-    axes.set_xlim(10.0**low / 2, 10.0 ** (high + 0.5))
-    axes.set_xticks([10.0**e for e in range(low, high + 1, max(1, (high - low) // 4))])
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: _bytes(v)))
-    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def _bytes(number: float) -> str:

@@ -11,17 +11,14 @@ from typing import Any
 from benchmarks.real_llm.cells import BASE, Cell
 from benchmarks.real_llm.data import MATERIALS as REAL
 from benchmarks.real_llm.data import Material, Texts, text_material
+from benchmarks.real_llm.plan import seconds_of
 from benchmarks.real_llm.protocol import Protocol, quick_protocol
-from benchmarks.rivals import rows
-from benchmarks.rivals.rival import RIVALS, Base, Group, Rival
-from benchmarks.rivals.training import Schedule
+from benchmarks.rivals.rival import RIVALS, Base, Group, Rival, Schedule
 from freemoe.assets import BUNDLED, BUNDLED_MOE, DOMAINS, benchmark_path
 from freemoe.evals.tasks.domains import load_domain
 from freemoe.evals.tasks.task import DomainData
 from freemoe.models.spec import FAMILIES
 from freemoe.recipes import DataSection
-
-assert rows  # importing it registers the rows that are built in
 
 SHARES: dict[Group, tuple[float, ...]] = {"adaptation": (0.01, 0.05), "compression": (0.2, 0.5)}
 """Shares off at which rivals that are told one meet."""
@@ -32,18 +29,16 @@ STORIES = "models/stories260k"
 
 
 def _demo_text(root: Path) -> Texts:
-    reference, reported = (["".join(map(_as_text, _lines(d, s))) for d in DOMAINS] for s in ("reference", "test"))
+    def text(domain: str, split: str) -> str:
+        rows = map(json.loads, benchmark_path(domain, split).read_text(encoding="utf-8").splitlines())
+        whole = (
+            r["prompt"] + r["target"] if "target" in r else f"{r['question']} {r['choices'][r['answer']]}\n"
+            for r in rows
+        )
+        return "".join(whole)
+
+    reference, reported = ([text(d, s) for d in DOMAINS] for s in ("reference", "test"))
     return reference, reported
-
-
-def _as_text(row: dict[str, Any]) -> str:
-    if "target" in row:
-        return row["prompt"] + row["target"]
-    return f"{row['question']} {row['choices'][row['answer']]}\n"
-
-
-def _lines(domain: str, split: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in benchmark_path(domain, split).read_text(encoding="utf-8").splitlines()]
 
 
 def _demo_code(root: Path, tokenizer: Any, protocol: Protocol, shots: int) -> DomainData:
@@ -71,14 +66,7 @@ def data_folder(material: str, root: Path | None) -> Path:
 
 @dataclass(frozen=True)
 class Home:
-    """A base and what it is tried on.
-
-    Attributes:
-        base: As `Cell.base` has it; empty for the model that was asked for.
-        kind: Dense or a mixture.
-        texts: Materials of text.
-        tasks: Tasks with answers; only rivals of the group ``adaptation`` meet there.
-    """
+    """A base, as `Cell.base` has it, and what it is tried on; on tasks only rivals of the group ``adaptation`` meet."""
 
     base: str
     kind: Base
@@ -154,18 +142,14 @@ _START = 8.0
 
 def estimates(wanted: Sequence[Cell], finished: dict[str, dict[str, Any]], quick: bool) -> dict[str, float]:
     """Seconds that every cell may take: after what finished ones of its base and method took, else of its base."""
-    seen: dict[tuple[str, ...], list[float]] = {}
-    for cell in wanted:
-        if cell.name in finished:
-            rate = max(0.1, finished[cell.name]["wall_seconds"] - _START) / _work(cell, quick)
-            for key in ((cell.base, cell.method), (cell.base,)):
-                seen.setdefault(key, []).append(rate)
-    found = {}
-    for cell in wanted:
-        known = next((sorted(seen[k]) for k in ((cell.base, cell.method), (cell.base,)) if k in seen), None)
-        each = known[len(known) // 2] if known else 1 / (_TINY_SPEED if cell.base else _SPEED)
-        found[cell.name] = _START + _work(cell, quick) * each
-    return found
+
+    def first(cell: Cell) -> float:
+        return 1 / (_TINY_SPEED if cell.base else _SPEED)
+
+    def kinds(cell: Cell) -> list[tuple[str, ...]]:
+        return [(cell.base, cell.method), (cell.base,)]
+
+    return seconds_of(wanted, finished, lambda cell: _work(cell, quick), kinds, first, _START)
 
 
 def _work(cell: Cell, quick: bool) -> float:

@@ -6,15 +6,17 @@ into the table and drawn like all others (docs/rivals.md).
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import yaml
+from torch import Tensor
 
-from benchmarks.rivals.training import Schedule
 from freemoe.core.errors import RecipeError
 from freemoe.core.registry import Registry
 from freemoe.domain_experts.purify.batches import AnswerBatch
@@ -25,6 +27,23 @@ Group = Literal["adaptation", "compression"]
 Base = Literal["dense", "mixture"]
 CHANGES = ("nothing", "which weights are off", "weights", "extra parameters", "prompt", "routing")
 """What a rival may change."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long a method may train, and when it stops.
+
+    Attributes:
+        steps: Most steps.
+        step_tokens: Answer tokens of a step, about.
+        every: Steps between two looks at the stopping loss.
+        patience: Looks without a better loss before the end.
+    """
+
+    steps: int = 600
+    step_tokens: int = 2048
+    every: int = 50
+    patience: int = 6
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +58,7 @@ class Materials:
         gradient: Reference documents that train or calibrate.
         stop: Other reference documents, which stop and choose.
         batches: Puts documents with their gold answers into padded batches.
+        alone: Whether the process ends with this rival, so that no copy of the weights has to wait beside it.
     """
 
     kind: Literal["text", "task"]
@@ -48,6 +68,7 @@ class Materials:
     gradient: tuple[Document, ...]
     stop: tuple[Document, ...]
     batches: Callable[[Sequence[Document]], list[AnswerBatch]]
+    alone: bool = False
 
     @property
     def size(self) -> int:
@@ -88,6 +109,7 @@ class Fitted:
         bytes: What ships beside the base: values in two bytes each, masks as they are coded.
         share_off: Share of the decoder's linear weights that a token does without.
         facts: What else belongs into the cell.
+        tensors: What is kept of it, so that it can be tried on other documents.
     """
 
     model: Any = None
@@ -97,6 +119,7 @@ class Fitted:
     bytes: int = 0
     share_off: float = 0.0
     facts: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
 
 
 Fit = Callable[..., AbstractContextManager[Fitted]]
@@ -157,8 +180,7 @@ class Rival:
 
     def on(self, model: Any, materials: Materials, terms: Terms) -> AbstractContextManager[Fitted]:
         """Fit it: a block in which the model is the rival's."""
-        module, _, name = self.fit.partition(":")
-        return getattr(importlib.import_module(module), name)(model, materials, terms, **self.options)
+        return pkgutil.resolve_name(self.fit)(model, materials, terms, **self.options)
 
 
 RIVALS: Registry[Rival] = Registry("rival")
@@ -167,6 +189,11 @@ RIVALS: Registry[Rival] = Registry("rival")
 def add(rival: Rival) -> Rival:
     """Register a row; a name can be taken once only."""
     return RIVALS.add(rival.name, rival, rival.about)
+
+
+for _row in yaml.safe_load(Path(__file__).with_name("rows.yaml").read_text(encoding="utf-8")):
+    _tuples = {name: tuple(_row[name]) for name in ("groups", "bases", "rates") if name in _row}
+    add(Rival(**{**_row, **_tuples, "fit": f"benchmarks.rivals.fits.{_row['fit']}"}))
 
 
 @contextmanager

@@ -10,9 +10,7 @@ from typing import Any, ClassVar
 from benchmarks.harness import Figure, Outcome, Settings
 from benchmarks.real_llm.cells import Cell, Store
 from benchmarks.real_llm.protocol import Protocol, faster_format, files_digest, identity, model_digest
-from benchmarks.real_llm.running import Bench, in_own_process, listed
-from benchmarks.real_llm.work import Job
-from benchmarks.rivals.measure import measure_rival
+from benchmarks.real_llm.running import Bench, listed
 from benchmarks.rivals.picture import picture
 from benchmarks.rivals.plan import MATERIALS, cells, data_folder, estimates, protocol_of
 from benchmarks.rivals.rival import RIVALS
@@ -44,16 +42,10 @@ class RivalBench(Bench):
         """What decides a cell's record: model, data, terms, and the version of the rival's row."""
         rival = RIVALS.get(cell.method)
         row = {"fit": rival.fit, "options": str(sorted(rival.options.items())), "version": str(rival.version)}
-        own = self.digest(f"model|{self.base(cell)}", lambda: model_digest(self.base(cell)))
-        return identity(cell, self.terms(cell), own, self._data(cell), {**row, "format": str(FORMAT)})
-
-    def _data(self, cell: Cell) -> str:
         folder, files = data_folder(cell.material, self.root), MATERIALS[cell.material].files
-        return self.digest(f"data|{cell.material}", lambda: files_digest(folder, files))
-
-    def measured(self, job: Job) -> dict[str, Any]:
-        """Run a cell in a fresh process."""
-        return in_own_process(job, measure_rival)
+        own = self.digest(f"model|{self.base(cell)}", lambda: model_digest(self.base(cell)))
+        data = self.digest(f"data|{cell.material}", lambda: files_digest(folder, files))
+        return identity(cell, self.terms(cell), own, data, {**row, "format": str(FORMAT)})
 
 
 def bench_of(settings: Settings) -> RivalBench:
@@ -92,6 +84,7 @@ def run(settings: Settings) -> Outcome:
     """Run what is missing, then make figures and the table of all that is there."""
     bench = bench_of(settings)
     bench.run_missing(settings.only, settings.minutes, settings.progress, settings.place)
+    shown = ("about", "paper", "changes", "groups", "bases", "ours")
     details = {
         "cells": {"done": len(bench.finished), "planned": len(bench.wanted)},
         "failed": bench.failed,
@@ -99,28 +92,21 @@ def run(settings: Settings) -> Outcome:
             name: asdict(protocol_of(name, settings.quick)) for name in sorted({c.base for c in bench.wanted})
         },
         "model": Path(bench.model).name,
-        "rivals": {name: _row(name) for name in RIVALS},
-        "entries": entries_of(bench.finished, bench.failed, bench.wanted, settings.seed),
+        "rivals": {name: {n: getattr(RIVALS.get(name), n) for n in shown} for name in RIVALS},
+        "entries": entries_of(bench.finished, bench.failed, bench.wanted),
     }
-    figures = figures_of(bench.finished, settings.seed)
+    figures = figures_of(bench.finished)
     if settings.only is None:
         planned = len(bench.wanted)
         figures.insert(0, Figure("cells that are measured", len(bench.finished), planned, unit="", digits=0))
     return Outcome(tuple(figures), details)
 
 
-def _row(name: str) -> dict[str, Any]:
-    rival = RIVALS.get(name)
-    return {n: getattr(rival, n) for n in ("about", "paper", "changes", "groups", "bases", "ours")}
-
-
 def draw(details: dict[str, Any], folder: Path) -> list[Path]:
     """Write ``rivals.md`` and ``rivals.svg``."""
     folder.mkdir(parents=True, exist_ok=True)
-    written = [folder / "rivals.md"]
-    write_atomic(written[0], markdown(details).encode())
-    drawn = picture(details)
-    if drawn is not None:
-        written.append(folder / "rivals.svg")
-        write_atomic(written[1], drawn.encode())
-    return written
+    found = {"md": markdown(details), "svg": picture(details)}
+    written = {folder / f"rivals.{suffix}": text for suffix, text in found.items() if text is not None}
+    for path, text in written.items():
+        write_atomic(path, text.encode())
+    return list(written)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import Figure
+from benchmarks.pages import grid, interval, size
 from benchmarks.real_llm.cells import BASE, Cell
 from benchmarks.real_llm.figures.rows import Finished, Row, as_numbers, base_of, gain, rows_of
 from benchmarks.rivals.rival import RIVALS
-from freemoe.evals.statistics import Interval, mean_interval
 
 Entry = dict[str, Any]
 
@@ -26,39 +26,28 @@ def _rows(finished: Finished) -> list[Row]:
     return [row for group in GROUPS for row in rows_of(finished, group)]
 
 
-def entries_of(finished: Finished, failed: dict[str, str], wanted: Sequence[Cell], seed: int = 0) -> list[Entry]:
+def entries_of(finished: Finished, failed: dict[str, str], wanted: Sequence[Cell]) -> list[Entry]:
     """What is known, in the order of the plan; a rival that failed is an entry that says so."""
     rows = _rows(finished)
-    found = [_entry(row, base_of(row, rows), seed) for row in rows]
+    found = [_entry(row, base_of(row, rows)) for row in rows]
     found += [{**_place(cell), "failed": failed[cell.name]} for cell in wanted if cell.name in failed]
     order = {(c.base, c.material, c.family): i for i, c in enumerate(reversed(wanted))}
     return sorted(found, key=lambda e: -order.get((e["base"], e["material"], e["group"]), 0))
 
 
 def _place(cell: Cell) -> Entry:
-    return {
-        "base": cell.base,
-        "material": cell.material,
-        "group": cell.family,
-        "rival": cell.method,
-        "asked_off": cell.budget,
-    }
+    place = {"base": cell.base, "material": cell.material, "group": cell.family}
+    return {**place, "rival": cell.method, "asked_off": cell.budget}
 
 
-def _entry(row: Row, base: Row | None, seed: int) -> Entry:
+def _entry(row: Row, base: Row | None) -> Entry:
     first = row.first
-    entry = {
-        **_place(row.cell),
-        "ours": RIVALS.get(row.cell.method).ours,
-        "kind": first["kind"],
-        "facts": first["facts"],
-    }
-    if row.text:
-        entry["figure"] = float(sum(first["nll"]) / sum(first["tokens"]))
-    else:
-        entry["figure"] = 100 * float(np.mean(first["right"]))
+    ours = RIVALS.get(row.cell.method).ours
+    entry = {**_place(row.cell), "ours": ours, "kind": first["kind"], "facts": first["facts"]}
+    text = row.text
+    entry["figure"] = float(sum(first["nll"]) / sum(first["tokens"])) if text else 100 * float(np.mean(first["right"]))
     if base is not None and row.cell.method != BASE:
-        entry["gain"] = as_numbers(gain(row, base, seed))
+        entry["gain"] = as_numbers(gain(row, base))
     for name in ("share_off", "bytes", "numbers", "memory_bytes"):
         entry[name] = row.mean(name)
     # What all learning rates took together: none of them alone is the rival.
@@ -69,7 +58,7 @@ def _entry(row: Row, base: Row | None, seed: int) -> Entry:
 # ----------------------------------------------------------------------------------------- figures
 
 
-def figures_of(finished: Finished, seed: int = 0) -> list[Figure]:
+def figures_of(finished: Finished) -> list[Figure]:
     """Per base, material, group and share: the best of ours beside the best rival, with the interval of the difference.
 
     Ours is chosen by the stopping loss where there is one; the rival by the reported figure, which flatters the rival.
@@ -82,7 +71,7 @@ def figures_of(finished: Finished, seed: int = 0) -> list[Figure]:
         rivals = [r for r in mine if r.cell.method != BASE and not RIVALS.get(r.cell.method).ours]
         ours = [r for r in mine if RIVALS.get(r.cell.method).ours]
         if ours and rivals:
-            found.append(_figure(place, ours, rivals, seed))
+            found.append(_figure(place, ours, rivals))
     return found
 
 
@@ -91,37 +80,23 @@ def _share(row: Row) -> float:
     return row.cell.budget if row.cell.family == "compression" else 0.0
 
 
-def _figure(place: tuple[str, str, str, float], ours: Sequence[Row], rivals: Sequence[Row], seed: int) -> Figure:
+def _figure(place: tuple[str, str, str, float], ours: Sequence[Row], rivals: Sequence[Row]) -> Figure:
     base, material, group, share = place
     best = min(ours, key=lambda r: r.stopping)
     rival = max(rivals, key=lambda r: float(np.mean(r.values())))
-    apart = _apart(best, rival, seed)
+    apart = gain(best, rival)
     digits, unit = (3, " nats") if best.text else (1, " points")
     name = f"{group}, {Path(base).name or 'the model'}, {material}" + (f", {share:.0%} off" if share else "")
-    return Figure(
-        f"{name}: ours above the best rival",
-        apart.mean,
-        None,
-        unit=unit,
-        digits=digits,
-        note=f"95 % [{apart.low:+.{digits}f}, {apart.high:+.{digits}f}]; {best.cell.treatment} against "
-        f"{rival.cell.treatment}, the best of {len({r.cell.method for r in rivals})} rivals on the reported documents",
+    note = (
+        f"95 % [{apart.low:+.{digits}f}, {apart.high:+.{digits}f}]; {best.cell.treatment} against "
+        f"{rival.cell.treatment}, the best of {len({r.cell.method for r in rivals})} rivals on the reported documents"
     )
-
-
-def _apart(row: Row, rival: Row, seed: int) -> Interval:
-    apart = row.values() - rival.values()
-    if not row.text:
-        return mean_interval(apart.tolist(), row.keys).scaled(100)
-    return mean_interval((apart / row.first["tokens"]).tolist(), row.keys, row.first["tokens"])
+    return Figure(f"{name}: ours above the best rival", apart.mean, None, unit=unit, digits=digits, note=note)
 
 
 # ---------------------------------------------------------------------------------------- Markdown
 
-_HEAD = (
-    "| rival | changes | {figure} | gain [95 %] | off | ships | trained or chosen | s | peak MB |",
-    "|---|---|---|---|---|---|---|---|---|",
-)
+_HEAD = ("gain [95 %]", "off", "ships", "trained or chosen", "s", "peak MB")
 
 
 def markdown(details: dict[str, Any]) -> str:
@@ -142,10 +117,14 @@ def markdown(details: dict[str, Any]) -> str:
             f" {known['reference']} reference documents, {known['documents']} reported." if known else ""
         )
         figure = "right" if known and known["kind"] == "task" else "nats per token"
-        lines = [line.format(figure=figure) for line in _HEAD]
-        ranked = sorted(mine, key=_rank)
-        parts += [title, note, "\n".join(lines + [_line(e, about) for e in ranked])]
-    parts += ["### What they are", _about(about, {e["rival"] for e in entries})]
+        head = ["rival", "changes", figure, *_HEAD]
+        parts += [title, note, grid(head, [_line(e, about) for e in sorted(mine, key=_rank)])]
+    rows, used = [], {e["rival"] for e in entries}
+    for name, row in about.items():
+        if name in used:
+            what, paper = (text.replace("|", "\\|") for text in (row["about"], row["paper"] or "-"))
+            rows.append([f"**{name}**" if row["ours"] else name, what, paper, ", ".join(row["bases"])])
+    parts += ["### What they are", grid(["rival", "what it is", "from", "bases"], rows)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -153,24 +132,24 @@ def _met_at(entry: Entry) -> float:
     return entry["asked_off"] if entry["group"] == "compression" else 0.0
 
 
-def _rank(entry: Entry) -> tuple[int, float]:
-    if "failed" in entry:
-        return 1, 0.0
-    return 0, entry["figure"] if entry["kind"] == "text" else -entry["figure"]
+def _rank(entry: Entry) -> tuple[bool, float]:
+    figure = entry.get("figure", 0.0)
+    return "failed" in entry, figure if entry.get("kind") == "text" else -figure
 
 
-def _line(entry: Entry, about: dict[str, Any]) -> str:
+def _line(entry: Entry, about: dict[str, Any]) -> list[str]:
     row = about.get(entry["rival"], {})
     name = entry["rival"] + (
         f" {entry['asked_off']:.0%}" if entry["group"] == "adaptation" and entry["asked_off"] else ""
     )
     name = f"**{name}**" if row.get("ours") else name
     if "failed" in entry:
-        return f"| {name} | {row.get('changes', '')} | failed: {_clean(entry['failed'])} | | | | | | |"
+        failed = " ".join(entry["failed"].split()).replace("|", "/")[:160]
+        return [name, row.get("changes", ""), f"failed: {failed}"]
     text = entry["kind"] == "text"
     shown = f"{entry['figure']:.3f}" if text else f"{entry['figure']:.1f} %"
     rate = f" (lr {entry['rate']:g}, best of {entry['rates']})" if entry["rate"] else ""
-    cells = [
+    return [
         name + rate,
         row.get("changes", ""),
         shown,
@@ -181,33 +160,3 @@ def _line(entry: Entry, about: dict[str, Any]) -> str:
         f"{entry['seconds']:.0f}",
         f"{entry['memory_bytes'] / 1e6:.0f}",
     ]
-    return "| " + " | ".join(cells) + " |"
-
-
-def _clean(text: str) -> str:
-    return " ".join(text.split()).replace("|", "/")[:160]
-
-
-def interval(values: Sequence[float | None] | None, digits: int) -> str:
-    """``+0.123 [0.100, 0.150]``; empty where there is none."""
-    if not values:
-        return ""
-    mean, *ends = ["?" if v is None else f"{v:+.{digits}f}" for v in values]
-    return f"{mean} [{', '.join(ends)}]"
-
-
-def size(number: float) -> str:
-    """Bytes as KB or MB; a dash for none."""
-    if not number:
-        return "-"
-    return f"{number / 1e6:.2f} MB" if number >= 1e5 else f"{number / 1e3:.2f} KB"
-
-
-def _about(about: dict[str, Any], used: set[str]) -> str:
-    lines = ["| rival | what it is | from | bases |", "|---|---|---|---|"]
-    for name, row in about.items():
-        if name in used:
-            shown = f"**{name}**" if row["ours"] else name
-            what, paper = (text.replace("|", "\\|") for text in (row["about"], row["paper"] or "-"))
-            lines.append(f"| {shown} | {what} | {paper} | {', '.join(row['bases'])} |")
-    return "\n".join(lines)

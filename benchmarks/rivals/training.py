@@ -7,13 +7,13 @@ every ``every`` steps, ends after ``patience`` looks without a better loss, and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from benchmarks.compat import with_lora_beside
+from benchmarks.rivals.rival import Materials, Schedule, Terms
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_loss, mean_loss
 from freemoe.domain_experts.purify.learned import draw_steps
 from freemoe.models.precision import held_in
@@ -21,23 +21,6 @@ from freemoe.models.weights import WeightMatrix
 from freemoe.training.descent import optimizer_step
 from freemoe.training.loop import run_training_loop
 from freemoe.training.states import BestCheckpoint
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """How long a method may train, and when it stops.
-
-    Attributes:
-        steps: Most steps.
-        step_tokens: Answer tokens of a step, about.
-        every: Steps between two looks at the stopping loss.
-        patience: Looks without a better loss before the end.
-    """
-
-    steps: int = 600
-    step_tokens: int = 2048
-    every: int = 50
-    patience: int = 6
 
 
 def tune(
@@ -89,27 +72,18 @@ def with_lora(
 
 
 def train_lora(
-    model: Any,
-    weights: Sequence[WeightMatrix],
-    gradient: Sequence[AnswerBatch],
-    stop: Sequence[AnswerBatch],
-    rank: int,
-    rate: float,
-    schedule: Schedule,
-    seed: int,
-    *,
-    number_format: str = "float32",
-    lengths: bool = False,
+    model: Any, materials: Materials, terms: Terms, *, lengths: bool = False
 ) -> tuple[Any, list[nn.Parameter], list[float]]:
     """Train a LoRA (or DoRA) on a model that is held in a number format meanwhile; the pairs themselves are fp32.
 
     Returns:
         The wrapped model, to be merged; the new parameters, at their best; the stopping losses, the base's first.
     """
-    with held_in(model, getattr(torch, number_format)):
-        tuned, parameters = with_lora(model, weights, rank, seed, lengths=lengths)
+    gradient, stop = materials.batches(materials.gradient), materials.batches(materials.stop)
+    with held_in(model, getattr(torch, terms.number_format)):
+        tuned, parameters = with_lora(model, materials.weights, terms.rank, terms.seed, lengths=lengths)
         try:
-            losses = tune(tuned, parameters, gradient, stop, rate, schedule, seed)
+            losses = tune(tuned, parameters, gradient, stop, terms.rate, terms.schedule, terms.seed)
         except BaseException:
             tuned.unload()
             raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import statistics
 import tempfile
 import time
@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gain.contest import cores
 from benchmarks.harness import Figure, Outcome, Settings, in_turns, ratio
 from benchmarks.scale.kill import Killer
-from benchmarks.scale.simulation import Measured, stops_at, table, told_inputs
+from benchmarks.scale.simulation import PAPER, Measured, stops_at, table
 from freemoe.core.run.places import ExecutorSpec
 from freemoe.core.run.pool import WorkerPool
 from freemoe.core.run.units import Unit
@@ -28,15 +29,7 @@ STAGES = {"signed purification": "purify", "search": "search", "report": "report
 
 @dataclass
 class _Found:
-    """What was found so far.
-
-    Attributes:
-        figures: In order.
-        details: Whatever else is kept.
-        passes: What stages cost, in forward passes over their documents.
-        unit_seconds: What a unit costs on Ray beside its work.
-        start_seconds: How long a worker on Ray takes to start.
-    """
+    """What was found so far: `simulation.Measured` is made of the last three."""
 
     figures: list[Figure] = field(default_factory=list)
     details: dict[str, Any] = field(default_factory=dict)
@@ -81,24 +74,18 @@ def _bytes(settings: Settings, folder: Path, found: _Found, with_ray: bool) -> N
     for name, place in ways.items():
         began = time.perf_counter()
         asked = recipe.model_copy(update={"output": str(folder / place[:3]), "place": place, "workers": 2})
-        with Killer() if place == "ray" else _nobody() as killer:
+        with Killer() if place == "ray" else contextlib.nullcontext() as killer:
             other = build(asked)
         found.details["build_seconds"][name] = time.perf_counter() - began
         same = [file for file in FILES if (other / file).read_bytes() == (alone / file).read_bytes()]
         note = f"of {', '.join(FILES)}"
         if killer is not None:
-            note += (
-                f"; {len(killer.killed)} worker killed"
-                if killer.killed
-                else "; no worker was found that could be killed"
+            killed = (
+                f"{len(killer.killed)} worker killed" if killer.killed else "no worker was found that could be killed"
             )
+            note += f"; {killed}"
         figure = Figure(f"files equal to those of one process: {name}", len(same) / len(FILES), 1.0, unit="", note=note)
         found.figures.append(figure)
-
-
-@contextmanager
-def _nobody() -> Iterator[None]:
-    yield None
 
 
 class Clock:
@@ -159,9 +146,8 @@ def _speed(settings: Settings, name: str, place: ExecutorSpec, found: _Found) ->
         )
         each = in_turns({"nothing": lambda: _with(workers, 1, idle)}, settings.rounds)
     cost = statistics.median(each["nothing"]) / len(idle)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     found.figures += [
-        Figure(f"speed-up of two workers: {name}", ratio(seconds, "one", "two"), 1.7, note=f"on {cores} cores"),
+        Figure(f"speed-up of two workers: {name}", ratio(seconds, "one", "two"), 1.7, note=f"on {cores()} cores"),
         Figure(f"overhead per unit: {name}", 1000 * cost, 10.0, "lower", " ms", note=f"{len(idle)} units, one worker"),
     ]
     found.details[name] = {"seconds": seconds, "overhead_seconds": cost, "start_seconds": started}
@@ -182,31 +168,18 @@ def _paper(settings: Settings, found: _Found) -> None:
     measured = Measured(found.passes, found.unit_seconds, found.start_seconds)
     rows = {str(count): table(measured, count, DEVICES, settings.seed) for count in (1, 8)}
     found.details["simulation"] = {
-        "inputs": told_inputs(),
-        "measured": {
-            "passes": measured.passes,
-            "unit_seconds": measured.unit_seconds,
-            "start_seconds": measured.start_seconds,
-        },
+        "inputs": {name: vars(found) for name, found in PAPER.items()},
+        "measured": vars(measured),
         "rows_by_subdomains": rows,
     }
     for count, found_rows in rows.items():
         about = f"70B x 64 domains x {count} subdomain{'s' if count != '1' else ''}"
         first, last = found_rows[0], found_rows[-1]
         moved = {what: f"{size / 1e12:.2f} TB" for what, size in last["bytes"].items()}
+        note = f"{last['speedup']:.1f}x; moved: " + ", ".join(f"{what} {size}" for what, size in moved.items())
+        stop = f"{about}: devices beyond which twice as many are not 1.25x as fast, simulated"
         found.figures += [
             Figure(f"{about}, 8 devices, simulated", first["hours"], unit=" h", digits=1),
-            Figure(
-                f"{about}, 512 devices, simulated",
-                last["hours"],
-                unit=" h",
-                digits=1,
-                note=f"{last['speedup']:.1f}x; moved: " + ", ".join(f"{what} {size}" for what, size in moved.items()),
-            ),
-            Figure(
-                f"{about}: devices beyond which twice as many are not 1.25x as fast, simulated",
-                stops_at(found_rows),
-                unit="",
-                digits=0,
-            ),
+            Figure(f"{about}, 512 devices, simulated", last["hours"], unit=" h", digits=1, note=note),
+            Figure(stop, stops_at(found_rows), unit="", digits=0),
         ]

@@ -14,14 +14,7 @@ _ACTOR = b"ray::Actor"
 
 
 class Killer:
-    """Kills one actor among this process's descendants while it is at work; alive inside its ``with``. Linux alone shows processes.
-
-    Args:
-        after: Seconds that the actor has been at work.
-
-    Attributes:
-        killed: Its number, when it is.
-    """
+    """Kills one actor among this process's descendants that is at work for ``after`` seconds, inside its ``with``; on Linux."""
 
     def __init__(self, after: float = 2.0) -> None:
         self.killed: list[int] = []
@@ -61,10 +54,11 @@ def working_actors() -> list[int]:
             parents[pid] = int(status.read_bytes().rpartition(b")")[2].split()[1])
             if (status.parent / "cmdline").read_bytes().startswith(_ACTOR + b".do"):
                 actors.append(pid)
-    return [pid for pid in actors if _descends(pid, parents)]
+    return [pid for pid in actors if descends(pid, parents)]
 
 
-def _descends(pid: int, parents: dict[int, int]) -> bool:
+def descends(pid: int, parents: dict[int, int]) -> bool:
+    """Whether a process is this one's, by the parents of all."""
     while pid in parents and pid != os.getpid():
         pid = parents[pid]
     return pid == os.getpid()

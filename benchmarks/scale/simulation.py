@@ -11,8 +11,11 @@ import itertools
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 
 @dataclass(frozen=True)
@@ -24,29 +27,8 @@ class Input:
     source: str
 
 
-PAPER: dict[str, Input] = {
-    "parameters": Input(70.6e9, "", "Llama 3.1 70B, its model card"),
-    "layers": Input(80, "", "its config.json"),
-    "hidden": Input(8192, "", "its config.json"),
-    "width": Input(28672, "", "its config.json (intermediate_size)"),
-    "weight_bytes": Input(2, "bytes", "bfloat16"),
-    "domains": Input(64, "", "the question that is asked"),
-    "reference_documents": Input(1000, "per domain", "assumed; ten times what a guard needs at least"),
-    "reported_documents": Input(1000, "per domain", "assumed"),
-    "tokens": Input(512, "per document", "assumed"),
-    "off_share": Input(0.01, "of the weights", "the default budget of signed purification"),
-    "place_bytes": Input(2, "bytes per weight off", "how masks of single weights are written: 16-bit places in blocks"),
-    "norm_sets": Input(1, "", "one norm (p = 2) of every input of every linear, for every subdomain"),
-    "device_flops": Input(989e12, "per second", "NVIDIA H100 SXM, dense bfloat16, its data sheet"),
-    "utilisation": Input(0.35, "", "assumed, for forward and backward passes of batches of whole documents"),
-    "devices_per_worker": Input(
-        4, "", "128.5 GiB of weights and 45.6 GiB above them (docs/hardware.md) fill 3 devices of 80 GB; taken as 4"
-    ),
-    "storage": Input(20e9, "bytes/s", "assumed: shared storage that bases are read from, for all workers together"),
-    "storage_of_one": Input(5e9, "bytes/s", "assumed: the same, for one worker"),
-    "link": Input(12.5e9, "bytes/s", "100 Gbit/s: the first process's machine, each way"),
-    "disk": Input(2e9, "bytes/s", "assumed: the first process's disk, which keeps what is finished"),
-}
+_ROWS = yaml.safe_load(Path(__file__).with_name("paper.yaml").read_text(encoding="utf-8"))
+PAPER: dict[str, Input] = {name: Input(value, unit, source) for name, (value, unit, source) in _ROWS.items()}
 """What is not measured here."""
 
 
@@ -100,14 +82,7 @@ class Link:
 
 @dataclass
 class Run:
-    """What a simulated build came to.
-
-    Attributes:
-        workers: That took part.
-        seconds: In all, and of every stage.
-        work: Seconds in which workers worked.
-        bytes: Moved, by what: bases, down from the first process, back to it.
-    """
+    """What a simulated build came to: seconds by stage, seconds in which workers worked, bytes moved by what they are."""
 
     workers: int
     seconds: dict[str, float] = field(default_factory=dict)
@@ -121,13 +96,7 @@ class Run:
 
 
 def stages(measured: Measured, subdomains: int, seed: int = 0) -> dict[str, list[Part]]:
-    """The units of a build by stage; the first stage is one unit that the first process does alone.
-
-    Args:
-        measured: What stages cost.
-        subdomains: Of every domain.
-        seed: Of the subdomains' sizes, which spread as clusters do.
-    """
+    """The units of a build by stage, subdomains as unequal as clusters are; the first process alone does the first."""
     told = {name: found.value for name, found in PAPER.items()}
     domains, tokens = int(told["domains"]), told["tokens"]
     power = told["device_flops"] * told["utilisation"] * told["devices_per_worker"]
@@ -210,13 +179,7 @@ class _Cluster:
 
 
 def simulate(parts: dict[str, list[Part]], measured: Measured, devices: int) -> Run:
-    """Do the stages one after the other, each unit when a worker is free; a stage ends with its last unit.
-
-    Args:
-        parts: Of `stages`.
-        measured: What starting and handing out cost.
-        devices: Of the cluster.
-    """
+    """Do the stages one after the other, each unit when a worker of the cluster is free; a stage ends with its last unit."""
     cluster = _Cluster(measured, devices)
     run, clock = Run(cluster.workers), 0.0
     for stage, units in parts.items():
@@ -260,8 +223,3 @@ def stops_at(rows: Sequence[dict[str, Any]], least: float = 1.25) -> int:
         if (row["hours"] / larger["hours"]) ** (1 / doublings) < least:
             return row["devices"]
     return rows[-1]["devices"]
-
-
-def told_inputs() -> dict[str, dict[str, Any]]:
-    """The inputs as plain data."""
-    return {name: asdict(found) for name, found in PAPER.items()}

@@ -15,14 +15,8 @@ def nothing() -> None:
 
 
 def score(documents: int, length: int, times: int) -> list[float]:
-    """Sums of log-likelihoods of made-up documents under the bundled model, which is loaded once.
-
-    Args:
-        documents: How many.
-        length: Tokens of each.
-        times: How often all of them are scored.
-    """
-    model = _model()
+    """Sums of log-likelihoods of made-up documents, each of so many tokens, under the bundled model, which is loaded once."""
+    model = _bundled()
     vocabulary = model.config.vocab_size
     ids = torch.tensor([[(7 * n + 3 * i) % vocabulary for i in range(length)] for n in range(documents)])
     with torch.inference_mode():
@@ -31,6 +25,6 @@ def score(documents: int, length: int, times: int) -> list[float]:
     return scores.tolist()
 
 
-@functools.lru_cache(maxsize=1)
-def _model() -> Any:
+@functools.cache
+def _bundled() -> Any:
     return load_base(BUNDLED, device="cpu")[0]

@@ -6,6 +6,7 @@ Where ``$FREEMOE_VLLM_PYTHON`` names a Python with vLLM, the same clients also a
 from __future__ import annotations
 
 import contextlib
+import copy
 import statistics
 import time
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks.harness import Figure, Outcome, Settings, in_own_process
-from benchmarks.serve.material import NAMES, Wish, open_base, serving, wishes
+from benchmarks.serve.material import NAMES, Wish, generated, open_base, serving, wishes
 from benchmarks.serve.vllm_lora import python_with_vllm, vllm_serving
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.serve.engine.runner import SlotRunner
@@ -33,8 +34,7 @@ def run(settings: Settings) -> Outcome:
     experts = ["base", *NAMES]
     details: dict[str, Any] = {"threads": torch.get_num_threads(), "clients": {}, "batch_invariant": {}, "vllm": {}}
     rounds: dict[int, list[dict[str, Any]]] = {clients: [] for clients in several}
-    rivals: dict[int, list[dict[str, Any]]] = {clients: [] for clients in several}
-    apart: dict[int, list[dict[str, Any]]] = {clients: [] for clients in several}
+    rivals, apart = copy.deepcopy(rounds), copy.deepcopy(rounds)
     singly: list[float] = []
     with contextlib.ExitStack() as stack, settings.progress.stage("serve", settings.rounds) as advance:
         url, engine = stack.enter_context(serving(moe, max(several)))
@@ -71,19 +71,10 @@ def run(settings: Settings) -> Outcome:
 
 def one_at_a_time(moe: FreeMoE, asked: Sequence[Wish]) -> float:
     """Tokens per second of transformers' generate, one request after the other, each under its expert."""
-    _written(moe, asked[0])  # warms up
+    generated(moe, asked[0])  # warms up
     began = time.perf_counter()
-    written = sum(_written(moe, wish) for wish in asked)
+    written = sum(len(generated(moe, wish)) for wish in asked)
     return written / (time.perf_counter() - began)
-
-
-def _written(moe: FreeMoE, wish: Wish) -> int:
-    """New tokens of transformers' generate for a request."""
-    ids = torch.tensor([wish.prompt])
-    pad = moe.tokenizer.pad_token_id or 0
-    options = {"max_new_tokens": wish.tokens, "do_sample": False, "pad_token_id": pad}
-    out = moe.generate(ids, attention_mask=torch.ones_like(ids), expert=wish.expert, **options)
-    return out.shape[1] - ids.shape[1]
 
 
 def _speed(clients: int, found: list[dict[str, Any]], singly: list[float]) -> Figure:
@@ -97,12 +88,12 @@ def _speed(clients: int, found: list[dict[str, Any]], singly: list[float]) -> Fi
 def _against(clients: int, found: list[dict[str, Any]], rival: list[dict[str, Any]]) -> Figure:
     ours, theirs = ([one["tokens"] / one["seconds"] for one in side] for side in (found, rival))
     first, between = (percentile(sorted(v for one in rival for v in one[kind]), 0.5) for kind in ("first", "between"))
-    return Figure(
-        f"tokens/s of {clients} client{'s' if clients > 1 else ''}, over vLLM with LoRA",
-        statistics.median(a / b for a, b in zip(ours, theirs, strict=True)),
-        note=f"{statistics.median(theirs):.0f} tokens/s by vLLM, first token p50 {1000 * first:.1f} ms, between tokens p50 "
-        f"{1000 * between:.1f} ms",
+    over = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+    note = (
+        f"{statistics.median(theirs):.0f} tokens/s by vLLM, first token p50 {1000 * first:.1f} ms, between tokens p50 "
+        f"{1000 * between:.1f} ms"
     )
+    return Figure(f"tokens/s of {clients} client{'s' if clients > 1 else ''}, over vLLM with LoRA", over, note=note)
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -117,9 +108,8 @@ def _times(clients: int, found: list[dict[str, Any]]) -> list[Figure]:
         half, most = (percentile(values, share) for share in (0.5, 0.95))
         told = f"p50 {1000 * half:.1f} ms, p95 {1000 * most:.1f} ms"
         if kind == "first" and clients == 4:
-            figures.append(
-                Figure(f"{name} at {clients} clients, p95 over p50", most / half, STEADY, "lower", note=told)
-            )
+            label = f"{name} at {clients} clients, p95 over p50"
+            figures.append(Figure(label, most / half, STEADY, "lower", note=told))
         else:
             label = f"{name} at {clients} client{'s' if clients > 1 else ''}, p95"
             figures.append(Figure(label, 1000 * most, None, "lower", " ms", 1, told))

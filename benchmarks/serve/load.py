@@ -71,12 +71,7 @@ async def _all(url: str, clients: int, wishes: Sequence[Any]) -> dict[str, Any]:
 
 
 def weigh(url: str, clients: int, wishes: Sequence[Any]) -> dict[str, Any]:
-    """What so many clients see that ask one request after the other.
-
-    Args:
-        url: Of the server.
-        clients: At once.
-        wishes: Expert, prompt and tokens of every request.
+    """What so many clients see that ask one request after the other; a wish is expert, prompt and tokens.
 
     Returns:
         ``tokens`` of all answers, ``seconds`` for all of them, and sorted seconds to the ``first`` part and ``between`` parts.

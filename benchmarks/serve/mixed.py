@@ -9,8 +9,9 @@ from __future__ import annotations
 import copy
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,9 +19,9 @@ from torch import Tensor
 
 from benchmarks.compat import with_lora_adapters
 from benchmarks.devices import is_accelerator
-from benchmarks.harness import Figure, Outcome, Settings, in_turns, one_clock
+from benchmarks.harness import Figure, Outcome, Settings, in_turns, one_clock, ratio
 from benchmarks.serve.experts import random_experts
-from benchmarks.speed.shapes import random_model
+from benchmarks.speed.shapes import shaped_model
 from freemoe.core.errors import NumericError
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.models.checkpoints.loading import load_base
@@ -30,22 +31,6 @@ SEQUENCES, EXPERTS, RANK = 8, 4, 8
 NAMES = [f"expert{i}" for i in range(EXPERTS)]
 PROMPT, NEW = 32, 16
 OVER_DENSE, OVER_DENSE_THERE, OVER_SWAP, OVER_LORA, MOST_MEMORY = 0.8, 0.9, 3.0, 1.3, 4.0
-SHAPES: dict[str, dict[str, int]] = {
-    "135M": {
-        "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
-        "num_key_value_heads": 3, "vocab_size": 49152,
-    },
-    # One layer has the same share of everything as 22 of them.
-    "1.1G": {
-        "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 1, "num_attention_heads": 32,
-        "num_key_value_heads": 4, "vocab_size": 1000,
-    },
-}  # fmt: skip
-QUICK = {
-    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 128,
-}  # fmt: skip
-
 Pass = Callable[..., Any]
 
 
@@ -76,8 +61,9 @@ def _mixture(name: str, dtype: torch.dtype, settings: Settings) -> FreeMoE:
         model, _ = load_base("freemoe-demo", device=settings.device)
         model = model.to(dtype)
     else:
-        sizes = QUICK if settings.quick else SHAPES[name]
-        model = random_model("llama", settings.seed, dtype, settings.device, **sizes, max_position_embeddings=2048)
+        # One layer has the same share of everything as 22 of them.
+        changes = {"num_hidden_layers": 1, "vocab_size": 1000} if name == "1.1G" else {}
+        model = shaped_model(name, settings, dtype, **changes)
     return FreeMoE(model, random_experts(model, NAMES, settings.seed))
 
 
@@ -110,20 +96,25 @@ def _contest(moe: FreeMoE, settings: Settings) -> dict[str, Any]:
 
         return prompts, tokens
 
+    @contextmanager
+    def assigned() -> Iterator[None]:
+        with moe.mixed() as run:
+            run.assign(names)
+            yield
+
     new = 2 if settings.quick else NEW
     caches: dict[str, Any] = {}
     with torch.no_grad():
         caches |= {side: _prompts(model, ids) for side in ("dense", "mixed", "lora")}
         caches |= {f"swap{i}": _prompts(model, ids[i : i + 1]) for i in range(SEQUENCES)}
-        by_name = _with(lora, adapter_names=names)
         sides = {
             "dense": whole("dense", model, nullcontext),
-            "mixed": whole("mixed", model, lambda: _assigned(moe, names)),
+            "mixed": whole("mixed", model, assigned),
             "swap": (
                 each(lambda some, cache: _prompts(model, some)),
                 each(lambda some, cache: _tokens(model, some, cache, new)),
             ),
-            "lora": whole("lora", by_name, nullcontext),
+            "lora": whole("lora", partial(lora, adapter_names=names), nullcontext),
         }
         clock = time.perf_counter if is_accelerator(settings.device) else one_clock(torch.get_num_threads())
         seconds = {
@@ -131,16 +122,6 @@ def _contest(moe: FreeMoE, settings: Settings) -> dict[str, Any]:
             for i, phase in enumerate(("prompts", "tokens"))
         }
     return {"seconds": seconds, "error": _error(moe, ids, names), "new": new}
-
-
-def _with(call: Pass, **more: Any) -> Pass:
-    return lambda **inputs: call(**inputs, **more)
-
-
-def _assigned(moe: FreeMoE, names: Sequence[str]) -> AbstractContextManager[Any]:
-    stack = ExitStack()
-    stack.enter_context(moe.mixed()).assign(names)
-    return stack
 
 
 def _prompts(call: Pass, ids: Tensor) -> Any:
@@ -181,17 +162,12 @@ def _figures(label: str, found: dict[str, Any], accelerated: bool) -> list[Figur
         ("dense", "the base", OVER_DENSE_THERE if accelerated else OVER_DENSE), ("swap", "a switch per sequence", OVER_SWAP), ("lora", "LoRA r=8", OVER_LORA),
     ):  # fmt: skip
         parts = ", ".join(
-            f"{phase} {_speed(seconds, rival):.2f}x" for phase, seconds in (("prompts", prompts), ("tokens", tokens))
+            f"{phase} {ratio(seconds, rival, 'mixed'):.2f}x"
+            for phase, seconds in (("prompts", prompts), ("tokens", tokens))
         )
-        figures.append(
-            Figure(f"mixed batch over {said}, {label}", _speed(both, rival), target, note=f"{parts}; {note}")
-        )
+        name = f"mixed batch over {said}, {label}"
+        figures.append(Figure(name, ratio(both, rival, "mixed"), target, note=f"{parts}; {note}"))
     return figures
-
-
-def _speed(seconds: dict[str, list[float]], rival: str) -> float:
-    """How many times as quick as a rival."""
-    return statistics.median(a / b for a, b in zip(seconds[rival], seconds["mixed"], strict=True))
 
 
 def _memory(name: str, moe: FreeMoE) -> Figure:

@@ -74,7 +74,9 @@ def vllm_serving(python: str, moe: FreeMoE, slots: int, context: int) -> Iterato
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_adapters(folder, moe)
-        port, log = _free_port(), folder / "log"
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port, log = free.getsockname()[1], folder / "log"
         hidden = {"PYTHONPATH", "VIRTUAL_ENV"}
         around = {k: v for k, v in os.environ.items() if k not in hidden}
         with log.open("wb") as out:
@@ -95,12 +97,6 @@ def vllm_serving(python: str, moe: FreeMoE, slots: int, context: int) -> Iterato
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(server.pid, signal.SIGKILL)
             server.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 def _wait_for(url: str, server: subprocess.Popen[bytes], log: Path) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.harness import Figure, Outcome, Settings
-from benchmarks.speed.shapes import random_model
+from benchmarks.speed.shapes import shape_of, shaped_model
 from freemoe.core.errors import FreeMoEError
 from freemoe.core.files import write_atomic
 from freemoe.domain_experts.expert import DomainExpert, band_expert, switch_expert
@@ -32,27 +32,7 @@ from freemoe.models.mask import Mask
 from freemoe.models.sorted_code import encode_sorted
 from freemoe.models.weights import WeightMatrix, find_weights
 
-# As published with the models: model_type, then what differs from the type's own defaults.
-PUBLISHED: dict[str, tuple[str, dict[str, int]]] = {
-    "Llama-2-7B": (
-        "llama",
-        {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32},
-    ),
-    "Llama-2-70B": (
-        "llama",
-        {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8},
-    ),
-    "Llama-3-8B": (
-        "llama",
-        {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256},
-    ),
-    "Mixtral-8x7B": (
-        "mixtral",
-        {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "num_local_experts": 8},
-    ),
-}  # fmt: skip
-_BUILT = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 12, "vocab_size": 8192}  # fmt: skip
-_QUICK = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 256}  # fmt: skip
+PUBLISHED = {name: shape_of(name) for name in ("Llama-2-7B", "Llama-2-70B", "Llama-3-8B", "Mixtral-8x7B")}
 
 BAND = Band("wanda", 0.4, 0.5)
 """10 % in the middle of the ranking: both of its ends are stored."""
@@ -118,10 +98,6 @@ def _scattered(size: int, rng: np.random.Generator) -> Tensor:
     return torch.from_numpy(drawn[drawn < size])
 
 
-def _share(part: int, whole: int) -> float:
-    return 100 * part / whole
-
-
 def _sizes(case: str, band: int, switch: int, base: int, small: bool = False) -> list[Figure]:
     """Both experts' shares of a base."""
     of = f"{band / 1e6:.2f} MB of {base / 1e9:.2f} GB"
@@ -130,8 +106,8 @@ def _sizes(case: str, band: int, switch: int, base: int, small: bool = False) ->
             "; norms and ends grow with rows and columns, the base with their product: small shapes have a larger share"
         )
     return [
-        Figure(f"band expert, {case}", _share(band, base), None if small else _BAND_TARGET, "lower", " %", 3, of),
-        Figure(f"switch expert, 1 % off, {case}", _share(switch, base), _SWITCH_TARGET, "lower", " %", 3, f"{switch / 1e6:.2f} MB"),
+        Figure(f"band expert, {case}", 100 * band / base, None if small else _BAND_TARGET, "lower", " %", 3, of),
+        Figure(f"switch expert, 1 % off, {case}", 100 * switch / base, _SWITCH_TARGET, "lower", " %", 3, f"{switch / 1e6:.2f} MB"),
     ]  # fmt: skip
 
 
@@ -164,11 +140,10 @@ def _published(name: str, seed: int) -> tuple[list[Figure], dict[str, Any]]:
 
 def _built(folder: Path, settings: Settings) -> tuple[list[Figure], dict[str, Any]]:
     """Build, write, load and regenerate both kinds of expert on a random base, in fp32 and in bf16."""
-    sizes_of = _QUICK if settings.quick else _BUILT
     differ, details, figures = 0, {}, []
     for dtype in (torch.float32, torch.bfloat16):
         rng = np.random.default_rng(settings.seed)
-        model = random_model("llama", settings.seed, **sizes_of).to(dtype)
+        model = shaped_model("70M", settings).to(dtype)
         weights = find_weights(model)
         norms = _norms(weights, rng)
         rankings = BandRankings(weights, norms.__getitem__)
@@ -203,15 +178,8 @@ def _built(folder: Path, settings: Settings) -> tuple[list[Figure], dict[str, An
             case = f"built with {parameters / 1e6:.1f}M parameters"
             figures = _sizes(case, sizes[0], sizes[1], 2 * parameters, small=True)
     details["entropy_bits_per_position"] = -(OFF * math.log2(OFF) + (1 - OFF) * math.log2(1 - OFF)) / OFF
-    exact = Figure(
-        "weights that differ after save, load, regenerate",
-        differ,
-        0,
-        "lower",
-        "",
-        0,
-        "fp32, bf16, and bf16 loaded as fp32",
-    )
+    name, note = "weights that differ after save, load, regenerate", "fp32, bf16, and bf16 loaded as fp32"
+    exact = Figure(name, differ, 0, "lower", "", 0, note)
     return [exact, *figures], details
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from benchmarks.harness import Figure, Outcome, Settings, in_turns, ratio
-from benchmarks.speed.shapes import llama_shape, random_model
+from benchmarks.speed.shapes import shaped_model
 from freemoe.core.errors import NumericError
 from freemoe.domain_experts.rank.calibrate import POWERS, Batch, InputNorms, calibrate
 from freemoe.models.taps import tap_inputs
@@ -20,19 +20,6 @@ from freemoe.models.weights import find_weights
 
 TARGET = 1.15
 GROUPS = 12
-# 134 million parameters, 85 million of them in the decoder layers.
-SIZES = {"hidden": 768, "intermediate": 2048, "layers": 12, "vocabulary": 32000}
-EXPERTS = {
-    "hidden_size": 512,
-    "intermediate_size": 256,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 8,
-    "num_experts": 32,
-    "num_experts_per_tok": 4,
-    "vocab_size": 1000,
-    "max_position_embeddings": 2048,
-}
 ROWS, LENGTH = 16, 128
 
 
@@ -40,16 +27,14 @@ def run(settings: Settings) -> Outcome:
     """Measure a dense model at fp32, which is judged, and beside it bf16 and routed experts."""
     details: dict[str, Any] = {"threads": torch.get_num_threads(), "subdomains": GROUPS, "norms": len(POWERS)}
     with settings.progress.stage("calibrate", 3) as advance:
-        model = llama_shape(settings.quick, settings.seed, **SIZES, device=settings.device)
+        model = shaped_model("134M", settings)
         found, details["dense, float32"] = contest(model, settings, 2, settings.rounds)
         figures = [Figure("calibration over a plain forward pass, dense, float32", found, TARGET, "lower")]
         advance(1)
         found, details["dense, bfloat16"] = contest(model.to(torch.bfloat16), settings, 1, 1)
         figures.append(Figure("the same in bfloat16", found, note="one round"))
         advance(1)
-        small = {"hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 1, "num_experts": 8}
-        sizes = EXPERTS | (small if settings.quick else {})
-        experts = random_model("olmoe", settings.seed, torch.float32, settings.device, **sizes)
+        experts = shaped_model("small experts", settings)
         found, details["routed experts, float32"] = contest(experts, settings, 1, settings.rounds)
         figures.append(
             Figure("routed experts (32, 4 per token), float32", found, note="a norm per expert; outputs bit-equal")
@@ -58,29 +43,25 @@ def run(settings: Settings) -> Outcome:
     return Outcome(tuple(figures), details)
 
 
-def _batches(vocabulary: int, count: int, settings: Settings) -> list[Batch]:
+def _batches(model: Any, count: int, settings: Settings) -> list[Batch]:
     """Batches of documents of unequal length, padded on the right, their subdomains mixed."""
     rng = random.Random(settings.seed)
     generator = torch.Generator().manual_seed(settings.seed)
     rows, length = (4, 24) if settings.quick else (ROWS, LENGTH)
     found = []
     for _ in range(count):
-        ids = torch.randint(3, vocabulary, (rows, length), generator=generator)
+        ids = torch.randint(3, model.config.vocab_size, (rows, length), generator=generator)
         lengths = torch.tensor([length, *(rng.randint(length // 2, length) for _ in range(rows - 1))])
         mask = (torch.arange(length) < lengths[:, None]).long()
-        found.append((ids, mask, torch.tensor([rng.randrange(GROUPS) for _ in range(rows)])))
+        labels = torch.tensor([rng.randrange(GROUPS) for _ in range(rows)])
+        found.append((ids.to(model.device), mask.to(model.device), labels.to(model.device)))
     return found
-
-
-def _on(batch: Batch, device: torch.device) -> Batch:
-    ids, mask, labels = batch
-    return ids.to(device), mask.to(device), labels.to(device)
 
 
 def contest(model: Any, settings: Settings, count: int, rounds: int) -> tuple[float, dict[str, Any]]:
     """Ratio of calibrating to running, and what belongs beside it."""
     weights = find_weights(model)
-    batches = [_on(batch, model.device) for batch in _batches(model.config.vocab_size, count, settings)]
+    batches = _batches(model, count, settings)
     results: list[InputNorms] = []
 
     @torch.no_grad()

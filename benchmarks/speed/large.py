@@ -17,16 +17,14 @@ import torch
 from benchmarks.devices import peak_bytes, reset_peak, used_bytes, wait
 from benchmarks.harness import Figure, Outcome, Settings, in_turns, ratio
 from benchmarks.speed import calibrate, memory
-from benchmarks.speed.artefact import PUBLISHED
 from benchmarks.speed.purify_step import random_batch, switches_step
-from benchmarks.speed.shapes import random_model
+from benchmarks.speed.shapes import random_model, shape_of
 from freemoe.core.errors import FreeMoEError
 from freemoe.domain_experts.cost.memory import FITTED, STAGES, stage_peaks
 from freemoe.models.mask import Mask
 from freemoe.models.weights import find_weights
 
-SHAPE = PUBLISHED["Llama-2-7B"][1] | {"vocab_size": 32000, "max_position_embeddings": 4096}
-QUICK = memory.QUICK | {"num_hidden_layers": 2}
+SHAPE = shape_of("Llama-2-7B")[1] | {"vocab_size": 32000, "max_position_embeddings": 4096}
 # The report's controls are drawn on the host, 6.5 G weights one after the other: minutes that say nothing of a device.
 WEIGHED = tuple(stage for stage in STAGES if stage != "report")
 PARTS = ("cost: calibration", "cost: learned", *(f"memory: {stage}" for stage in WEIGHED))
@@ -37,7 +35,7 @@ Found = tuple[list[Figure], dict[str, Any]]
 def run(settings: Settings) -> Outcome:
     """Make the base, then measure the parts that are asked for."""
     began = time.perf_counter()
-    shape = QUICK if settings.quick else SHAPE
+    shape = shape_of("quick")[1] if settings.quick else SHAPE
     model = random_model("llama", settings.seed, torch.bfloat16, settings.device, **shape)
     wait()
     weights = sum(w.size for w in find_weights(model))
@@ -51,24 +49,20 @@ def run(settings: Settings) -> Outcome:
         "cost: calibration": lambda: _calibration(model, settings),
         "cost: learned": lambda: _learned(model, weights, settings),
     }
-    bench = memory.bench_of(model, shape["vocab_size"], settings.seed)
+    bench = memory.bench_of(model, settings.seed)
     works |= {f"memory: {stage}": lambda stage=stage: _stage(bench, stage, weights, settings) for stage in WEIGHED}
     figures: list[Figure] = []
     with settings.progress.stage("large", len(works)) as advance:
         for name, work in works.items():
             if settings.wants(name):
-                found, details[name] = _whatever_happens(name, work)
+                try:
+                    found, details[name] = work()
+                except (RuntimeError, FreeMoEError) as error:
+                    found = [Figure(name, math.nan, note=str(error).strip()[:300])]
+                    details[name] = {"error": str(error)}
                 figures += found
             advance(1)
     return Outcome(tuple(figures), details)
-
-
-def _whatever_happens(name: str, work: Callable[[], Found]) -> Found:
-    """What a part found, or a figure that says why there is none."""
-    try:
-        return work()
-    except (RuntimeError, FreeMoEError) as error:
-        return [Figure(name, math.nan, note=str(error).strip()[:300])], {"error": str(error)}
 
 
 def _calibration(model: Any, settings: Settings) -> Found:
@@ -101,7 +95,10 @@ def _learned(model: Any, weights: int, settings: Settings) -> Found:
         Figure("7B shape, a step of learned switches", each, unit=" s", note=f"{tokens / each:,.0f} tokens/s"),
         Figure("7B shape, a step of learned switches over a plain forward pass", ratio(seconds, "step", "plain")),
         Figure(
-            "7B shape, peak of learned switches above the base", peak / 2**30, unit=" GiB", note=_each(peak, weights)
+            "7B shape, peak of learned switches above the base",
+            peak / 2**30,
+            unit=" GiB",
+            note=f"{peak / weights:.2f} bytes per candidate",
         ),
     ], {"tokens": tokens, "seconds": seconds, "peak": peak}
 
@@ -121,12 +118,8 @@ def _stage(bench: memory.Bench, stage: str, weights: int, settings: Settings) ->
     peak = peak_bytes(settings.device) - before
     note = f"the dry run says {peaks.expected / 2**30:.2f}; {seconds:.1f} s"
     if stage in FITTED:
-        note += f"; {_each(peak, weights)}"
+        note += f"; {peak / weights:.2f} bytes per candidate"
     most = round(peaks.most / 2**30, 2)
     name = f"7B shape, {stage}: peak above the base"
     details = {"peak": peak, "said": peaks.expected, "most": peaks.most, "seconds": round(seconds, 2)}
     return [Figure(name, peak / 2**30, most, "lower", " GiB", note=note)], details
-
-
-def _each(peak: int, weights: int) -> str:
-    return f"{peak / weights:.2f} bytes per candidate"

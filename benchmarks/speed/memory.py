@@ -17,10 +17,10 @@ import torch
 from benchmarks.harness import Figure, Outcome, Settings, in_own_process
 from benchmarks.speed.artefact import PUBLISHED, stand_in
 from benchmarks.speed.scorer import word_tokenizer
-from benchmarks.speed.shapes import random_model
+from benchmarks.speed.shapes import shaped_model
 from freemoe.core.memory import free_now, peak_memory_bytes, reset_peak_memory, used_memory_bytes
-from freemoe.domain_experts.cost.memory import STAGES, MemoryPeaks, stage_peaks
-from freemoe.domain_experts.expert import DomainExpert, switch_expert
+from freemoe.domain_experts.cost.memory import FITTED, STAGES, stage_peaks
+from freemoe.domain_experts.expert import switch_expert
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches, gold_rows
 from freemoe.domain_experts.purify.greedy import PurifyTask, greedy_purify
 from freemoe.domain_experts.purify.learned import learn_switches
@@ -35,24 +35,8 @@ from freemoe.models.mask import Mask
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import WeightMatrix, find_weights
 
-# 1.1 G parameters, and a second one half as deep.
-SHAPE = {
-    "hidden_size": 2048,
-    "intermediate_size": 5632,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "vocab_size": 32000,
-    "max_position_embeddings": 2048,
-}
+# The second one is half as deep.
 LAYERS = (11, 22)
-QUICK = {
-    "hidden_size": 64,
-    "intermediate_size": 160,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "vocab_size": 300,
-    "max_position_embeddings": 512,
-}
 QUICK_LAYERS = (1, 2)
 ELSEWHERE = ("Llama-2-7B", "Llama-2-70B")
 # Tokens of a batch, in documents of this length; a sum of gradients takes two batches.
@@ -135,19 +119,17 @@ def _figures(stage: str, rows: dict[str, Any]) -> list[Figure]:
 
 def _computed(model: Any) -> dict[str, Any]:
     weights = find_weights(model)
-    peaks = stage_peaks(model, weights, TOKENS, WIDTH, BUDGET)
-    base = sum(p.numel() * p.element_size() for p in model.parameters())
-    return {"base": base, **{stage: _row(peak, weights) for stage, peak in peaks.items()}}
-
-
-def _row(peak: MemoryPeaks, weights: Sequence[WeightMatrix]) -> dict[str, float]:
     size = sum(w.size for w in weights)
-    return {"said": peak.expected, "most": peak.most, "bytes_per_weight": round(peak.expected / size, 3)}
+    found: dict[str, Any] = {"base": sum(p.numel() * p.element_size() for p in model.parameters())}
+    for stage, peak in stage_peaks(model, weights, TOKENS, WIDTH, BUDGET).items():
+        found[stage] = {"said": peak.expected, "most": peak.most, "bytes_per_weight": round(peak.expected / size, 3)}
+    return found
 
 
 def weigh(stage: str, layers: int, quick: bool, seed: int) -> dict[str, Any]:
     """Peak of a stage above the base in this process, and what was said of it."""
-    bench = _bench(layers, quick, seed)
+    settings = Settings(quick=quick, seed=seed)
+    bench = bench_of(shaped_model("1.1G", settings, torch.bfloat16, num_hidden_layers=layers), seed)
     # Libraries and buffers that a first pass makes, whatever its size.
     bench.score(Mask())
     work = prepared(stage, bench)
@@ -165,82 +147,52 @@ def weigh(stage: str, layers: int, quick: bool, seed: int) -> dict[str, Any]:
     }
 
 
-def _bench(layers: int, quick: bool, seed: int) -> Bench:
-    shape = QUICK if quick else SHAPE
-    model = random_model("llama", seed, torch.bfloat16, num_hidden_layers=layers, **shape)
-    return bench_of(model, shape["vocab_size"], seed)
-
-
-def bench_of(model: Any, vocabulary: int, seed: int) -> Bench:
-    """A base with documents of random words."""
+def bench_of(model: Any, seed: int) -> Bench:
+    """A base with documents of random words, two batches of them."""
+    vocabulary = model.config.vocab_size
     scorer = Scorer(model, word_tokenizer(vocabulary), batch_tokens=TOKENS)
-    return Bench(model, find_weights(model), scorer, documents_of(vocabulary, seed))
+    rng = random.Random(seed)
+    texts = [" ".join(f"w{rng.randrange(3, vocabulary)}" for _ in range(LENGTH)) for _ in range(2 * TOKENS // LENGTH)]
+    documents = [Document("text", str(i), str(i), "text", "", (t,), 0, index=i) for i, t in enumerate(texts)]
+    return Bench(model, find_weights(model), scorer, documents)
 
 
 def prepared(stage: str, bench: Bench) -> Callable[[], Any]:
     """What a stage does, after what it needs was made."""
-    return _STAGES[stage](bench)
-
-
-def documents_of(vocabulary: int, seed: int) -> list[Document]:
-    """Two batches of random words."""
-    rng = random.Random(seed)
-    texts = [" ".join(f"w{rng.randrange(3, vocabulary)}" for _ in range(LENGTH)) for _ in range(2 * TOKENS // LENGTH)]
-    return [Document("text", str(i), str(i), "text", "", (t,), 0, index=i) for i, t in enumerate(texts)]
-
-
-def _scoring(bench: Bench) -> Callable[[], None]:
-    return lambda: bench.score(Mask())
-
-
-def _calibration(bench: Bench) -> Callable[[], Any]:
-    return lambda: bench.norms
-
-
-def _search(bench: Bench) -> Callable[[], None]:
+    if stage == "scoring":
+        return lambda: bench.score(Mask())
+    if stage == "calibration":
+        return lambda: bench.norms
+    if stage in FITTED:
+        first, *others = bench.batches
+        # Learned switches stop on what they learn from, so that they find something even in random weights: a forecast is
+        # made of that.
+        task = PurifyTask(bench.model, bench.weights, [first], others if stage == "greedy" else [first])
+        if stage == "greedy":
+            return lambda: greedy_purify(task, SaliencySection(step=CUT, budget=CUT))
+        return lambda: learn_switches(task, SaliencySection(budget=BUDGET, steps=3, step_tokens=TOKENS, every=3))
     norms = bench.norms
 
-    def search() -> None:
-        bands = [Band("wanda", i * WIDTH, (i + 1) * WIDTH) for i in range(2)]
-        rankings = BandRankings(bench.weights, lambda tap: norms.input_norm(tap, 0, 2), bands)
-        for band in bands:
-            bench.score(rankings.mask_of_band(band))
+    def rank(*starts: float) -> tuple[list[Band], BandRankings]:
+        bands = [Band("wanda", start, start + WIDTH) for start in starts]
+        return bands, BandRankings(bench.weights, lambda tap: norms.input_norm(tap, 0, 2), bands)
 
-    return search
+    if stage == "band search":
 
+        def search() -> None:
+            bands, rankings = rank(0.0, WIDTH)
+            for band in bands:
+                bench.score(rankings.mask_of_band(band))
 
-def _greedy(bench: Bench) -> Callable[[], Any]:
-    batches = bench.batches
-    task = PurifyTask(bench.model, bench.weights, batches[:1], batches[1:])
-    return lambda: greedy_purify(task, SaliencySection(step=CUT, budget=CUT))
-
-
-def _learned(bench: Bench) -> Callable[[], Any]:
-    # It stops on what it learns from, so that it finds something even in random weights: a forecast is made of that.
-    batches = bench.batches[:1]
-    task = PurifyTask(bench.model, bench.weights, batches, batches)
-    return lambda: learn_switches(task, SaliencySection(budget=BUDGET, steps=3, step_tokens=TOKENS, every=3))
-
-
-def _report(bench: Bench) -> Callable[[], None]:
-    """Accepted experts are kept as they are written; their masks, the controls' and the oracle's are made one at a time."""
-    norms = bench.norms
-    band = Band("wanda", 0.4, 0.4 + WIDTH)
-    rankings = BandRankings(bench.weights, lambda tap: norms.input_norm(tap, 0, 2), [band])
-    expert: DomainExpert = switch_expert("expert", random_mask(_first(bench.weights), 0))
+        return search
+    (band,), rankings = rank(0.4)
+    first = {w.name: torch.arange(math.ceil(BUDGET * w.size)) for w in bench.weights}
+    expert = switch_expert("expert", random_mask(Mask.of_indices(first, bench.weights), 0))
 
     def report() -> None:
+        """Accepted experts are kept as they are written; their masks, the controls' and the oracle's are made one at a time."""
         for mask in (lambda: expert.mask(bench.weights), lambda: rankings.mask_of_band(band)):
             bench.score(mask())
             bench.score(random_mask(mask(), 1))
 
     return report
-
-
-def _first(weights: Sequence[WeightMatrix]) -> Mask:
-    return Mask.of_indices({w.name: torch.arange(math.ceil(BUDGET * w.size)) for w in weights}, weights)
-
-
-_STAGES: dict[str, Callable[[Bench], Callable[[], Any]]] = dict(
-    zip(STAGES, (_scoring, _calibration, _search, _greedy, _learned, _report), strict=True)
-)

@@ -16,36 +16,19 @@ import torch
 
 from benchmarks.harness import Figure, Outcome, Settings, in_own_process, in_turns, ratio
 from benchmarks.rivals.training import with_lora
-from benchmarks.speed.shapes import random_model
+from benchmarks.speed.shapes import shaped_model
 from freemoe.core.memory import peak_memory_bytes
 from freemoe.domain_experts.purify.activations import split_by_memory
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_loss
 from freemoe.domain_experts.purify.curvature import measure_curvature
 from freemoe.domain_experts.purify.learned import WeightSwitches, _accumulate_gradients, _switch_topk
+from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.mask import Mask
 from freemoe.models.precision import held_in
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import WeightMatrix, find_weights
 
 TIME, MEMORY = 1.6, 3.0
-# The shape of a model of 135 million parameters with a vocabulary of 49,152.
-SHAPE = {
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "vocab_size": 49152,
-    "max_position_embeddings": 8192,
-    "tie_word_embeddings": True,
-}
-QUICK = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-}
 # A side stays in its number format until the process ends.
 _FOR_GOOD = ExitStack()
 SIDES = ("switches", "lora", "lora, all logits", "switches, bfloat16", "lora, bfloat16")
@@ -69,9 +52,7 @@ def run(settings: Settings) -> Outcome:
 
 def _model(settings: Settings) -> Any:
     if settings.model is None:
-        return random_model("llama", settings.seed, **SHAPE | (QUICK if settings.quick else {}))
-    from freemoe.models.checkpoints.loading import load_base
-
+        return shaped_model("135M", settings, max_position_embeddings=8192, tie_word_embeddings=True)
     return load_base(settings.model, None, "float32", "cpu")[0]
 
 

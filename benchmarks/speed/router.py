@@ -30,7 +30,6 @@ from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import FrozenChoice
 from freemoe.evals.tasks.domains import load_domains
 from freemoe.models.checkpoints.loading import load_base
-from freemoe.recipes import recipe_from
 
 _ACCURACY, _LATENCY = 95.0, 1.0
 _LIMIT, _QUICK_LIMIT = 500, 60
@@ -61,17 +60,16 @@ def run(settings: Settings) -> Outcome:
 
 def real_recipe(root: Path, seed: int, limit: int) -> BuildRecipe:
     """Three domains of published benchmarks for a real small model; only their prompts are read."""
-    data = {
-        "model": str(root / MODEL),
-        "domains": {"math": ["gsm8k", "mathqa"], "code": ["mbpp"], "general": ["mmlu"]},
-        "seed": seed,
-        "dtype": "float32",
-        # Loading code tasks asks for it; nothing is generated and so nothing runs.
-        "data": {"root": str(root), "limit": limit, "allow_code_execution": True},
-    }
-    recipe = recipe_from({"command": "build", **data})
-    assert isinstance(recipe, BuildRecipe)
-    return recipe
+    return BuildRecipe.model_validate(
+        {
+            "model": str(root / MODEL),
+            "domains": {"math": ["gsm8k", "mathqa"], "code": ["mbpp"], "general": ["mmlu"]},
+            "seed": seed,
+            "dtype": "float32",
+            # Loading code tasks asks for it; nothing is generated and so nothing runs.
+            "data": {"root": str(root), "limit": limit, "allow_code_execution": True},
+        }
+    )
 
 
 def wide_router(seed: int) -> DomainRouter:

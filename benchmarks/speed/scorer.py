@@ -90,14 +90,7 @@ def run(settings: Settings) -> Outcome:
 
 
 class Contest:
-    """One set of requests, scored by both sides.
-
-    Args:
-        model: Both sides' model.
-        tokenizer: Both sides' tokenizer.
-        documents: For every document its (context, choice) texts.
-        settings: Of the benchmark.
-    """
+    """One set of requests, for every document its (context, choice) texts, scored by both sides on one model."""
 
     def __init__(self, model: Any, tokenizer: Any, documents: list[list[Text]], settings: Settings) -> None:
         self.model, self.tokenizer, self.settings = model, tokenizer, settings
@@ -106,30 +99,29 @@ class Contest:
         self.scorer = Scorer(model, tokenizer)
         self.pairs = [self.scorer.encode_pair(*text) for text in self.texts]
         self.tokens = [(t, list(p.context), list(p.continuation)) for t, p in zip(self.texts, self.pairs, strict=True)]
+        whole, once = _tokens_whole(self.pairs), _tokens_once(self.pairs)
         self.details: dict[str, Any] = {
             "documents": len(documents),
-            "tokens_if_every_row_is_run_whole": _tokens_whole(self.pairs),
-            "tokens_if_prefixes_are_run_once": _tokens_once(self.pairs),
+            "tokens_if_every_row_is_run_whole": whole,
+            "tokens_if_prefixes_are_run_once": once,
+            "ideal": round(whole / once, 2),
         }
-        self.details["ideal"] = round(
-            self.details["tokens_if_every_row_is_run_whole"] / self.details["tokens_if_prefixes_are_run_once"], 2
-        )
-        self.rival = self._fastest_rival()
-
-    def _fastest_rival(self) -> Any:
-        """lm-eval's backend at the best of several batch sizes, each tried once after a first call."""
-        seconds: dict[int, float] = {}
+        # lm-eval's backend at the best of several batch sizes, each tried once after a first call.
+        times: dict[int, float] = {}
         sample = self.tokens[:SAMPLE]
-        for size in BATCH_SIZES[1:3] if self.settings.quick else BATCH_SIZES:
-            backend = _hflm(self.model, self.tokenizer, size)
+        for size in BATCH_SIZES[1:3] if settings.quick else BATCH_SIZES:
+            backend = self._hflm(size)
             answers_of(backend, sample[: 4 * size])
             began = time.perf_counter()
             answers_of(backend, sample)
-            seconds[size] = time.perf_counter() - began
-        self.batch_size = min(seconds, key=lambda size: seconds[size])
-        self.details["rival_seconds_by_batch_size"] = {str(k): round(v, 3) for k, v in seconds.items()}
+            times[size] = time.perf_counter() - began
+        self.batch_size = min(times, key=lambda size: times[size])
+        self.details["rival_seconds_by_batch_size"] = {str(k): round(v, 3) for k, v in times.items()}
         self.details["rival_batch_size"] = self.batch_size
-        return _hflm(self.model, self.tokenizer, self.batch_size)
+        self.rival = self._hflm(self.batch_size)
+
+    def _hflm(self, size: int) -> Any:
+        return own_backend(self.model, self.tokenizer, batch_size=size, max_length=CONTEXT, softmax_dtype="float32")
 
     def _same_answers(self) -> float:
         """Compare both sides' answers; returns the largest difference of a log-likelihood in nats."""
@@ -151,14 +143,12 @@ class Contest:
     def figure(self, name: str, target: float | None) -> Figure:
         """Time both sides on pre-tokenised requests."""
         worst = self._same_answers()
-        seconds = in_turns(
-            {
-                "freemoe": lambda: self.scorer.score(self.pairs),
-                "lm-eval": lambda: answers_of(self.rival, self.tokens),
-            },
-            self.settings.rounds,
-            warm=False,  # both sides have just answered
-        )
+        sides = {
+            "freemoe": lambda: self.scorer.score(self.pairs),
+            "lm-eval": lambda: answers_of(self.rival, self.tokens),
+        }
+        # Both have just answered.
+        seconds = in_turns(sides, self.settings.rounds, warm=False)
         self.details |= {"seconds": _rounded(seconds), "largest_difference_nats": worst}
         note = (
             f"answers equal, largest difference {worst:.1g} nats; lm-eval at batch size {self.batch_size}; "
@@ -171,14 +161,11 @@ class Contest:
         from lm_eval.api.instance import Instance
 
         requests = [Instance("loglikelihood", {}, text, i) for i, text in enumerate(self.texts)]
-        seconds = in_turns(
-            {
-                "freemoe": lambda: Scorer(self.model, self.tokenizer).loglikelihoods(self.texts),
-                "lm-eval": lambda: self.rival.loglikelihood(requests, disable_tqdm=True),
-            },
-            min(TEXT_ROUNDS, self.settings.rounds),
-            warm=False,
-        )
+        sides = {
+            "freemoe": lambda: Scorer(self.model, self.tokenizer).loglikelihoods(self.texts),
+            "lm-eval": lambda: self.rival.loglikelihood(requests, disable_tqdm=True),
+        }
+        seconds = in_turns(sides, min(TEXT_ROUNDS, self.settings.rounds), warm=False)
         self.details["seconds_from_text"] = _rounded(seconds)
         name = "the same, first call, from text"
         return Figure(name, ratio(seconds, "lm-eval", "freemoe"), note="tokenising and planning included")
@@ -258,7 +245,3 @@ def questions(shape: Shape, vocabulary: int, seed: int) -> list[list[Text]]:
             lengths = [rng.randint(*shape.answer) for _ in letters]
             found.append([(context, f"{c} {words(n - 1)}".rstrip()) for c, n in zip(letters, lengths, strict=True)])
     return found
-
-
-def _hflm(model: Any, tokenizer: Any, batch_size: int) -> Any:
-    return own_backend(model, tokenizer, batch_size=batch_size, max_length=CONTEXT, softmax_dtype="float32")

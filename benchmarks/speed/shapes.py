@@ -1,40 +1,49 @@
-"""Random bases of a size: what the benchmarks of calibration and switching run on."""
+"""Random bases of the shapes in ``shapes.yaml``: what benchmarks of speed and memory run on."""
 
 from __future__ import annotations
 
 import json
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
+
+from benchmarks.harness import Settings
+
+_SHAPES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+
+
+def shape_of(name: str, quick: bool = False) -> tuple[str, dict[str, Any]]:
+    """A row of the table: model type, and values of the configuration; in a quick run those of a small model of that type."""
+    values = dict(_SHAPES[name])
+    small = values.pop("quick", None)
+    if quick:
+        values = dict(_SHAPES["quick"]) if small is None else values | small
+    return values.pop("model_type"), values
+
+
+def shaped_model(name: str, settings: Settings, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
+    """A random base of a row of the table, some of its values exchanged."""
+    model_type, values = shape_of(name, settings.quick)
+    return random_model(model_type, settings.seed, dtype, settings.device, **values | changes)
 
 
 def random_model(
     model_type: str, seed: int, dtype: torch.dtype = torch.float32, device: str = "cpu", /, **sizes: Any
 ) -> Any:
-    """Build a causal LM from a configuration, with random weights, in evaluation mode.
-
-    Args:
-        model_type: As in ``config.model_type``.
-        seed: Of the weights; torch's own state of random numbers is left as it was.
-        dtype: Of the weights.
-        device: Where they are drawn, matrix by matrix; each kind of device draws its own.
-        sizes: Values of the configuration.
-    """
+    """A causal LM with random weights drawn on its device, matrix by matrix; torch's own random state is left as it was."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(model_type, pad_token_id=0, bos_token_id=1, eos_token_id=2, **sizes)
     there = torch.device(device)
-    with torch.random.fork_rng(devices=[] if there.type == "cpu" else [there]), drawn_on(there):
+    # Made on the device: 13 GB of weights never pass through the host.
+    inside = nullcontext() if there.type == "cpu" else there
+    with torch.random.fork_rng(devices=[] if there.type == "cpu" else [there]), inside:
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     return model.eval()
-
-
-def drawn_on(device: torch.device) -> AbstractContextManager[Any]:
-    """Inside, tensors are made on a device; 13 GB of weights never pass through the host."""
-    return nullcontext() if device.type == "cpu" else device
 
 
 def write_random_checkpoint(folder: Path, model_type: str, seed: int, **sizes: Any) -> int:
@@ -70,25 +79,3 @@ def write_random_checkpoint(folder: Path, model_type: str, seed: int, **sizes: A
     index = {"metadata": {"total_size": total}, "weight_map": where}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
     return total
-
-
-def llama_shape(
-    quick: bool, seed: int, hidden: int, intermediate: int, layers: int, vocabulary: int, device: str = "cpu"
-) -> Any:
-    """A Llama of these sizes, or a tiny one in a quick run."""
-    if quick:
-        hidden, intermediate, layers, vocabulary = 64, 160, 2, 100
-    heads = max(1, hidden // 64)
-    return random_model(
-        "llama",
-        seed,
-        torch.float32,
-        device,
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        vocab_size=vocabulary,
-        max_position_embeddings=2048,
-    )

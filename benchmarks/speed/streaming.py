@@ -8,38 +8,37 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from benchmarks.harness import Figure, Outcome, Settings, in_own_process
-from benchmarks.speed.memory import QUICK, SHAPE, TOKENS, WIDTH, Bench, documents_of
-from benchmarks.speed.scorer import word_tokenizer
-from benchmarks.speed.shapes import write_random_checkpoint
+from benchmarks.speed.memory import TOKENS, WIDTH, bench_of
+from benchmarks.speed.shapes import shape_of, write_random_checkpoint
 from freemoe.core.memory import free_now, peak_memory_bytes, reset_peak_memory, used_memory_bytes
 from freemoe.domain_experts.rank.bands import Band, BandRankings
-from freemoe.evals.engine.scorer import Scorer
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.mask import Mask
-from freemoe.models.weights import find_weights
 
 LAYERS = (22, 45)
 QUICK_LAYERS = (2, 4)
-STEPS = ("load", "calibration", "band", "scoring of the band", "scoring of the base")
 MOST = 1.5
+T = TypeVar("T")
 
 
 def run(settings: Settings) -> Outcome:
     """Go through both checkpoints."""
     layers = QUICK_LAYERS if settings.quick else LAYERS
-    shape = QUICK if settings.quick else SHAPE
+    model_type, shape = shape_of("1.1G", settings.quick)
     found: dict[str, Any] = {}
     with settings.progress.stage("streaming", len(layers)) as advance:
         for number in layers:
             with tempfile.TemporaryDirectory(prefix="freemoe-") as folder:
-                size = write_random_checkpoint(Path(folder), "llama", settings.seed, num_hidden_layers=number, **shape)
-                row = in_own_process(__name__, [folder, shape["vocab_size"], settings.seed])
+                values = shape | {"num_hidden_layers": number}
+                size = write_random_checkpoint(Path(folder), model_type, settings.seed, **values)
+                row = in_own_process(__name__, [folder, settings.seed])
             found[str(number)] = {"checkpoint": size, **row}
             advance(1)
     small, large = found.values()
@@ -57,36 +56,30 @@ def run(settings: Settings) -> Outcome:
     return Outcome(figures, {"threads": torch.get_num_threads(), "tokens": TOKENS, "measured": found})
 
 
-def weigh(folder: str, vocabulary: int, seed: int) -> dict[str, Any]:
+def weigh(folder: str, seed: int) -> dict[str, Any]:
     """Peak of every step in this process, libraries included, and its seconds."""
     before = used_memory_bytes()
     peaks: dict[str, int] = {}
     seconds: dict[str, float] = {}
-    state: dict[str, Any] = {}
 
-    def load() -> None:
-        model, _ = load_base(folder, device="disk")
-        scorer = Scorer(model, word_tokenizer(vocabulary), batch_tokens=TOKENS)
-        state["bench"] = Bench(model, find_weights(model), scorer, documents_of(vocabulary, seed))
-
-    def calibration() -> None:
-        state["norms"] = state["bench"].norms
-
-    def band() -> None:
-        chosen = Band("wanda", 0.2, 0.2 + WIDTH)
-        rankings = BandRankings(state["bench"].weights, lambda tap: state["norms"].input_norm(tap, 0, 2), [chosen])
-        state["mask"] = rankings.mask_of_band(chosen)
-
-    def score_band() -> None:
-        state["bench"].score(state.pop("mask"))
-
-    def score_base() -> None:
-        state["bench"].score(Mask())
-
-    for name, step in zip(STEPS, (load, calibration, band, score_band, score_base), strict=True):
+    def step(name: str, work: Callable[[], T]) -> T:
         free_now()
         reset_peak_memory()
         began = time.perf_counter()
-        step()
+        found = work()
         seconds[name], peaks[name] = time.perf_counter() - began, peak_memory_bytes()
+        return found
+
+    band = Band("wanda", 0.2, 0.2 + WIDTH)
+    bench = step("load", lambda: bench_of(load_base(folder, device="disk")[0], seed))
+    norms = step("calibration", lambda: bench.norms)
+    found = [
+        step(
+            "band",
+            lambda: BandRankings(bench.weights, lambda tap: norms.input_norm(tap, 0, 2), [band]).mask_of_band(band),
+        )
+    ]
+    # Gone with the step that scores it.
+    step("scoring of the band", lambda: bench.score(found.pop()))
+    step("scoring of the base", lambda: bench.score(Mask()))
     return {"before": before, "peaks": peaks, "seconds": seconds}

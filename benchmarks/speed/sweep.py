@@ -92,7 +92,7 @@ def run(settings: Settings) -> Outcome:
     return Outcome(tuple(figures), details)
 
 
-Sides = dict[str, list["Found"]]
+Sides = dict[str, list[Found]]
 Seconds = dict[str, list[float]]
 
 
@@ -208,9 +208,8 @@ def _plain(world: World) -> Found:
         for band in world.bands:
             saved = {w.name: w.parameter.clone() for w in world.weights}
             for weight in world.weights:
-                weight.parameter.masked_fill_(
-                    _plain_mask(weight, world.norms.input_norm(weight.tap, group, 2), band), 0
-                )
+                norm = world.norms.input_norm(weight.tap, group, 2)
+                weight.parameter.masked_fill_(_plain_mask(weight, norm, band), 0)
             requests = [
                 Instance("loglikelihood", {}, (document.prompt, answer), i)
                 for i, document in enumerate(split.documents)

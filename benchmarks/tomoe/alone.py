@@ -64,13 +64,6 @@ def seconds_alone(
 ) -> dict[int, tuple[list[float], list[float]]]:
     """Seconds of every round, by tokens in one call (1: decoded with a cache), of the dense folder and of ours.
 
-    Args:
-        dense: A dense model.
-        ours: Its converted form.
-        sizes: Tokens in one call.
-        threads: Of torch.
-        settings: Repeats.
-
     Raises:
         FreeMoEError: The folder does not run by itself; ends with what it said.
     """

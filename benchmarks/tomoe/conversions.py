@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gain.contest import side_by_side
-from benchmarks.harness import Settings
+from benchmarks.harness import Settings, result_of
 from benchmarks.real_llm.protocol import file_sum, model_digest
 from freemoe.assets import DOMAINS
 from freemoe.core.environment import DECIDING, package_versions
@@ -27,7 +27,7 @@ from freemoe.core.errors import LockedError
 from freemoe.core.files import json_digest, write_atomic
 from freemoe.core.run.execute import NOT_DECIDING
 from freemoe.core.run.lock import output_lock
-from freemoe.recipes import EvalRecipe, recipe_from
+from freemoe.recipes import EvalRecipe
 from freemoe.tomoe.recipe import ConvertRecipe
 
 # Asked for once per job that may be kept.
@@ -51,7 +51,7 @@ class Job:
         active: Share of the weights that a token uses.
         steps: Of training.
         seed: Of the division and of the training.
-        record: File of its record.
+        folder: Of the records.
         quick: Small parts and items.
         until: When it is too late to begin, in seconds since the epoch; None: never.
     """
@@ -62,25 +62,25 @@ class Job:
     active: float
     steps: int
     seed: int
-    record: str
+    folder: str
     quick: bool = False
     until: float | None = None
 
     @property
     def name(self) -> str:
-        """``stories260k/50%/120/s0``."""
-        return name_of(self.base, self.active, self.steps, self.seed)
+        """As ``--only`` has it: ``stories260k/50%/120/s0``."""
+        return f"{self.base}/{self.active:.0%}/{self.steps}/s{self.seed}"
+
+    @property
+    def record(self) -> Path:
+        """File of its record."""
+        return Path(self.folder) / f"{json_digest(self.name)}.json"
 
     @property
     def train(self) -> dict[str, Any]:
         """Its section of the recipe; about eight states of a long training are scored."""
         every = QUICK["save_every"] if self.quick else max(TRAIN["save_every"], self.steps // 8)
         return {**(QUICK if self.quick else TRAIN), "steps": self.steps, "save_every": every}
-
-
-def name_of(base: str, active: float, steps: int, seed: int) -> str:
-    """A conversion's name, as ``--only`` has it."""
-    return f"{base}/{active:.0%}/{steps}/s{seed}"
 
 
 def run_all(jobs: Sequence[Job], settings: Settings) -> list[dict[str, Any]]:
@@ -97,9 +97,9 @@ def measured(job: Job) -> dict[str, Any] | None:
     if found is not None or (job.until is not None and time.time() > job.until):
         return found
     try:
-        with output_lock(Path(job.record)), tempfile.TemporaryDirectory() as scratch:
+        with output_lock(job.record), tempfile.TemporaryDirectory() as scratch:
             found = {**converted(job, Path(scratch) / "converted"), "identity": identity(job)}
-            write_atomic(Path(job.record), json.dumps(found).encode())
+            write_atomic(job.record, json.dumps(found).encode())
     except LockedError:
         return None
     return found
@@ -108,7 +108,7 @@ def measured(job: Job) -> dict[str, Any] | None:
 def kept(job: Job) -> dict[str, Any] | None:
     """The job's record; None where there is none, or one of another recipe, model, text or version."""
     try:
-        found = json.loads(Path(job.record).read_text(encoding="utf-8"))
+        found = json.loads(job.record.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return found if found.get("identity") == identity(job) else None
@@ -125,9 +125,8 @@ def identity(job: Job) -> str:
 
 def recipe_of(job: Job, output: Path) -> ConvertRecipe:
     """The job's conversion."""
-    recipe = recipe_from(
+    return ConvertRecipe.model_validate(
         {
-            "command": "convert",
             "model": job.model,
             "text": job.text,
             "output": str(output),
@@ -138,11 +137,8 @@ def recipe_of(job: Job, output: Path) -> ConvertRecipe:
             "device": "cpu",
             "threads": 1,
             "train": job.train,
-        },
-        "The benchmark",
+        }
     )
-    assert isinstance(recipe, ConvertRecipe)
-    return recipe
 
 
 def converted(job: Job, output: Path) -> dict[str, Any]:
@@ -152,7 +148,7 @@ def converted(job: Job, output: Path) -> dict[str, Any]:
     from freemoe.tomoe.pipeline import convert
 
     torch.set_num_threads(1)
-    result = json.loads((convert(recipe_of(job, output)) / "result.json").read_text(encoding="utf-8"))
+    result = result_of(convert(recipe_of(job, output)))
     curve = result["held_out_curve"]
     found = {
         "name": job.name,
@@ -178,9 +174,8 @@ def task_accuracy(model: str, quick: bool) -> float:
     """Mean accuracy over the bundled domains' test items."""
     from freemoe.evals.evaluation import evaluate_target
 
-    recipe = recipe_from(
+    recipe = EvalRecipe.model_validate(
         {
-            "command": "eval",
             "artefact": model,
             "domains": {domain: f"demo:{domain}" for domain in DOMAINS},
             "dtype": "float32",
@@ -188,8 +183,6 @@ def task_accuracy(model: str, quick: bool) -> float:
             "threads": 1,
             "seed": 0,  # the same items for the base and for every conversion
             "data": {"limit": 16 if quick else 200},
-        },
-        "The benchmark",
+        }
     )
-    assert isinstance(recipe, EvalRecipe)
     return float(np.mean([d["rows"]["base"]["score"] for d in evaluate_target(recipe)["domains"]]))

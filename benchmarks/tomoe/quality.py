@@ -20,21 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import Figure, Outcome, Settings
-from benchmarks.tomoe.conversions import (
-    EXPERTS,
-    JUDGED_SHARE,
-    QUICK,
-    TRAIN,
-    Job,
-    name_of,
-    run_all,
-)
+from benchmarks.harness import Figure, Outcome, Settings, not_measured
+from benchmarks.tomoe.conversions import EXPERTS, JUDGED_SHARE, QUICK, TRAIN, Job, run_all
 from freemoe.assets import DOMAINS, benchmark_path
-from freemoe.core.files import json_digest
 from freemoe.evals.statistics import over_seeds
 from freemoe.models.checkpoints.loading import BUNDLED
-from freemoe.recipes import recipe_from
 from freemoe.tomoe.recipe import ConvertRecipe
 
 SHARES = (0.7, 0.6, 0.5, 0.4)
@@ -59,17 +49,7 @@ def run(settings: Settings) -> Outcome:
     # What all shares need first, then long trainings.
     wanted = [(share, steps[0]) for share in shares] + [(JUDGED_SHARE, many) for many in steps[1:]]
     jobs = [
-        Job(
-            base,
-            model,
-            text,
-            share,
-            many,
-            settings.seed + seed,
-            str(folder / f"{json_digest(name_of(base, share, many, settings.seed + seed))}.json"),
-            settings.quick,
-            until,
-        )
+        Job(base, model, text, share, many, settings.seed + seed, str(folder), settings.quick, until)
         for share, many in wanted
         for base, (model, text) in sources.items()
         for seed in range(seeds)
@@ -91,7 +71,7 @@ def run(settings: Settings) -> Outcome:
 
 def _missing(base: str, share: float, steps: int) -> Figure:
     note = "not measured yet: run again without --only and --minutes"
-    return Figure(f"T9 {base}, {share:.0%} active, {steps} steps", math.nan, 0.0, unit=" nats", note=note)
+    return not_measured(f"T9 {base}, {share:.0%} active, {steps} steps", 0.0, " nats", note)
 
 
 def improving(base: str, runs: Sequence[dict[str, Any]], steps: Sequence[int]) -> list[Figure]:
@@ -102,19 +82,14 @@ def improving(base: str, runs: Sequence[dict[str, Any]], steps: Sequence[int]) -
     losses = {many: {r["seed"]: r["nll"]["converted"] for r in runs if r["steps"] == many} for many in steps}
     selecting = {many: {r["seed"]: r["held_out"] for r in runs if r["steps"] == many} for many in steps}
     at = f"T9 {base}, {JUDGED_SHARE:.0%} active"
-    figures = [
-        Figure(
-            f"{at}: test loss after {many} steps",
-            float(np.mean(list(found.values()))) if found else math.nan,
-            unit=" nats",
-            digits=4,
-            note=", ".join(
-                f"seed {seed} {loss:.4f} ({selecting[many][seed]:.4f} where the state was chosen)"
-                for seed, loss in sorted(found.items())
-            ),
+    figures = []
+    for many, found in losses.items():
+        mean = float(np.mean(list(found.values()))) if found else math.nan
+        note = ", ".join(
+            f"seed {seed} {loss:.4f} ({selecting[many][seed]:.4f} where the state was chosen)"
+            for seed, loss in sorted(found.items())
         )
-        for many, found in losses.items()
-    ]
+        figures.append(Figure(f"{at}: test loss after {many} steps", mean, unit=" nats", digits=4, note=note))
     for fewer, more in pairwise(steps):
         shared = sorted(losses[fewer].keys() & losses[more].keys())
         if not shared:
@@ -122,26 +97,19 @@ def improving(base: str, runs: Sequence[dict[str, Any]], steps: Sequence[int]) -
             continue
         fall = over_seeds([losses[fewer][seed] - losses[more][seed] for seed in shared])
         there = float(np.mean([selecting[fewer][seed] - selecting[more][seed] for seed in shared]))
-        figures.append(
-            Figure(
-                f"{at}: test loss falls from {fewer} to {more} steps, lower end of the 95 % interval",
-                fall.low,
-                0.0,
-                unit=" nats",
-                digits=4,
-                note=f"mean {fall.mean:.4f} over {len(shared)} seeds; {there:.4f} where the state was chosen",
-            )
-        )
+        name = f"{at}: test loss falls from {fewer} to {more} steps, lower end of the 95 % interval"
+        note = f"mean {fall.mean:.4f} over {len(shared)} seeds; {there:.4f} where the state was chosen"
+        figures.append(Figure(name, fall.low, 0.0, unit=" nats", digits=4, note=note))
     return figures
 
 
 def bundled_text(folder: Path) -> str:
     """The reference items of the bundled benchmark as text; its test items are not in it."""
-    lines = []
-    for domain in DOMAINS:
-        for line in benchmark_path(domain, "reference").read_text(encoding="utf-8").splitlines():
-            record = json.loads(line)
-            lines.append(json.dumps({"text": item_text(record)}))
+    lines = [
+        json.dumps({"text": r["prompt"] + r["target"] if "target" in r else r["question"] + r["choices"][r["answer"]]})
+        for domain in DOMAINS
+        for r in map(json.loads, benchmark_path(domain, "reference").read_text(encoding="utf-8").splitlines())
+    ]
     path = folder / "bundled.jsonl"
     path.write_text("\n".join(lines), encoding="utf-8")
     return str(path)
@@ -149,9 +117,8 @@ def bundled_text(folder: Path) -> str:
 
 def bundled_recipe(folder: Path, active: float, experts: int, train: dict[str, Any], seed: int) -> ConvertRecipe:
     """The conversion of the bundled model on its own reference items, without rivals, into a folder."""
-    recipe = recipe_from(
+    return ConvertRecipe.model_validate(
         {
-            "command": "convert",
             "model": BUNDLED,
             "text": [bundled_text(folder)],
             "output": str(folder / "converted"),
@@ -162,18 +129,8 @@ def bundled_recipe(folder: Path, active: float, experts: int, train: dict[str, A
             "device": "cpu",
             "rivals": False,
             "train": train,
-        },
-        "The benchmark",
+        }
     )
-    assert isinstance(recipe, ConvertRecipe)
-    return recipe
-
-
-def item_text(record: dict[str, Any]) -> str:
-    """A benchmark item with its right answer."""
-    if "target" in record:
-        return record["prompt"] + record["target"]
-    return record["question"] + record["choices"][record["answer"]]
 
 
 def judged(name: str, share: float, runs: list[dict[str, Any]]) -> tuple[list[Figure], dict[str, Any]]:
@@ -186,38 +143,19 @@ def judged(name: str, share: float, runs: list[dict[str, Any]]) -> tuple[list[Fi
     perplexities = {n: math.exp(float(np.mean([r["nll"][n] for r in runs]))) for n in runs[0]["nll"]}
     shown = ", ".join(f"{n} {p:.2f}" for n, p in perplexities.items())
     at = f"{name}, {share:.0%} active"
-    figures = [
-        Figure(
-            f"T9 {at}: nats per token below the best rival, lower end of the 95 % interval",
-            margin.low,
-            0.0,
-            unit=" nats",
-            digits=3,
-            note=f"mean {margin.mean:.3f} over {len(runs)} seeds; perplexity: {shown}",
-        ),
-        Figure(
-            f"T9 {at}: share of the dense model's next-token accuracy",
-            kept.mean,
-            KEPT if share == JUDGED_SHARE else None,
-            unit=" %",
-            digits=1,
-            note=f"95 % over seeds [{kept.low:.1f}, {kept.high:.1f}]",
-        ),
-    ]
-    figures.append(
-        Figure(
-            f"T9 {at}: of the linears runs per token, routers and gates included",
-            100 * float(np.mean([r["share_at_run_time"] for r in runs])),
-            unit=" %",
-            digits=1,
-        )
-    )
+    below = f"T9 {at}: nats per token below the best rival, lower end of the 95 % interval"
+    note = f"mean {margin.mean:.3f} over {len(runs)} seeds; perplexity: {shown}"
+    figures = [Figure(below, margin.low, 0.0, unit=" nats", digits=3, note=note)]
+
+    def per_cent(what: str, value: float, target: float | None = None, note: str = "") -> None:
+        figures.append(Figure(f"T9 {at}: {what}", value, target, unit=" %", digits=1, note=note))
+
+    target, note = KEPT if share == JUDGED_SHARE else None, f"95 % over seeds [{kept.low:.1f}, {kept.high:.1f}]"
+    per_cent("share of the dense model's next-token accuracy", kept.mean, target, note)
+    running = 100 * float(np.mean([r["share_at_run_time"] for r in runs]))
+    per_cent("of the linears runs per token, routers and gates included", running)
     tasks = [100 * r["tasks"]["converted"] / r["tasks"]["dense"] for r in runs if "tasks" in r]
     if tasks:
-        figures.append(
-            Figure(
-                f"T9 {at}: share of the dense model's accuracy on its tasks", float(np.mean(tasks)), unit=" %", digits=1
-            )
-        )
+        per_cent("share of the dense model's accuracy on its tasks", float(np.mean(tasks)))
     row = {"model": name, "active": share, "margin": vars(margin), "kept": vars(kept), "perplexity": perplexities}
     return figures, row

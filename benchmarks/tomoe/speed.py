@@ -22,7 +22,7 @@ from torch import Tensor
 
 from benchmarks.devices import dtype_on, is_accelerator
 from benchmarks.harness import Figure, Outcome, Settings, in_turns, one_clock, ratio
-from benchmarks.speed.shapes import random_model
+from benchmarks.speed.shapes import shape_of, shaped_model
 from benchmarks.tomoe.alone import PAST, STEPS, seconds_alone
 from freemoe.core.errors import NumericError
 from freemoe.models.sublayers import DecoderSublayers, find_sublayers
@@ -38,10 +38,7 @@ from freemoe.tomoe.structures.structure import (
     from_tensors,
 )
 
-# Llama-2-7B at half its width: the same shares of attention and MLP, the same head. 152 million weights in three layers.
-SHAPE = {"hidden_size": 2048, "intermediate_size": 5504, "num_hidden_layers": 4, "num_attention_heads": 16}
-QUICK_SHAPE = {"hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2, "num_attention_heads": 4}
-EXPERTS = 8
+SHAPE, EXPERTS = "half of Llama-2-7B", 8
 SHARE = 0.5
 INNER = 128
 # Number of tokens in one call -> target; one token is decoded with a cache, the others are a fresh prompt.
@@ -88,12 +85,7 @@ def random_masks(settings: Settings, sublayers: list[DecoderSublayers]) -> Struc
 
 
 def tiled(structure: Structure, sublayers: list[DecoderSublayers]) -> Structure:
-    """The masks of a small model, repeated until they fill a larger one: their shares, patterns and overlaps stay.
-
-    Args:
-        structure: Of the small model, as training left it.
-        sublayers: Of the larger model, whose head is a multiple of the small one's or equal to it.
-    """
+    """The masks of a small model, repeated until they fill a larger one: their shares, patterns and overlaps stay."""
 
     def over(tensor: Tensor, size: int) -> Tensor:
         """Repeat the last axis up to a size."""
@@ -101,32 +93,19 @@ def tiled(structure: Structure, sublayers: list[DecoderSublayers]) -> Structure:
 
     found = []
     for number, layer in enumerate(sublayers):
-        own = structure[number % len(structure)]
-        head_dim = layer.rotary.head_dim
+        own, head_dim = structure[number % len(structure)], layer.rotary.head_dim
         if isinstance(own.vo, ValueGateTensors):
-            share = int(own.vo.keep) / len(own.vo.offset)
-            vo = replace(
-                own.vo,
-                project=over(own.vo.project, layer.hidden_size),
-                decode=over(own.vo.decode.T, head_dim).T,
-                offset=over(own.vo.offset, head_dim),
-                keep=torch.tensor(max(1, round(share * head_dim))),
-            )
+            keep = torch.tensor(max(1, round(int(own.vo.keep) / len(own.vo.offset) * head_dim)))
+            project, decode = over(own.vo.project, layer.hidden_size), over(own.vo.decode.T, head_dim).T
+            vo = replace(own.vo, project=project, decode=decode, offset=over(own.vo.offset, head_dim), keep=keep)
         else:
             vo = over(own.vo, head_dim)
-        found.append(
-            LayerStructure(
-                qk=over(own.qk, layer.rotary.num_bits),
-                vo=vo,
-                router_weight=over(own.router_weight, layer.hidden_size),
-                router_bias=own.router_bias,
-                experts=over(own.experts, layer.intermediate_size),
-            )
-        )
+        qk, router = over(own.qk, layer.rotary.num_bits), over(own.router_weight, layer.hidden_size)
+        experts = over(own.experts, layer.intermediate_size)
+        found.append(LayerStructure(qk, vo, router, own.router_bias, experts))
     return found
 
 
-# Name -> masks for the shape. Those of a trained small model are one more row: ``tiled(its structure, sublayers)``.
 def trained_masks(settings: Settings, sublayers: list[DecoderSublayers]) -> Structure:
     """The masks of the bundled model's own conversion, tiled up."""
     from safetensors.torch import load_file
@@ -148,16 +127,14 @@ SOURCES: dict[str, Callable[[Settings, list[DecoderSublayers]], Structure]] = {
 @torch.no_grad()
 def run(settings: Settings) -> Outcome:
     """Measure every source of masks at every number of tokens."""
-    shape = QUICK_SHAPE if settings.quick else SHAPE
     tokens = QUICK_TOKENS if settings.quick else tuple(TARGETS)
-    sizes = {**shape, "vocab_size": 1024, "max_position_embeddings": 8192}
-    model = random_model("llama", settings.seed, torch.float32, settings.device, **sizes)
+    model = shaped_model(SHAPE, settings, vocab_size=1024, max_position_embeddings=8192)
     dense = _as_run(model, settings)
     sublayers = find_sublayers(model)
     figures: list[Figure] = []
     details: dict[str, Any] = {
         "threads": torch.get_num_threads(),
-        "shape": shape,
+        "shape": shape_of(SHAPE, settings.quick)[1],
         "decoder_weights": dense_parameters(sublayers),
     }
     threads = torch.get_num_threads()
@@ -247,12 +224,7 @@ def _decoding(model: Any, settings: Settings) -> Callable[[], None]:
 
 
 def ceilings(model: Any, structure: Structure, count: int) -> tuple[float, float]:
-    """What fewer products, and what fewer weights to read, allow at the most in one call.
-
-    Args:
-        model: The dense model.
-        structure: Of the converted one.
-        count: Tokens of the call; 1 stands for a decoded one.
+    """What fewer products, and what fewer weights to read, allow at the most in a call of so many tokens (1: a decoded one).
 
     Returns:
         Products of the dense model over ours; weights read by the dense model over those read by ours.
@@ -294,10 +266,8 @@ def _folder(
         export_converted_model(model, structure, root / "ours")
         sizes = [sum(p.stat().st_size for p in (root / side).rglob("*")) for side in ("ours", "dense")]
         # That process has no device of its own.
-        alone = () if is_accelerator(settings.device) else ALONE
-        seconds = (
-            seconds_alone(root / "dense", root / "ours", alone, torch.get_num_threads(), settings) if alone else {}
-        )
+        here, threads = not is_accelerator(settings.device), torch.get_num_threads()
+        seconds = seconds_alone(root / "dense", root / "ours", ALONE, threads, settings) if here else {}
     figures = [Figure(f"size on disk over dense, {name}", sizes[0] / sizes[1], SIZE_TARGET, "lower", digits=3)]
     for count, (dense, ours) in seconds.items():
         what = "decoding one token with a cache" if count == 1 else f"{count} tokens in one call"

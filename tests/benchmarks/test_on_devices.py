@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,9 +20,8 @@ def test_a_part_that_fails_says_so_and_the_others_go_on(monkeypatch: pytest.Monk
     monkeypatch.setattr(large.memory, "prepared", full)
     outcome = large.run(Settings(quick=True, only="*: [cs]*"))
     lines = [figure.line() for figure in outcome.figures]
-    assert [line.partition(":")[0] for line in lines] == ["7B shape, calibration over a plain forward pass"] + [
-        "7B shape, calibration"
-    ] + ["memory"] * 2
+    calibration = ["7B shape, calibration over a plain forward pass", "7B shape, calibration"]
+    assert [line.partition(":")[0] for line in lines] == [*calibration, "memory", "memory"]
     assert lines[-1] == "memory: calibration: not measured; CUDA out of memory. Tried to allocate 20.00 GiB"
     assert outcome.details["memory: scoring"] == {"error": "CUDA out of memory. Tried to allocate 20.00 GiB"}
 
@@ -37,19 +36,9 @@ def test_the_large_base_measures_every_part() -> None:
     assert large.SHAPE["num_hidden_layers"] * (4 * 4096**2 + 3 * 4096 * 11008) + 2 * 32000 * 4096 == 6_738_149_376
 
 
-def test_a_timing_begins_and_ends_when_the_device_has_nothing_left_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[str] = []
-    monkeypatch.setattr(devices, "wait", lambda: order.append("wait"))
+def test_a_timing_begins_and_ends_when_every_device_has_nothing_left_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[Any] = []
+    cuda = SimpleNamespace(is_initialized=lambda: True, device_count=lambda: 2, synchronize=order.append)
+    monkeypatch.setattr(devices, "torch", SimpleNamespace(cuda=cuda))
     in_turns({"a": lambda: order.append("a")}, 2, warm=False)
-    assert order == ["wait", "a", "wait"] * 2
-
-
-@pytest.mark.parametrize("module", [ModuleType("cuda")])
-def test_waiting_asks_every_device_that_was_used(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    module.is_initialized = lambda: True
-    module.device_count = lambda: 2
-    module.synchronize = asked.append
-    monkeypatch.setattr(torch, "cuda", module)
-    devices.wait()
-    assert asked == [0, 1]
+    assert order == [0, 1, "a", 0, 1] * 2

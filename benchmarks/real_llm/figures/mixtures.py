@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import Figure
+from benchmarks.harness import Figure, not_measured
 from benchmarks.real_llm.cells import Cell
 from benchmarks.real_llm.figures.rows import Finished
 from benchmarks.real_llm.plan import CONVERTED, CURVES
-from benchmarks.shares import share_bootstrap
-from freemoe.evals.statistics import mean_interval
+from benchmarks.shares import gain_interval, share_bootstrap
 
 _OWN = ("dense", "converted")
 _FAMILIES = ("convert", "mixture", "trim")
@@ -24,12 +23,7 @@ _KEPT, _JUDGED = 81.0, 0.5
 
 def mixture_figures(finished: Finished) -> list[Figure]:
     """Of every conversion and of the trim, measured or not."""
-    found = [figure for share in CONVERTED for figure in _converted(finished, share)]
-    return [*found, *_trimmed(finished)]
-
-
-def _of(finished: Finished, cell: Cell) -> dict[str, Any] | None:
-    return finished.get(cell.name)
+    return [*(figure for share in CONVERTED for figure in _converted(finished, share)), _trimmed(finished)]
 
 
 def perplexity(score: dict[str, Any]) -> float:
@@ -61,45 +55,36 @@ def _converted(finished: Finished, share: float) -> list[Figure]:
         f"T9 {CURVES[0]}, {share:.0%} active: share of the dense model's next-token accuracy",
     )
     target = _KEPT if share == _JUDGED else None
-    record = _of(finished, Cell("convert", CURVES[0], "tomoe", share))
+    record = finished.get(Cell("convert", CURVES[0], "tomoe", share).name)
     if record is None:
         note = "its cell is not done"
-        return [
-            Figure(names[0], math.nan, 0.0, unit=" nats", note=note),
-            Figure(names[1], math.nan, target, unit=" %", note=note),
-        ]
+        return [not_measured(names[0], 0.0, " nats", note), not_measured(names[1], target, " %", note)]
     scores = record["scores"]
     own, dense = scores["converted"], scores["dense"]
     # The best by what is reported: that favours the rivals.
     best = min((n for n in scores if n not in _OWN), key=lambda n: sum(scores[n]["nll"]))
     blocks = [str(i) for i in range(len(own["nll"]))]
-    apart = np.subtract(scores[best]["nll"], own["nll"]) / own["tokens"]
-    margin = mean_interval(apart.tolist(), blocks, own["tokens"])
+    margin = gain_interval(np.subtract(scores[best]["nll"], own["nll"]), blocks, own["tokens"])
     kept = share_bootstrap([(own["right"], dense["right"], blocks)]).scaled(100)
     steps, tokens = record["training"]["steps"], record["training"]["batch_tokens"]
     shown = ", ".join(f"{n} {perplexity(s):.2f}" for n, s in scores.items())
     note = f"mean {margin.mean:.3f}; {record['experts']} experts, {steps} steps of {tokens} tokens; perplexity: {shown}"
+    over = f"95 % over {len(blocks)} blocks [{kept.low:.1f}, {kept.high:.1f}]"
     return [
         Figure(names[0], margin.low, 0.0, unit=" nats", digits=3, note=note),
-        Figure(
-            names[1],
-            kept.mean,
-            target,
-            unit=" %",
-            digits=1,
-            note=f"95 % over {len(blocks)} blocks [{kept.low:.1f}, {kept.high:.1f}]",
-        ),
+        Figure(names[1], kept.mean, target, unit=" %", digits=1, note=over),
     ]
 
 
 # -------------------------------------------------------------------------------------------- trim
 
 
-def _trimmed(finished: Finished) -> list[Figure]:
+def _trimmed(finished: Finished) -> Figure:
     name = "split mixture, trimmed: share of the lost loss that hooks win back"
-    trim, split = (_of(finished, c) for c in (Cell("trim", CURVES[0], "hooks"), Cell("mixture", CURVES[0], "split")))
+    trim = finished.get(Cell("trim", CURVES[0], "hooks").name)
+    split = finished.get(Cell("mixture", CURVES[0], "split").name)
     if trim is None or split is None:
-        return [Figure(name, math.nan, unit=" %", note="its cells are not done")]
+        return not_measured(name, None, " %", "its cells are not done")
     rows = trim["rows"]
     won: dict[str, list[float | None]] = {n: row["recovered_ce"] for n, row in rows.items() if "recovered_ce" in row}
     shown = ", ".join(f"{n} {_percent(won[n])}" for n in ("rescaled", "scale and bias", "control") if n in won)
@@ -110,7 +95,7 @@ def _trimmed(finished: Finished) -> list[Figure]:
         f"experts; perplexity: {levels}; {split['what']}: dense {perplexity(split['scores']['dense']):.2f}, mixture "
         f"{perplexity(split['scores']['mixture']):.2f} ({perplexity(split['scores']['untrained']):.2f} before)"
     )
-    return [Figure(name, math.nan if best[0] is None else 100 * best[0], unit=" %", digits=1, note=note)]
+    return Figure(name, math.nan if best[0] is None else 100 * best[0], unit=" %", digits=1, note=note)
 
 
 def _percent(share: Sequence[float | None]) -> str:

@@ -5,8 +5,6 @@ Everything is drawn from the committed JSON alone, so that a picture can always 
 
 from __future__ import annotations
 
-import io
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from benchmarks.pages import grid, interval, panels, size, svg
 from freemoe.report.figures.drawing import PALETTE, SOFT, drawable_name, new_figure, report_style, set_panel_title
 
 Entry = dict[str, Any]
@@ -38,53 +37,36 @@ def tables(details: dict[str, Any]) -> str:
 
 
 def _table(entries: Sequence[Entry]) -> str:
-    head = "| material | method | figure | gain [95 %] | of LoRA r=1 | guard p | off | ships | s | MB | prefill, decode tokens/s |"
-    lines = [head, "|" + "---|" * 11]
+    head = ["material", "method", "figure", "gain [95 %]", "of LoRA r=1", "guard p", "off", "ships", "s", "MB"]
+    rows = []
     for e in entries:
-        figure = f"{e['perplexity']:.2f}" if "perplexity" in e else f"{e['accuracy']:.1f} %"
+        digits = 3 if "perplexity" in e else 1
         where = "/".join(str(e[k]) for k in ("base", "material", "reference_documents") if k in e)
-        rate = f", lr {e['rate'][0]:g}" if "rate" in e else ""
-        cells = [
-            where,
-            e["method"] + rate,
-            figure,
-            _interval(e.get("gain"), 3 if "perplexity" in e else 1),
-            _interval([v if v is None else 100 * v for v in e.get("share_of_lora_r1") or []], 0, " %", False),
-            f"{e['guard']['p']:.3f}" if "guard" in e else "",
-            f"{e['share_off']:.2%}" if "share_off" in e else "",
-            _bytes(e.get("bytes")),
-            f"{e.get('seconds', 0):.0f}",
-            str(e.get("memory_mb", "")),
-            _speeds(e),
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
+        speeds = "prefill_tokens_per_second" in e
+        rows.append(
+            [
+                where,
+                e["method"] + (f", lr {e['rate'][0]:g}" if "rate" in e else ""),
+                f"{e['perplexity']:.2f}" if "perplexity" in e else f"{e['accuracy']:.1f} %",
+                interval(e.get("gain"), digits),
+                interval([v if v is None else 100 * v for v in e.get("share_of_lora_r1") or []], 0, " %", False),
+                f"{e['guard']['p']:.3f}" if "guard" in e else "",
+                f"{e['share_off']:.2%}" if "share_off" in e else "",
+                size(e.get("bytes"), 1),
+                f"{e.get('seconds', 0):.0f}",
+                str(e.get("memory_mb", "")),
+                f"{e['prefill_tokens_per_second']:.0f}, {e['decode_tokens_per_second']:.1f}" if speeds else "-",
+            ]
+        )
         if "oracle" in e:
-            shown = _interval(e["oracle"]["gain"], 3 if "perplexity" in e else 1)
-            lines.append(f"| {where} | {e['method']}, oracle (selected on test) | | {shown} |" + " |" * 7)
-    return "\n".join(lines)
+            rows.append([where, f"{e['method']}, oracle (selected on test)", "", interval(e["oracle"]["gain"], digits)])
+    return grid([*head, "prefill, decode tokens/s"], rows)
 
 
 def _forgetting(entries: Sequence[Entry]) -> str:
     columns = list(dict.fromkeys(name for e in entries for name in e["gains"]))
-    lines = ["| expert | " + " | ".join(columns) + " |", "|" + "---|" * (len(columns) + 1)]
-    for e in entries:
-        cells = [_interval(e["gains"].get(c), 2) for c in columns]
-        lines.append(f"| {e['expert']}, {e['method']} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def _interval(values: Sequence[float | None] | None, digits: int, unit: str = "", signed: bool = True) -> str:
-    if not values or values[0] is None:
-        return ""
-    sign = "+" if signed else ""
-    mean, *ends = [("?" if v is None else f"{v:{sign}.{digits}f}") for v in values]
-    return f"{mean}{unit} [{', '.join(ends)}]"
-
-
-def _bytes(number: float | None) -> str:
-    if not number:
-        return "-"
-    return f"{number / 1e6:.2f} MB" if number >= 1e5 else f"{number / 1e3:.1f} KB"
+    rows = [[f"{e['expert']}, {e['method']}", *(interval(e["gains"].get(c), 2) for c in columns)] for e in entries]
+    return grid(["expert", *columns], rows)
 
 
 # ---------------------------------------------------------------------------------------- pictures
@@ -93,7 +75,7 @@ def _bytes(number: float | None) -> str:
 def pictures(details: dict[str, Any]) -> dict[str, Callable[[], Figure | None]]:
     """Name of the file -> what draws it."""
     return {
-        "real-gain-bytes": lambda: _scatter(details, _bytes_of, "bytes shipped", True),
+        "real-gain-bytes": lambda: _scatter(details, lambda entry: entry.get("bytes"), "bytes shipped", True),
         "real-figure-speed": lambda: _scatter(
             details, _speed_of, "prefill, tokens/s against the base's", False, needed="prefill_against_dense"
         ),
@@ -101,24 +83,14 @@ def pictures(details: dict[str, Any]) -> dict[str, Callable[[], Figure | None]]:
     }
 
 
-def _speeds(entry: Entry) -> str:
-    if "prefill_tokens_per_second" not in entry:
-        return "-"
-    return f"{entry['prefill_tokens_per_second']:.0f}, {entry['decode_tokens_per_second']:.1f}"
-
-
-def _bytes_of(entry: Entry, base: Entry) -> float | None:
-    return entry.get("bytes")
-
-
-def _speed_of(entry: Entry, base: Entry) -> float | None:
+def _speed_of(entry: Entry) -> float | None:
     # A model that was cut is measured in turns with the whole one; any other has the base's shape, and so its speed.
     return entry.get("prefill_against_dense", 1.0) if "prefill_tokens_per_second" in entry else None
 
 
 def _scatter(
     details: dict[str, Any],
-    across: Callable[[Entry, Entry], float | None],
+    across: Callable[[Entry], float | None],
     label: str,
     logarithmic: bool,
     needed: str = "gain",
@@ -129,18 +101,14 @@ def _scatter(
     drawn = [m for m in materials if any("gain" in e and needed in e for e in entries if e["material"] == m)]
     if not drawn:
         return None
-    rows = math.ceil(len(drawn) / _COLUMNS)
-    figure = new_figure(3.0 * min(_COLUMNS, len(drawn)) + 0.6, 2.5 * rows + 0.8)
-    axes = figure.subplots(rows, min(_COLUMNS, len(drawn)), squeeze=False).flatten()
+    figure, axes = panels(len(drawn), _COLUMNS, 3.0, 2.5, (0.6, 0.8))
     kinds = list(dict.fromkeys(_kind(e) for e in entries if "gain" in e))
-    for panel, material in zip(axes, drawn, strict=False):
+    for panel, material in zip(axes, drawn, strict=True):
         mine = [e for e in entries if e["material"] == material]
         _panel(panel, material, mine, across, kinds)
         panel.set_xlabel(label)
         if logarithmic:
             panel.set_xscale("log")
-    for panel in axes[len(drawn) :]:
-        panel.set_visible(False)
     handles, labels = axes[0].get_legend_handles_labels()
     for panel in axes[1:]:
         for handle, name in zip(*panel.get_legend_handles_labels(), strict=True):
@@ -158,13 +126,12 @@ def _panel(
     axes: Axes,
     material: str,
     entries: Sequence[Entry],
-    across: Callable[[Entry, Entry], float | None],
+    across: Callable[[Entry], float | None],
     kinds: Sequence[str],
 ) -> None:
-    base = next(e for e in entries if "gain" not in e)
     axes.axhline(0, color=SOFT, linewidth=0.8)
     for entry in entries:
-        x = across(entry, base) if "gain" in entry else None
+        x = across(entry) if "gain" in entry else None
         if not x:
             continue
         number = kinds.index(_kind(entry))
@@ -199,7 +166,7 @@ def home_or_far(points: Sequence[Entry]) -> Figure | None:
                 label=kind,
                 s=24,
             )
-        for place in {(p["material"], p["base"], p["base_perplexity"]) for p in points}:
+        for place in dict.fromkeys((p["material"], p["base"], p["base_perplexity"]) for p in points):
             highest = max(p["gain"] for p in points if (p["material"], p["base"]) == place[:2])
             name = place[0] + (f" ({Path(place[1]).name})" if place[1] else "")
             axes.annotate(
@@ -223,8 +190,7 @@ def draw_all(details: dict[str, Any], folder: Path) -> list[Path]:
             figure = draw()
             if figure is None:
                 continue
-            stream = io.StringIO()
-            figure.savefig(stream, format="svg", metadata={"Date": None})
+            drawn = svg(figure)
         written.append(folder / f"{name}.svg")
-        written[-1].write_text(stream.getvalue(), encoding="utf-8")
+        written[-1].write_text(drawn, encoding="utf-8")
     return written

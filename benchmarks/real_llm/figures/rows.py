@@ -10,23 +10,21 @@ from typing import Any
 import numpy as np
 
 from benchmarks.real_llm.cells import BASE, Cell
-from benchmarks.real_llm.methods.weights import decided
-from benchmarks.shares import share_bootstrap
+from benchmarks.shares import gain_interval, share_bootstrap
 from freemoe.domain_experts.select.choice import CandidateVerdict, adjust_verdicts
-from freemoe.evals.statistics import Interval, mean_interval, paired_test
+from freemoe.evals.statistics import Interval, paired_test
 
 Finished = dict[str, dict[str, Any]]
 
 
+def decided(losses: Sequence[float]) -> float:
+    """Best stopping loss, by which a rate or a budget is chosen; infinite where nothing was looked at."""
+    return min(losses, default=math.inf)
+
+
 @dataclass(frozen=True)
 class Row:
-    """One method with one setting on one material: one record per seed.
-
-    Attributes:
-        cell: The first of its cells.
-        records: The chosen record of every seed.
-        rates: How many learning rates the choice was made among.
-    """
+    """One method with one setting on one material: the chosen record of every seed, and among how many rates it was chosen."""
 
     cell: Cell
     records: tuple[dict[str, Any], ...]
@@ -113,21 +111,17 @@ def gains(row: Row, base: Row) -> np.ndarray:
     return row.values() - base.values()
 
 
-def gain(row: Row, base: Row, seed: int = 0) -> Interval:
+def gain(row: Row, base: Row) -> Interval:
     """Gain with its 95 % interval over documents: nats per token for text, points for questions."""
-    differences = gains(row, base)
-    if not row.text:
-        return mean_interval(differences.tolist(), row.keys).scaled(100)
-    weights = base.records[0]["tokens"]
-    return mean_interval((differences / weights).tolist(), row.keys, weights)
+    return gain_interval(gains(row, base), row.keys, base.first["tokens"] if row.text else None)
 
 
-def share(row: Row, rival: Row, base: Row, seed: int = 0) -> Interval:
+def share(row: Row, rival: Row, base: Row) -> Interval:
     """Share of a rival's gain, with its 95 % interval over documents."""
-    return share_bootstrap([(gains(row, base).tolist(), gains(rival, base).tolist(), row.keys)], seed)
+    return share_bootstrap([(gains(row, base).tolist(), gains(rival, base).tolist(), row.keys)])
 
 
-def verdict(row: Row, base: Row, seed: int = 0) -> CandidateVerdict | None:
+def verdict(row: Row, base: Row) -> CandidateVerdict | None:
     """The guard's test of the first seed's result, on reference documents that neither trained nor stopped it.
 
     None where no document guards it. What stopped at its start is the base and has no gain, whatever rounding says.
@@ -141,7 +135,7 @@ def verdict(row: Row, base: Row, seed: int = 0) -> CandidateVerdict | None:
         "units" not in row.first and bool(row.first["losses"]) and min(row.first["losses"]) == row.first["losses"][0]
     )
     differences = [0.0 if stopped else v - before[i] for i, v in zip(guard["ids"], guard["values"], strict=True)]
-    p = paired_test(differences, guard["keys"], seed=seed)
+    p = paired_test(differences, guard["keys"])
     return CandidateVerdict(row.cell.method, row.cell.treatment, float(np.mean(differences)), p, len(differences))
 
 

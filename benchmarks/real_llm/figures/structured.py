@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from benchmarks.harness import Figure
+from benchmarks.harness import Figure, not_measured
 from benchmarks.real_llm.cells import BASE, Cell
 from benchmarks.real_llm.data import TEXTS
 from benchmarks.real_llm.figures.rows import Finished, Row, base_of, gain, pick, rows_of
 from benchmarks.real_llm.methods.structured import FREE, RIVALS, SHARES, TARGET
-from freemoe.evals.statistics import Interval
+from benchmarks.shares import shown
 
 _MATERIALS = 2
 # Neurons alone, and with single switches inside what they leave.
@@ -26,14 +26,6 @@ def structured_figures(finished: Finished) -> list[Figure]:
     """T15, T15b and T16, measured or not."""
     rows = rows_of(finished, "text")
     return [*loss_figures(rows), *tiny_figures(rows_of(finished, "home")), *rival_figures(rows)]
-
-
-def _lost(name: str, target: float, unit: str, note: str, better: str = "higher") -> Figure:
-    return Figure(name, math.nan, target, better, unit, note=note)  # type: ignore[arg-type]
-
-
-def _shown(interval: Interval) -> str:
-    return f"{interval.mean:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
 
 
 def _share(row: Row) -> float:
@@ -79,17 +71,14 @@ def _loss_figure(name: str, rows: Sequence[Row], methods: Sequence[str], target:
             continue
         best = at_no_loss(rows, material, methods)
         shares.append(_share(best) if best is not None else 0.0)
-        words.append(f"{material} " + ", ".join(f"{_told(r)} {_shown(gain(r, base))}" for r in tried))
+        off = ((f"{_share(r):.1%}" + " and switches" * (r.cell.method != CUTS[0]), gain(r, base)) for r in tried)
+        words.append(f"{material} " + ", ".join(f"{what} {shown(won, 3)}" for what, won in off))
     if len(shares) < _MATERIALS:
         note = "; ".join([f"cells of neurons off are done on {len(shares)} texts, {_MATERIALS} are needed", *words])
         return Figure(name, math.nan, target, unit=" %", note=note), 0.0
     reached = sorted(shares)[-_MATERIALS]
     note = f"gain in nats per token with 95 % interval: {'; '.join(words)}"
     return Figure(name, 100 * reached, target, unit=" %", digits=1, note=note), reached
-
-
-def _told(row: Row) -> str:
-    return f"{_share(row):.1%}" + (" and switches" if row.cell.method != CUTS[0] else "")
 
 
 def _speeds(rows: Sequence[Row], reached: float) -> list[Figure]:
@@ -105,18 +94,14 @@ def _speeds(rows: Sequence[Row], reached: float) -> list[Figure]:
         for entry, words, target in (("prefill", "prefill 512", _PREFILL), ("decode", "decode", _DECODE)):
             name = f"T15 shrunk plain checkpoint, {words}, against the dense one in turns{form}"
             if not speeds:
-                found.append(_lost(name, target, "x", f"no cell of structured at {wanted:.0%} is done"))
+                found.append(not_measured(name, target, "x", f"no cell of structured at {wanted:.0%} is done"))
                 continue
             ratio = float(np.median([s[entry] / s["dense"][entry] for s in speeds]))
             sizes = whole[0]["parameters"]
-            at = (
-                ""
-                if reached
-                else "; no share is shown to cost nothing on two texts, so this is the speed at the target's"
-            )
+            none = "; no share is shown to cost nothing on two texts, so this is the speed at the target's"
             note = (
                 f"{_share(same[0]):.1%} of the neurons off, {sizes[1] / sizes[0]:.1%} of the parameters left, prompt of "
-                f"{whole[0]['prompt']}; {'fp32' if form else 'in the scoring format'}; median of {len(speeds)} cells{at}"
+                f"{whole[0]['prompt']}; {'fp32' if form else 'in the scoring format'}; median of {len(speeds)} cells{'' if reached else none}"
             )
             found.append(Figure(name, ratio, target, unit="x", digits=3, note=note))
     return found
@@ -131,19 +116,12 @@ def tiny_figures(rows: Sequence[Row]) -> list[Figure]:
     for material, method, budget, target in _TINY:
         layout = "free" if method == FREE else "even"
         name = f"T15b {_TINY_BASE}, {material}: perplexity, {budget:.0%} of neurons ({layout}) and 1 % switches off"
-        row = next(
-            (
-                r
-                for r in rows
-                if r.cell.material == material
-                and r.cell.treatment == _treatment(method, budget)
-                and r.cell.base.endswith(_TINY_BASE)
-            ),
-            None,
-        )
+        wanted = (material, _treatment(method, budget))
+        tiny = (r for r in rows if r.cell.base.endswith(_TINY_BASE))
+        row = next((r for r in tiny if (r.cell.material, r.cell.treatment) == wanted), None)
         base = base_of(row, rows) if row is not None else None
         if row is None or base is None:
-            found.append(_lost(name, target, "x", "its cells are not done", "lower"))
+            found.append(not_measured(name, target, "x", "its cells are not done", "lower"))
             continue
         won = gain(row, base)
         low, high = math.exp(-won.high), math.exp(-won.low)
@@ -174,9 +152,11 @@ def rival_figures(rows: Sequence[Row]) -> list[Figure]:
                 best = max(known, key=lambda r: float(r.values().sum()))
                 measured.append((text.name, best.cell.method.removeprefix("units-"), gain(own, best)))
         if not measured:
-            found.append(_lost(name, 0.0, "", f"no text has structured and {len(RIVALS)} rivals at {budget:.0%}"))
+            found.append(
+                not_measured(name, 0.0, "", f"no text has structured and {len(RIVALS)} rivals at {budget:.0%}")
+            )
             continue
         least = min(measured, key=lambda m: m[2].low)[2].low
-        note = "the least over texts; " + "; ".join(f"{text} against {r} {_shown(i)}" for text, r, i in measured)
+        note = "the least over texts; " + "; ".join(f"{text} against {r} {shown(i, 3)}" for text, r, i in measured)
         found.append(Figure(name, least if least != 0 else -1e-9, 0.0, unit="", digits=4, note=note))
     return found

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from benchmarks.real_llm.cells import BASE, Cell
 from benchmarks.real_llm.data import MATERIALS
 from benchmarks.real_llm.figures.rows import (
@@ -24,7 +22,8 @@ from benchmarks.real_llm.figures.rows import (
     tokens,
     verdict,
 )
-from freemoe.evals.statistics import mean_interval, over_seeds
+from benchmarks.shares import gain_interval
+from freemoe.evals.statistics import over_seeds
 
 RIVAL = "lora-r1"
 SHOWN = ("learned-1%", RIVAL)
@@ -53,25 +52,18 @@ def table(rows: Sequence[Row]) -> list[dict[str, Any]]:
         base = base_of(row, rows)
         if base is None:
             continue
-        entry: dict[str, Any] = {"material": row.cell.material, "method": row.cell.treatment, **_setting(row)}
-        entry["reference"] = MATERIALS[row.cell.material].about
-        entry |= _level(row)
+        cell = row.cell
+        setting = {"base": cell.base, "reference_documents": cell.documents}
+        entry: dict[str, Any] = {"material": cell.material, "method": cell.treatment}
+        entry |= {k: v for k, v in setting.items() if v} | {"reference": MATERIALS[cell.material].about}
+        if row.text:
+            entry["perplexity"] = round(math.exp(-row.values().sum() / tokens(row)), 4)
+        else:
+            entry |= {"accuracy": round(100 * float(row.values().mean()), 2), "items": len(row.keys)}
         if row is not base:
             entry |= _against(row, base, rows)
         found.append(entry | _cost(row))
     return found
-
-
-def _setting(row: Row) -> dict[str, Any]:
-    cell = row.cell
-    extra = {"base": cell.base, "reference_documents": cell.documents}
-    return {k: v for k, v in extra.items() if v}
-
-
-def _level(row: Row) -> dict[str, float]:
-    if row.text:
-        return {"perplexity": round(math.exp(-row.values().sum() / tokens(row)), 4)}
-    return {"accuracy": round(100 * float(row.values().mean()), 2), "items": len(row.keys)}
 
 
 def _against(row: Row, base: Row, rows: Sequence[Row]) -> dict[str, Any]:
@@ -95,6 +87,10 @@ def _against(row: Row, base: Row, rows: Sequence[Row]) -> dict[str, Any]:
 
 def _cost(row: Row) -> dict[str, Any]:
     first = row.first
+    speed, names = first["speed"], ("prefill", "decode")
+    speeds = {f"{k}_tokens_per_second": round(speed[k], 2) for k in names if speed}
+    # Of a model that was cut also against the whole one, measured in turns with it.
+    speeds |= {f"{k}_against_dense": round(speed[k] / speed["dense"][k], 3) for k in names if "dense" in speed}
     cost: dict[str, Any] = {
         "share_off": row.mean("share_off"),
         "numbers": row.mean("numbers"),
@@ -102,7 +98,7 @@ def _cost(row: Row) -> dict[str, Any]:
         "seconds": round(row.mean("seconds") or 0.0, 1),
         "memory_mb": round((row.mean("memory_bytes") or 0.0) / 1e6),
         "tokens_trained": row.mean("tokens_trained"),
-        **_speed(first["speed"]),
+        **speeds,
         "units": first.get("units"),
         "stopping_losses": [round(v, 4) for v in first["losses"]],
         "formats": first.get("formats"),
@@ -110,16 +106,6 @@ def _cost(row: Row) -> dict[str, Any]:
     if first["cell"]["rate"]:
         cost |= {"rate": [r["cell"]["rate"] for r in row.records], "rates_tried": row.rates}
     return {k: v for k, v in cost.items() if v not in (0, 0.0, None, [])}
-
-
-def _speed(speed: dict[str, Any]) -> dict[str, Any]:
-    """Tokens per second; of a model that was cut also those of the whole one, measured in turns with it."""
-    if not speed:
-        return {}
-    found = {f"{k}_tokens_per_second": round(speed[k], 2) for k in ("prefill", "decode")}
-    if "dense" in speed:
-        found |= {f"{k}_against_dense": round(speed[k] / speed["dense"][k], 3) for k in ("prefill", "decode")}
-    return found
 
 
 # -------------------------------------------------------------------------------------- forgetting
@@ -168,25 +154,14 @@ def _elsewhere(
         own: Rows of texts and tasks, where the base is known on all reported documents.
     """
     sign, entry = (-1.0, "nll") if scored["kind"] == "text" else (1.0, "right")
-    before = _of_base(name, scored["kind"], entry, known, own)
+    material, _, shots = name.partition("@")
+    row = pick(own[scored["kind"]], material, "fewshot" if shots else BASE)
+    sources = [row.first if row is not None else None, known]
+    before = {i: v for r in sources if r is not None for i, v in zip(r["ids"], r[entry], strict=True)}
     if any(i not in before for i in scored["ids"]):
         return None
     differences = [sign * (v - before[i]) for i, v in zip(scored["ids"], scored[entry], strict=True)]
-    if scored["kind"] != "text":
-        return as_numbers(mean_interval(differences, scored["keys"]).scaled(100))
-    return as_numbers(
-        mean_interval(np.divide(differences, scored["tokens"]).tolist(), scored["keys"], scored["tokens"])
-    )
-
-
-def _of_base(
-    name: str, kind: str, entry: str, known: dict[str, Any] | None, own: dict[str, list[Row]]
-) -> dict[str, float]:
-    """By document what the base did in a column."""
-    material, _, shots = name.partition("@")
-    row = pick(own[kind], material, "fewshot" if shots else BASE)
-    found = dict(zip(row.first["ids"], row.first[entry], strict=True)) if row is not None else {}
-    return found | (dict(zip(known["ids"], known[entry], strict=True)) if known is not None else {})
+    return as_numbers(gain_interval(differences, scored["keys"], scored.get("tokens")))
 
 
 # -------------------------------------------------------------------------------------------- null

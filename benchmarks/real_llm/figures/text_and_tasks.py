@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 from scipy.stats import beta
 
-from benchmarks.harness import Figure
+from benchmarks.harness import Figure, not_measured
 from benchmarks.real_llm.cells import BASE, Cell
 from benchmarks.real_llm.data import TASKS
 from benchmarks.real_llm.figures.mixtures import mixture_figures
 from benchmarks.real_llm.figures.rows import Finished, Row, accepted, gain, gains, pick, rows_of, share
 from benchmarks.real_llm.figures.structured import structured_figures
 from benchmarks.real_llm.figures.tables import RIVAL, null_table
-from benchmarks.shares import share_bootstrap
-from freemoe.evals.statistics import Interval, mean_of_means
+from benchmarks.shares import share_bootstrap, shown
+from freemoe.evals.statistics import mean_of_means
 
 SWITCHES = ("learned", "greedy")
 _MOST, _LITTLE = 0.05, 0.01
@@ -39,14 +39,6 @@ def figures_of(finished: Finished) -> list[Figure]:
         *mixture_figures(finished),
         null_figure(finished),
     ]
-
-
-def _lost(name: str, target: float | None, unit: str, note: str, better: str = "higher") -> Figure:
-    return Figure(name, math.nan, target, better, unit, note=note)  # type: ignore[arg-type]
-
-
-def _shown(interval: Interval, digits: int = 2) -> str:
-    return f"{interval.mean:+.{digits}f} [{interval.low:+.{digits}f}, {interval.high:+.{digits}f}]"
 
 
 # --------------------------------------------------------------------------------------------- T13
@@ -71,32 +63,37 @@ def text_figures(rows: Sequence[Row], material: str) -> list[Figure]:
     )
     base, lora = pick(rows, material, BASE), pick(rows, material, RIVAL)
     if base is None:
-        return [_lost(n, t, u, "no cell of it is done") for n, t, u in zip(names, (90.0, 0.0), (" %", ""), strict=True)]
-    return [_share_figure(names[0], rows, base, lora), _gain_figure(names[1], rows, base)]
+        return [
+            not_measured(n, t, u, "no cell of it is done")
+            for n, t, u in zip(names, (90.0, 0.0), (" %", ""), strict=True)
+        ]
+    little = best_switches(rows, material, _LITTLE)
+    if little is None:
+        low = not_measured(names[1], 0.0, "", "cells of switches at <= 1 % are missing")
+    else:
+        won = gain(little, base)
+        note = f"{little.cell.treatment} {shown(won, 3)}, {little.mean('share_off') or 0:.2%} off, {_seeds(little)}"
+        low = Figure(names[1], _above(won.low), 0.0, unit="", digits=4, note=note)
+    return [_share_figure(names[0], rows, base, lora), low]
 
 
 def _share_figure(name: str, rows: Sequence[Row], base: Row, lora: Row | None) -> Figure:
     row = best_switches(rows, base.cell.material, _MOST)
     if row is None or lora is None:
-        return _lost(name, 90.0, " %", "cells of " + ("switches" if row is None else "LoRA r=1") + " are missing")
+        return not_measured(
+            name, 90.0, " %", "cells of " + ("switches" if row is None else "LoRA r=1") + " are missing"
+        )
     part, mine, rival = share(row, lora, base).scaled(100), gain(row, base), gain(lora, base)
     if not math.isfinite(part.mean):
-        return _lost(name, 90.0, " %", f"LoRA r=1 gains nothing here ({_shown(rival, 3)}); switches {_shown(mine, 3)}")
+        return not_measured(
+            name, 90.0, " %", f"LoRA r=1 gains nothing here ({shown(rival, 3)}); switches {shown(mine, 3)}"
+        )
     note = (
-        f"95 % [{part.low:.1f}, {part.high:.1f}]; {row.cell.treatment} {_shown(mine, 3)} of LoRA's {_shown(rival, 3)} nats "
+        f"95 % [{part.low:.1f}, {part.high:.1f}]; {row.cell.treatment} {shown(mine, 3)} of LoRA's {shown(rival, 3)} nats "
         f"per token, {row.mean('share_off') or 0:.2%} off, {_seeds(row)}; best by stopping loss of "
         f"{len(switches_of(rows, base.cell.material, _MOST))} settings, LoRA of {lora.rates} rates"
     )
     return Figure(name, part.mean, 90.0, unit=" %", digits=1, note=note)
-
-
-def _gain_figure(name: str, rows: Sequence[Row], base: Row) -> Figure:
-    row = best_switches(rows, base.cell.material, _LITTLE)
-    if row is None:
-        return _lost(name, 0.0, "", "cells of switches at <= 1 % are missing")
-    mine = gain(row, base)
-    note = f"{row.cell.treatment} {_shown(mine, 3)}, {row.mean('share_off') or 0:.2%} off, {_seeds(row)}"
-    return Figure(name, _above(mine.low), 0.0, unit="", digits=4, note=note)
 
 
 def _above(value: float) -> float:
@@ -135,27 +132,27 @@ def task_figures(rows: Sequence[Row]) -> list[Figure]:
         rivals.append(pick(rows, task, RIVAL) if row is not None else None)
     if missing or len(without) == len(chosen):
         note = f"cells of {', '.join(missing or without)} are missing"
-        return [_lost(name, 0.0, " points", note), *(_lost(n, t, " %", note) for n, t in shares)]
+        return [not_measured(name, 0.0, " points", note), *(not_measured(n, t, " %", note) for n, t in shares)]
     passed = accepted(chosen)
     mine = [(gains(row, base) * ok, gains(row, base), row.keys) for (row, base), ok in zip(chosen, passed, strict=True)]
     guarded = mean_of_means([(g.tolist(), keys) for g, _, keys in mine]).scaled(100)
     plain = mean_of_means([(g.tolist(), keys) for _, g, keys in mine]).scaled(100)
     took = ", ".join(row.cell.material for (row, _), ok in zip(chosen, passed, strict=True) if ok) or "none"
     note = (
-        f"guarded {_shown(guarded)}, unguarded {_shown(plain)}; accepted: {took}; "
+        f"guarded {shown(guarded)}, unguarded {shown(plain)}; accepted: {took}; "
         + (f"no expert yet, so the base: {', '.join(without)}; " if without else "")
         + "every question under its own task's expert; the router has a figure of its own"
     )
     first = Figure(name, _above(guarded.low), 0.0, unit=" points", note=note)
     if not any(rivals):
-        return [first, *(_lost(n, t, " %", "cells of LoRA r=1 are missing") for n, t in shares)]
+        return [first, *(not_measured(n, t, " %", "cells of LoRA r=1 are missing") for n, t in shares)]
     absent = [base.cell.material for r, (_, base) in zip(rivals, chosen, strict=True) if r is None]
     met = [(one, rival) for one, rival in zip(chosen, rivals, strict=True) if rival is not None]
     trusted = accepted([(rival, base) for (_, base), rival in met])
     taken = [ok for ok, rival in zip(passed, rivals, strict=True) if rival is not None]
     everything = [True] * len(met)
     sides = ((taken, everything), (taken, trusted), (everything, everything))
-    told = [_share_of_rival(n, t, met, *side, absent) for (n, t), side in zip(shares, sides, strict=True)]
+    told = [_share_of_rival(n, t, met, side, absent) for (n, t), side in zip(shares, sides, strict=True)]
     return [first, *told]
 
 
@@ -163,8 +160,7 @@ def _share_of_rival(
     name: str,
     target: float | None,
     met: Sequence[tuple[tuple[Row, Row], Row]],
-    mine: Sequence[bool],
-    theirs: Sequence[bool],
+    count: tuple[Sequence[bool], Sequence[bool]],
     absent: Sequence[str],
 ) -> Figure:
     """Share of LoRA's macro-average gain.
@@ -173,28 +169,26 @@ def _share_of_rival(
         name: Of the figure.
         target: Of the figure; None where it is told only.
         met: Per task the switches' row and the base's, and LoRA's.
-        mine: On which of them switches count; on the others the base answers.
-        theirs: On which LoRA counts.
+        count: On which of them switches count, and on which LoRA does; on the others the base answers.
         absent: Tasks on which one of the two is missing.
     """
     pairs = [
         ((gains(row, base) * a).tolist(), (gains(rival, base) * b).tolist(), row.keys)
-        for ((row, base), rival), a, b in zip(met, mine, theirs, strict=True)
+        for ((row, base), rival), a, b in zip(met, *count, strict=True)
     ]
     lora = mean_of_means([(their, keys) for _, their, keys in pairs]).scaled(100)
     part = share_bootstrap(pairs).scaled(100)
-    whole = f"LoRA r=1's {_shown(lora)} points"
+    whole = f"LoRA r=1's {shown(lora)} points"
     if absent:
         note = (
             f"cells of LoRA r=1 or of switches are missing on {', '.join(absent)}; on the others {part.mean:.1f} % "
             f"[{part.low:.0f}, {part.high:.0f}] of {whole}"
         )
-        return _lost(name, target, " %", note)
+        return not_measured(name, target, " %", note)
     if not math.isfinite(part.mean):
-        return _lost(name, target, " %", f"{whole} are no gain on average")
-    return Figure(
-        name, part.mean, target, unit=" %", digits=1, note=f"95 % [{part.low:.0f}, {part.high:.0f}] of {whole}"
-    )
+        return not_measured(name, target, " %", f"{whole} are no gain on average")
+    note = f"95 % [{part.low:.0f}, {part.high:.0f}] of {whole}"
+    return Figure(name, part.mean, target, unit=" %", digits=1, note=note)
 
 
 def routed_figures(finished: Finished) -> list[Figure]:
@@ -208,7 +202,7 @@ def routed_figures(finished: Finished) -> list[Figure]:
     )
 
     def lost(note: str) -> list[Figure]:
-        return [_lost(names[0], 0.0, " points", note), _lost(names[1], None, " points", note)]
+        return [not_measured(names[0], 0.0, " points", note), not_measured(names[1], None, " points", note)]
 
     record = next((r for r in finished.values() if r["cell"]["family"] == "route"), None)
     if record is None:
@@ -237,7 +231,7 @@ def routed_figures(finished: Finished) -> list[Figure]:
             astray.append(np.mean([p != task and not stays for p, stays in zip(routes["picked"], left, strict=True)]))
             abstained.append(np.mean(left))
         mean = mean_of_means(parts).scaled(100)
-        note = f"{treatment} {_shown(mean)}; {said}{np.mean(astray):.1%} went to another task's expert"
+        note = f"{treatment} {shown(mean)}; {said}{np.mean(astray):.1%} went to another task's expert"
         note += f", {np.mean(abstained):.1%} to the base" if ever else ""
         found.append(Figure(name, _above(mean.low), target, unit=" points", note=note))
     return found
@@ -246,16 +240,7 @@ def routed_figures(finished: Finished) -> list[Figure]:
 def _routed_gains(
     row: Row, base: Row, task: str, routes: dict[str, Any], left: Sequence[bool], passed: dict[str, bool]
 ) -> np.ndarray:
-    """Per reported question of a task what routing changed.
-
-    Args:
-        row: The task's own expert.
-        base: The base on the task.
-        task: Its name.
-        routes: Its part of the router's record.
-        left: Which questions the router left to the base.
-        passed: By task whether its expert was accepted; the base answers for the others.
-    """
+    """Per reported question of a task what routing changed; ``left`` to the base or ``passed`` by the guard say who answers."""
     own, before = row.values(), base.values()
     answers = [
         before[i] if stays or not passed[picked] else own[i] if picked == task else routes["right"][i]
@@ -272,7 +257,7 @@ def null_figure(finished: Finished) -> Figure:
     name = "T17 null test: builds on permuted answers that accepted an expert"
     found = null_table(finished)
     if not found:
-        return _lost(name, 5.0, " %", "no cell of it is done", "lower")
+        return not_measured(name, 5.0, " %", "no cell of it is done", "lower")
     taken, builds = found["accepted"], found["builds"]
     # Clopper and Pearson's interval of a share.
     low = float(beta.ppf(0.025, taken, builds - taken + 1)) if taken else 0.0

@@ -6,7 +6,6 @@ what trained. A split mixture's routers learn from another file.
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from benchmarks.harness import result_of
 from benchmarks.real_llm.data import find_material
 from benchmarks.real_llm.methods.splitting import Split, divide, mixture, train_routers
 from benchmarks.real_llm.work import Job
@@ -23,7 +23,6 @@ from freemoe.core.memory import peak_memory_bytes
 from freemoe.hookmoe.recipe import TrimRecipe
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.checkpoints.saving import save_checkpoint
-from freemoe.recipes import recipe_from
 from freemoe.text.blocks import PackedBlocks, cut_passages, pack_blocks
 from freemoe.text.documents import read_documents
 from freemoe.tomoe.measure.scores import score_text
@@ -81,20 +80,17 @@ def converted(job: Job) -> dict[str, Any]:
     from freemoe.tomoe.pipeline import convert
 
     with tempfile.TemporaryDirectory() as scratch:
-        recipe = recipe_from(
+        recipe = ConvertRecipe.model_validate(
             {
-                "command": "convert",
                 "model": job.model,
                 "text": [str(_files(job)[0])],
                 "active": job.cell.budget,
                 "experts": EXPERTS,
                 "train": _QUICK_STEPS if _quick(job) else CONVERSION,
                 **_common(job, Path(scratch) / "out"),
-            },
-            "The benchmark",
+            }
         )
-        assert isinstance(recipe, ConvertRecipe)
-        result = json.loads((convert(recipe) / "result.json").read_text(encoding="utf-8"))
+        result = result_of(convert(recipe))
     names = ("nll", "right", "tokens")
     return {
         "scores": {name: {n: score[n] for n in names} for name, score in result["scores"].items()},
@@ -176,19 +172,16 @@ def trimmed(job: Job) -> dict[str, Any]:
         save_checkpoint(mixture(model, kept_splits(load_file(path)), _sizes(job).full), folder)
         tokenizer.save_pretrained(folder)
         del model
-        recipe = recipe_from(
+        recipe = TrimRecipe.model_validate(
             {
-                "command": "trim",
                 "model": str(folder),
                 "text": str(_files(job)[0]),
                 "plan": {"act": _sizes(job).leaner},
                 "training": _QUICK_HOOKS if _quick(job) else HOOKS,
                 **_common(job, Path(scratch) / "out"),
-            },
-            "The benchmark",
+            }
         )
-        assert isinstance(recipe, TrimRecipe)
-        result = json.loads((trim(recipe) / "result.json").read_text(encoding="utf-8"))
+        result = result_of(trim(recipe))
     return {
         "rows": result["test"]["rows"],
         "tokens": result["test"]["tokens"],

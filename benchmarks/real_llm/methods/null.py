@@ -13,40 +13,32 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.real_llm.cells import Cell
-from benchmarks.real_llm.protocol import Protocol
+from benchmarks.harness import result_of
+from benchmarks.real_llm.work import Job
 from freemoe.domain_experts.pipeline import build
 from freemoe.domain_experts.recipe import BuildRecipe
 from freemoe.evals.tasks.benchmark_files import arc_jsonl
-from freemoe.recipes import recipe_from
 
 BUILDS = 10
 _REFERENCE, _REPORTED = 120, 16
 _FILES = ("arc/ARC-Easy/ARC-Easy-Train.jsonl", "arc/ARC-Easy/ARC-Easy-Dev.jsonl")
 
 
-def null_builds(model: str, root: str, cell: Cell, protocol: Protocol) -> dict[str, Any]:
-    """Build a batch of times, each on other questions with other drawn answers.
-
-    Args:
-        model: The base.
-        root: The data folder.
-        cell: Its material and seed number the batch.
-        protocol: A quick one makes one short build.
-    """
-    rows = [row for name in _FILES for row in arc_jsonl(Path(root) / name)]
-    quick = protocol.schedule.steps < 10
+def null_builds(job: Job) -> dict[str, Any]:
+    """Build a batch of times, each on other questions with other drawn answers; a quick protocol makes one short build."""
+    rows = [row for name in _FILES for row in arc_jsonl(Path(job.root) / name)]
+    quick = job.protocol.schedule.steps < 10
     found = []
-    reference = 40 if quick else cell.documents or _REFERENCE
+    reference = 40 if quick else job.cell.documents or _REFERENCE
     for number in range(1 if quick else BUILDS):
-        generator = random.Random(f"{cell.name}/{number}")
+        generator = random.Random(f"{job.cell.name}/{number}")
         began = time.perf_counter()
         with tempfile.TemporaryDirectory() as scratch:
             paths = _questions(rows, generator, Path(scratch), reference)
-            result = _built(model, paths, Path(scratch) / "out", number, quick)
+            result = _built(job.model, paths, Path(scratch) / "out", number, quick)
         found.append({**outcome(result), "build_seconds": time.perf_counter() - began})
     what = (
-        f"{Path(model).name} as base; {reference} ARC-Easy questions, the right choice drawn at random; two subdomains, two "
+        f"{Path(job.model).name} as base; {reference} ARC-Easy questions, the right choice drawn at random; two subdomains, two "
         "metrics, guard at 0.05"
     )
     return {"builds": found, "reference": reference, "what": what}
@@ -67,9 +59,8 @@ def _questions(rows: list[dict[str, Any]], generator: random.Random, folder: Pat
 
 
 def _built(model: str, spec: str, output: Path, seed: int, quick: bool) -> dict[str, Any]:
-    recipe = recipe_from(
+    recipe = BuildRecipe.model_validate(
         {
-            "command": "build",
             "model": model,
             "domains": {"null": (spec,)},
             "output": str(output),
@@ -80,11 +71,9 @@ def _built(model: str, spec: str, output: Path, seed: int, quick: bool) -> dict[
             "bands": {"step": 0.2},
             "saliency": {"budget": 0.001 if quick else 0.01, "patience": 3},
             "evidence": {"controls": 0, "oracle": False},
-        },
-        "The null test",
+        }
     )
-    assert isinstance(recipe, BuildRecipe)
-    return json.loads((build(recipe) / "result.json").read_text(encoding="utf-8"))
+    return result_of(build(recipe))
 
 
 def outcome(result: dict[str, Any]) -> dict[str, Any]:

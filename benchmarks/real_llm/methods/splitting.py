@@ -47,14 +47,7 @@ class Split:
 
 
 def divide(model: Any, blocks: PackedBlocks, experts: int, seed: int) -> list[Split]:
-    """Divide every layer's neurons among all tokens and experts, by which tokens use them.
-
-    Args:
-        model: A dense model with a gated MLP.
-        blocks: Text that the tokens come from.
-        experts: How many; must divide the half of the width that is not shared.
-        seed: Of the clusters.
-    """
+    """Divide every layer's neurons among all tokens and experts; their number divides the half that is not shared."""
     sublayers = find_sublayers(model)
     part = blocks.select_rows(range(min(len(blocks), _CLUSTERED_ROWS)))
     centres = cluster_tokens(model, sublayers, part, experts, seed)

@@ -6,9 +6,9 @@ Structured purification, the same with single switches, rivals at equal counts, 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.real_llm.cells import Cell
-from benchmarks.real_llm.methods.weights import METHODS, Stand, Trained, lora, purify, trained_in
+from benchmarks.real_llm.methods.weights import METHODS, Stand
+from benchmarks.rivals.fits.masks import purify
+from benchmarks.rivals.fits.tuned import low_rank
+from benchmarks.rivals.rival import Fitted
 from freemoe.domain_experts.expert import DomainExpert, unit_expert
 from freemoe.domain_experts.purify.greedy import PurifyTask
 from freemoe.domain_experts.recipe import UnitSection
@@ -27,8 +30,8 @@ from freemoe.domain_experts.structured.rivals import rival_scores
 from freemoe.domain_experts.structured.shrink import shrink
 from freemoe.domain_experts.structured.training import train_units
 from freemoe.domain_experts.structured.units import ModelUnits, UnitsOff, find_units, lowest_units, numbers_off
-from freemoe.evals.engine.scorer import Scorer
 from freemoe.models.mask import Mask
+from freemoe.models.precision import held_in
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
 
@@ -62,15 +65,7 @@ def tiny_cells(base: str) -> list[Cell]:
 
 
 def passes(method: str, stop: float, gradient: float, looks: float, trained: float) -> float | None:
-    """About what a method of this module takes, in tokens' forward passes; None for the others.
-
-    Args:
-        method: Its name.
-        stop: Of a look at the stopping documents.
-        gradient: Of a pass over the documents that give gradients.
-        looks: Of all looks of a training.
-        trained: Of all its steps.
-    """
+    """About what a method of this module takes, in tokens' forward passes like its parts are; None for the others."""
     if method not in (*SETTINGS, FREE):
         return None
     if method.startswith("units-"):
@@ -94,7 +89,8 @@ def begins_with(cell: Cell) -> Cell | None:
 # ------------------------------------------------------------------------------------------ neurons
 
 
-def structured(stand: Stand, *, layout: str = "even", singles: bool = False) -> Trained:
+@contextmanager
+def structured(stand: Stand, *, layout: Any = "even", singles: bool = False) -> Iterator[Fitted]:
     """Neurons that training found, exactly the cell's budget of them; with ``singles`` single switches inside the rest.
 
     Where the cell stands on one that found the neurons alone, single switches begin with those.
@@ -108,24 +104,19 @@ def structured(stand: Stand, *, layout: str = "even", singles: bool = False) -> 
     inside = Mask()
     if singles:
         with switched_off(stand.weights, units.mask(off)):
-            found = purify(stand, "learned", SINGLES)
+            found = purify(stand.model, stand.materials, replace(stand.terms, share=SINGLES), "learned")
         inside, losses = found.mask, [*losses, *found.losses[1 if losses else 0 :]]
-    return _cut(stand, units, off, inside, losses, facts)
+    fitted = _cut(stand, units, off, inside, facts)
+    fitted.losses = losses
+    with switched_off(stand.weights, units.mask(off).union(inside)):
+        yield fitted
 
 
 def _train(stand: Stand, units: ModelUnits, layout: Any) -> tuple[UnitsOff, list[float], dict[str, Any]]:
     """Neurons for the cell's budget, the stopping losses before and after, and what the record says of the training."""
-    schedule = stand.schedule
-    with trained_in(stand):
+    with held_in(stand.model, getattr(torch, stand.protocol.train)):
         gradient, stop = stand.batches(stand.data.gradient), stand.batches(stand.data.stop)
-        section = UnitSection(
-            off=(stand.cell.budget,),
-            layout=layout,
-            steps=schedule.steps,
-            step_tokens=schedule.step_tokens,
-            every=schedule.every,
-            patience=schedule.patience,
-        )
+        section = UnitSection(off=(stand.cell.budget,), layout=layout, **asdict(stand.schedule))
         task = PurifyTask(stand.model, stand.weights, gradient, stop, seed=stand.cell.seed)
         curve = train_units(task, units, section, multiple=_multiple(stand))
     (point,) = curve.points
@@ -139,31 +130,33 @@ def _train(stand: Stand, units: ModelUnits, layout: Any) -> tuple[UnitsOff, list
     return point.off, [curve.base, point.loss], facts
 
 
-def ranked(stand: Stand, rival: str) -> Trained:
+@contextmanager
+def ranked(stand: Stand, rival: str) -> Iterator[Fitted]:
     """A rival's neurons, as many in every layer as `structured` switches off, from one pass over the same documents."""
     units = find_units(stand.model, KIND)
     off, measured = _ranked(stand, units, rival)
-    found = _cut(stand, units, off, Mask(), [], {"layout": "even", "speed": {}})
+    found = _cut(stand, units, off, Mask(), {"layout": "even", "speed": {}})
     found.tensors |= measured
-    return found
+    with switched_off(stand.weights, units.mask(off)):
+        yield found
 
 
-def wanda_lora(stand: Stand) -> Trained:
+@contextmanager
+def wanda_lora(stand: Stand) -> Iterator[Fitted]:
     """LoRA on the smaller model that is left once the neurons least by wanda's score are cut out."""
     units = find_units(stand.model, KIND)
     off, _ = _ranked(stand, units, "wanda")
-    cut = _cut(stand, units, off, Mask(), [], {"layout": "even"})
+    cut = _cut(stand, units, off, Mask(), {"layout": "even"})
     dense = stand.model
-    stand.model = shrink(dense, units, off)
+    stand.use(shrink(dense, units, off))
     # One table of embeddings for both: it is not trained, and tokens are counted where they enter it.
     stand.model.set_input_embeddings(dense.get_input_embeddings())
     stand.weights = find_weights(stand.model)
-    stand.scorer = Scorer(stand.model, stand.tokenizer, batch_tokens=stand.protocol.batch_tokens)
-    tuned = lora(stand)
-    tuned.bytes += cut.bytes
-    tuned.share_off = cut.share_off
-    tuned.facts |= cut.facts
-    return tuned
+    with low_rank(stand.model, stand.materials, stand.terms) as tuned:
+        tuned.bytes += cut.bytes
+        tuned.share_off = cut.share_off
+        tuned.facts |= cut.facts
+        yield tuned
 
 
 def _multiple(stand: Stand) -> int:
@@ -174,7 +167,7 @@ def _ranked(stand: Stand, units: ModelUnits, rival: str) -> tuple[UnitsOff, dict
     """A rival's neurons for the cell's budget; and all rivals' scores, where no other cell has measured them."""
     key, measured = "score|{}|{}".format, {}
     if not stand.found:
-        with trained_in(stand):
+        with held_in(stand.model, getattr(torch, stand.protocol.train)):
             scores = rival_scores(units, measure_importance(stand.model, units, stand.batches(stand.data.gradient)))
         for name, layers in scores.items():
             measured |= {key(name, layer.number): s for layer, s in zip(units.layers, layers, strict=True)}
@@ -183,9 +176,7 @@ def _ranked(stand: Stand, units: ModelUnits, rival: str) -> tuple[UnitsOff, dict
     return lowest_units(units, [known[key(rival, layer.number)] for layer in units.layers], number), measured
 
 
-def _cut(
-    stand: Stand, units: ModelUnits, off: UnitsOff, singles: Mask, losses: list[float], facts: dict[str, Any]
-) -> Trained:
+def _cut(stand: Stand, units: ModelUnits, off: UnitsOff, singles: Mask, facts: dict[str, Any]) -> Fitted:
     """What neurons (and single weights) off ship, and how fast the model is without them."""
     kept = unit_expert(_NAME, KIND, units.line_indices(off), singles).to_tensors()
     inside = sum(len(off[layer.number]) * layer.weights_of_one for layer in units.layers if layer.number in off)
@@ -193,16 +184,7 @@ def _cut(
     facts = {"units": {"off": units.number_off(off), "of": units.num_units, "share": units.share_off(off)}, **facts}
     if "speed" not in facts:
         facts["speed"] = cut_speed(stand, units, off)
-
-    @contextmanager
-    def applied() -> Any:
-        with ExitStack() as stack:
-            stack.enter_context(switched_off(stand.weights, units.mask(off).union(singles)))
-            yield
-
-    return Trained(
-        applied,
-        losses,
+    return Fitted(
         numbers=units.number_off(off) + singles.count,
         bytes=sum(t.numel() * t.element_size() for t in kept.values()),
         share_off=weights / sum(w.size for w in stand.weights),
@@ -235,9 +217,8 @@ def cut_speed(stand: Stand, units: ModelUnits, off: UnitsOff) -> dict[str, Any]:
     return {**speeds[score], "float32": speeds["float32"], **sizes}
 
 
-_SINGLES: Callable[[Stand], Trained] = partial(structured, singles=True)
 METHODS.add(ALONE, structured, "neurons off, as many in every layer")
-METHODS.add(JOINT, _SINGLES, "the same, then single switches inside what is left")
+METHODS.add(JOINT, partial(structured, singles=True), "the same, then single switches inside what is left")
 METHODS.add(FREE, partial(structured, layout="free", singles=True), "the same, layers left with different numbers")
 for _name in RIVALS:
     METHODS.add(f"units-{_name}", partial(ranked, rival=_name), f"neurons lowest by {_name}, as many in every layer")

@@ -1,13 +1,12 @@
-"""The methods that meet: each takes the same documents and steps, and says how its result is put onto the model.
+"""What a method is given (`Stand`), and the methods that meet: blocks in which the model is theirs, as those of `rivals` are.
 
-A further method is one function and one ``METHODS.add``; those of whole neurons are in `methods_structured`.
+A further method is one function and one ``METHODS.add``; those of whole neurons are in `structured`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,19 +16,19 @@ from torch import Tensor
 from benchmarks.real_llm.cells import Cell
 from benchmarks.real_llm.data import Parts
 from benchmarks.real_llm.protocol import Protocol
-from benchmarks.rivals.training import Schedule, train_lora, tune, with_lora
+from benchmarks.rivals.fits.masks import off_only, purified
+from benchmarks.rivals.fits.tuned import low_rank, trained_values
+from benchmarks.rivals.rival import Fitted, Materials, Schedule, Terms
+from benchmarks.rivals.training import tune, with_lora
 from freemoe.core.registry import Registry
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches, gold_rows
-from freemoe.domain_experts.purify.greedy import PurifyTask
-from freemoe.domain_experts.purify.methods import METHODS as PURIFICATIONS
 from freemoe.domain_experts.rank.bands import BandRankings, band_grid
 from freemoe.domain_experts.rank.calibrate import calibrate
-from freemoe.domain_experts.recipe import BandSection, SaliencySection
+from freemoe.domain_experts.recipe import BandSection
 from freemoe.evals.engine.evaluator import DocumentScore, Evaluator
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import Document
 from freemoe.models.mask import Mask
-from freemoe.models.precision import held_in
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import WeightMatrix
 
@@ -38,13 +37,11 @@ SHOTS = 5
 BANDS = BandSection(start=0.0, end=1.0, step=0.05, ratio=0.05, p="2", scope="row")
 # A tiny base far from home has far to go, and its steps cost little: it takes so many times as many.
 _TINY_TIMES = 5
-OFF = "off|"
-"""How the name of a tensor with a coded mask begins; what follows is the weight's name."""
 
 
 @dataclass(eq=False)
 class Stand:
-    """What a method is given.
+    """A cell on its base, as its process has it.
 
     Attributes:
         cell: Its setting.
@@ -66,7 +63,27 @@ class Stand:
     scorer: Scorer = field(init=False)
 
     def __post_init__(self) -> None:
-        self.scorer = Scorer(self.model, self.tokenizer, batch_tokens=self.protocol.batch_tokens)
+        self.use(self.model)
+
+    def use(self, model: Any) -> None:
+        """Score another model from now on."""
+        self.model = model
+        self.scorer = Scorer(model, self.tokenizer, batch_tokens=self.protocol.batch_tokens)
+
+    @property
+    def materials(self) -> Materials:
+        """What a method may look at."""
+        data = self.data
+        documents = tuple(data.gradient), tuple(data.stop)
+        return Materials(
+            data.kind, self.tokenizer, self.scorer.max_length, self.weights, *documents, self.batches, alone=True
+        )
+
+    @property
+    def terms(self) -> Terms:
+        """The terms on which the methods of the cell meet."""
+        cell = self.cell
+        return Terms(cell.budget, cell.rank, cell.rate, cell.seed, self.schedule, self.protocol.train)
 
     def batches(self, documents: Sequence[Document]) -> list[AnswerBatch]:
         """Prompts with their gold answers, or blocks of text, in padded batches."""
@@ -94,30 +111,7 @@ class Stand:
         return replace(schedule, step_tokens=tokens)
 
 
-@dataclass(eq=False)
-class Trained:
-    """What a method found.
-
-    Attributes:
-        applied: Puts it onto the model inside a ``with`` block.
-        losses: On the stopping documents: the base's, then one per look.
-        numbers: How many numbers it ships.
-        bytes: What it ships.
-        share_off: Share of the weights that are off.
-        tensors: What is kept of it, so that it can be tried on other documents.
-        facts: What else belongs into the record.
-    """
-
-    applied: Callable[[], AbstractContextManager[Any]] = nullcontext
-    losses: Sequence[float] = ()
-    numbers: int = 0
-    bytes: int = 0
-    share_off: float = 0.0
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict)
-
-
-Method = Callable[[Stand], Trained]
+Method = Callable[[Stand], AbstractContextManager[Fitted]]
 
 
 def products(number_format: str) -> AbstractContextManager[Any]:
@@ -128,61 +122,19 @@ def products(number_format: str) -> AbstractContextManager[Any]:
     return torch.autocast("cpu", getattr(torch, number_format), cache_enabled=False)
 
 
-def trained_in(stand: Stand) -> AbstractContextManager[None]:
-    """Hold the model in the number format that switches, neurons and LoRA are trained in."""
-    return held_in(stand.model, getattr(torch, stand.protocol.train))
+def per_document(kind: str, scores: Sequence[DocumentScore]) -> dict[str, list[float]]:
+    """The part of a record that holds documents' scores: ``nll`` and ``tokens`` of text, ``right`` of questions."""
+    if kind == "text":
+        return {"nll": [-s.loglikelihood for s in scores], "tokens": [s.tokens for s in scores]}
+    return {"right": [s.value for s in scores]}
 
 
-# ----------------------------------------------------------------------------------- switched off
+def _switches(stand: Stand) -> AbstractContextManager[Fitted]:
+    return purified(stand.model, stand.materials, stand.terms, method=stand.cell.method)
 
 
-def switches(stand: Stand, mask: Mask, **more: Any) -> Trained:
-    """A result that is nothing but weights that are off."""
-    kept = {OFF + name: code for name, code in mask.encode().items()}
-    return Trained(
-        lambda: switched_off(stand.weights, mask),
-        numbers=mask.count,
-        bytes=sum(t.numel() for t in kept.values()),
-        share_off=mask.off_share(stand.weights),
-        tensors=kept,
-        **more,
-    )
-
-
-def purified(stand: Stand) -> Trained:
-    """Signed purification of the cell's way (`purification.METHODS`) and budget."""
-    looks: list[float] = []
-    found = purify(stand, stand.cell.method, stand.cell.budget, looks)
-    return switches(stand, found.mask, losses=list(found.losses), facts={"best_round": found.best, "off": looks})
-
-
-def purify(stand: Stand, method: str, budget: float, looks: list[float] | None = None) -> Any:
-    """Switch single weights off on the model as it stands; ``looks`` collects the share off per round."""
-    schedule = stand.schedule
-    wanted: dict[str, Any] = {
-        "method": method,
-        "budget": budget,
-        "steps": schedule.steps,
-        "step_tokens": schedule.step_tokens,
-        "every": schedule.every,
-        "patience": schedule.patience,
-        "compute": "own" if stand.protocol.train == "float32" else stand.protocol.train,
-    }
-    section = SaliencySection(**wanted)
-    seen: list[float] = [] if looks is None else looks
-    task = PurifyTask(
-        stand.model,
-        stand.weights,
-        stand.batches(stand.data.gradient),
-        stand.batches(stand.data.stop),
-        stand.data.kind == "text",
-        stand.cell.seed,
-        lambda number, loss, off: seen.append(off),
-    )
-    return PURIFICATIONS.get(method).run(task, section)
-
-
-def banded(stand: Stand) -> Trained:
+@contextmanager
+def _banded(stand: Stand) -> Iterator[Fitted]:
     """The papers' protocol: bands of the wanda ranking, the best by held-out documents; beside it the best on test."""
     batches = stand.batches([*stand.data.gradient, *stand.data.stop])
     with products(stand.protocol.score):
@@ -206,38 +158,8 @@ def banded(stand: Stand) -> Trained:
     }
     # "No band" always competes.
     mask = rankings.mask_of_band(by_name[best]) if sum(held[best]) > sum(base) else Mask()
-    return switches(stand, mask, facts=facts)
-
-
-def per_document(kind: str, scores: Sequence[DocumentScore]) -> dict[str, list[float]]:
-    """The part of a record that holds documents' scores: ``nll`` and ``tokens`` of text, ``right`` of questions."""
-    if kind == "text":
-        return {"nll": [-s.loglikelihood for s in scores], "tokens": [s.tokens for s in scores]}
-    return {"right": [s.value for s in scores]}
-
-
-# ----------------------------------------------------------------------------------- trained values
-
-
-def lora(stand: Stand) -> Trained:
-    """PEFT's LoRA beside every linear, at one rate."""
-    cell = stand.cell
-    gradient, stop = stand.batches(stand.data.gradient), stand.batches(stand.data.stop)
-    schedule, number_format = stand.schedule, stand.protocol.train
-    tuned, parameters, losses = train_lora(
-        stand.model,
-        stand.weights,
-        gradient,
-        stop,
-        cell.rank,
-        cell.rate,
-        schedule,
-        cell.seed,
-        number_format=number_format,
-    )
-    kept = {f"lora|{i}": p.detach().clone() for i, p in enumerate(parameters)}
-    _merge(stand, tuned)
-    return _values(losses, parameters, kept)
+    with switched_off(stand.weights, mask):
+        yield off_only(stand.weights, mask, facts=facts)
 
 
 def with_adapter(stand: Stand, tensors: dict[str, Tensor], rank: int) -> None:
@@ -246,44 +168,29 @@ def with_adapter(stand: Stand, tensors: dict[str, Tensor], rank: int) -> None:
     with torch.no_grad():
         for i, p in enumerate(parameters):
             p.copy_(tensors[f"lora|{i}"])
-    _merge(stand, tuned)
+    stand.use(tuned.merge_and_unload())
 
 
-def _merge(stand: Stand, tuned: Any) -> None:
-    stand.model = tuned.merge_and_unload()
-    stand.scorer = Scorer(stand.model, stand.tokenizer, batch_tokens=stand.protocol.batch_tokens)
-
-
-def full(stand: Stand) -> Trained:
-    """All linears of the decoder's layers trained, at one rate."""
-    parameters = [w.parameter for w in stand.weights]
+@contextmanager
+def _full(stand: Stand) -> Iterator[Fitted]:
+    """All linears of the decoder's layers trained, at one rate, products in the training's number format."""
+    parameters, terms = [w.parameter for w in stand.weights], stand.terms
     gradient, stop = stand.batches(stand.data.gradient), stand.batches(stand.data.stop)
     with products(stand.protocol.train):
-        losses = tune(stand.model, parameters, gradient, stop, stand.cell.rate, stand.schedule, stand.cell.seed)
-    return _values(losses, parameters, {})
+        losses = tune(stand.model, parameters, gradient, stop, terms.rate, terms.schedule, terms.seed)
+    yield trained_values(losses, parameters)
 
 
-def _values(losses: list[float], parameters: Sequence[Any], kept: dict[str, Tensor]) -> Trained:
-    numbers = sum(p.numel() for p in parameters)
-    # Two bytes each: what a checkpoint in bfloat16 ships.
-    return Trained(losses=losses, numbers=numbers, bytes=2 * numbers, tensors=kept)
-
-
-def untouched(stand: Stand) -> Trained:
+def _untouched(stand: Stand) -> AbstractContextManager[Fitted]:
     """Nothing is trained: the base itself, and few-shot prompting, whose examples stand in the prompts."""
-    return Trained()
+    return nullcontext(Fitted())
 
 
 METHODS: Registry[Method] = Registry("method of the benchmark `real`")
-METHODS.add("base", untouched, "the model as it came")
-METHODS.add("fewshot", untouched, f"the base, {SHOTS} examples in every prompt")
-METHODS.add("learned", purified, "learned switches, at most a budget off")
-METHODS.add("greedy", purified, "greedy purification, at most a budget off")
-METHODS.add("bands", banded, "the papers' bands, held out and oracle")
-METHODS.add("lora", lora, "LoRA of a rank at a rate")
-METHODS.add("full", full, "all linears tuned at a rate")
-
-
-def decided(losses: Sequence[float]) -> float:
-    """Best stopping loss, by which a rate or a budget is chosen; infinite where nothing was looked at."""
-    return min(losses, default=math.inf)
+METHODS.add("base", _untouched, "the model as it came")
+METHODS.add("fewshot", _untouched, f"the base, {SHOTS} examples in every prompt")
+METHODS.add("learned", _switches, "learned switches, at most a budget off")
+METHODS.add("greedy", _switches, "greedy purification, at most a budget off")
+METHODS.add("bands", _banded, "the papers' bands, held out and oracle")
+METHODS.add("lora", lambda stand: low_rank(stand.model, stand.materials, stand.terms), "LoRA of a rank at a rate")
+METHODS.add("full", _full, "all linears tuned at a rate")

@@ -9,13 +9,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from freemoe.domain_experts.purify.batches import AnswerBatch
-from freemoe.domain_experts.structured.units import LayerUnits, ModelUnits
+from freemoe.domain_experts.structured.units import ModelUnits
 from freemoe.hookmoe.plans.layers import MoELayer, moe_layers
 from freemoe.models.gates import restrict_router
 from freemoe.models.hooks import combined_hooks, forward_hook, forward_pre_hook
@@ -46,13 +47,7 @@ def naee_scores(model: Any, units: ModelUnits, batches: Sequence[AnswerBatch], c
 
 
 def fewest_changes(layer: MoELayer, x: Tensor, count: int) -> tuple[int, ...]:
-    """The ``count`` experts of a block whose absence changes its output least.
-
-    Args:
-        layer: The block.
-        x: (tokens, hidden), its inputs.
-        count: How many go; so many may stay as a token is given, or more.
-    """
+    """The ``count`` experts of a block whose absence changes its output for x, (tokens, hidden), least."""
     whole = _output(layer, x)
 
     def change(gone: tuple[int, ...]) -> float:
@@ -84,14 +79,12 @@ def _inputs(model: Any, layers: Sequence[MoELayer], batches: Sequence[AnswerBatc
     stride = max(1, -(-total // TOKENS))
     real: Tensor = torch.empty(0)
 
-    def keep(number: int) -> Any:
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            x = args[0] if args else next(iter(kwargs.values()))
-            parts[number].append(x.detach().reshape(-1, x.shape[-1])[real][::stride])
+    def keep(number: int, module: nn.Module, args: Any, kwargs: Any) -> None:
+        x = args[0] if args else next(iter(kwargs.values()))
+        parts[number].append(x.detach().reshape(-1, x.shape[-1])[real][::stride])
 
-        return hook
-
-    with combined_hooks(*(forward_pre_hook(layer.block, keep(layer.number), kwargs=True) for layer in layers)):
+    hooks = (forward_pre_hook(layer.block, partial(keep, layer.number), kwargs=True) for layer in layers)
+    with combined_hooks(*hooks):
         for batch in batches:
             real = batch.mask.flatten().bool()
             model.base_model(input_ids=batch.ids, use_cache=False)
@@ -106,17 +99,15 @@ def reap_scores(
 
     An expert that no token was given scores 0.
     """
-    downs = {w.tap: w for w in weights if w.is_fused and w is _down(weights, w.layer)}
+    # The last fused weight of a layer: what the experts' inner activation is multiplied by.
+    downs = {w.tap: w for w in {w.layer: w for w in weights if w.is_fused}.values()}
     sums = {w.layer: torch.zeros(2, w.num_experts, dtype=torch.float64) for w in downs.values()}
     routed: dict[int, tuple[Tensor, Tensor]] = {}
     real: Tensor = torch.empty(0)
 
-    def listen(number: int) -> Any:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            _, shares, index = output
-            routed[number] = shares.reshape(-1, shares.shape[-1]), index.reshape(-1, index.shape[-1])
-
-        return hook
+    def listen(number: int, module: nn.Module, args: Any, output: Any) -> None:
+        _, shares, index = output
+        routed[number] = shares.reshape(-1, shares.shape[-1]), index.reshape(-1, index.shape[-1])
 
     def on_input(tap: str, expert: int, x: Tensor, token: Tensor) -> None:
         if tap not in downs:
@@ -129,22 +120,10 @@ def reap_scores(
         sums[weight.layer][0, expert] += float((given * norms)[seen].double().sum())
         sums[weight.layer][1, expert] += int(seen.sum())
 
-    gates = [(layer.number, layer.module) for layer in units.layers]
-    with (
-        combined_hooks(*(forward_hook(module, listen(number)) for number, module in gates)),
-        tap_inputs(model, list(downs.values()), on_input),
-    ):
+    hooks = (forward_hook(layer.module, partial(listen, layer.number)) for layer in units.layers)
+    with combined_hooks(*hooks), tap_inputs(model, list(downs.values()), on_input):
         for batch in batches:
             real = batch.mask.flatten().bool()
             model.base_model(input_ids=batch.ids, use_cache=False)
-    return [_mean(sums, layer) for layer in units.layers]
-
-
-def _mean(sums: dict[int, Tensor], layer: LayerUnits) -> Tensor:
-    total, count = sums[layer.number]
-    return (total / count.clamp(min=1)).float()
-
-
-def _down(weights: Sequence[WeightMatrix], number: int) -> WeightMatrix:
-    """The last fused weight of a layer: what the experts' inner activation is multiplied by."""
-    return [w for w in weights if w.layer == number and w.is_fused][-1]
+    means = (sums[layer.number] for layer in units.layers)
+    return [(total / count.clamp(min=1)).float() for total, count in means]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,14 +33,8 @@ def rank_for(rows: int, columns: int, share: float) -> int:
     return max(1, math.floor((1 - share) * rows * columns / (rows + columns) + 1e-9))
 
 
-@dataclass(frozen=True)
-class Cut:
-    """One matrix at one rank.
-
-    Attributes:
-        weight: Number of the weight.
-        rank: What is left of its rank.
-    """
+class Cut(NamedTuple):
+    """One matrix, by its number, at what is left of its rank."""
 
     weight: int
     rank: int
@@ -62,13 +55,9 @@ def laser(model: Any, materials: Materials, terms: Terms) -> Iterator[Fitted]:
         weight = weights[best.weight]
         _put(weight, truncated(weight.canonical_view()[0], best.rank))
         whole, left = weight.num_rows * weight.num_columns, best.rank * (weight.num_rows + weight.num_columns)
-        yield Fitted(
-            losses=[base, losses[best]],
-            numbers=left,
-            bytes=VALUE_BYTES * min(left, whole),
-            share_off=max(0, whole - left) / materials.size,
-            facts={"cut": {"weight": weight.name, "rank": best.rank}, "tried": tried},
-        )
+        facts = {"cut": {"weight": weight.name, "rank": best.rank}, "tried": tried}
+        size, share_off = VALUE_BYTES * min(left, whole), max(0, whole - left) / materials.size
+        yield Fitted(losses=[base, losses[best]], numbers=left, bytes=size, share_off=share_off, facts=facts)
 
 
 def rank_of(weight: WeightMatrix, share: float) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -17,14 +18,26 @@ from freemoe.domain_experts.rank.importance import METRICS
 from freemoe.domain_experts.recipe import SaliencySection
 from freemoe.models.mask import Mask, TensorMask
 from freemoe.models.switching import switched_off
+from freemoe.models.weights import WeightMatrix
 
 NORM = 2.0
 """Wanda's norm of inputs."""
 
 
+OFF = "off|"
+"""How the name of a tensor with a coded mask begins; what follows is the weight's name."""
+
+
 def mask_bytes(mask: Mask) -> int:
     """What a mask ships as."""
     return sum(code.numel() for code in mask.encode().values())
+
+
+def off_only(weights: Sequence[WeightMatrix], mask: Mask, **more: Any) -> Fitted:
+    """A result that is nothing but weights that are off."""
+    kept = {OFF + name: code for name, code in mask.encode().items()}
+    shipped = sum(code.numel() for code in kept.values())
+    return Fitted(numbers=mask.count, bytes=shipped, share_off=mask.off_share(weights), tensors=kept, **more)
 
 
 @contextmanager
@@ -36,29 +49,28 @@ def purified(
     With ``filled_by``, the weights of every row that this metric puts lowest go off too, until the share is met: a way that
     stops where its stopping loss says so is otherwise not comparable at a share.
     """
-    found = _purify(model, materials, terms, method)
-    mask, facts = found.mask, {}
+    looks: list[float] = []
+    found = purify(model, materials, terms, method, looks)
+    mask, facts = found.mask, {"best_round": found.best, "off": looks}
     if filled_by is not None:
-        facts = {"share_before_filling": mask.off_share(materials.weights)}
+        facts["share_before_filling"] = mask.off_share(materials.weights)
         mask = mask.union(lowest(model, materials, terms, filled_by, mask))
     with switched_off(materials.weights, mask):
-        yield _off(materials, mask, losses=list(found.losses), facts=facts)
+        yield off_only(materials.weights, mask, losses=list(found.losses), facts=facts)
 
 
-def _purify(model: Any, materials: Materials, terms: Terms, method: str) -> PurifyResult:
-    schedule = terms.schedule
-    section = SaliencySection(
-        method=method,
-        budget=terms.share,
-        steps=schedule.steps,
-        step_tokens=schedule.step_tokens,
-        every=schedule.every,
-        patience=schedule.patience,
-        compute="own" if terms.number_format == "float32" else "bfloat16",
-    )
+def purify(
+    model: Any, materials: Materials, terms: Terms, method: str, looks: list[float] | None = None
+) -> PurifyResult:
+    """Single weights to switch off of the model as it stands; ``looks`` collects the share off per round."""
+    seen = [] if looks is None else looks
+    compute = "own" if terms.number_format == "float32" else "bfloat16"
+    section = SaliencySection(method=method, budget=terms.share, compute=compute, **asdict(terms.schedule))
     gradient, stop = materials.batches(materials.gradient), materials.batches(materials.stop)
     text = materials.kind == "text"
-    task = PurifyTask(model, materials.weights, gradient, stop, text, terms.seed)
+    task = PurifyTask(
+        model, materials.weights, gradient, stop, text, terms.seed, lambda number, loss, off: seen.append(off)
+    )
     return METHODS.get(method).run(task, section)
 
 
@@ -67,7 +79,7 @@ def ranked(model: Any, materials: Materials, terms: Terms, *, metric: str) -> It
     """In every row the same share of its weights off: those a metric of `rank.importance` puts lowest."""
     mask = lowest(model, materials, terms, metric)
     with switched_off(materials.weights, mask):
-        yield _off(materials, mask)
+        yield off_only(materials.weights, mask)
 
 
 def lowest(model: Any, materials: Materials, terms: Terms, metric: str, off: Mask | None = None) -> Mask:
@@ -96,7 +108,3 @@ def lowest_in_rows(scores: Tensor, share: float) -> Tensor:
     ends = torch.floor(share * columns * torch.arange(rows + 1, dtype=torch.float64, device=scores.device) + 0.5)
     ranks = scores.argsort(dim=-1, stable=True).argsort(dim=-1)
     return ranks < ends.diff()[:, None]
-
-
-def _off(materials: Materials, mask: Mask, **more: Any) -> Fitted:
-    return Fitted(numbers=mask.count, bytes=mask_bytes(mask), share_off=mask.off_share(materials.weights), **more)

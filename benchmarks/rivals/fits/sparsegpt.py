@@ -9,9 +9,9 @@ one upper Cholesky factor U of H^-1 = U^T U: row j of H_F^-1 is U_jj times row j
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -82,24 +82,6 @@ def _factor(hessian: Tensor, damping: float) -> Tensor:
         ) from error
 
 
-@dataclass(eq=False)
-class _Hessians:
-    """Running sums of x x^T: (tap, expert) -> (columns, columns), and how many inputs there were."""
-
-    sums: dict[tuple[str, int], Tensor] = field(default_factory=dict)
-    counts: dict[tuple[str, int], int] = field(default_factory=dict)
-
-    def add(self, key: tuple[str, int], x: Tensor) -> None:
-        """Add inputs (n, columns)."""
-        x = x.float()
-        self.sums[key] = self.sums[key] + x.T @ x if key in self.sums else x.T @ x
-        self.counts[key] = self.counts.get(key, 0) + len(x)
-
-    def mean(self, key: tuple[str, int], columns: int) -> Tensor:
-        """Mean of x x^T; zeros where an expert was never asked."""
-        return self.sums[key] / self.counts[key] if key in self.sums else torch.zeros(columns, columns)
-
-
 @contextmanager
 def pruned(model: Any, materials: Materials, terms: Terms) -> Iterator[Fitted]:
     """Prune layer by layer, every layer on what the pruned ones before it give."""
@@ -117,23 +99,33 @@ def _prune_layers(model: Any, weights: Sequence[WeightMatrix], batches: Sequence
     _, layers = find_layers(model, family_of(model))
     calls = _calls(model, layers, batches)
     states = [given[0][0][0] for given in calls]
+    # Of a layer, by tap and expert: the sum of x x^T, (columns, columns), and how many inputs there were.
+    sums: dict[tuple[str, int], Tensor] = {}
+    counts: Counter[tuple[str, int]] = Counter()
+    real: Tensor = torch.empty(0)
+
+    def add(tap: str, expert: int, x: Tensor, token: Tensor) -> None:
+        x, key = x[real[token]].float(), (tap, expert)
+        sums[key] = sums[key] + x.T @ x if key in sums else x.T @ x
+        counts[key] += len(x)
+
     for number, layer in enumerate(layers):
         own = [w for w in weights if w.layer == number]
-        found = _Hessians()
+        sums.clear()
+        counts.clear()
         for i, batch in enumerate(batches):
-            with tap_inputs(model, own, _adding(found, batch.mask.flatten().bool())):
+            # Padding is left out.
+            real = batch.mask.flatten().bool()
+            with tap_inputs(model, own, add):
                 _run(layer, states[i], calls[i][number])
         for weight in own:
             view = weight.canonical_view()
             for expert in range(weight.num_experts):
-                hessian = found.mean((weight.tap, expert), weight.num_columns)
+                key, columns = (weight.tap, expert), weight.num_columns
+                # Zeros where an expert was never asked.
+                hessian = sums[key] / counts[key] if key in sums else torch.zeros(columns, columns)
                 view[expert].copy_(prune(view[expert], hessian.to(view.device), share))
         states = [_run(layer, state, given[number]) for state, given in zip(states, calls, strict=True)]
-
-
-def _adding(found: _Hessians, real: Tensor) -> Callable[..., None]:
-    """Add what a weight multiplies, padding left out."""
-    return lambda tap, expert, x, token: found.add((tap, expert), x[real[token]])
 
 
 def _calls(model: Any, layers: Sequence[nn.Module], batches: Sequence[AnswerBatch]) -> list[list[tuple[Any, Any]]]:

@@ -49,14 +49,9 @@ def learned(model: Any, materials: Materials, terms: Terms) -> Iterator[Fitted]:
     schedule, sublayers = terms.schedule, find_sublayers(model)
     blocks, held_out = blocks_of(materials.gradient), blocks_of(materials.stop)
     stop = materials.batches(materials.stop)
-    recipe = ConvertRecipe(
-        model="-",
-        text=("-",),
-        active=1 - terms.share,
-        experts=EXPERTS,
-        seed=terms.seed,
-        train={"steps": schedule.steps, "batch_tokens": schedule.step_tokens},  # pyright: ignore[reportArgumentType]
-    )
+    train = {"steps": schedule.steps, "batch_tokens": schedule.step_tokens}
+    values = {"model": "-", "text": ("-",), "active": 1 - terms.share, "experts": EXPERTS, "seed": terms.seed}
+    recipe = ConvertRecipe.model_validate({**values, "train": train})
     losses = [mean_loss(model, stop)]
     best: list[Structure] = []
     with restored(model, []):
@@ -86,10 +81,5 @@ def _split(structure: Structure, sublayers: Sequence[DecoderSublayers], losses: 
     tensors = to_tensors(structure)
     masks = sum(-(-t.numel() // 8) for t in tensors.values() if t.dtype == torch.bool)
     values = sum(t.numel() for t in tensors.values() if t.dtype != torch.bool)
-    return Fitted(
-        losses=list(losses),
-        numbers=values,
-        bytes=masks + 2 * values,
-        share_off=1 - active,
-        facts={"experts": EXPERTS, "value_masks": "per token" if losses else "none"},
-    )
+    facts = {"experts": EXPERTS, "value_masks": "per token" if losses else "none"}
+    return Fitted(losses=list(losses), numbers=values, bytes=masks + 2 * values, share_off=1 - active, facts=facts)

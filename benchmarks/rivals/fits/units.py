@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
-
-from torch import Tensor
 
 from benchmarks.rivals.fits.expert_drop import naee_scores, reap_scores
 from benchmarks.rivals.fits.masks import mask_bytes
@@ -19,31 +18,6 @@ from freemoe.domain_experts.structured.rivals import random_scores, taylor_score
 from freemoe.domain_experts.structured.training import train_units
 from freemoe.domain_experts.structured.units import ModelUnits, UnitsOff, find_units, lowest_units
 from freemoe.models.switching import switched_off
-
-
-def _taylor(model: Any, units: ModelUnits, materials: Materials, terms: Terms, counts: list[int]) -> list[Tensor]:
-    return [taylor_scores(w.gain) for w in measure_importance(model, units, materials.batches(materials.gradient))]
-
-
-def _random(model: Any, units: ModelUnits, materials: Materials, terms: Terms, counts: list[int]) -> list[Tensor]:
-    return random_scores(units, terms.seed)
-
-
-def _naee(model: Any, units: ModelUnits, materials: Materials, terms: Terms, counts: list[int]) -> list[Tensor]:
-    return naee_scores(model, units, materials.batches(materials.gradient), counts)
-
-
-def _reap(model: Any, units: ModelUnits, materials: Materials, terms: Terms, counts: list[int]) -> list[Tensor]:
-    return reap_scores(model, materials.weights, units, materials.batches(materials.gradient))
-
-
-SCORES: dict[str, Callable[[Any, ModelUnits, Materials, Terms, list[int]], list[Tensor]]] = {
-    "taylor": _taylor,
-    "random": _random,
-    "naee": _naee,
-    "reap": _reap,
-}
-"""Scores (count,) per layer; low ones go off first."""
 
 
 def counts_for(units: ModelUnits, share: float, size: int) -> list[int]:
@@ -58,12 +32,19 @@ def counts_for(units: ModelUnits, share: float, size: int) -> list[int]:
 
 @contextmanager
 def ranked(model: Any, materials: Materials, terms: Terms, *, kind: str, by: str) -> Iterator[Fitted]:
-    """The lowest units by a score, as many in every layer."""
+    """The lowest units by a score (``taylor``, ``naee``, ``reap`` or ``random``), as many in every layer."""
     units = find_units(model, kind)
     counts = counts_for(units, terms.share, materials.size)
-    with _off(
-        materials, units, lowest_units(units, SCORES[by](model, units, materials, terms, counts), counts)
-    ) as fitted:
+    batches = materials.batches(materials.gradient)
+    if by == "taylor":
+        scores = [taylor_scores(w.gain) for w in measure_importance(model, units, batches)]
+    elif by == "naee":
+        scores = naee_scores(model, units, batches, counts)
+    elif by == "reap":
+        scores = reap_scores(model, materials.weights, units, batches)
+    else:
+        scores = random_scores(units, terms.seed)
+    with _off(materials, units, lowest_units(units, scores, counts)) as fitted:
         yield fitted
 
 
@@ -76,16 +57,9 @@ def trained(model: Any, materials: Materials, terms: Terms, *, kind: str) -> Ite
         with _off(materials, units, {}) as fitted:
             yield fitted
         return
-    schedule = terms.schedule
     gradient, stop = materials.batches(materials.gradient), materials.batches(materials.stop)
-    section = UnitSection(
-        # The layers of a family have one width, so one share means these counts.
-        off=(counts[0] / units.layers[0].count,),
-        steps=schedule.steps,
-        step_tokens=schedule.step_tokens,
-        every=schedule.every,
-        patience=schedule.patience,
-    )
+    # The layers of a family have one width, so one share means these counts.
+    section = UnitSection(off=(counts[0] / units.layers[0].count,), **asdict(terms.schedule))
     task = PurifyTask(model, materials.weights, gradient, stop, seed=terms.seed)
     curve = train_units(task, units, section, multiple=1)
     (point,) = curve.points

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.real_llm.cells import Cell, Store
 from benchmarks.real_llm.plan import cells, estimates, needs
 from benchmarks.real_llm.protocol import Protocol, files_digest, identity, model_digest
-from benchmarks.rivals.training import Schedule
+from benchmarks.rivals.rival import Schedule
 from freemoe.core.errors import DataError
 
 CELL = Cell("text", "wikitext", "lora", rank=1, rate=2e-3)

@@ -21,7 +21,6 @@ from benchmarks.real_llm import plan as planned
 from benchmarks.real_llm import running
 from benchmarks.real_llm.cells import ALL, Cell
 from benchmarks.real_llm.data import MATERIALS, load_parts
-from benchmarks.real_llm.dispatch import run_cell
 from benchmarks.real_llm.figures.text_and_tasks import figures_of
 from benchmarks.real_llm.methods import routing
 from benchmarks.real_llm.methods.weights import METHODS, Stand, per_document, with_adapter
@@ -63,7 +62,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the cells that were run, each of which gives a made-up record."""
     names: list[str] = []
 
-    def run(job: Job) -> dict:
+    def run(job: Job, work: Any) -> dict:
         names.append(job.cell.name)
         return text_record(job.cell, [1.0, 2.0, 3.0], [2.0])
 
@@ -71,21 +70,17 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def stop_at(number: int, ran: list[str], error: BaseException) -> Callable[[Job], dict]:
-    def run(job: Job) -> dict:
-        if len(ran) == number:
-            raise error
-        ran.append(job.cell.name)
-        return text_record(job.cell, [1.0, 2.0, 3.0], [2.0])
-
-    return run
-
-
 def test_a_killed_run_goes_on_with_what_is_missing(
     settings: Settings, ran: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = running.in_own_process
-    monkeypatch.setattr(running, "in_own_process", stop_at(2, ran, Killed()))
+
+    def killed(job: Job, work: Any) -> dict:
+        if len(ran) == 2:
+            raise Killed
+        return whole(job, work)
+
+    monkeypatch.setattr(running, "in_own_process", killed)
     with pytest.raises(Killed):
         running.run(settings)
     assert ran == [c.name for c in PLAN[:2]]
@@ -144,11 +139,12 @@ def test_only_minutes_and_the_list(settings: Settings, ran: list[str]) -> None:
 def test_one_cell_that_fails_costs_no_other(
     settings: Settings, ran: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(job: Job) -> dict:
+    whole = running.in_own_process
+
+    def run(job: Job, work: Any) -> dict:
         if job.cell.method == "learned":
             raise NumericError("a loss is NaN")
-        ran.append(job.cell.name)
-        return text_record(job.cell, [1.0, 2.0, 3.0], [2.0])
+        return whole(job, work)
 
     monkeypatch.setattr(running, "in_own_process", run)
     outcome = running.run(settings)
@@ -240,7 +236,7 @@ def test_a_router_sends_questions_to_the_experts_of_tasks(
     experts = [Cell("task", n, "learned", 0.01) for n in names]
     cell = Cell("route", ALL, "learned", 0.01)
     monkeypatch.setattr(running, "cells", lambda quick: [cell, *experts])
-    monkeypatch.setattr(running, "in_own_process", run_cell)
+    monkeypatch.setattr(running, "in_own_process", lambda job, work: work(job))
     model = str(data_root / "models" / "stories260k")
     settings = Settings(True, data_root=data_root, model=model, cells=tmp_path / "cells")
     bench = running.bench_of(settings)
@@ -288,9 +284,9 @@ def test_what_was_trained_in_bfloat16_stands_on_the_fp32_base(stories, data_root
     data = load_parts("wikitext", data_root, tokenizer, protocol, 0)
     stand = Stand(Cell("text", "wikitext", **treatment), protocol, model, tokenizer, find_weights(model), data)
     base = sum(s.value for s in stand.scores(data.reported))
-    found = METHODS.get(treatment["method"])(stand)
-    assert found.losses[0] > min(found.losses)
-    with found.applied():
+    with METHODS.get(treatment["method"])(stand) as found:
+        assert found.losses[0] > min(found.losses)
+        stand.use(found.model or model)
         after = dict(stand.model.named_parameters())
         assert {p.dtype for p in after.values()} == {torch.float32}
         assert sum(s.value for s in stand.scores(data.reported)) > base
@@ -316,7 +312,7 @@ def test_cells_on_a_real_small_model(stories, data_root: Path, tmp_path: Path, m
         Cell("union", "wikitext", "learned", 0.01, other="wikitext"),
     ]
     monkeypatch.setattr(running, "cells", lambda quick: plan)
-    monkeypatch.setattr(running, "in_own_process", run_cell)
+    monkeypatch.setattr(running, "in_own_process", lambda job, work: work(job))
     model = str(data_root / "models" / "stories260k")
     settings = Settings(True, data_root=data_root, model=model, cells=tmp_path / "cells")
     bench = running.bench_of(settings)

@@ -7,14 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.rivals import rows
+from benchmarks.rivals.fits.prompts import in_front
 from benchmarks.rivals.rival import RIVALS, Rival
 from freemoe.core.errors import RecipeError, UnknownNameError
 from freemoe.domain_experts.purify.batches import mean_loss
 from freemoe.evals.engine.scorer import Scorer
 from tests.benchmarks.rivals.tiny_terms import TERMS, given
 
-assert rows
 FAMILY = {"dense": "llama", "mixture": "mixtral"}
 CASES = [(name, base) for name in RIVALS.loaded_names() for base in RIVALS.get(name).bases]
 
@@ -31,9 +30,8 @@ def test_it_changes_what_it_says_and_leaves_the_model_bit_equal(name: str, base:
     before = {n: (p.detach().clone(), p.requires_grad) for n, p in model.named_parameters()}
     names, plain = [n for n, _ in model.named_modules()], logits(model)
     hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
-    terms = replace(
-        TERMS, share=0.25 if rival.sized else 0.0, rank=rival.rank, rate=rival.rates[0] if rival.rates else 0.0
-    )
+    rate = rival.rates[0] if rival.rates else 0.0
+    terms = replace(TERMS, share=0.25 if rival.sized else 0.0, rank=rival.rank, rate=rate)
     with rival.on(model, materials, terms) as fitted:
         inside = logits(fitted.model if fitted.model is not None else model)
         assert torch.isfinite(inside).all()
@@ -66,9 +64,8 @@ def test_an_error_inside_leaves_it_bit_equal_too(name: str) -> None:
     assert torch.equal(logits(model), plain)
 
 
-@pytest.mark.parametrize("name", ["switches-learned", "lora", "dora", "full", "taylor-like"])
+@pytest.mark.parametrize("name", ["switches-learned", "lora", "dora", "full", "neurons-taylor"])
 def test_the_same_seed_finds_the_same(name: str) -> None:
-    name = "neurons-taylor" if name == "taylor-like" else name
     found = []
     for _ in range(2):
         model, materials = given()
@@ -82,8 +79,6 @@ def test_documents_in_front_are_context_and_what_is_scored_stays() -> None:
     stop = given()[1].gradient[:1]
     # A stopping document that is a copy of the first one in front; a model that copies has no choice but to like it.
     model, materials = given(stop=stop)
-    from benchmarks.rivals.fits.prompts import in_front
-
     (long,) = in_front(materials, materials.gradient[:2], stop)
     assert long.tokens == (*materials.gradient[0].tokens, *materials.gradient[1].tokens, *stop[0].tokens)
     scorer = Scorer(model, materials.tokenizer)
@@ -110,13 +105,13 @@ def test_few_shot_keeps_none_where_none_helps() -> None:
 def test_bad_rows_and_unknown_names() -> None:
     with pytest.raises(UnknownNameError, match=r"Unknown rival 'lorra'. Did you mean 'lora'"):
         RIVALS.get("lorra")
-    plain = {"about": "-", "paper": "-", "changes": "weights", "groups": ("adaptation",), "fit": "a:b"}
+    plain = {"name": "a", "about": "-", "paper": "-", "changes": "weights", "groups": ("adaptation",), "fit": "a:b"}
     for bad, message in (
         ({"name": "a b"}, "no spaces"),
-        ({"name": "a", "changes": "much"}, "changes is 'much'; allowed: nothing"),
-        ({"name": "a", "bases": ("sparse",)}, "bases is 'sparse'"),
-        ({"name": "a", "groups": ()}, "groups is 'empty'"),
-        ({"name": "a", "groups": ("compression",)}, "sized=True"),
+        ({"changes": "much"}, "changes is 'much'; allowed: nothing"),
+        ({"bases": ("sparse",)}, "bases is 'sparse'"),
+        ({"groups": ()}, "groups is 'empty'"),
+        ({"groups": ("compression",)}, "sized=True"),
     ):
         with pytest.raises(RecipeError, match=message):
             Rival(**{**plain, **bad})

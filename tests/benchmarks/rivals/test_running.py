@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness import Settings, run_bench, save_result
+from benchmarks.real_llm import running as cells_running
+from benchmarks.real_llm import work
 from benchmarks.real_llm.cells import Cell
-from benchmarks.rivals import measure, plan, running
+from benchmarks.real_llm.work import Job
+from benchmarks.rivals import plan, running
 from benchmarks.rivals.measure import measure_rival
 from benchmarks.rivals.rival import RIVALS, Fitted, Rival, add
 from benchmarks.rivals.running import draw, listing, run
 from freemoe.core.errors import DataError
-from tests.benchmarks.rivals.tiny_terms import texts
 from tests.tiny import tiny_model, tiny_tokenizer
 
 ONLY = "adaptation/freemoe-demo/demo-text/base/*,*/demo-text/wanda-20*,*/demo-text/fewshot*,*/demo-text/mine*"
@@ -59,7 +61,7 @@ def outside() -> Iterator[None]:
 
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outside: None) -> Settings:
-    monkeypatch.setattr(running, "in_own_process", lambda job, work: work(job))
+    monkeypatch.setattr(cells_running, "in_own_process", lambda job, work: work(job))
     return Settings(True, cells=tmp_path / "cells", only=ONLY)
 
 
@@ -74,11 +76,11 @@ def test_it_runs_tells_of_failures_and_measures_nothing_twice(
         ran.append(job.cell.name)
         return measure_rival(job)
 
-    monkeypatch.setattr(running, "in_own_process", some)
+    monkeypatch.setattr(cells_running, "in_own_process", some)
     with pytest.raises(Killed):
         run(settings)
     assert len(ran) == 2
-    monkeypatch.setattr(running, "in_own_process", lambda job, work: ran.append(job.cell.name) or work(job))
+    monkeypatch.setattr(cells_running, "in_own_process", lambda job, work: ran.append(job.cell.name) or work(job))
     result = run_bench("rivals", settings)
     assert len(ran) == len(set(ran)) == 5
     details = result["details"]
@@ -95,6 +97,11 @@ def test_it_runs_tells_of_failures_and_measures_nothing_twice(
     again = run(settings)
     assert ran[5:] == ["adaptation/freemoe-demo/demo-text/mine-broken/s0"]
     assert json.loads(json.dumps(again.details)) == json.loads(json.dumps(details))
+    # A row that changes makes its cells stale, and no others.
+    rows = replace(settings, only="*/demo-text/mine/*,adaptation/freemoe-demo/demo-text/base/*")
+    assert [row["done"] for row in listing(rows)] == [True, True]
+    RIVALS._entries["mine"] = replace(RIVALS.get("mine"), options={"by": 0.25})
+    assert [row["done"] for row in listing(rows)] == [True, False]
     save_result(result, tmp_path / "out")
     page, picture = ((tmp_path / "out" / f"rivals.{s}").read_text() for s in ("md", "svg"))
     assert "| mine-broken | weights | failed: KeyError: 'a fault / of theirs'" in page
@@ -110,7 +117,7 @@ def test_a_quick_run_measures_every_rival(settings: Settings, tmp_path: Path, mo
     def tiny(name: str, **_):
         return tiny_model("mixtral" if name.endswith("moe") else "llama"), tiny_tokenizer()
 
-    monkeypatch.setattr(measure, "load_base", tiny)
+    monkeypatch.setattr(work, "load_base", tiny)
     monkeypatch.setattr(running, "model_digest", lambda name: name)
     result = run_bench("rivals", replace(settings, only=None))
     details = result["details"]
@@ -124,26 +131,12 @@ def test_a_quick_run_measures_every_rival(settings: Settings, tmp_path: Path, mo
     assert all(f"| {name}" in page or f"| **{name}" in page for name in RIVALS)
 
 
-def test_a_row_that_changes_makes_its_cells_stale_and_no_others(settings: Settings) -> None:
-    settings = replace(settings, only="*/demo-text/mine/*,adaptation/freemoe-demo/demo-text/base/*")
-    run(settings)
-    assert [row["done"] for row in listing(settings)] == [True, True]
-    RIVALS._entries["mine"] = replace(RIVALS.get("mine"), options={"by": 0.25})
-    assert [row["done"] for row in listing(settings)] == [True, False]
-
-
 def test_the_list_minutes_and_patterns_that_name_nothing(settings: Settings) -> None:
     rows = listing(replace(settings, only=None))
     names = [row["name"] for row in rows]
     assert len(names) == len(set(names))
-    assert {n.split("/")[3].split("-lr")[0] for n in names} >= {
-        "base",
-        "fewshot",
-        "laser",
-        "full",
-        "dora-r1",
-        "reap-20%",
-    }
+    shown = {n.split("/")[3].split("-lr")[0] for n in names}
+    assert shown >= {"base", "fewshot", "laser", "full", "dora-r1", "reap-20%"}
     assert all(row["seconds"] > 0 and not row["done"] for row in rows)
     assert run(replace(settings, minutes=0)).details["cells"]["done"] == 0
     with pytest.raises(DataError, match=r"--only '\*/lorra\*' names no cell.*'adaptation/freemoe-demo.*lora, "):
@@ -181,20 +174,18 @@ def test_the_kind_of_a_model_by_its_configuration(tmp_path: Path, model_type: st
     assert plan.kind_of("a.gguf") == "dense"
 
 
-def test_the_reported_documents_are_not_among_what_a_rival_sees(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_reported_documents_are_not_among_what_a_rival_sees(outside: None, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = {}
 
     def look(self, model, materials, terms):
         seen["reference"] = {d.id for d in (*materials.gradient, *materials.stop)}
-        seen["attributes"] = vars(materials)
+        seen["attributes"] = set(vars(materials))
         return halved(model, materials, terms, by=1.0)
 
     monkeypatch.setattr(Rival, "on", look)
     cell = Cell("adaptation", "demo-text", "mine", base="freemoe-demo")
-    record = measure_rival(running.Job(cell, plan.protocol_of("freemoe-demo", True), "freemoe-demo", "", ""))
+    record = measure_rival(Job(cell, plan.protocol_of("freemoe-demo", True), "freemoe-demo", "", ""))
     assert seen["reference"]
     assert not seen["reference"] & set(record["ids"])
-    assert set(seen["attributes"]) == {"kind", "tokenizer", "length", "weights", "gradient", "stop", "batches"}
-    assert texts(1)[0].kind == record["kind"]
+    assert seen["attributes"] == {"kind", "tokenizer", "length", "weights", "gradient", "stop", "batches", "alone"}
+    assert record["kind"] == "text"

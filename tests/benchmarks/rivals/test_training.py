@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.rivals.training import Schedule, tune, with_lora
+from benchmarks.rivals.rival import Schedule
+from benchmarks.rivals.training import tune, with_lora
 from freemoe.domain_experts.purify.batches import answer_batches, answer_loss, mean_loss
 from freemoe.models.weights import find_weights
 from tests.tiny import tiny_model

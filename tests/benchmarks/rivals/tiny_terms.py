@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.rivals.rival import Materials, Terms
-from benchmarks.rivals.training import Schedule
+from benchmarks.rivals.rival import Materials, Schedule, Terms
 from freemoe.domain_experts.purify.batches import answer_batches, gold_rows
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import Document

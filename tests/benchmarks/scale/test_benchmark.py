@@ -32,7 +32,7 @@ def test_the_quick_run(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are told from /proc")
 def test_who_kills_looks_at_its_own_descendants_alone() -> None:
     parents = {os.getpid(): 1, 70001: os.getpid(), 70002: 70001, 70003: 1}
-    assert [kill._descends(pid, parents) for pid in (70002, 70003)] == [True, False]
+    assert [kill.descends(pid, parents) for pid in (70002, 70003)] == [True, False]
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
         assert kill.working_actors() == []
         other.communicate(b"\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.scale import simulation
 from benchmarks.scale.simulation import PAPER, Link, Measured, Part, simulate, stages, stops_at, table
 
 FREE = Measured({"begin": 1.0, "purify": 4.0, "search": 2.0, "report": 3.0}, 0.0, 0.0)
@@ -70,4 +69,4 @@ def test_where_it_stops() -> None:
     assert stops_at(rows) == 64
     assert stops_at(rows[:3]) == 64
     assert Link(2.0).pass_on(1.0, 4.0) == 3.0
-    assert simulation.told_inputs()["domains"]["value"] == 64
+    assert PAPER["domains"].value == 64

@@ -33,7 +33,7 @@ def test_random_models_are_seeded_and_leave_the_seed_alone() -> None:
     torch.manual_seed(3)
     expected = torch.rand(1)
     torch.manual_seed(3)
-    a, b, c = (bench.llama_shape(True, seed, **bench.SIZES) for seed in (0, 0, 1))
+    a, b, c = (bench.shaped_model("134M", Settings(quick=True, seed=seed)) for seed in (0, 0, 1))
     assert torch.equal(torch.rand(1), expected)
     same = [torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True)]
     assert all(same)

@@ -22,13 +22,8 @@ def test_figures_of_a_quick_run(monkeypatch: pytest.MonkeyPatch) -> None:
         # One process is enough to see that such a process works.
         if asked[:2] == ["scoring", 1]:
             return real(module, asked)
-        return {
-            "peak": 3e9 * asked[1],
-            "said": 2e9 * asked[1],
-            "most": 4e9,
-            "weights": 10**9 * asked[1],
-            "parameters": 1,
-        }
+        peak, said, weights = (number * asked[1] for number in (3e9, 2e9, 10**9))
+        return {"peak": peak, "said": said, "most": 4e9, "weights": weights, "parameters": 1}
 
     monkeypatch.setattr(bench, "in_own_process", own)
     outcome = bench.run(Settings(quick=True))
@@ -46,7 +41,8 @@ def test_figures_of_a_quick_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_stage_runs_and_leaves_the_base_alone(stage: str) -> None:
-    world = bench._bench(1, True, 0)
+    settings = Settings(quick=True)
+    world = bench.bench_of(bench.shaped_model("1.1G", settings, torch.bfloat16, num_hidden_layers=1), 0)
     before = {k: v.clone() for k, v in world.model.state_dict().items()}
     seen: list[float] = []
     real = bench.Bench.score
@@ -57,7 +53,7 @@ def test_every_stage_runs_and_leaves_the_base_alone(stage: str) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bench.Bench, "score", score)
-        found = bench._STAGES[stage](world)()
+        found = bench.prepared(stage, world)()
     assert all(torch.equal(v, before[k]) for k, v in world.model.state_dict().items())
     expected = {"scoring": [0], "band search": [0.1] * 2, "report": [0.01, 0.01, 0.1, 0.1]}.get(stage, [])
     assert seen == pytest.approx(expected, abs=0.02)

@@ -10,13 +10,14 @@ import torch
 
 from benchmarks.harness import Settings
 from benchmarks.speed import streaming as bench
-from benchmarks.speed.memory import QUICK
-from benchmarks.speed.shapes import write_random_checkpoint
+from benchmarks.speed.shapes import shape_of, write_random_checkpoint
 from freemoe.models.checkpoints.loading import load_base
+
+QUICK = shape_of("1.1G", quick=True)[1]
 
 
 def test_a_checkpoint_is_written_a_layer_at_a_time(tmp_path: Path) -> None:
-    size = write_random_checkpoint(tmp_path, "llama", 0, num_hidden_layers=3, **QUICK)
+    size = write_random_checkpoint(tmp_path, "llama", 0, **QUICK | {"num_hidden_layers": 3})
     # Three layers, embeddings, norm and head.
     assert len(list(tmp_path.glob("*.safetensors"))) == 6
     model, _ = load_base(tmp_path, device="cpu")
@@ -28,10 +29,11 @@ def test_a_checkpoint_is_written_a_layer_at_a_time(tmp_path: Path) -> None:
 
 
 def test_every_step_is_weighed(tmp_path: Path) -> None:
-    write_random_checkpoint(tmp_path, "llama", 0, num_hidden_layers=2, **QUICK)
+    write_random_checkpoint(tmp_path, "llama", 0, **QUICK)
     files = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
-    row = bench.weigh(str(tmp_path), QUICK["vocab_size"], 0)
-    assert list(row["peaks"]) == list(row["seconds"]) == list(bench.STEPS)
+    row = bench.weigh(str(tmp_path), 0)
+    steps = ["load", "calibration", "band", "scoring of the band", "scoring of the base"]
+    assert list(row["peaks"]) == list(row["seconds"]) == steps
     assert min(row["peaks"].values()) > 0
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == files
 

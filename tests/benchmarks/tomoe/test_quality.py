@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.harness import Settings
 from benchmarks.tomoe import conversions, quality
-from benchmarks.tomoe.conversions import Job, identity, kept, measured, name_of, run_all
+from benchmarks.tomoe.conversions import Job, identity, kept, measured, run_all
 from benchmarks.tomoe.quality import improving, judged
 
 
@@ -24,8 +24,7 @@ def record(seed: int, steps: int, loss: float) -> dict[str, Any]:
 def job(folder: Path, **changes: Any) -> Job:
     text = folder / "text.txt"
     text.write_text("one two three")
-    record = str(folder / "cells" / "one.json")
-    return replace(Job("demo", str(folder), (str(text),), 0.5, 4, 0, record, quick=True), **changes)
+    return replace(Job("demo", str(folder), (str(text),), 0.5, 4, 0, str(folder / "cells"), quick=True), **changes)
 
 
 def test_a_fall_is_met_only_where_every_end_of_the_interval_falls() -> None:
@@ -78,10 +77,11 @@ def test_a_conversion_is_done_once_and_again_when_what_decided_it_changes(
     assert measured(own) == first == kept(own)
     assert done == ["demo/50%/4/s0"]
     for other in (replace(own, steps=8), replace(own, active=0.4), replace(own, seed=1)):
+        other.record.write_bytes(own.record.read_bytes())
         assert kept(other) is None
     (tmp_path / "text.txt").write_text("another text")
     assert kept(own) is None
-    Path(own.record).write_text("{ cut sh")
+    own.record.write_text("{ cut sh")
     assert kept(own) is None
     assert measured(replace(own, until=0.0)) is None, "too late to begin"
     assert measured(own) == {"held_out": 1.0, "identity": identity(own)}
@@ -96,9 +96,9 @@ def test_only_what_is_asked_for_is_run_and_what_is_there_counts(
         begun.append([one.name for one in jobs])
 
     monkeypatch.setattr(conversions, "side_by_side", work)
-    few, many = job(tmp_path), job(tmp_path, steps=8, record=str(tmp_path / "cells" / "two.json"))
-    Path(few.record).parent.mkdir()
-    Path(few.record).write_text(json.dumps({"steps": 4, "identity": identity(few)}))
+    few, many = job(tmp_path), job(tmp_path, steps=8)
+    few.record.parent.mkdir()
+    few.record.write_text(json.dumps({"steps": 4, "identity": identity(few)}))
     found = run_all([few, many], Settings(only="demo/*/8/*,other"))
     assert begun == [[many.name]]
     assert [one["steps"] for one in found] == [4]
@@ -113,7 +113,7 @@ def test_a_quick_run_converts_with_every_number_of_steps(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(quality, "run_all", run)
     outcome = quality.run(Settings(quick=True, cells=tmp_path / "cells"))
-    assert [one.name for one in jobs] == [name_of("demo", 0.5, steps, 0) for steps in quality.QUICK_STEPS]
+    assert [one.name for one in jobs] == [f"demo/50%/{steps}/s0" for steps in quality.QUICK_STEPS]
     assert all(math.isnan(figure.value) for figure in outcome.figures)
     jobs.clear()
     root = tmp_path / "data"

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from benchmarks.harness import Settings
-from benchmarks.speed.shapes import random_model
+from benchmarks.speed.shapes import shaped_model
 from benchmarks.tomoe import speed as tomoe_speed
 from benchmarks.tomoe.alone import seconds_alone
-from benchmarks.tomoe.speed import QUICK_SHAPE, QUICK_TOKENS, ceilings, random_masks, run, tiled
+from benchmarks.tomoe.speed import QUICK_TOKENS, SHAPE, ceilings, random_masks, run, tiled
 from freemoe.core.errors import FreeMoEError, NumericError
 from freemoe.models.sublayers import find_sublayers
 from freemoe.tomoe import export as exporting
@@ -26,7 +26,7 @@ from tests.tomoe.random_structures import random_structure
 
 
 def model():
-    return random_model("llama", 0, **QUICK_SHAPE, vocab_size=100)
+    return shaped_model(SHAPE, Settings(quick=True), vocab_size=100)
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +75,7 @@ def test_masks_of_a_small_model_fill_a_larger_one(static: bool) -> None:
     sublayers = find_sublayers(model())
     found = tiled(structure, sublayers)
     require_structure_fits(found, sublayers)
-    # 64 = 2 x 32 and 16 = 2 x 8 are whole multiples; 176 = 3 x 48 + 32 is not.
+    # 64 = 2 x 32 and 16 = 2 x 8 are whole multiples; 160 = 3 x 48 + 16 is not.
     assert found[1].experts[:, :144].float().mean() == structure[0].experts.float().mean()
     assert torch.equal(found[0].experts[:, 48:96], structure[0].experts)
     assert found[0].value_width == 2 * structure[0].value_width

@@ -44,7 +44,7 @@ def test_the_table_and_pictures_show_every_method(tmp_path: Path) -> None:
         assert first.read_bytes() == second.read_bytes()
     assert "<svg" in written[1].read_text()
     # What has the base's shape has its speed, whatever the clock said; what was cut was timed in turns with it.
-    speeds = {entry["method"]: _speed_of(entry, entry) for entry in details["text"]}
+    speeds = {entry["method"]: _speed_of(entry) for entry in details["text"]}
     assert speeds == {"base": 1.0, "lora-r1": 1.0, "learned-1%": 1.0, "structured-20%": 1.2}
     without = {**HEAD, **tables_of({k: v for k, v in records.items() if "structured" not in k})}
     assert "real-figure-speed.svg" not in [p.name for p in draw_all(without, tmp_path / "c")]

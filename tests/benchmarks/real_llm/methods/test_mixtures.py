@@ -11,7 +11,6 @@ import pytest
 from benchmarks.harness import Settings
 from benchmarks.real_llm import running
 from benchmarks.real_llm.cells import Cell
-from benchmarks.real_llm.dispatch import run_cell
 from benchmarks.real_llm.figures.mixtures import mixture_figures, mixture_tables
 from freemoe.evals.statistics import mean_interval
 from freemoe.models.checkpoints.loading import BUNDLED
@@ -26,7 +25,7 @@ def test_a_small_model_is_converted_split_and_trimmed(
 ) -> None:
     plan = [TRIM, CONVERTED, SPLIT, TRIM]
     monkeypatch.setattr(running, "cells", lambda quick: plan)
-    monkeypatch.setattr(running, "in_own_process", run_cell)
+    monkeypatch.setattr(running, "in_own_process", lambda job, work: work(job))
     small = tmp_path / "data" / "wikitext-2-raw"
     small.mkdir(parents=True)
     for name in ("wikitext2_train_5k.txt", "wiki.test.raw"):

@@ -14,7 +14,7 @@ from benchmarks.real_llm.methods.structured import FREE, METHODS, SETTINGS, tiny
 from benchmarks.real_llm.methods.weights import Stand
 from benchmarks.real_llm.plan import cells, needs
 from benchmarks.real_llm.protocol import Protocol
-from benchmarks.rivals.training import Schedule
+from benchmarks.rivals.rival import Fitted, Schedule
 from freemoe.domain_experts.structured.units import find_units
 from freemoe.evals.tasks.text_tasks import TextTask
 from freemoe.models.weights import find_weights
@@ -39,18 +39,22 @@ def cell(method: str, budget: float = 0.3, **more: object) -> Cell:
     return Cell("text", "wikitext", method, budget, **more)  # type: ignore[arg-type]
 
 
+def fitted(own: Stand) -> Fitted:
+    with METHODS.get(own.cell.method)(own) as found:
+        return found
+
+
 @pytest.mark.parametrize("method", ["structured", "structured-switches", FREE, "units-wanda", "units-taylor"])
 def test_exactly_the_neurons_asked_for_are_off_and_come_back(method: str) -> None:
     own = stand(cell(method))
     before = {k: v.clone() for k, v in own.model.state_dict().items()}
-    found = METHODS.get(method)(own)
-    # 30 % of 48 is 14.4: as many per layer that a multiple of 8 is left, or in all.
-    wanted = round(0.3 * 2 * NEURONS) if method == FREE else 2 * 16
-    assert found.facts["units"] == {"off": wanted, "of": 2 * NEURONS, "share": wanted / (2 * NEURONS)}
-    with found.applied():
+    with METHODS.get(method)(own) as found:
         off = sum(int((w.canonical_view() == 0).sum()) for w in own.weights) / sum(w.size for w in own.weights)
         units = find_units(own.model, "neuron")
         dead = sum(int((layer.parts[-1].weight.canonical_view()[0] == 0).all(0).sum()) for layer in units.layers)
+    # 30 % of 48 is 14.4: as many per layer that a multiple of 8 is left, or in all.
+    wanted = round(0.3 * 2 * NEURONS) if method == FREE else 2 * 16
+    assert found.facts["units"] == {"off": wanted, "of": 2 * NEURONS, "share": wanted / (2 * NEURONS)}
     assert dead == wanted
     assert off == pytest.approx(found.share_off)
     # Single switches lie inside what is left.
@@ -68,11 +72,11 @@ def test_exactly_the_neurons_asked_for_are_off_and_come_back(method: str) -> Non
 
 def test_single_switches_begin_with_the_neurons_of_the_cell_they_stand_on() -> None:
     alone, joint = stand(cell("structured")), stand(cell("structured-switches"))
-    neurons = METHODS.get("structured")(alone)
+    neurons = fitted(alone)
     joint.found = neurons.tensors
     # Another order of documents would find other neurons.
     joint.cell = replace(joint.cell, seed=5)
-    found = METHODS.get("structured-switches")(joint)
+    found = fitted(joint)
     assert found.losses[0] == pytest.approx(neurons.losses[-1])
     assert found.facts["units"] == neurons.facts["units"]
     lines = {k: v for k, v in found.tensors.items() if not k.startswith("units|switch|")}
@@ -82,8 +86,8 @@ def test_single_switches_begin_with_the_neurons_of_the_cell_they_stand_on() -> N
 
 def test_rivals_share_the_pass_of_the_first_one() -> None:
     first, alone, second = (stand(cell(f"units-{name}")) for name in ("wanda", "taylor", "taylor"))
-    second.found = METHODS.get("units-wanda")(first).tensors
-    shared, own = METHODS.get("units-taylor")(second), METHODS.get("units-taylor")(alone)
+    second.found = fitted(first).tensors
+    shared, own = fitted(second), fitted(alone)
     assert not any(k.startswith("score|") for k in shared.tensors)
     assert all(torch.equal(v, own.tensors[k]) for k, v in shared.tensors.items())
     assert shared.tensors.keys() < own.tensors.keys()
@@ -107,9 +111,10 @@ def test_a_cell_waits_for_the_one_that_it_begins_with(later: Cell, below: Cell) 
 def test_lora_after_the_cut_is_trained_on_the_smaller_model() -> None:
     own = stand(cell("wanda-lora", rank=1, rate=0.01))
     small = stand(cell("units-wanda"))
-    with METHODS.get("units-wanda")(small).applied():
+    with METHODS.get("units-wanda")(small):
         cut = small.scores(small.data.stop)
-    found = METHODS.get("wanda-lora")(own)
+    found = fitted(own)
+    own.use(found.model)
     assert own.model.config.intermediate_size == 32
     # LoRA begins with the model that is cut.
     tokens = sum(s.tokens for s in cut)
