@@ -9,37 +9,30 @@ from typing import Any
 from freemoe.compat.names import attribute_of, name_of, quiet_loggers
 
 
-def with_lora_beside(model: Any, names: list[str], rank: int, *, lengths: bool = False) -> Any:
-    """The model itself with PEFT's LoRA (``lengths``: DoRA) beside the named linears; scaling is 1, all else frozen."""
-    purpose = "train its rival, LoRA"
+def _with_lora(model: Any, names: list[str], rank: int, purpose: str, config: dict[str, Any], **options: Any) -> Any:
+    """The model's own modules wrapped, and the configuration; scaling is 1."""
     make, wrap = name_of("peft", "peft:LoraConfig", purpose), name_of("peft", "peft:get_peft_model", purpose)
-    config = make(
-        r=rank,
-        lora_alpha=rank,
-        lora_dropout=0.0,
-        bias="none",
-        target_modules=names,
-        task_type="CAUSAL_LM",
-        use_dora=lengths,
-    )
+    same = {"r": rank, "lora_alpha": rank, "bias": "none", "target_modules": names, "task_type": "CAUSAL_LM"}
+    made = make(**same, **config)
     with warnings.catch_warnings():
         # PEFT asks transformers for a property under its old name.
         warnings.simplefilter("ignore", FutureWarning)
-        return wrap(model, config)
+        return wrap(model, made, **options), made
+
+
+def with_lora_beside(model: Any, names: list[str], rank: int, *, lengths: bool = False) -> Any:
+    """The model itself with PEFT's LoRA (``lengths``: DoRA) beside the named linears; scaling is 1, all else frozen."""
+    config = {"lora_dropout": 0.0, "use_dora": lengths}
+    return _with_lora(model, names, rank, "train its rival, LoRA", config)[0]
 
 
 def with_lora_adapters(model: Any, names: list[str], rank: int, adapters: list[str]) -> Any:
     """The model itself with random LoRA adapters beside the named linears; its forward takes ``adapter_names``."""
-    purpose = "measure batches of several adapters"
-    make, wrap = name_of("peft", "peft:LoraConfig", purpose), name_of("peft", "peft:get_peft_model", purpose)
-    config = make(
-        r=rank, lora_alpha=rank, bias="none", target_modules=names, task_type="CAUSAL_LM", init_lora_weights=False
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        wrapped = wrap(model, config, adapter_name=adapters[0], autocast_adapter_dtype=False)
-        for adapter in adapters[1:]:
-            wrapped.add_adapter(adapter, config, autocast_adapter_dtype=False)
+    purpose, options = "measure batches of several adapters", {"autocast_adapter_dtype": False}
+    drawn = {"init_lora_weights": False}
+    wrapped, config = _with_lora(model, names, rank, purpose, drawn, adapter_name=adapters[0], **options)
+    for adapter in adapters[1:]:
+        wrapped.add_adapter(adapter, config, **options)
     return wrapped
 
 

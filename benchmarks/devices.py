@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 from typing import Any
 
@@ -55,20 +56,14 @@ def about(device: str) -> dict[str, Any]:
     if not is_accelerator(device):
         return {"name": device}
     found = torch.cuda.get_device_properties(device)
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    driver = ""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        driver = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20).stdout
     return {
         "name": found.name,
         "bytes": found.total_memory,
         "multiprocessors": found.multi_processor_count,
         "cuda": torch.version.cuda,
-        "driver": _driver(),
+        "driver": driver.strip().partition("\n")[0],
     }
-
-
-def _driver() -> str:
-    """The driver's version, as its own tool says it; empty where there is none."""
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        said = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return said.strip().partition("\n")[0]

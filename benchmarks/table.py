@@ -40,7 +40,8 @@ def table(found: list[dict[str, Any]]) -> str:
             sign = "≥" if figure["better"] == "higher" else "≤"
             target = f"{sign} {figure['target']:g}{figure['unit']}"
             name = figure["name"].replace("|", "/")
-            lines.append(f"| `{result['bench']}` | {name} | {measured} | {target} | {_verdict(figure)} |")
+            verdict = "**missed**" if figure["verdict"] == "missed" else figure["verdict"]
+            lines.append(f"| `{result['bench']}` | {name} | {measured} | {target} | {verdict} |")
     machine = found[0]["environment"]
     versions = ", ".join(f"{p} {machine['packages'][p]}" for p in ("torch", "transformers", "lm-eval"))
     minutes = sum(r["seconds"] for r in found) / 60
@@ -54,10 +55,6 @@ def table(found: list[dict[str, Any]]) -> str:
     if absent:
         lines.append(f"Not run in full yet: {', '.join(absent)}.")
     return "\n".join(lines)
-
-
-def _verdict(figure: dict[str, Any]) -> str:
-    return "**missed**" if figure["verdict"] == "missed" else figure["verdict"]
 
 
 def rendered(page: str, found: list[dict[str, Any]]) -> str:

@@ -14,7 +14,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 from unittest import mock
 
 import torch
@@ -96,8 +96,10 @@ def compete(job: Job) -> dict[str, Any]:
         rows = [(scorer.fit_to_context(pair)[0], pair.continuation) for pair in pairs]
         return answer_batches(rows, [0] * len(rows), _BATCH_TOKENS, "cpu")
 
-    documents: Any = tuple(material.gradient), tuple(material.stop)
-    materials = Materials("text", tokenizer, scorer.max_length, find_weights(model), *documents, batches, alone=True)
+    # Texts as tokens instead of documents: nothing but `batches` looks into them.
+    gradient, stop = cast("tuple[Any, ...]", tuple(material.gradient)), cast("tuple[Any, ...]", tuple(material.stop))
+    weights = find_weights(model)
+    materials = Materials("text", tokenizer, scorer.max_length, weights, gradient, stop, batches, alone=True)
     terms = Terms(job.budget, job.rank, job.rate, job.seed, job.schedule)
     mean_loss(model, batches(material.stop))
     scored = peak_memory_bytes()

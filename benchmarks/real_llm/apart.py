@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.real_llm.work import Job
+from benchmarks.real_llm.protocol import Job
 from freemoe.core.errors import FreeMoEError
 
 

@@ -222,13 +222,11 @@ class MatchingTask:
     def _documents(self, split: str) -> list[Document]:
         rows = read_rows(self.root, f"gsm8k/{split}.jsonl")
         items = matched(cut_solutions(rows), random.Random(f"gsm8k matching/{split}"))
-        found = [
-            Document(
-                self.name, f"{split}:{i}", content_key(row["question"]), "choice", question, answers, gold,
-                reference=answers[gold], index=i,
-            )
-            for i, (row, (question, answers, gold)) in enumerate(zip(rows, items, strict=True))
-        ]  # fmt: skip
+        found = []
+        for i, (row, (question, answers, gold)) in enumerate(zip(rows, items, strict=True)):
+            identity, key, right = f"{split}:{i}", content_key(row["question"]), answers[gold]
+            item = Document(self.name, identity, key, "choice", question, answers, gold, reference=right, index=i)
+            found.append(item)
         return _drawn(found, self.limit)
 
     def reference(self) -> list[Document]:

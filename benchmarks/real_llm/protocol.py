@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import time
@@ -62,22 +61,35 @@ class Protocol:
     batch_tokens: int = 2048
 
 
+@dataclass(frozen=True)
+class Job:
+    """A cell with all that its process needs, files by their paths; ``needs``: the cells that it stands on, their tensors."""
+
+    cell: Cell
+    protocol: Protocol
+    model: str
+    root: str
+    tensors: str
+    needs: tuple[tuple[Cell, str], ...] = ()
+
+
 def quick_protocol() -> Protocol:
     """A protocol that shows that everything runs, and judges nothing."""
     schedule = Schedule(steps=4, step_tokens=512, every=2, patience=1)
     return Protocol(40, 8, 12, 4, 16, 8, schedule)
 
 
-@functools.lru_cache(maxsize=256)
-def _sum_of(path: Path, size: int, changed: int) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+_SUMS: dict[tuple[Path, int, int], str] = {}
 
 
 def file_sum(path: Path) -> str:
     """SHA-256 of a file, read again only when its size or time changed."""
     stat = path.stat()
-    return _sum_of(path, stat.st_size, stat.st_mtime_ns)
+    key = path, stat.st_size, stat.st_mtime_ns
+    if key not in _SUMS:
+        with path.open("rb") as stream:
+            _SUMS[key] = hashlib.file_digest(stream, "sha256").hexdigest()
+    return _SUMS[key]
 
 
 def files_digest(root: Path, patterns: tuple[str, ...]) -> str:

@@ -25,6 +25,7 @@ from benchmarks.real_llm.figures.tables import tables_of
 from benchmarks.real_llm.figures.text_and_tasks import figures_of
 from benchmarks.real_llm.plan import cells, estimates, needs
 from benchmarks.real_llm.protocol import (
+    Job,
     Protocol,
     faster_format,
     files_digest,
@@ -32,7 +33,6 @@ from benchmarks.real_llm.protocol import (
     model_digest,
     quick_protocol,
 )
-from benchmarks.real_llm.work import Job
 from freemoe.core.errors import DataError, LockedError
 from freemoe.core.files import write_atomic
 from freemoe.core.run.lock import output_lock
@@ -66,7 +66,7 @@ class Bench:
     store: Store
     protocol: Protocol
     wanted: list[Cell]
-    function: ClassVar[str] = "benchmarks.real_llm.dispatch:run_cell"
+    function: ClassVar[str] = "benchmarks.real_llm.work:measure_cell"
     finished: dict[str, dict[str, Any]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     _digests: dict[str, str] = field(default_factory=dict)
@@ -87,11 +87,9 @@ class Bench:
         return self.store.load(cell, known) if known is not None else None
 
     def base(self, cell: Cell) -> str:
-        """The model that a cell takes."""
-        if not cell.base:
-            return self.model
+        """The model that a cell takes: the benchmark's, or another one below the data folder or by name."""
         inside = self.root / cell.base
-        return str(inside) if inside.exists() else cell.base
+        return self.model if not cell.base else str(inside) if inside.exists() else cell.base
 
     def terms(self, cell: Cell) -> Protocol:
         """The protocol, in fp32 for the tiny bases: casting their weights takes longer than it saves."""
@@ -103,16 +101,15 @@ class Bench:
         if below is None:
             return None
         known = {c.name: self.finished[c.name]["identity"] for c in below}
-        return identity(cell, self.terms(cell), self._model(self.base(cell)), self._data(cell), known)
+        base = self.base(cell)
+        model = self.digest(f"model|{base}", lambda: model_digest(base))
+        return identity(cell, self.terms(cell), model, self._data(cell), known)
 
     def digest(self, key: str, work: Callable[[], str]) -> str:
         """A digest that is made once."""
         if key not in self._digests:
             self._digests[key] = work()
         return self._digests[key]
-
-    def _model(self, model: str) -> str:
-        return self.digest(f"model|{model}", lambda: model_digest(model))
 
     def _data(self, cell: Cell) -> str:
         if cell.family == "null":

@@ -4,45 +4,34 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save
-from torch import Tensor
 
-from benchmarks.real_llm.cells import BASE, EVERYTHING, Cell
-from benchmarks.real_llm.data import MATERIALS, TEXTS, Material, Parts, load_parts, parts_of
+from benchmarks.real_llm.cells import BASE, EVERYTHING
+from benchmarks.real_llm.data import MATERIALS, TEXTS, Material, load_parts, parts_of
+from benchmarks.real_llm.methods import mixtures
+from benchmarks.real_llm.methods.null import null_builds
+from benchmarks.real_llm.methods.routing import routed
 from benchmarks.real_llm.methods.structured import METHODS
-from benchmarks.real_llm.methods.weights import SHOTS, Stand, per_document, with_adapter
-from benchmarks.real_llm.protocol import Protocol
-from benchmarks.rivals.fits.masks import OFF
+from benchmarks.real_llm.methods.weights import SHOTS, Stand, joined, per_document, with_adapter
+from benchmarks.real_llm.protocol import Job
 from benchmarks.rivals.rival import Fitted
 from freemoe.core.errors import DataError
 from freemoe.core.files import write_atomic
 from freemoe.core.memory import peak_memory_bytes
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.hooks import forward_pre_hook
-from freemoe.models.mask import Mask
 from freemoe.models.switching import switched_off
-from freemoe.models.weights import WeightMatrix, find_weights
+from freemoe.models.weights import find_weights
 
 _PREFILL, _DECODE, _TIMED = 512, 16, 3
-
-
-@dataclass(frozen=True)
-class Job:
-    """A cell with all that its process needs, files by their paths; ``needs``: the cells that it stands on, their tensors."""
-
-    cell: Cell
-    protocol: Protocol
-    model: str
-    root: str
-    tensors: str
-    needs: tuple[tuple[Cell, str], ...] = ()
 
 
 def open_stand(job: Job, materials: Mapping[str, Material] = MATERIALS, shots: int = 0) -> Stand:
@@ -82,18 +71,33 @@ def record_of(stand: Stand, fitted: Fitted) -> dict[str, Any]:
     }
 
 
+_OWN_WAYS: dict[str, Callable[[Job], dict[str, Any]]] = {
+    "null": null_builds,
+    "route": routed,
+    "convert": mixtures.converted,
+    "mixture": mixtures.split,
+    "trim": mixtures.trimmed,
+}
+
+
 def measure_cell(job: Job) -> dict[str, Any]:
-    """Measure a cell of a method, or of kept experts on other documents; returns its record."""
+    """Measure a cell in its family's own way, of a method, or of kept experts on other documents; returns its record."""
     began, cell = time.perf_counter(), job.cell
+    if cell.family in _OWN_WAYS:
+        return _OWN_WAYS[cell.family](job)
     stand = open_stand(job, shots=SHOTS if cell.method == "fewshot" else 0)
     if cell.family == "text":
         stand.found = {k: v for _, path in job.needs for k, v in load_file(path).items()}
     facts = {"load_seconds": time.perf_counter() - began, "loaded_memory_bytes": peak_memory_bytes()}
     if cell.family in ("cross", "union"):
         return {**facts, "notes": stand.data.notes, **_elsewhere(job, stand)}
-    tokens = _Seen()
+    tokens = Counter[bool]()
+
+    def count(module: Any, arguments: tuple[Any, ...]) -> None:
+        tokens[torch.is_grad_enabled()] += arguments[0].numel()
+
     with ExitStack() as stack:
-        with forward_pre_hook(stand.model.get_input_embeddings(), tokens.count):
+        with forward_pre_hook(stand.model.get_input_embeddings(), count):
             began = time.perf_counter()
             fitted = stack.enter_context(METHODS.get(cell.method)(stand))
             seconds, memory = time.perf_counter() - began, peak_memory_bytes()
@@ -120,8 +124,8 @@ def measure_cell(job: Job) -> dict[str, Any]:
         "seconds": seconds,
         "score_seconds": time.perf_counter() - began,
         "memory_bytes": memory,
-        "tokens_trained": tokens.trained,
-        "tokens_looked_at": tokens.looked_at,
+        "tokens_trained": tokens[True],
+        "tokens_looked_at": tokens[False],
     }
 
 
@@ -151,20 +155,6 @@ def speed(stand: Stand) -> dict[str, float]:
     return {"prefill": sorted(read)[_TIMED // 2], "decode": sorted(written)[_TIMED // 2], "prompt": length}
 
 
-class _Seen:
-    """Counts the tokens that go into the model, with and without gradients."""
-
-    def __init__(self) -> None:
-        self.trained = self.looked_at = 0
-
-    def count(self, module: Any, arguments: tuple[Any, ...]) -> None:
-        """Hook before the table of embeddings."""
-        if torch.is_grad_enabled():
-            self.trained += arguments[0].numel()
-        else:
-            self.looked_at += arguments[0].numel()
-
-
 # ---------------------------------------------------------------------------------------- elsewhere
 
 
@@ -182,30 +172,15 @@ def _elsewhere(job: Job, stand: Stand) -> dict[str, Any]:
             ((cell, path),) = job.needs
             with_adapter(stand, load_file(path), cell.rank)
         elif job.needs:
-            stack.enter_context(
-                switched_off(
-                    stand.weights, joined(stand.weights, [load_file(p) for _, p in job.needs if Path(p).exists()])
-                )
-            )
+            kept = [load_file(path) for _, path in job.needs if Path(path).exists()]
+            stack.enter_context(switched_off(stand.weights, joined(stand.weights, kept)))
         for column in columns:
-            found[column] = _column(job, stand, column)
+            name, _, shots = column.partition("@")
+            data = load_parts(name, Path(job.root), stand.tokenizer, job.protocol, 0, int(shots or 0))
+            documents = data.reported
+            if job.cell.family != "union" and not shots:
+                documents = documents[:: max(1, len(documents) // job.protocol.crossed)]
+            scores = per_document(data.kind, stand.scores(documents, data.graders))
+            ids, keys = [d.id for d in documents], [d.key for d in documents]
+            found[column] = {"kind": data.kind, "ids": ids, "keys": keys, **scores}
     return {"columns": found, "memory_bytes": peak_memory_bytes()}
-
-
-def _column(job: Job, stand: Stand, column: str) -> dict[str, Any]:
-    name, _, shots = column.partition("@")
-    root, protocol = Path(job.root), job.protocol
-    data: Parts = load_parts(name, root, stand.tokenizer, protocol, 0, int(shots or 0))
-    if job.cell.family == "union" or shots:
-        documents = data.reported
-    else:
-        documents = data.reported[:: max(1, len(data.reported) // protocol.crossed)]
-    scores = stand.scores(documents, data.graders)
-    ids, keys = [d.id for d in documents], [d.key for d in documents]
-    return {"kind": data.kind, "ids": ids, "keys": keys, **per_document(data.kind, scores)}
-
-
-def joined(weights: Sequence[WeightMatrix], experts: Sequence[dict[str, Tensor]]) -> Mask:
-    """What any of several kept experts switches off."""
-    codes = ({k.removeprefix(OFF): code for k, code in found.items() if k.startswith(OFF)} for found in experts)
-    return Mask().union(*(Mask.decode(own, weights) for own in codes))

@@ -6,7 +6,8 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.real_llm.work import Job, open_stand, record_of
+from benchmarks.real_llm.protocol import Job
+from benchmarks.real_llm.work import open_stand, record_of
 from benchmarks.rivals.plan import MATERIALS
 from benchmarks.rivals.rival import RIVALS
 from freemoe.core.memory import free_now, peak_memory_bytes, reset_peak_memory, used_memory_bytes

@@ -29,10 +29,6 @@ class RivalBench(Bench):
     function: ClassVar[str] = "benchmarks.rivals.measure:measure_rival"
     quick: bool = False
 
-    def base(self, cell: Cell) -> str:
-        """The model that a cell takes."""
-        return super().base(cell) if cell.base else self.model
-
     def terms(self, cell: Cell) -> Protocol:
         """The protocol of the cell's base; tiny ones stay in fp32, as casting their weights takes longer than it saves."""
         protocol = protocol_of(cell.base, self.quick)

@@ -82,7 +82,11 @@ def run(settings: Settings) -> Outcome:
     with settings.progress.stage("sweep", 3 * rounds + 2) as advance:
         world = _world(small, SHAPE, settings)
         found, seconds = _contest(world, ("plain", "freemoe", "halving"), rounds, settings.seed, advance)
-        figures += [_exhaustive(world, found, seconds), _halving(world, found, seconds)]
+        halved = [a == b for a, b in zip(found["halving"][0].chosen, found["plain"][0].chosen, strict=True)]
+        share = found["halving"][0].scored / found["freemoe"][0].scored
+        note = f"scores {share:.0%} of the cells' documents; {sum(halved)} of {len(halved)} subdomains choose the same band"
+        halving = Figure("the same by successive halving", ratio(seconds, "plain", "halving"), note=note)
+        figures += [_exhaustive(world, found, seconds), halving]
         details[f"vocabulary {small}"] = _details(world, found, seconds)
         # The head and its softmax take lm-eval most of its time here; two subdomains say it as well as four.
         world = _world(large, replace(SHAPE, subjects=2), settings)
@@ -119,16 +123,6 @@ def _exhaustive(world: World, found: Sides, seconds: Seconds) -> Figure:
         TARGET,
         note=f"same bands chosen; lm-eval at batch size {world.rival.batch_size}; scoring alone: ideal by tokens "
         f"{world.rival.details['ideal']:g}x",
-    )
-
-
-def _halving(world: World, found: Sides, seconds: Seconds) -> Figure:
-    halved = [a == b for a, b in zip(found["halving"][0].chosen, found["plain"][0].chosen, strict=True)]
-    share = found["halving"][0].scored / found["freemoe"][0].scored
-    return Figure(
-        "the same by successive halving",
-        ratio(seconds, "plain", "halving"),
-        note=f"scores {share:.0%} of the cells' documents; {sum(halved)} of {len(halved)} subdomains choose the same band",
     )
 
 

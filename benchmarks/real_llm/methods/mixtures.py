@@ -12,18 +12,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from safetensors.torch import load_file, save
-from torch import Tensor
 
 from benchmarks.harness import result_of
 from benchmarks.real_llm.data import find_material
 from benchmarks.real_llm.methods.splitting import Split, divide, mixture, train_routers
-from benchmarks.real_llm.work import Job
+from benchmarks.real_llm.protocol import Job
 from freemoe.core.files import write_atomic
 from freemoe.core.memory import peak_memory_bytes
 from freemoe.hookmoe.recipe import TrimRecipe
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.checkpoints.saving import save_checkpoint
-from freemoe.text.blocks import PackedBlocks, cut_passages, pack_blocks
+from freemoe.text.blocks import cut_passages, pack_blocks
 from freemoe.text.documents import read_documents
 from freemoe.tomoe.measure.scores import score_text
 from freemoe.tomoe.recipe import ConvertRecipe
@@ -52,10 +51,6 @@ _QUICK_HOOKS = {"steps": 2, "rows": 2, "every": 2, "block": 64, "limit": 8, "hel
 
 def _quick(job: Job) -> bool:
     return job.protocol.schedule.steps < 10
-
-
-def _sizes(job: Job) -> Sizes:
-    return QUICK_SIZES if _quick(job) else SIZES
 
 
 def _files(job: Job) -> tuple[Path, Path]:
@@ -116,8 +111,11 @@ def split(job: Job) -> dict[str, Any]:
     """
     began = time.perf_counter()
     model, tokenizer = load_base(job.model, dtype="float32", device="cpu")
-    train, shown = _router_text(job, tokenizer)
-    sizes = _sizes(job)
+    # Blocks that routers learn from, and others of the same file that show what they learned.
+    blocks = pack_blocks(tokenizer, cut_passages(read_documents(_files(job)[1])), BLOCK, "the routers' text")
+    first = len(blocks) - (1 if _quick(job) else min(_SHOWN_ROWS, len(blocks) // 2))
+    train, shown = blocks.select_rows(range(first)), blocks.select_rows(range(first, len(blocks)))
+    sizes = QUICK_SIZES if _quick(job) else SIZES
     splits = divide(model, train, sizes.experts, job.cell.seed)
     sparse = mixture(model, splits, sizes.full)
     scores = {"dense": score_text(model, shown), "untrained": score_text(sparse, shown)}
@@ -143,20 +141,6 @@ def split(job: Job) -> dict[str, Any]:
     }
 
 
-def _router_text(job: Job, tokenizer: Any) -> tuple[PackedBlocks, PackedBlocks]:
-    """Blocks that routers learn from, and others of the same file that show what they learned."""
-    texts = cut_passages(read_documents(_files(job)[1]))
-    blocks = pack_blocks(tokenizer, texts, BLOCK, "the routers' text")
-    last = min(_SHOWN_ROWS, len(blocks) // 2) if not _quick(job) else 1
-    return blocks.select_rows(range(len(blocks) - last)), blocks.select_rows(range(len(blocks) - last, len(blocks)))
-
-
-def kept_splits(tensors: dict[str, Tensor]) -> list[Split]:
-    """What `split` kept, layer by layer."""
-    count = sum(name.startswith("router|") for name in tensors)
-    return [Split(*(tensors[f"{name}|{n}"] for name in ("shared", "neurons", "router"))) for n in range(count)]
-
-
 def trimmed(job: Job) -> dict[str, Any]:
     """Trim the split mixture to fewer experts per token, with hooks, and measure it beside what costs nothing.
 
@@ -169,14 +153,17 @@ def trimmed(job: Job) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         model, tokenizer = load_base(job.model, dtype="float32", device="cpu")
         folder = Path(scratch) / "mixture"
-        save_checkpoint(mixture(model, kept_splits(load_file(path)), _sizes(job).full), folder)
+        sizes, tensors = QUICK_SIZES if _quick(job) else SIZES, load_file(path)
+        layers = range(sum(name.startswith("router|") for name in tensors))
+        splits = [Split(*(tensors[f"{name}|{n}"] for name in ("shared", "neurons", "router"))) for n in layers]
+        save_checkpoint(mixture(model, splits, sizes.full), folder)
         tokenizer.save_pretrained(folder)
         del model
         recipe = TrimRecipe.model_validate(
             {
                 "model": str(folder),
                 "text": str(_files(job)[0]),
-                "plan": {"act": _sizes(job).leaner},
+                "plan": {"act": sizes.leaner},
                 "training": _QUICK_HOOKS if _quick(job) else HOOKS,
                 **_common(job, Path(scratch) / "out"),
             }

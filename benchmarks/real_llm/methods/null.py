@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import result_of
-from benchmarks.real_llm.work import Job
+from benchmarks.real_llm.protocol import Job
 from freemoe.domain_experts.pipeline import build
 from freemoe.domain_experts.recipe import BuildRecipe
 from freemoe.evals.tasks.benchmark_files import arc_jsonl

@@ -6,15 +6,14 @@ task's expert are measured here: those under a question's own expert, and the ba
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file
 
 from benchmarks.real_llm.data import TASKS, load_parts
-from benchmarks.real_llm.methods.weights import Stand
-from benchmarks.real_llm.work import Job, joined
+from benchmarks.real_llm.methods.weights import Stand, joined
+from benchmarks.real_llm.protocol import Job
 from freemoe.core.memory import peak_memory_bytes
 from freemoe.domain_experts.recipe import RouterSection
 from freemoe.domain_experts.route.router import train_on_subdomains
@@ -60,7 +59,9 @@ def routed(job: Job) -> dict[str, Any]:
         for other in paths:
             astray = [i for i, p in enumerate(picked) if p == other != name]
             if astray:
-                with _under(stand, paths[other]):
+                # An expert that stopped at its start switches nothing off and left no file.
+                kept = [load_file(paths[other])] if Path(paths[other]).exists() else []
+                with switched_off(weights, joined(weights, kept)):
                     scores = stand.scores([documents[i] for i in astray])
                 for i, score in zip(astray, scores, strict=True):
                     right[i] = score.value
@@ -71,8 +72,3 @@ def routed(job: Job) -> dict[str, Any]:
             "right": right,
         }
     return {"tasks": found, "experts": list(paths), "router": figures, "memory_bytes": peak_memory_bytes()}
-
-
-def _under(stand: Stand, path: str) -> AbstractContextManager[Any]:
-    """Another task's expert; one that stopped at its start switches nothing off and left no file."""
-    return switched_off(stand.weights, joined(stand.weights, [load_file(path)] if Path(path).exists() else []))

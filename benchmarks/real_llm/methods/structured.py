@@ -118,7 +118,7 @@ def _train(stand: Stand, units: ModelUnits, layout: Any) -> tuple[UnitsOff, list
         gradient, stop = stand.batches(stand.data.gradient), stand.batches(stand.data.stop)
         section = UnitSection(off=(stand.cell.budget,), layout=layout, **asdict(stand.schedule))
         task = PurifyTask(stand.model, stand.weights, gradient, stop, seed=stand.cell.seed)
-        curve = train_units(task, units, section, multiple=_multiple(stand))
+        curve = train_units(task, units, section, multiple=multiple_of(UnitSection(unit=KIND), stand.model.device))
     (point,) = curve.points
     facts = {
         "start": curve.start,
@@ -159,10 +159,6 @@ def wanda_lora(stand: Stand) -> Iterator[Fitted]:
         yield tuned
 
 
-def _multiple(stand: Stand) -> int:
-    return multiple_of(UnitSection(unit=KIND), stand.model.device)
-
-
 def _ranked(stand: Stand, units: ModelUnits, rival: str) -> tuple[UnitsOff, dict[str, Tensor]]:
     """A rival's neurons for the cell's budget; and all rivals' scores, where no other cell has measured them."""
     key, measured = "score|{}|{}".format, {}
@@ -172,7 +168,7 @@ def _ranked(stand: Stand, units: ModelUnits, rival: str) -> tuple[UnitsOff, dict
         for name, layers in scores.items():
             measured |= {key(name, layer.number): s for layer, s in zip(units.layers, layers, strict=True)}
     known = stand.found or measured
-    number = numbers_off(units, stand.cell.budget, "even", _multiple(stand))
+    number = numbers_off(units, stand.cell.budget, "even", multiple_of(UnitSection(unit=KIND), stand.model.device))
     return lowest_units(units, [known[key(rival, layer.number)] for layer in units.layers], number), measured
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from benchmarks.real_llm.cells import Cell
 from benchmarks.real_llm.data import Parts
 from benchmarks.real_llm.protocol import Protocol
-from benchmarks.rivals.fits.masks import off_only, purified
+from benchmarks.rivals.fits.masks import OFF, off_only, purified
 from benchmarks.rivals.fits.tuned import low_rank, trained_values
 from benchmarks.rivals.rival import Fitted, Materials, Schedule, Terms
 from benchmarks.rivals.training import tune, with_lora
@@ -169,6 +169,12 @@ def with_adapter(stand: Stand, tensors: dict[str, Tensor], rank: int) -> None:
         for i, p in enumerate(parameters):
             p.copy_(tensors[f"lora|{i}"])
     stand.use(tuned.merge_and_unload())
+
+
+def joined(weights: Sequence[WeightMatrix], experts: Sequence[dict[str, Tensor]]) -> Mask:
+    """What any of several kept experts switches off."""
+    codes = ({k.removeprefix(OFF): code for k, code in found.items() if k.startswith(OFF)} for found in experts)
+    return Mask().union(*(Mask.decode(own, weights) for own in codes))
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import json
 import math
 import random
 from pathlib import Path
-from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -31,18 +31,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-class _Sized:
-    """What a tokenizer tells of itself."""
-
-    bos_token_id, eos_token_id, pad_token_id = 0, 0, 1
-
-    def __len__(self) -> int:
-        return mixtures.VOCABULARY
-
-
 @pytest.mark.parametrize("shape", mixtures.SHAPES)
 def test_experts_dominate_a_mixture_of_25_million_parameters(shape: str) -> None:
-    tokenizer: Any = _Sized()
+    tokenizer = MagicMock(bos_token_id=0, eos_token_id=0, pad_token_id=1)
+    tokenizer.__len__.return_value = mixtures.VOCABULARY
     with torch.device("meta"):
         model = mixtures.new_mixture(shape, tokenizer, 0)
     experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.real_llm.cells import Cell
-from benchmarks.real_llm.work import Job
+from benchmarks.real_llm.protocol import Job
 from freemoe.core.errors import NumericError
 
 
@@ -31,6 +31,12 @@ def task_record(cell: Cell, right: list[float], losses: list[float] | None = Non
     ids = [f"test:{i}" for i in range(len(right))]
     guard = {"ids": ids, "keys": ids, "values": right}
     return _record(cell, losses, kind="task", ids=ids, keys=ids, right=right, guard=guard) | more
+
+
+def null_record(number: int, *accepted: bool) -> dict[str, Any]:
+    """A record of a batch of null builds."""
+    cell, builds = Cell("null", f"batch{number}"), [{"accepted": a, "p": 0.01 if a else 0.5} for a in accepted]
+    return {"cell": vars(cell), "name": cell.name, "builds": builds, "what": "w", "reference": 120}
 
 
 def _record(cell: Cell, losses: list[float] | None, **entries: Any) -> dict[str, Any]:

@@ -10,9 +10,8 @@ import pytest
 
 from benchmarks.real_llm.cells import Cell, Store
 from benchmarks.real_llm.plan import cells, estimates, needs
-from benchmarks.real_llm.protocol import Protocol, files_digest, identity, model_digest
+from benchmarks.real_llm.protocol import Protocol, identity
 from benchmarks.rivals.rival import Schedule
-from freemoe.core.errors import DataError
 
 CELL = Cell("text", "wikitext", "lora", rank=1, rate=2e-3)
 
@@ -41,28 +40,16 @@ def test_a_record_counts_only_for_its_own_identity(tmp_path: Path) -> None:
     saved = store.save(CELL, known, {"nll": [1.5]})
     assert store.load(CELL, known) == saved
     assert Cell.read(saved["cell"]) == CELL
-    others = [
-        identity(CELL, replace(Protocol(), given=0), "model", "data", {}),
-        identity(CELL, replace(Protocol(), schedule=Schedule(steps=61)), "model", "data", {}),
-        identity(CELL, Protocol(), "other", "data", {}),
-        identity(CELL, Protocol(), "model", "other", {}),
-        identity(CELL, Protocol(), "model", "data", {"below": "changed"}),
-    ]
-    assert all(store.load(CELL, other) is None for other in others)
+    for protocol, *digests in (
+        (replace(Protocol(), given=0), "model", "data", {}),
+        (replace(Protocol(), schedule=Schedule(steps=61)), "model", "data", {}),
+        (Protocol(), "other", "data", {}),
+        (Protocol(), "model", "other", {}),
+        (Protocol(), "model", "data", {"below": "changed"}),
+    ):
+        assert store.load(CELL, identity(CELL, protocol, *digests)) is None
     store.path(CELL).write_text(json.dumps(saved)[:-20])
     assert store.load(CELL, known) is None
-
-
-def test_digests_follow_what_files_say(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text("1")
-    before = files_digest(tmp_path, ("*.json",))
-    assert before == files_digest(tmp_path, ("a.json",))
-    model = model_digest(str(tmp_path))
-    (tmp_path / "a.json").write_text("22")
-    assert files_digest(tmp_path, ("*.json",)) != before
-    assert model_digest(str(tmp_path)) != model
-    with pytest.raises(DataError, match="nothing"):
-        files_digest(tmp_path, ("nothing.*",))
 
 
 def test_a_cross_stands_on_the_rate_with_the_best_stopping_loss() -> None:

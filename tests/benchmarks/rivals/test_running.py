@@ -14,7 +14,7 @@ from benchmarks.harness import Settings, run_bench, save_result
 from benchmarks.real_llm import running as cells_running
 from benchmarks.real_llm import work
 from benchmarks.real_llm.cells import Cell
-from benchmarks.real_llm.work import Job
+from benchmarks.real_llm.protocol import Job
 from benchmarks.rivals import plan, running
 from benchmarks.rivals.measure import measure_rival
 from benchmarks.rivals.rival import RIVALS, Fitted, Rival, add

@@ -22,6 +22,9 @@ def test_one_worker_does_one_after_the_other() -> None:
     assert simulate(parts, FREE, 2 * EACH).total == pytest.approx(load + 20)
     # A third worker has nothing to do and loads no base.
     assert simulate(parts, FREE, 3 * EACH).bytes["bases"] == pytest.approx(2 * BASE)
+    # Starts and handing out cost what was measured.
+    slow = Measured(FREE.passes, 2.0, 7.0)
+    assert simulate(only(*[Part(1, 0, 0, 0)] * 3), slow, EACH).total == pytest.approx(7 + load + 3 * (2 + 1))
 
 
 def test_links_are_passed_one_after_the_other_and_nobody_waits_for_who_comes_later() -> None:
@@ -35,12 +38,6 @@ def test_links_are_passed_one_after_the_other_and_nobody_waits_for_who_comes_lat
     up, disk = 100.0 * link, PAPER["disk"].value
     run = simulate(only(Part(1000, 0, 0, 0), Part(1, 0, 0, up)), FREE, 2 * EACH)
     assert run.total == pytest.approx(load + 1000 + up / disk)
-
-
-def test_starts_and_handing_out_cost_what_was_measured() -> None:
-    slow = Measured(FREE.passes, 2.0, 7.0)
-    load = BASE / PAPER["storage_of_one"].value
-    assert simulate(only(*[Part(1, 0, 0, 0)] * 3), slow, EACH).total == pytest.approx(7 + load + 3 * (2 + 1))
 
 
 @pytest.mark.parametrize("subdomains", [1, 8])

@@ -21,6 +21,7 @@ def test_figures_of_a_quick_run() -> None:
     ]
     assert [f.target for f in outcome.figures] == [0.8, 3.0, 1.3, 4.0, 4.0]
     assert all(f.value > 0 for f in outcome.figures)
+    assert "0 before its first use" in outcome.figures[-1].note
     found = outcome.details["135M, float32"]
     assert found["error"] < 1e-5
     assert {side: len(s) for side, s in found["seconds"]["tokens"].items()} == dict.fromkeys(
@@ -33,8 +34,3 @@ def test_a_wrong_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts.WeightMask, "is_scattered", property(lambda self: False))
     with pytest.raises(NumericError, match="of the largest logit away"):
         bench.run(Settings(quick=True, only="135M, float32"))
-
-
-def test_held_memory_at_the_sizes_that_count() -> None:
-    moe = bench._mixture("1.1G", bench.torch.float32, Settings(quick=True))
-    assert "0 before its first use" in bench._memory("1.1G", moe).note

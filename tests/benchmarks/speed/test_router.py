@@ -12,30 +12,18 @@ from benchmarks.speed.router import real_recipe, run
 from freemoe.evals.tasks.documents import ReportedSplit
 
 
-@pytest.fixture(scope="module")
-def events() -> list[str]:
-    return []
+def test_figures_of_a_quick_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
 
+    def count(owner: object, name: str) -> None:
+        work = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args, **more: events.append(name) or work(*args, **more))
 
-@pytest.fixture(scope="module")
-def outcome(events: list[str]) -> bench.Outcome:
-    with pytest.MonkeyPatch.context() as patch:
-        train, opened = bench.train_on_subdomains, ReportedSplit.open
-
-        def counted_train(*args, **kwargs):
-            events.append("train")
-            return train(*args, **kwargs)
-
-        def counted_open(split, choice):
-            events.append("open")
-            return opened(split, choice)
-
-        patch.setattr(bench, "train_on_subdomains", counted_train)
-        patch.setattr(ReportedSplit, "open", counted_open)
-        return run(Settings(quick=True))
-
-
-def test_figures_of_a_quick_run(outcome: bench.Outcome) -> None:
+    count(bench, "train_on_subdomains")
+    count(ReportedSplit, "open")
+    outcome = run(Settings(quick=True))
+    # Reported documents open after training.
+    assert events == ["train_on_subdomains"] * 2 + ["open"] * 3
     accuracy, latency, wide = outcome.figures
     assert accuracy.name == "domain accuracy, demo"
     assert (accuracy.target, accuracy.better, accuracy.unit) == (95.0, "higher", " %")
@@ -52,11 +40,6 @@ def test_figures_of_a_quick_run(outcome: bench.Outcome) -> None:
     assert f"{sum(documents)} reported documents" in accuracy.note
     assert linear["reference"]["documents"] == 180
     assert outcome.details["demo"]["centroid"]["reported"].keys() == linear["reported"].keys()
-
-
-def test_reported_documents_open_after_training(outcome: bench.Outcome, events: list[str]) -> None:
-    assert outcome.figures
-    assert events == ["train", "train", "open", "open", "open"]
 
 
 @pytest.mark.realdata

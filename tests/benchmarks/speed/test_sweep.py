@@ -8,7 +8,6 @@ import torch
 from benchmarks.harness import Settings
 from benchmarks.speed import sweep as bench
 from freemoe.core.errors import NumericError
-from freemoe.domain_experts.rank.bands import BandRankings
 
 
 @pytest.fixture(scope="module")
@@ -18,12 +17,9 @@ def world() -> bench.World:
 
 def test_figures_of_a_quick_run() -> None:
     outcome = bench.run(Settings(quick=True))
-    small, halving, large = outcome.figures
-    for figure in (small, large):
-        assert figure.target == 10.0
-        assert figure.better == "higher"
-        assert "same bands chosen" in figure.note
-    assert halving.target is None
+    small, _, large = outcome.figures
+    assert [(f.target, f.better) for f in outcome.figures] == [(10.0, "higher"), (None, "higher"), (10.0, "higher")]
+    assert all("same bands chosen" in f.note for f in (small, large))
     assert all(f.value > 0 for f in outcome.figures)
     for vocabulary in (90, 300):
         details = outcome.details[f"vocabulary {vocabulary}"]
@@ -38,14 +34,6 @@ def test_both_sides_fill_the_same_table_and_leave_the_model(world: bench.World) 
     assert ours.chosen == plain.chosen
     assert len(plain.tables[0]) == len(world.bands) == 10
     assert all(torch.equal(before[w.name], w.parameter) for w in world.weights)
-
-
-def test_the_plain_mask_is_the_band(world: bench.World) -> None:
-    for band in world.bands[::3]:
-        found = BandRankings(world.weights, lambda tap: world.norms.input_norm(tap, 1, 2)).mask_of_band(band)
-        for weight in world.weights:
-            mask = bench._plain_mask(weight, world.norms.input_norm(weight.tap, 1, 2), band)
-            assert torch.equal(mask.flatten(), found[weight.name].to_bools())
 
 
 def test_another_choice_or_grade_is_an_error(world: bench.World) -> None:

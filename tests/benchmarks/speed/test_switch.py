@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from benchmarks.harness import Settings
 from benchmarks.speed import switch as bench
@@ -38,13 +37,3 @@ def test_a_wrong_bit_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(switchboard._ExpertBlock, "add", sloppy)
     with pytest.raises(NumericError, match="is not what"):
         bench.run(Settings(quick=True))
-
-
-def test_the_base_is_known_from_two_masked_copies() -> None:
-    model = bench.shaped_model("118M", Settings(quick=True))
-    weights = bench.find_weights(model)
-    case = bench.CASES[0]
-    masked = {n: bench._masked(weights, case.mask(weights, i)) for i, n in enumerate("ab")}
-    found = bench._base(weights, masked)
-    assert all(torch.equal(found[w.name], w.parameter) for w in weights)
-    assert not all(torch.equal(masked["a"][w.name], w.parameter) for w in weights)

@@ -37,29 +37,18 @@ def test_a_fall_is_met_only_where_every_end_of_the_interval_falls() -> None:
     # One seed of three rises by more than the others fall.
     mixed = [record(s, n, 2.7 - (n > 120) * (0.02 if s else -0.03)) for s in range(3) for n in (120, 480)]
     assert improving("demo", mixed, (120, 480))[-1].verdict(False) == "missed"
-
-
-def test_what_was_not_run_yet_is_said_and_not_met() -> None:
-    figures = improving("demo", [record(0, 120, 2.7)], (120, 480))
-    assert math.isnan(figures[1].value)
-    assert figures[-1].verdict(False) == "missed"
-    assert "not measured yet" in figures[-1].note
+    # What was not run yet is said, and not met.
+    _, after, falls = improving("demo", [record(0, 120, 2.7)], (120, 480))
+    assert math.isnan(after.value)
+    assert (falls.verdict(False), "not measured yet" in falls.note) == ("missed", True)
 
 
 def test_a_share_is_judged_by_the_best_rival_of_each_run() -> None:
-    runs = [
-        {
-            "nll": {"dense": 1.0, "converted": 1.2 + 0.01 * s, "a": 1.5, "b": 1.4},
-            "accuracy": {"dense": 0.8, "converted": 0.72},
-            "share_at_run_time": 0.85,
-        }
-        for s in range(3)
-    ]
-    figures, row = judged("demo", 0.5, runs)
+    losses = [{"dense": 1.0, "converted": 1.2 + 0.01 * s, "a": 1.5, "b": 1.4} for s in range(3)]
+    same = {"accuracy": {"dense": 0.8, "converted": 0.72}, "share_at_run_time": 0.85}
+    figures, row = judged("demo", 0.5, [{"nll": nll, **same} for nll in losses])
     assert row["margin"]["mean"] == pytest.approx(0.19)
-    assert figures[0].value == pytest.approx(row["margin"]["low"])
-    assert figures[1].value == pytest.approx(90)
-    assert figures[2].value == pytest.approx(85)
+    assert [f.value for f in figures] == pytest.approx([row["margin"]["low"], 90, 85])
 
 
 def test_a_conversion_is_done_once_and_again_when_what_decided_it_changes(

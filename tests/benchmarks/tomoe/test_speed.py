@@ -82,16 +82,12 @@ def test_masks_of_a_small_model_fill_a_larger_one(static: bool) -> None:
     assert found[0].qk.sum() == 2 * structure[0].qk.sum()
 
 
-def test_nothing_pruned_has_a_ceiling_of_one() -> None:
+def test_ceilings_follow_what_is_read() -> None:
     base = model()
     structure = dense_structure(find_sublayers(base))
     for count in QUICK_TOKENS:
         # The router is all that is new.
         assert ceilings(base, structure, count) == (pytest.approx(1.0, abs=0.02), pytest.approx(1.0, abs=0.02))
-
-
-def test_ceilings_follow_what_is_read() -> None:
-    base = model()
     structure = random_masks(Settings(), find_sublayers(base))
     one, many = ceilings(base, structure, 1), ceilings(base, structure, 4096)
     assert one[1] > many[1]

@@ -26,19 +26,13 @@ def test_the_table_and_pictures_show_every_method(tmp_path: Path) -> None:
     )
     details = {**HEAD, **tables_of(records)}
     written = draw_all(details, tmp_path / "a")
-    assert [p.name for p in written] == [
-        "real.md",
-        "real-gain-bytes.svg",
-        "real-figure-speed.svg",
-        "real-home-or-far.svg",
-    ]
+    pictures = [f"real-{name}.svg" for name in ("gain-bytes", "figure-speed", "home-or-far")]
+    assert [p.name for p in written] == ["real.md", *pictures]
     text = written[0].read_text()
     found = mean_interval([0.5] * 3, ["a", "b", "c"])
     assert "| wikitext | base | 33.12 |" in text
-    assert (
-        f"| wikitext | learned-1% | 20.09 | +0.500 [{round(found.low, 4):+.3f}, {round(found.high, 4):+.3f}] | 50 % [50, 50] |"
-        in text
-    )
+    ends = f"{round(found.low, 4):+.3f}, {round(found.high, 4):+.3f}"
+    assert f"| wikitext | learned-1% | 20.09 | +0.500 [{ends}] | 50 % [50, 50] |" in text
     assert "lora-r1, lr 0.001" in text
     for first, second in zip(written, draw_all(details, tmp_path / "b"), strict=True):
         assert first.read_bytes() == second.read_bytes()

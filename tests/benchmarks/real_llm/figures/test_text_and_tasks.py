@@ -10,7 +10,7 @@ import pytest
 from benchmarks.real_llm.cells import ALL, Cell
 from benchmarks.real_llm.data import TASKS
 from benchmarks.real_llm.figures.text_and_tasks import figures_of
-from tests.benchmarks.real_llm.records import finished, task_record, text_record
+from tests.benchmarks.real_llm.records import finished, null_record, task_record, text_record
 
 BASE = Cell("text", "wikitext")
 LORA = replace(BASE, method="lora", rank=1, rate=1e-3)
@@ -63,16 +63,12 @@ def test_a_rival_without_gain_has_no_share_and_no_gain_is_no_gain() -> None:
 def tasks(gained: int, rival: int) -> dict:
     """Eight tasks of 40 questions, half of them right; so many more with switches, and with LoRA."""
     records = []
-    for task in TASKS:
-        cell = Cell("task", task.name)
-
-        def right(more: int) -> list[float]:
-            return [1.0] * (20 + more) + [0.0] * (20 - more)
-
+    for cell in (Cell("task", task.name) for task in TASKS):
+        base, learned, lora = ([1.0] * (20 + more) + [0.0] * (20 - more) for more in (0, gained, rival))
         records += [
-            task_record(cell, right(0)),
-            task_record(replace(cell, method="learned", budget=0.01), right(gained), [2.5, 2.0]),
-            task_record(replace(cell, method="lora", rank=1, rate=1e-3), right(rival), [2.5, 2.0]),
+            task_record(cell, base),
+            task_record(replace(cell, method="learned", budget=0.01), learned, [2.5, 2.0]),
+            task_record(replace(cell, method="lora", rank=1, rate=1e-3), lora, [2.5, 2.0]),
         ]
     return finished(*records)
 
@@ -158,11 +154,7 @@ def test_t14_routed_counts_what_the_expert_that_was_picked_answers() -> None:
 
 
 def test_t17_is_the_share_of_null_builds_that_accepted() -> None:
-    cell = Cell("null", "batch0")
-    builds = [{"accepted": n < 3, "p": 0.5} for n in range(50)]
-    figure = figures_of(
-        {cell.name: {"cell": vars(cell), "name": cell.name, "builds": builds, "what": "w", "reference": 120}}
-    )[-1]
+    figure = figures_of(finished(null_record(0, *(n < 3 for n in range(50)))))[-1]
     assert figure.value == pytest.approx(6.0)
     assert figure.verdict(False) == "missed"
     # Clopper and Pearson for 3 of 50, from a table.

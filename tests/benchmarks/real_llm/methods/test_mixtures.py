@@ -21,18 +21,13 @@ SPLIT, TRIM = Cell("mixture", "wikitext", "split"), Cell("trim", "wikitext", "ho
 
 @pytest.mark.realdata
 def test_a_small_model_is_converted_split_and_trimmed(
-    data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = [TRIM, CONVERTED, SPLIT, TRIM]
     monkeypatch.setattr(running, "cells", lambda quick: plan)
     monkeypatch.setattr(running, "in_own_process", lambda job, work: work(job))
-    small = tmp_path / "data" / "wikitext-2-raw"
-    small.mkdir(parents=True)
-    for name in ("wikitext2_train_5k.txt", "wiki.test.raw"):
-        text = (data_root / "wikitext-2-raw" / name).read_text(encoding="utf-8")
-        (small / name).write_text(text[:400_000], encoding="utf-8")
     # The real small model's 172 neurons do not divide into experts that kernels take.
-    bench = running.bench_of(Settings(True, data_root=small.parent, model=BUNDLED, cells=tmp_path / "cells"))
+    bench = running.bench_of(Settings(True, data_root=small_root, model=BUNDLED, cells=tmp_path / "cells"))
     bench.run_missing("trim/*", None, Settings().progress)
     assert not bench.finished  # nothing was split that could be trimmed
     bench.run_missing(None, None, Settings().progress)

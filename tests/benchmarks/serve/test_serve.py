@@ -1,8 +1,9 @@
-"""The rival's server is started as it should be, asked by the same clients, and ended; what stands in for vLLM is a script."""
+"""The benchmark of the server; its rival is started as it should be, asked by the same clients, and ended: a script stands in."""
 
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from benchmarks.harness import Settings, run_bench
 from benchmarks.serve import vllm_lora
+from benchmarks.serve.benchmark import percentile
 from benchmarks.serve.material import NAMES, open_base
 from freemoe.core.errors import DataError, FreeMoEError
 
@@ -62,28 +64,33 @@ def test_a_quick_run_beside_a_rival(tmp_path, monkeypatch):
     monkeypatch.setenv(vllm_lora.PYTHON, str(python))
     found = run_bench("serve", Settings(quick=True))
     figures = {figure["name"]: figure for figure in found["figures"]}
-    assert figures["tokens/s of 1 client, over vLLM with LoRA"]["value"] > 0
+    assert list(figures)[:2] == [
+        "tokens/s of 1 client, over one request at a time",
+        "tokens/s of 4 clients, over one request at a time",
+    ]
+    assert all(figure["value"] > 0 for figure in figures.values())
+    assert found["details"]["runner"] == "SlotRunner"
+    assert "tokens/s of 1 client, over vLLM with LoRA" in figures
     assert "by vLLM" in figures["tokens/s of 4 clients, over vLLM with LoRA"]["note"]
     assert found["details"]["vllm"][4][0]["tokens"] == found["details"]["clients"][4][0]["tokens"] > 0
     given = json.loads(seen.read_text())
     assert [m.partition("=")[0] for m in given[given.index("--lora-modules") + 1 :]] == list(NAMES)
 
 
-def test_a_rival_that_does_not_start(tmp_path):
-    python = script(tmp_path / "python", "#!/bin/sh\necho no such module >&2\nexit 1\n")
-    with (
-        pytest.raises(FreeMoEError, match="does not answer: no such module"),
-        vllm_lora.vllm_serving(str(python), open_base(Settings()), 4, 64),
-    ):
-        pass
+def test_percentiles():
+    values = [float(i) for i in range(100)]
+    assert (percentile(values, 0.5), percentile(values, 0.95), percentile([7.0], 0.95)) == (50, 95, 7)
+    assert math.isnan(percentile([], 0.5))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_nothing_of_a_server_is_left(tmp_path):
+def test_a_rival_that_does_not_start_says_why_and_nothing_of_it_is_left(tmp_path):
     # The server ends when it is told; what it started would stay.
-    python = script(tmp_path / "python", f"#!/bin/sh\nsleep 300 & echo $! > {tmp_path}/child\necho broken\nexit 1\n")
+    python = script(
+        tmp_path / "python", f"#!/bin/sh\nsleep 300 & echo $! > {tmp_path}/child\necho broken >&2\nexit 1\n"
+    )
     with (
-        pytest.raises(FreeMoEError, match="does not answer"),
+        pytest.raises(FreeMoEError, match="does not answer: broken"),
         vllm_lora.vllm_serving(str(python), open_base(Settings()), 4, 64),
     ):
         pass

@@ -1,0 +1,23 @@
+"""The first part of the real files: enough for quick cells, which read them anew for every cell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def small_root(data_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder with the real model, ARC, some of WikiText-2 and some of GSM8K."""
+    root = tmp_path_factory.mktemp("data")
+    for name in ("models", "arc"):
+        (root / name).symlink_to(data_root / name)
+    for name in ("wikitext-2-raw/wikitext2_train_5k.txt", "wikitext-2-raw/wiki.test.raw"):
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_text((data_root / name).read_text(encoding="utf-8")[:200_000], encoding="utf-8")
+    (root / "gsm8k").mkdir()
+    for name in ("gsm8k/train.jsonl", "gsm8k/test.jsonl"):
+        lines = (data_root / name).read_text(encoding="utf-8").splitlines(keepends=True)
+        (root / name).write_text("".join(lines[:300]), encoding="utf-8")
+    return root
