@@ -16,7 +16,6 @@ from typing import Any
 from benchmarks.real_llm.protocol import Job
 from freemoe.core.errors import FreeMoEError
 
-
 _CODE = "from benchmarks.real_llm.apart import work_alone; work_alone()"
 
 
