@@ -8,6 +8,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,12 @@ LONGEST_FUNCTION = 60
 HOOKS_BY_HAND = re.compile(r"register_(\w+_)?hook|_(forward|backward)_(pre_)?hooks")
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    """A file's syntax tree."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def room(path: Path) -> str:
     """The room a module stands in: the first name below the package."""
     first = path.relative_to(PACKAGE).parts[0]
@@ -108,7 +115,7 @@ def ids(paths: list[Path]) -> list[str]:
 def test_imports_point_down(path: Path) -> None:
     here = room(path)
     assert here in FLOOR or here in (FREE, LAZY), f"{here!r} has no floor yet: give it one in FLOORS"
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = parsed(path)
     wrong = [f"line {line}: {here} imports {there}" for there, line in imports(tree) if forbidden(here, there)]
     assert not wrong, "\n".join(wrong)
 
@@ -180,7 +187,7 @@ def circles(graph: dict[str, list[str]]) -> list[list[str]]:
 
 def test_no_module_leads_back_to_itself() -> None:
     known = {module_name(path) for path in MODULES}
-    graph = {module_name(p): imported(ast.parse(p.read_text(encoding="utf-8")), known) for p in MODULES}
+    graph = {module_name(p): imported(parsed(p), known) for p in MODULES}
     assert not [" -> ".join(circle) for circle in circles(graph)]
 
 
@@ -193,7 +200,7 @@ def test_the_look_for_circles_itself() -> None:
 
 def test_the_package_knows_nothing_of_what_stands_beside_it() -> None:
     for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(path)):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             assert not {n.partition(".")[0] for n in names} & {"benchmarks", "reproduce", "tests", "scripts"}, path
@@ -243,12 +250,13 @@ def test_folders_are_small() -> None:
     counts = {f: len([p for p in (ROOT / f).glob("*.py") if p.stem != "__init__"]) for f in sorted(folders)}
     full = {folder: count for folder, count in counts.items() if count > MOST_FILES and folder not in FULLER}
     assert not full, f"over {MOST_FILES} files: make rooms in it"
+    assert not [p for p in MODULES if p.stem in ("utils", "util", "helpers", "misc")], "no room for leftovers"
 
 
 def long_functions(path: Path) -> list[str]:
     """Functions over `LONGEST_FUNCTION` lines, their docstrings not counted."""
     found = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             about = node.body[0] if ast.get_docstring(node) else None
             told = (about.end_lineno or 0) - about.lineno + 1 if about else 0
@@ -260,10 +268,6 @@ def long_functions(path: Path) -> list[str]:
 def test_functions_are_short() -> None:
     long = {str(p.relative_to(ROOT)): found for p in [*MODULES, *BESIDE] if (found := long_functions(p))}
     assert not long
-
-
-def test_no_room_for_leftovers() -> None:
-    assert not [p for p in MODULES if p.stem in ("utils", "util", "helpers", "misc")]
 
 
 def undescribed(path: Path) -> list[str]:
@@ -282,7 +286,7 @@ def undescribed(path: Path) -> list[str]:
             if isinstance(node, ast.ClassDef):
                 look(node.body, f"{node.name}.", about or "")
 
-    look(ast.parse(path.read_text(encoding="utf-8")).body, "")
+    look(parsed(path).body, "")
     return found
 
 
@@ -325,7 +329,7 @@ def hooks_by_hand(tree: ast.AST) -> list[int]:
 def test_hooks_stay_with_the_models() -> None:
     # What registers a hook by hand has to remember to remove it, also after an error.
     others = [*(path for path in MODULES if room(path) != "models"), *BESIDE]
-    found = {str(p): lines for p in others if (lines := hooks_by_hand(ast.parse(p.read_text(encoding="utf-8"))))}
+    found = {str(p): lines for p in others if (lines := hooks_by_hand(parsed(p)))}
     assert not found, "take freemoe.models.hooks"
     assert hooks_by_hand(ast.parse((PACKAGE / "models" / "hooks.py").read_text(encoding="utf-8")))
 
@@ -362,7 +366,7 @@ def test_no_way_to_compute_is_chosen_by_a_stopwatch() -> None:
     for path in MODULES:
         name = str(path.relative_to(PACKAGE))
         if name.startswith(COMPUTES) and name not in CLOCKS:
-            heads = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            heads = ast.walk(parsed(path))
             clocks = [
                 n for n in heads if isinstance(n, ast.Import) and any(a.name in ("time", "timeit") for a in n.names)
             ]
@@ -374,6 +378,6 @@ def test_indices_of_masks_stay_with_the_models() -> None:
     for path in MODULES:
         if room(path) == "models":
             continue
-        calls = [n for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.Call)]
+        calls = [n for n in ast.walk(parsed(path)) if isinstance(n, ast.Call)]
         found = [n.lineno for n in calls if isinstance(n.func, ast.Attribute) and n.func.attr == "indices"]
         assert not found, f"{path} asks a mask for its indices in line {found}."

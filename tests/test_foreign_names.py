@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_architecture import BESIDE, HOOKS_BY_HAND, MODULES, PACKAGE, ROOT, room
+from tests.test_architecture import BESIDE, HOOKS_BY_HAND, MODULES, PACKAGE, ROOT, parsed, room
 
 # What transformers and lm-eval document for others; the rest of them, and PEFT, is asked for by compat alone.
 DOCUMENTED = {
@@ -71,7 +71,7 @@ def in_compat(path: Path) -> bool:
 
 
 def test_private_names_of_other_packages_stay_in_compat() -> None:
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in [*MODULES, *BESIDE]}
+    trees = {path: parsed(path) for path in [*MODULES, *BESIDE]}
     ours = {name for path, tree in trees.items() if not in_compat(path) for name in own_names(tree)}
     known = (ours | set(SETTLED)) - set(THEIRS)
     found = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -113,26 +114,12 @@ def test_the_overview_lists_every_command(freemoe: Freemoe) -> None:
         assert bool(re.search(rf"^  {command} ", done.out, re.MULTILINE)) == (command != "schema")
 
 
-@pytest.mark.parametrize(("words", "found"), [("freemoe bui", "build"), ("freemoe build --orac", "--oracle")])
-def test_the_shell_completes(words: str, found: str, freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {
-        "_FREEMOE_COMPLETE": "complete_bash",
-        "COMP_WORDS": words,
-        "COMP_CWORD": str(len(words.split()) - 1),
-    }.items():
-        monkeypatch.setenv(name, value)
-    done = freemoe()
-    assert (done.code, done.out.split()) == (0, [found])
-
-
 def test_the_version(freemoe: Freemoe) -> None:
     assert freemoe("--version") == (0, f"freemoe {__version__}\n", "")
 
 
 @pytest.mark.parametrize("kind", ["families", "tasks", "metrics", "searches"])
 def test_ls_lists_every_kind(kind: str, freemoe: Freemoe) -> None:
-    import json
-
     done = freemoe("ls", kind, "--json")
     assert done.code == 0
     rows = json.loads(done.out)[kind]

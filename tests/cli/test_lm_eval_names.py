@@ -46,30 +46,10 @@ def test_the_list_of_tasks_says_that_there_are_others(freemoe: Freemoe) -> None:
     assert json.loads(freemoe("ls", "tasks", "--json").out)["tasks"][-1]["name"] == "lm_eval:NAME"
 
 
-def test_lm_eval_knows_the_model_after_one_import(tmp_path: Path) -> None:
-    """In a process of its own: here another test may have made it known."""
-    code = "import freemoe.lm_eval, lm_eval.api.registry as r; print(r.get_model('freemoe').__name__, 'hf' in r.model_registry)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=tmp_path)
-    assert done.stdout.split() == ["FreeMoELM", "True"], done.stderr
-
-
 def test_lm_evals_own_command_as_a_module_of_ours(tmp_path: Path) -> None:
     folder = write_task(tmp_path)
-    line = [
-        "--model",
-        "freemoe",
-        "--model_args",
-        "pretrained=freemoe-demo",
-        "--tasks",
-        "sums",
-        "--include_path",
-        folder,
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "freemoe.lm_eval", "run", *line, "--limit", "4"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    line = f"run --model freemoe --model_args pretrained=freemoe-demo --tasks sums --limit 4 --include_path {folder}"
+    command = [sys.executable, "-m", "freemoe.lm_eval", *line.split()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "|sums|" in done.stdout.replace(" ", "")

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
+import re
+import shlex
 import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
 import pytest
+import typer.main
 
+from freemoe import FreeMoE
+from freemoe.cli import app
+from freemoe.cli.serve import require_serve
 from freemoe.core.errors import RecipeError
+from freemoe.evals.engine.answering import Answering
+from freemoe.serve.engine.engine import InferenceEngine
+from freemoe.serve.engine.hosts import VariantHost
+from freemoe.serve.served import open_host
 from tests.cli.conftest import Freemoe
+from tests.serve.conftest import alone, ask, engine_on, free_port, read, wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -63,12 +74,10 @@ def test_a_dry_run_names_models_and_memory(folders: SimpleNamespace, freemoe: Fr
     ],
 )
 def test_what_is_refused(folders: SimpleNamespace, freemoe: Freemoe, line: list[str], words: str) -> None:
-    with socket.socket() as listening, socket.socket() as free:
+    with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
-        free.bind(("127.0.0.1", 0))
-        ports = {"taken": listening.getsockname()[1], "port": free.getsockname()[1]}
-        free.close()
+        ports = {"taken": listening.getsockname()[1], "port": free_port()}
         places = {"own": folders.own, "base": folders.base, **ports}
         done = freemoe("serve", *(part.format(**places) for part in line))
     assert done.code == 2, done.out
@@ -76,13 +85,6 @@ def test_what_is_refused(folders: SimpleNamespace, freemoe: Freemoe, line: list[
 
 
 def test_what_stands_in_the_examples_is_known_to_the_command() -> None:
-    import re
-    import shlex
-
-    import typer.main
-
-    from freemoe.cli import app
-
     command = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
     folder = Path(__file__).resolve().parents[2] / "examples" / "serve"
     docker = (folder / "Dockerfile").read_text()
@@ -97,10 +99,6 @@ def test_what_stands_in_the_examples_is_known_to_the_command() -> None:
 
 
 def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    import importlib.util
-
-    from freemoe.cli.serve import require_serve
-
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else object())
     with pytest.raises(RecipeError, match=r"uvicorn: pip install 'freemoe\[serve\]'"):
         require_serve()
@@ -109,8 +107,6 @@ def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) ->
 def test_replicas_without_ray_serve_name_what_to_install(
     folders: SimpleNamespace, freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import importlib.util
-
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "ray" else found(name, *more))
     done = freemoe("serve", str(folders.own), "--on", "ray")
@@ -119,12 +115,6 @@ def test_replicas_without_ray_serve_name_what_to_install(
 
 
 def test_a_plain_model_and_other_kinds_can_be_hosts(folders: SimpleNamespace) -> None:
-    from freemoe import FreeMoE
-    from freemoe.evals.engine.answering import Answering
-    from freemoe.serve.engine.hosts import VariantHost
-    from freemoe.serve.served import open_host
-    from tests.serve.conftest import alone, ask, engine_on, read
-
     host = open_host(str(folders.base), [], "auto", "cpu")
     assert isinstance(host, FreeMoE)
     assert host.experts == []
@@ -142,11 +132,7 @@ def test_requests_are_logged_and_an_engine_that_fails_ends_the_command(
     caplog: pytest.LogCaptureFixture,
     quiet: list[str],
 ) -> None:
-    from freemoe.serve.engine.engine import InferenceEngine
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
 
     def fail(engine: InferenceEngine) -> bool:
         while True:
@@ -161,22 +147,21 @@ def test_requests_are_logged_and_an_engine_that_fails_ends_the_command(
     assert "RuntimeError: planted" in " ".join(done.err.split())
 
 
+def is_ready(url: str) -> bool:
+    with contextlib.suppress(httpx.HTTPError):
+        return httpx.get(f"{url}/ready").status_code == 200
+    return False
+
+
 def test_it_serves_and_ends_at_a_signal(folders: SimpleNamespace, tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     line = [sys.executable, "-m", "freemoe", "serve", str(folders.own), "--port", str(port)]
     with subprocess.Popen(
         line, cwd=tmp_path, env={**os.environ, "FREEMOE_API_KEY": "from-outside"}, stderr=subprocess.PIPE, text=True
     ) as process:
         try:
-            url, until = f"http://127.0.0.1:{port}", time.monotonic() + 120
-            while time.monotonic() < until and process.poll() is None:
-                try:
-                    if httpx.get(f"{url}/ready").status_code == 200:
-                        break
-                except httpx.HTTPError:
-                    time.sleep(0.1)
+            url = f"http://127.0.0.1:{port}"
+            assert wait_until(lambda: process.poll() is not None or is_ready(url), 120)
             assert httpx.get(f"{url}/v1/models").status_code == 401
             done = httpx.post(
                 f"{url}/v1/completions",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import socket
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +12,15 @@ from typing import Any
 
 import pytest
 
+from freemoe.core.artifacts import write_manifest
 from freemoe.core.version import __version__
+from freemoe.hookmoe.adapter import Trimmed, save_adapter
+from freemoe.hookmoe.plans.apply import plan_of
+from freemoe.tomoe.export import export_converted_model
 from tests.cli.conftest import Freemoe
+from tests.serve.conftest import free_port
+from tests.tiny import tiny_model
+from tests.tomoe.random_structures import random_structure
 
 KEY = "a-key-of-ours"
 
@@ -99,10 +105,8 @@ def test_it_becomes_vllm_with_the_key_in_the_environment_alone(
     monkeypatch.setattr(os, "execve", become)
     monkeypatch.setenv("FREEMOE_VLLM_PYTHON", python)
     monkeypatch.setenv("FREEMOE_API_KEY", KEY)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    done = freemoe("serve", str(folders.own), "--engine", "vllm", "--host", "0.0.0.0", "--port", port, "--threads", "3")
+    line = f"--engine vllm --host 0.0.0.0 --port {free_port()} --threads 3".split()
+    done = freemoe("serve", str(folders.own), *line)
     assert done.code == 0, done.err
     ((program, command, environ),) = ran
     assert program == command[0] == python
@@ -169,13 +173,6 @@ def test_without_vllm_it_says_where_vllm_lives(
 @pytest.fixture(scope="module")
 def others(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """Folders of the two other commands: two conversions, and two trims with their bases."""
-    from freemoe.core.artifacts import write_manifest
-    from freemoe.hookmoe.adapter import Trimmed, save_adapter
-    from freemoe.hookmoe.plans.apply import plan_of
-    from freemoe.tomoe.export import export_converted_model
-    from tests.tiny import tiny_model
-    from tests.tomoe.random_structures import random_structure
-
     root, found = tmp_path_factory.mktemp("others"), SimpleNamespace()
     for family in ("llama", "phi"):
         model = tiny_model(family)

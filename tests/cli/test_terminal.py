@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -137,17 +135,6 @@ def test_progress_of_a_run_is_lines_on_standard_error(freemoe: Freemoe, folder: 
         assert "progress" not in done.out
         assert re.fullmatch(r"[^\x00-\x09\x0b-\x1f\x7f]*", done.err)
     assert "progress" not in freemoe(*arguments, "-q").err
-
-
-def test_the_installed_command_heeds_columns_in_a_pipe() -> None:
-    program = Path(sys.executable).with_name("freemoe")
-    widths = {}
-    for columns in ("40", "200"):
-        environ = {**os.environ, "COLUMNS": columns}
-        done = subprocess.run([program, "ls", "systems"], capture_output=True, text=True, timeout=120, env=environ)
-        assert done.returncode == 0, done.stderr
-        widths[columns] = max(len(line.rstrip()) for line in done.stdout.splitlines())
-    assert widths["40"] <= 40 < widths["200"] <= 200
 
 
 @pytest.mark.parametrize(

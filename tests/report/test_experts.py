@@ -17,20 +17,8 @@ from tests.report.family import FAMILY
 from tests.report.page import Page
 from tests.report.synthetic import make_domain, make_result, typed
 
-SECTIONS = (
-    "verdict",
-    "scores",
-    "reading",
-    "subdomains",
-    "pictures",
-    "abstained",
-    "router",
-    "splits",
-    "provenance",
-    "recipe",
-)
-
-
+SECTIONS = ("verdict", "scores", "reading", "subdomains", "pictures", "abstained", "router", "splits", "provenance")
+SECTIONS += ("recipe",)
 render = FAMILY["build"][1]
 
 

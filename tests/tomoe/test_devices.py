@@ -13,47 +13,26 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from freemoe.cli.failures import STOPPED
 from freemoe.tomoe.devices import DistributedContext
+from freemoe.tomoe.structures import methods
+from tests.cli.conftest import Freemoe, freemoe  # noqa: F401  (a fixture)
 from tests.tiny import save_base_and_text
 
 # Each process balances its own tokens, so that this term alone differs.
 FLAGS = (
-    "--steps 4 --block 32 --batch-tokens 128 --experts 3 --dtype float32 --no-rivals -q --set losses.balance=0 "
-    "--set train.save_every=2 --device cpu --threads 1"
+    "convert model --text text.jsonl --steps 4 --block 32 --batch-tokens 128 --experts 3 --dtype float32 --no-rivals -q "
+    "--set losses.balance=0 --set train.save_every=2 --device cpu --threads 1 -o"
 )
-TWO = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
-KILLED = 3
-# Runs the command, and dies at the look after two steps, once the state of these is kept.
-KILLING = f"""
-import os, sys
-from freemoe.cli import main
-from freemoe.tomoe.structures import methods
-real = methods._score_candidate
-methods._score_candidate = lambda context, trainer, *more: os._exit({KILLED}) if trainer.step == 2 else real(context, trainer, *more)
-sys.argv = sys.argv[1:]
-main()
-"""
+LAUNCHER = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "freemoe"]
 
 
-def convert(folder: Path, output: str, launcher: list[str], ends: int = 0) -> Path:
+def by_two_processes(output: str) -> Path:
+    command = [sys.executable, *LAUNCHER, *FLAGS.split(), output]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [
-        sys.executable,
-        *launcher,
-        "freemoe",
-        "convert",
-        "model",
-        "--text",
-        "text.jsonl",
-        *FLAGS.split(),
-        "-o",
-        output,
-    ]
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == ends, done.stderr[-2000:]
-    return folder / output
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return Path(output)
 
 
 def columns_but_balance(result: dict[str, Any]) -> torch.Tensor:
@@ -61,10 +40,15 @@ def columns_but_balance(result: dict[str, Any]) -> torch.Tensor:
     return torch.tensor([row[:balance] + row[balance + 1 :] for row in result["history"]["rows"]])
 
 
-def test_two_processes_are_one(tmp_path: Path) -> None:
+def test_two_processes_are_one(
+    freemoe: Freemoe,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     save_base_and_text(tmp_path)
-    alone = convert(tmp_path, "alone", ["-m"])
-    both = convert(tmp_path, "both", TWO)
+    monkeypatch.chdir(tmp_path)
+    assert freemoe(*FLAGS.split(), "alone").code == 0
+    alone, both = Path("alone"), by_two_processes("both")
     a, b = load_file(alone / "structure.safetensors"), load_file(both / "structure.safetensors")
     assert sorted(a) == sorted(b)
     for name, tensor in a.items():
@@ -75,9 +59,17 @@ def test_two_processes_are_one(tmp_path: Path) -> None:
     assert curves[0] == pytest.approx(curves[1], rel=1e-5)
     assert curves[0][0] != curves[0][-1], "training changed nothing, so that nothing was compared"
 
-    # Killed in a look, both go on from the state that was kept before it.
-    convert(tmp_path, "resumed", ["-c", KILLING], ends=KILLED)
-    resumed = json.loads((convert(tmp_path, "resumed", TWO) / "result.json").read_text())
+    # Stopped at an evaluation, both go on from the state that was kept before it.
+    score = methods._score_candidate
+
+    def stopping(context: Any, trainer: Any, *more: Any) -> Any:
+        if trainer.step == 2:
+            raise KeyboardInterrupt
+        return score(context, trainer, *more)
+
+    monkeypatch.setattr(methods, "_score_candidate", stopping)
+    assert freemoe(*FLAGS.split(), "resumed").code == STOPPED
+    resumed = json.loads((by_two_processes("resumed") / "result.json").read_text())
     torch.testing.assert_close(columns_but_balance(resumed), columns_but_balance(results[0]), atol=1e-5, rtol=1e-4)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from typing import Any
 
 import pytest
 
@@ -81,34 +82,28 @@ def test_a_key_is_asked_for_sent_and_kept_in_the_tab_only(tab: Browser, server: 
     )
 
 
-def test_an_error_in_the_middle_keeps_what_came(tab: Browser, server: StandIn) -> None:
-    server.says["auto"] = ["So far", {"error": {"message": "The logits were NaN.", "code": "nan"}}, " never"]
-    opened(tab, server)
-    ask(tab, "?")
-    assert texts(tab) == ["So far"]
-    assert read(tab, ".error p") == ["The logits were NaN."]
-
-
-@pytest.mark.parametrize("event", ["no JSON", "null", "7"])
-def test_an_event_that_cannot_be_read_is_an_error(tab: Browser, server: StandIn, event: str) -> None:
-    server.says["auto"] = ["So far", f"data: {event}\n\n".encode()]
-    opened(tab, server)
-    ask(tab, "?")
-    assert texts(tab) == ["So far"]
-    assert read(tab, ".error p") == ["The server sent something that cannot be read."]
-
-
-@pytest.mark.parametrize("end", [CUT, QUIET], ids=["cut", "quiet"])
-def test_a_connection_that_breaks_is_no_answer(tab: Browser, server: StandIn, end: object) -> None:
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        ([{"error": {"message": "The logits were NaN.", "code": "nan"}}, " never"], "The logits were NaN."),
+        ([b"data: no JSON\n\n"], "The server sent something that cannot be read."),
+        ([b"data: null\n\n"], "The server sent something that cannot be read."),
+        ([b"data: 7\n\n"], "The server sent something that cannot be read."),
+        ([CUT], "The connection broke before the answer was complete."),
+        ([QUIET], "The connection broke before the answer was complete."),
+    ],
+    ids=["error", "no JSON", "null", "7", "cut", "quiet"],
+)
+def test_an_answer_that_breaks_off_keeps_what_came(tab: Browser, server: StandIn, steps: list[Any], words: str) -> None:
     more = threading.Event()
-    server.says["auto"] = ["So far", more, end]
+    server.says["auto"] = ["So far", more, *steps]
     opened(tab, server)
     send(tab, "?")
     tab.until("document.querySelector('.text')?.textContent")
     more.set()
     tab.until(IDLE)
     assert texts(tab) == ["So far"]
-    assert read(tab, ".error p") == ["The connection broke before the answer was complete."]
+    assert read(tab, ".error p") == [words]
 
 
 def test_a_server_that_has_gone_and_comes_back(tab: Browser) -> None:
