@@ -1,10 +1,6 @@
-"""Builds that are stopped: what is finished is kept, and the end is the same, byte by byte."""
+"""Builds that are stopped: what is finished is kept, and the end is the same, byte by byte; test_ahead.py kills one."""
 
-import os
 import shutil
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -13,7 +9,6 @@ from freemoe.core.errors import DataError
 from freemoe.core.run.journal import RunJournal
 from freemoe.domain_experts.pipeline import build
 from freemoe.domain_experts.purify import methods as purification
-from freemoe.recipes import dump
 from tests.domain_experts.conftest import choice_rows, read_result, task_recipe, write_jsonl
 from tests.tiny import tiny_model, tiny_tokenizer
 
@@ -113,36 +108,6 @@ def test_stopped_many_times(world, unbroken, tmp_path, monkeypatch):
     assert stop > 20
     same(folder, unbroken)
     assert len(counter.units) == len(set(counter.units))
-
-
-def test_killed_without_warning(world, unbroken, tmp_path):
-    """A process that is killed, its last line in the journal half written."""
-    recipe = small(world, tmp_path)
-    (tmp_path / "recipe.yaml").write_text(dump(recipe))
-    script = f"""
-import os, signal
-from freemoe.core.run.journal import RunJournal
-unit, count = RunJournal.run_unit, 0
-def dying(journal, name, work):
-    global count
-    count += 1
-    if count == 8:
-        with journal.path.open("ab") as stream:
-            stream.write(b'{{"unit": "score|half')
-        os.kill(os.getpid(), signal.SIGKILL)
-    return unit(journal, name, work)
-RunJournal.run_unit = dying
-from freemoe.domain_experts.pipeline import build
-from freemoe.recipes import load_recipe
-build(load_recipe({str(tmp_path / "recipe.yaml")!r}))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=300
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-2000:]
-    assert not (tmp_path / "out").exists()
-    first, _ = same(build(recipe), unbroken)
-    assert first["cost"]["units_reused"] >= 7
 
 
 def stop(world, folder, monkeypatch, after=6, **changes):
