@@ -14,7 +14,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from queue import SimpleQueue
+from queue import LifoQueue
 from typing import Any
 
 from freemoe.core import files
@@ -41,9 +41,9 @@ class Runs:
 
     def __init__(self) -> None:
         self.side_by_side = os.cpu_count() or 1
-        self._free: SimpleQueue[Worker] = SimpleQueue()
+        self._free: LifoQueue[Worker | None] = LifoQueue()
         for _ in range(self.side_by_side):
-            self._free.put(Worker(__name__, environment=_ENVIRONMENT))
+            self._free.put(None)  # started when it is first needed
 
     def run(self, system: str, folder: Path, dies_at: int | None = None, noted: bool = False) -> int:
         """How a run ended: its code, or the negative number of a signal.
@@ -59,6 +59,7 @@ class Runs:
         """
         worker = self._free.get()
         try:
+            worker = worker or Worker(__name__, environment=_ENVIRONMENT)
             code = worker.ask([system, str(folder), dies_at, noted], PATIENCE)
         finally:
             self._free.put(worker)
@@ -70,7 +71,8 @@ class Runs:
     def close(self) -> None:
         """End the processes that the runs are forked from."""
         while not self._free.empty():
-            self._free.get().close()
+            if worker := self._free.get():
+                worker.close()
 
 
 def start() -> Callable[[Any], int]:

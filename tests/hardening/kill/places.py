@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 
 from tests.hardening.kill.dying import Event
@@ -15,16 +14,10 @@ def kind(event: Event) -> str:
     return f"{stage} {re.sub(r'[0-9]+', 'N', what.partition('|')[0])}"
 
 
-def longest_unit(events: Sequence[Event]) -> str:
-    """The unit of work that kept the most states."""
-    states = Counter(what for stage, what in events if stage == "done" and what.startswith("state "))
-    return states.most_common(1)[0][0] if states else ""
-
-
 def places(events: Sequence[Event], count: int) -> list[int]:
     """Numbers of the writes at which a run is killed, ascending.
 
-    The first of every stage and kind; a sixth of all inside the longest unit; the others evenly over what is left.
+    The first of every stage and kind; the others evenly over what is left, so most in the longest unit.
 
     Args:
         events: All writes of an unbroken run.
@@ -34,9 +27,6 @@ def places(events: Sequence[Event], count: int) -> list[int]:
     for number, event in enumerate(events):
         first.setdefault(kind(event), number)
     chosen = set(_spread(sorted(first.values()), count))
-    longest = longest_unit(events)
-    inside = [n for n, (_, what) in enumerate(events) if what == longest and n not in chosen]
-    chosen |= set(_spread(inside, min(count // 6, count - len(chosen))))
     rest = [n for n in range(len(events)) if n not in chosen]
     return sorted(chosen | set(_spread(rest, count - len(chosen))))
 

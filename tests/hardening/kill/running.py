@@ -23,7 +23,7 @@ from freemoe.core.errors import FreeMoEError
 from tests.hardening.full import count
 from tests.hardening.kill.compare import differences
 from tests.hardening.kill.dying import FIRST_KEPT, NOTED, Event, Runs
-from tests.hardening.kill.places import kind, longest_unit, places
+from tests.hardening.kill.places import kind, places
 from tests.hardening.kill.systems import OUTPUT, prepare
 
 PLACES = 60
@@ -36,7 +36,6 @@ class Tally:
     Attributes:
         writes: Of the run that nobody kills.
         seconds_of_a_run: That it takes.
-        longest_unit: The unit that kept the most states.
         kills: Stage and kind of every place -> kills there.
         wrong: What went wrong, by place.
         processes: Of the run that is killed after every write.
@@ -44,7 +43,6 @@ class Tally:
 
     writes: int = 0
     seconds_of_a_run: float = 0.0
-    longest_unit: str = ""
     kills: Counter[str] = field(default_factory=Counter)
     wrong: dict[str, str] = field(default_factory=dict)
     processes: int = 0
@@ -74,7 +72,7 @@ def kill_system(runs: Runs, name: str, scratch: Path, wanted: int) -> Tally:
     runs.run(name, whole, noted=True)
     seconds = time.perf_counter() - began
     events: list[Event] = [tuple(event) for event in json.loads((whole / NOTED).read_text(encoding="utf-8"))]
-    tally = Tally(len(events), round(seconds, 2), longest_unit(events))
+    tally = Tally(len(events), round(seconds, 2))
     chosen = places(events, wanted)
 
     def one(number: int) -> str:

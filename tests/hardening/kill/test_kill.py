@@ -17,7 +17,7 @@ from tests.hardening import full
 from tests.hardening.kill import dying
 from tests.hardening.kill.compare import differences
 from tests.hardening.kill.dying import NOTED, Event, Runs
-from tests.hardening.kill.places import kind, longest_unit, places
+from tests.hardening.kill.places import kind, places
 from tests.hardening.kill.running import PLACES, Tally, kill_system, outcome
 from tests.hardening.kill.systems import OUTPUT, RECIPES, prepare
 
@@ -30,13 +30,12 @@ def events(scores: int = 30, states: int = 40) -> list[Event]:
     return [(stage, what) for what in made for stage in ("begins", "half", "done")]
 
 
-def test_places_are_of_every_kind_and_inside_the_longest_unit() -> None:
+def test_places_are_of_every_kind_and_evenly_spread() -> None:
     found = events()
     chosen = places(found, 60)
     assert chosen == sorted(set(chosen))
     assert len(chosen) == 60
     assert {kind(found[n]) for n in chosen} == {kind(event) for event in found}
-    assert longest_unit(found) == "state purify|a"
     assert sum(found[n][1] == "state purify|a" for n in chosen) >= 10
     # The rest is everywhere: no stretch of a tenth of the run is spared.
     assert max(b - a for a, b in itertools.pairwise(chosen)) < len(found) / 10
