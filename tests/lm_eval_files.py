@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
-import json
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from tests.rows import write_rows
 
 SIZES = {"train": 30, "validation": 24, "test": 20}
 
@@ -56,20 +57,10 @@ def rows(split: str) -> list[dict[str, Any]]:
     start = {"train": 0, "validation": 300, "test": 600}[split]
     found = []
     for i in range(start, start + SIZES[split]):
-        answers = [str(i + 5), str(i + 4), str(2 * i + 1)]
-        turn = i % 3
-        found.append(
-            {
-                "q": f"12+{i % 50}={12 + i % 50}\n{i}+5=",
-                "first": answers[0],
-                "second": answers[1],
-                "third": answers[2],
-                "gold": turn,
-            }
-        )
-        names = ("first", "second", "third")
-        for place, answer in enumerate(answers[-turn:] + answers[:-turn] if turn else answers):
-            found[-1][names[place]] = answer
+        answers, turn = [str(i + 5), str(i + 4), str(2 * i + 1)], i % 3
+        first, second, third = answers[-turn:] + answers[:-turn]
+        question = f"12+{i % 50}={12 + i % 50}\n{i}+5="
+        found.append({"q": question, "first": first, "second": second, "third": third, "gold": turn})
     return found
 
 
@@ -81,7 +72,7 @@ def write_files(
     for split, found in (splits or {s: rows(s) for s in SIZES}).items():
         path = folder / f"{split}.{form}"
         if form == "json":
-            path.write_text("".join(json.dumps(row) + "\n" for row in found))
+            write_rows(path, found)
         elif form == "csv":
             with path.open("w", newline="") as stream:
                 writer = csv.DictWriter(stream, list(found[0]))

@@ -105,12 +105,9 @@ def test_groups_of_documents_are_called_by_names_that_can_be() -> None:
 
 def test_experts_are_loaded_up_to_one_limit(folders: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     monkeypatch.setattr(expert_names, "MAX_EXPERTS", 5)
-    host, catalogue = (
-        FreeMoE.from_pretrained(str(folders.base), folders.own),
-        ExpertCatalogue().with_artefact(folders.own),
-    )
+    host = FreeMoE.from_pretrained(str(folders.base), folders.own)
     host.load_expert(folders.own, prefix="x-")
-    catalogue = catalogue.with_artefact(folders.own, "x-")
+    catalogue = ExpertCatalogue().with_artefact(folders.own).with_artefact(folders.own, "x-")
     for more in (
         lambda: host.load_expert(folders.own, prefix="y-"),
         lambda: catalogue.with_artefact(folders.own, "y-"),

@@ -136,30 +136,15 @@ def test_hostile_values_are_read_or_refused(command: str, path: str) -> None:
         ("model", "x" * 5000, "a text of 5,000 characters; at most 4,096 are allowed"),
         ("domains", {"a" * 65: ["x"]}, "has 65 characters; at most 64 are allowed"),
         ("domains", {f"a{i}": ["x"] for i in range(1001)}, "at most 1000 items"),
-        ("device", {str(i): "cpu" for i in range(2)}, ""),
+        ("bands", {"step": 1e-9}, "greater than or equal to 0.000001"),
+        ("bands", {"step": 1e-5}, "makes 100,000 bands; at most 10,000 are searched: take a larger step"),
+        ("bands", {"ratio": 1e-9}, "greater than or equal to 0.000001"),
+        ("bands", {"step": 1e-300, "end": 1e-300}, "greater than or equal to 0.000001"),
     ],
 )
 def test_bounds_are_told(path: str, value: Any, reason: str) -> None:
-    if not reason:
-        recipe_from(recipe_with("build", path, value))
-        return
     with pytest.raises(RecipeError) as caught:
         recipe_from(recipe_with("build", path, value), "r.yaml")
-    assert reason in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("bands", "reason"),
-    [
-        ({"step": 1e-9}, "greater than or equal to 0.000001"),
-        ({"step": 1e-5}, "makes 100,000 bands; at most 10,000 are searched: take a larger step"),
-        ({"ratio": 1e-9}, "greater than or equal to 0.000001"),
-        ({"step": 1e-300, "end": 1e-300}, "greater than or equal to 0.000001"),
-    ],
-)
-def test_grids_of_bands_are_bounded(bands: dict[str, float], reason: str) -> None:
-    with pytest.raises(RecipeError) as caught:
-        recipe_from(recipe_with("build", "bands", bands))
     assert reason in str(caught.value)
 
 
@@ -195,6 +180,7 @@ def test_a_path_of_many_names() -> None:
 def test_yaml_at_random_is_read_or_refused(tmp_path: Path) -> None:
     """Good recipes with bytes changed, cut out and put in."""
     good = dump(recipe_from(recipe_with("build", "seed", 3))).encode()
+    pieces = [b"", b"\t", b"9" * 30, *b"&a ~*a~[~{~\x00~\xff~!!int ~? ~: ~- ~.inf~<<: ".split(b"~")]
     drawn = random.Random(0)
     file = tmp_path / "r.yaml"
     pieces = [b"", *b"&a |*a|[|{|\x00|\xff|!!int |? |\t|: |- |.inf|<<: ".split(b"|"), b"9" * 30]

@@ -155,6 +155,16 @@ def tiny_model(family_name: str, seed: int = 0, **overrides: Any) -> PreTrainedM
     return model.to(torch.float32).eval()
 
 
+IDS = torch.randint(3, 250, (3, 7), generator=torch.Generator().manual_seed(1))
+"""A batch of three sequences for any of them."""
+
+
+@torch.no_grad()
+def logits(model: Any) -> torch.Tensor:
+    """What a model says of `IDS`."""
+    return model(input_ids=IDS).logits
+
+
 @cache
 def _bytes() -> list[str]:
     return sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -42,17 +42,10 @@ def test_a_task_that_this_release_has_not():
 
 
 def test_a_name_is_found_without_the_whole_index(monkeypatch):
-    def never():
-        raise AssertionError("the whole of lm-eval's index was read")
-
-    monkeypatch.setattr(compat, "_whole_index", never)
+    monkeypatch.setattr(compat, "_whole_index", lambda: pytest.fail("the whole of lm-eval's index was read"))
     found = compat.find_task("arc_easy")
-    assert (found.name, found.kind, found.yaml.name, found.config["test_split"]) == (
-        "arc_easy",
-        "task",
-        "arc_easy.yaml",
-        "test",
-    )
+    assert (found.name, found.kind, found.yaml.name) == ("arc_easy", "task", "arc_easy.yaml")
+    assert found.config["test_split"] == "test"
     assert compat.find_task("mmlu").members[:2] == ("mmlu_abstract_algebra", "mmlu_anatomy")
 
 

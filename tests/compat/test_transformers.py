@@ -11,14 +11,7 @@ import transformers
 from transformers.integrations import moe
 
 from freemoe.compat import transformers as compat
-from tests.tiny import tiny_model
-
-IDS = torch.arange(3, 17).view(2, 7)
-
-
-@torch.no_grad()
-def logits(model):
-    return model(input_ids=IDS).logits
+from tests.tiny import logits, tiny_model
 
 
 def test_a_gguf_is_dequantised_where_it_has_to_be_asked_for(monkeypatch):

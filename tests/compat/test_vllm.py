@@ -14,10 +14,6 @@ from freemoe.core.errors import VersionError
 def test_every_pass_is_inside_its_context_also_when_it_fails() -> None:
     seen: list[str] = []
 
-    def run(number: int) -> int:
-        seen.append("run")
-        return 1 // number
-
     @contextmanager
     def step():
         seen.append("in")
@@ -26,7 +22,7 @@ def test_every_pass_is_inside_its_context_also_when_it_fails() -> None:
         finally:
             seen.append("out")
 
-    runner = SimpleNamespace(_model_forward=run)
+    runner = SimpleNamespace(_model_forward=lambda number: seen.append("run") or 1 // number)
     around_steps(runner, step)
     assert runner._model_forward(1) == 1
     with pytest.raises(ZeroDivisionError):

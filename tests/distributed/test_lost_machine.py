@@ -42,20 +42,10 @@ cluster.shutdown()
 
 def run(tmp_path: Path, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     (tmp_path / "script.py").write_text(script)
-    environment = {
-        **os.environ,
-        "RAY_AUTH_MODE": "disabled",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path]),
-    }
-    return subprocess.run(
-        [sys.executable, str(tmp_path / "script.py"), *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    path = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
+    own = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": path}
+    command = [sys.executable, str(tmp_path / "script.py"), *arguments]
+    return subprocess.run(command, env=os.environ | own, capture_output=True, text=True, timeout=240, check=False)
 
 
 # The dashboard agent is killed while a unit is at work; with bytes in the object store Ray's library then ends this process.

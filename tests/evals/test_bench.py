@@ -35,9 +35,12 @@ def test_every_side_is_timed_after_a_round_that_warms_up() -> None:
 def test_experts_beside_the_base_and_in_one_batch(moe: FreeMoE, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     generate = moe.generate
-    monkeypatch.setattr(
-        moe, "generate", lambda *a, expert=None, **k: asked.append(expert) or generate(*a, expert=expert, **k)
-    )
+
+    def noted(*args: Any, expert: Any = None, **how: Any) -> Any:
+        asked.append(expert)
+        return generate(*args, expert=expert, **how)
+
+    monkeypatch.setattr(moe, "generate", noted)
     before = {name: p.clone() for name, p in moe.model.named_parameters()}
     found = benchmark_artifact(moe, SIZES, most=2)
     assert list(found["requests"]) == ["base", "a", "b"]

@@ -32,26 +32,30 @@ def test_chance_is_averaged_over_the_questions() -> None:
     assert "on law, chance is 37.5 % (100 questions): not to be told from guessing" in said
 
 
-def test_worse_than_chance_is_called_that() -> None:
-    found = against_guessing(questions([2] * 100), [1.0, 0.0, 0.0, 0.0] * 25, 25.0, 100)
-    assert "chance is 50.0 % (100 questions): worse than guessing" in guessing_text(
-        "law", GuessingResult.model_validate(found)
-    )
-
-
-def test_better_than_chance_is_not_said() -> None:
-    assert against_guessing(questions([2] * 100), [1.0, 1.0, 1.0, 0.0] * 25, 75.0, 100) is None
-    # The same share of right answers among as many choices more.
-    assert against_guessing(questions([4] * 100), [1.0, 0.0] * 50, 50.0, 100) is None
-    assert against_guessing(questions([2] * 100), [1.0, 0.0] * 50, 50.0, 100) is not None
-    assert guessing_text("law", None) == ""
-
-
-def test_only_questions_with_choices_can_be_guessed() -> None:
-    assert against_guessing(questions([1] * 40, "target"), [0.0] * 40, 0.0, 100) is None
-    mixed = [*questions([2] * 40), *questions([1] * 40, "generate")]
-    found = against_guessing(mixed, [1.0] * 40 + [0.0] * 40, 50.0, 100)
-    assert found is None  # all of those with choices are right
+@pytest.mark.parametrize(
+    ("asked", "values", "score", "said"),
+    [
+        (
+            questions([2] * 100),
+            [1.0, 0.0, 0.0, 0.0] * 25,
+            25.0,
+            "chance is 50.0 % (100 questions): worse than guessing",
+        ),
+        (questions([2] * 100), [1.0, 1.0, 1.0, 0.0] * 25, 75.0, ""),
+        # The same share of right answers among as many choices more.
+        (questions([4] * 100), [1.0, 0.0] * 50, 50.0, ""),
+        (questions([2] * 100), [1.0, 0.0] * 50, 50.0, "not to be told from guessing"),
+        (questions([1] * 40, "target"), [0.0] * 40, 0.0, ""),
+        # All of those with choices are right.
+        ([*questions([2] * 40), *questions([1] * 40, "generate")], [1.0] * 40 + [0.0] * 40, 50.0, ""),
+    ],
+)
+def test_only_what_is_no_better_than_guessing_is_told(
+    asked: list[Document], values: list[float], score: float, said: str
+) -> None:
+    found = against_guessing(asked, values, score, 100)
+    assert (found is None) == (said == "")
+    assert said in guessing_text("law", GuessingResult.model_validate(found) if found else None)
 
 
 def test_text_is_held_against_its_vocabulary() -> None:

@@ -76,8 +76,8 @@ def test_two_splits(tmp_path):
 
 def test_texts_of_conversions_and_trims(tmp_path):
     output = str(tmp_path / "out")
-    assert recipe(ConvertRecipe, text="a.txt", output=output).text == ("a.txt",)
-    assert recipe(ConvertRecipe, text=["a.txt", "b.txt"], output=output).text == ("a.txt", "b.txt")
+    for text, wanted in (("a.txt", ("a.txt",)), (["a.txt", "b.txt"], ("a.txt", "b.txt"))):
+        assert recipe(ConvertRecipe, text=text, output=output).text == wanted
     (file,) = recipe(ConvertRecipe, text=["One text.", "Two texts."], output=output, active=0.7).text
     assert lines(file) == [{"text": "One text."}, {"text": "Two texts."}]
     assert recipe(TrimRecipe, text="demo:", output=output).text == "demo:"

@@ -13,6 +13,7 @@ from freemoe.evals.tasks.benchmarks import find_benchmark
 from freemoe.evals.tasks.domains import load_domain, make_task
 from freemoe.recipes import DataSection
 from tests.evals.test_lm_eval_parity import answering, arguments, lm_eval_samples, rows_of, same_choices
+from tests.rows import write_rows
 from tests.tiny import tiny_model, tiny_tokenizer
 
 # lm-eval and its libraries warn of their own affairs.
@@ -38,51 +39,39 @@ def _truthful(i):
 
 def _problem(part, subject, i):
     answer = (f"{i}", rf"\frac{{{i}}}{{7}}", f"{i},{i + 1}")[i % 3]
-    return {
-        "problem": f"{subject} {part} {i}?",
-        "level": "Level 1",
-        "type": subject,
-        "solution": rf"So $\boxed{{{answer}}}$.",
-    }
+    solution = rf"So $\boxed{{{answer}}}$."
+    return {"problem": f"{subject} {part} {i}?", "level": "Level 1", "type": subject, "solution": solution}
 
 
 @pytest.fixture(scope="module")
 def made_up(tmp_path_factory):
     """A data root with a few documents of each, laid out as their authors publish them."""
     root = tmp_path_factory.mktemp("data")
-
-    def put(path, value, lines=False):
-        target = root / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text("".join(json.dumps(v) + "\n" for v in value) if lines else json.dumps(value))
-
-    for part, name in (("train", "train"), ("val", "val")):
+    for part in ("train", "val"):
         rows = [
             {"idx": i, "passage": f"{part} passage {i // 2}", "question": f"is {part} {i} so", "label": i % 3 == 0}
             for i in range(24)
         ]
-        put(f"boolq/{name}.jsonl", rows, lines=True)
-    put("winogrande/train_xl.jsonl", [_winogrande("train", i) for i in range(24)], lines=True)
-    put("winogrande/dev.jsonl", [_winogrande("dev", i) for i in range(14)], lines=True)
+        write_rows(root / f"boolq/{part}.jsonl", rows)
+    write_rows(root / "winogrande/train_xl.jsonl", [_winogrande("train", i) for i in range(24)])
+    write_rows(root / "winogrande/dev.jsonl", [_winogrande("dev", i) for i in range(14)])
     for part in ("train", "valid", "test"):
-        put(
-            f"sciq/{part}.json",
-            [
-                {"question": f"{part} {i}?", "distractor1": "x", "distractor2": "yy", "distractor3": f"z{i}",
-                 "correct_answer": f"right {i}", "support": f" about {i}" if i % 2 else ""}
-                for i in range(14)
-            ],
-        )  # fmt: skip
+        rows = [
+            {"question": f"{part} {i}?", "distractor1": "x", "distractor2": "yy", "distractor3": f"z{i}",
+             "correct_answer": f"right {i}", "support": f" about {i}" if i % 2 else ""}
+            for i in range(14)
+        ]  # fmt: skip
+        write_rows(root / f"sciq/{part}.json", [json.dumps(rows)])
     for part in ("train", "valid"):
         goals = [{"goal": f"{part} goal {i}", "sol1": f"do {i}", "sol2": f"do not {i}"} for i in range(14)]
-        put(f"piqa/{part}.jsonl", goals, lines=True)
-        (root / f"piqa/{part}-labels.lst").write_text("".join(f"{i % 2}\n" for i in range(14)))
-    put("truthfulqa/mc_task.json", [_truthful(i) for i in range(24)])
+        write_rows(root / f"piqa/{part}.jsonl", goals)
+        write_rows(root / f"piqa/{part}-labels.lst", [i % 2 for i in range(14)])
+    write_rows(root / "truthfulqa/mc_task.json", [json.dumps([_truthful(i) for i in range(24)])])
     row = find_benchmark("hendrycks_math")[0]
     for subject in row.subjects:
         for part in ("train", "test"):
             for i in range(12):
-                put(f"{row.source_path(part, subject)}/{i}.json", _problem(part, subject, i))
+                write_rows(root / f"{row.source_path(part, subject)}/{i}.json", [_problem(part, subject, i)])
     return root
 
 
@@ -156,12 +145,8 @@ def test_math_grades(made_up):
 
 def test_minerva_grades(made_up):
     pytest.importorskip("math_verify")
-    odd = [
-        "",
-        "Final Answer: The final answer is",
-        "Final Answer: The final answer is $x^$. I hope it is correct.",
-        "4",
-    ]
+    final = "Final Answer: The final answer is"
+    odd = ["", final, f"{final} $x^$. I hope it is correct.", "4"]
     grades = _same_grades("minerva_math_algebra", made_up, lambda d, i: d.reference if i < 4 else odd[i - 4])
     assert grades[:4] == [1.0] * 4
     assert min(grades) == 0.0
@@ -169,7 +154,7 @@ def test_minerva_grades(made_up):
     assert task.reported()[0].prompt.count("Problem:") == 5
     # An equal expression that is written otherwise: 10/7.
     document = next(d for d in task.reported() if "algebra test 10?" in d.prompt)
-    said = r" Final Answer: The final answer is $1+\frac{3}{7}$. I hope it is correct."
+    said = rf" {final} $1+\frac{{3}}{{7}}$. I hope it is correct."
     assert task.grade(document, [said])["exact_match"] == 1.0
 
 
@@ -204,23 +189,29 @@ def test_a_file_that_is_not_there_is_named_with_its_size_and_source(spec, said, 
         make_task(spec, DataSection(root=str(tmp_path)))
 
 
-def test_malformed_files(tmp_path):
-    (tmp_path / "piqa").mkdir()
-    goals = tmp_path / "piqa/train.jsonl"
-    goals.write_text('{"goal": "g", "sol1": "a", "sol2": "b"}\n')
-    with pytest.raises(DataError, match="labels are not beside it"):
-        make_task("piqa", DataSection(root=str(tmp_path)))
-    goals.with_name("train-labels.lst").write_text("0\n1\n")
-    with pytest.raises(DataError, match="2 labels for 1 goals"):
-        make_task("piqa", DataSection(root=str(tmp_path)))
-    (tmp_path / "truthfulqa").mkdir()
-    (tmp_path / "truthfulqa/mc_task.json").write_text(
-        json.dumps([{"question": "q", "mc1_targets": {"a": 0}, "mc2_targets": {"a": 1}}])
-    )
-    with pytest.raises(DataError, match="mark true answers with 1"):
-        make_task("truthfulqa_mc1", DataSection(root=str(tmp_path)))
-    folder = tmp_path / "math/train/algebra"
-    folder.mkdir(parents=True)
-    (folder / "1.json").write_text('{"problem": "p", "solution": "no box"}')
-    with pytest.raises(DataError, match=r"no .*boxed answer"):
-        make_task("hendrycks_math_algebra", DataSection(root=str(tmp_path)))
+@pytest.mark.parametrize(
+    ("spec", "held", "said"),
+    [
+        ("piqa", {"piqa/train.jsonl": {"goal": "g", "sol1": "a", "sol2": "b"}}, "labels are not beside it"),
+        (
+            "piqa",
+            {"piqa/train.jsonl": {"goal": "g", "sol1": "a", "sol2": "b"}, "piqa/train-labels.lst": "0\n1"},
+            "2 labels for 1 goals",
+        ),
+        (
+            "truthfulqa_mc1",
+            {"truthfulqa/mc_task.json": [{"question": "q", "mc1_targets": {"a": 0}, "mc2_targets": {"a": 1}}]},
+            "mark true answers with 1",
+        ),
+        (
+            "hendrycks_math_algebra",
+            {"math/train/algebra/1.json": {"problem": "p", "solution": "no box"}},
+            r"no .*boxed",
+        ),
+    ],
+)
+def test_malformed_files(spec, held, said, tmp_path):
+    for path, row in held.items():
+        write_rows(tmp_path / path, [row])
+    with pytest.raises(DataError, match=said):
+        make_task(spec, DataSection(root=str(tmp_path)))

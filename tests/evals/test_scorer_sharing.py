@@ -8,7 +8,6 @@ import torch
 
 from freemoe.evals.engine import scorer as scorer_module
 from freemoe.evals.engine.scorer import Scorer, TokenPair
-from freemoe.evals.engine.shared_cache import SharedCache
 from freemoe.evals.engine.sharing import masks_are_dense, sharing_problem, sliding_window
 from tests.tiny import CASES, tiny_model, tiny_tokenizer
 
@@ -46,9 +45,7 @@ def counted(model):
 
 
 def both(model, **options):
-    tokenizer = tiny_tokenizer()
-    whole = Scorer(model, tokenizer, share_prefixes=False, **options)
-    return whole, Scorer(model, tokenizer, **options)
+    return (Scorer(model, tiny_tokenizer(), share_prefixes=share, **options) for share in (False, True))
 
 
 def assert_same(found, expected):
@@ -97,28 +94,22 @@ def test_a_prefix_longer_than_the_window(family):
     assert texts == whole.generate(prompts, (), 6)
 
 
-def test_a_prefix_is_run_once_a_call_and_the_head_on_answers_only():
+def test_a_prefix_or_a_context_is_run_once_a_call_and_the_head_on_answers_only():
     model = tiny_model("llama")
     scorer = Scorer(model, tiny_tokenizer(), batch_tokens=400)
-    rng = random.Random(0)
-    shared = "s" + text(rng, 79)
-    pairs = [scorer.encode_pair(f"{shared}{letter}what?", f" {c}") for letter in "abcdefgh" for c in "ABCD"]
-    scorer.score(pairs)
+    shared = "s" + text(random.Random(0), 79)
+    prefixed = [scorer.encode_pair(f"{shared}{letter}what?", f" {c}") for letter in "abcdefgh" for c in "ABCD"]
+    branches = [scorer.encode_pair("What is the answer?", answer) for answer in (" one.", " two.", " none.")]
+    for pairs in (prefixed, branches):
+        scorer.score(pairs)
     inputs, heads = counted(model)
-    scorer.score(pairs)
+    scorer.score(prefixed)
     # Answers are a space and a letter: the space is run, and both of them are predicted.
     assert inputs == [(1, 80), (4, 7), (4, 7)]
     # Calls without rows only find out what stands behind the head.
     assert [rows for rows in heads if rows] == [8, 8]
-
-
-def test_branches_run_a_context_once():
-    model = tiny_model("llama")
-    scorer = Scorer(model, tiny_tokenizer())
-    pairs = [scorer.encode_pair("What is the answer?", answer) for answer in (" one.", " two.", " none.")]
-    scorer.score(pairs)
-    inputs, heads = counted(model)
-    scorer.score(pairs)
+    inputs.clear(), heads.clear()
+    scorer.score(branches)
     assert inputs == [(1, 19 + 4 + 4 + 5)]
     assert [rows for rows in heads if rows] == [1 + 4 + 4 + 5]
 
@@ -137,23 +128,16 @@ def test_weights_may_change_between_calls():
 
 
 def test_plans_are_kept_for_the_same_pairs_and_not_without_end(monkeypatch):
-    made = []
-    plan = scorer_module.plan
+    made, plan = [], scorer_module.plan
     monkeypatch.setattr(scorer_module, "plan", lambda *a, **k: made.append(1) or plan(*a, **k))
     scorer = Scorer(tiny_model("llama"), tiny_tokenizer())
     pairs = [scorer.encode_pair(*p) for p in documents()]
     first = scorer.score(pairs)
     assert scorer.score(pairs) == first
     assert len(made) == 1
-    copies = [TokenPair(*p) for p in pairs]
-    assert scorer.score(copies) == first
-    assert len(made) == 2
+    assert scorer.score([TokenPair(*p) for p in pairs]) == first
     assert_same(scorer.score(pairs[::-1])[::-1], first)
     assert len(made) == 3
-    monkeypatch.setattr(scorer_module, "_KEPT_TOKENS", 600)
-    for _ in range(3):
-        scorer.score([TokenPair((5, 6), (7, 8))])
-    assert len(scorer._plans) <= 4
     monkeypatch.setattr(scorer_module, "_KEPT_TOKENS", 0)
     assert_same(scorer.score(pairs[:5]), first[:5])
     assert not scorer._plans
@@ -177,7 +161,8 @@ def broken(kind):
     forward = model.forward
 
     def other(*args, **kwargs):
-        if kwargs.get("past_key_values") is not None and kwargs["past_key_values"].get_seq_length():
+        cache = kwargs.get("past_key_values")
+        if cache is not None and cache.get_seq_length():
             if kind == "raises":
                 raise TypeError("no such cache")
             kwargs.pop("past_key_values")
@@ -258,16 +243,3 @@ def test_prompts_share_their_prefix_and_finished_rows_leave():
     assert found == whole.generate(prompts, until, 20)
     assert inputs[0] == (8, 70)
     assert len({len(t) for t in found}) > 1
-
-
-# --------------------------------------------------------------- the pieces of it
-
-
-def test_a_cache_with_room_does_not_grow():
-    cache = SharedCache(room=8)
-    cache.update(torch.ones(2, 1, 3, 4), torch.ones(2, 1, 3, 4), 0)
-    place = cache.layers[0].keys.data_ptr()
-    for _ in range(5):
-        cache.update(torch.ones(2, 1, 1, 4), torch.ones(2, 1, 1, 4), 0)
-    assert cache.layers[0].keys.data_ptr() == place
-    assert cache.get_seq_length() == 8

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,14 +9,15 @@ from types import SimpleNamespace
 import pytest
 
 from freemoe.core.artifacts import write_manifest
-from freemoe.core.run.folder import MANIFEST
 from freemoe.hookmoe.adapter import Trimmed, save_adapter
 from freemoe.hookmoe.artefact_files import KIND as TRIMMED
 from freemoe.hookmoe.plans.apply import plan_of
 from freemoe.hookmoe.plans.plan import uniform_plan
 from freemoe.hub import reach
+from freemoe.hub.push import copy_artefact
 from freemoe.models.checkpoints.fingerprint import fingerprint_model
 from freemoe.tomoe.export import export_converted_model
+from tests.artefacts import rewritten
 from tests.cli.conftest import freemoe  # noqa: F401  a fixture
 from tests.domain_experts.conftest import artefact, world  # noqa: F401  fixtures
 from tests.fake_hub import FakeHub, serving
@@ -106,12 +106,16 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 @pytest.fixture(scope="session")
 def experts(artefact: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
     """A build's artefact whose manifest names its base on the hub."""
-    folder = tmp_path_factory.mktemp("named") / "experts"
-    folder.mkdir()
-    for path in artefact.iterdir():
-        if path.is_file() and path.name not in (MANIFEST, "report.html", "journal.jsonl"):
-            (folder / path.name).write_bytes(path.read_bytes())
-    said = json.loads((artefact / MANIFEST).read_text())
-    kept = {k: v for k, v in said.items() if k not in ("files", "checksum", "format")}
-    write_manifest(folder, {**kept, "base_model_name_or_path": "maker/base"})
-    return folder
+    root = tmp_path_factory.mktemp("named")
+    whole = copy_artefact(artefact, root / "whole")
+    named = {"base_model_name_or_path": "maker/base"}
+    return rewritten(whole, root / "experts", manifest=lambda said: said.update(named))
+
+
+@pytest.fixture
+def shelf(hub: FakeHub, experts: Path, kinds: SimpleNamespace, world: SimpleNamespace) -> FakeHub:  # noqa: F811
+    """A hub with two bases, and the experts and the trimmed mixture for them."""
+    held = {"maker/base": world.base, "maker/mixture": kinds.mixture, "owner/experts": experts}
+    for name, folder in {**held, "owner/trimmed": kinds.trimmed}.items():
+        hub.add(name, folder)
+    return hub

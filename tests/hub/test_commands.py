@@ -25,30 +25,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def shelf(hub: FakeHub, experts: Path, kinds: SimpleNamespace, world: SimpleNamespace) -> FakeHub:
-    hub.add("maker/base", world.base)
-    hub.add("maker/mixture", kinds.mixture)
-    hub.add("owner/experts", experts)
-    hub.add("owner/trimmed", kinds.trimmed)
-    return hub
-
-
 def ran(freemoe: Freemoe, *line: str) -> str:
     done = freemoe(*line)
     assert done.code == 0, done.err
     return done.out
 
 
-def test_every_command_takes_a_name(
-    shelf: FakeHub,
-    freemoe: Freemoe,
-    world: SimpleNamespace,
-    here: Path,
-    cut,
-) -> None:
-    ran(freemoe, "generate", "owner/experts", "a b", "--max-new-tokens", "3", "--device", "cpu")
-    ran(freemoe, "generate", "owner/trimmed", "a b", "--max-new-tokens", "3", "--device", "cpu")
+def test_every_command_takes_a_name(shelf: FakeHub, freemoe: Freemoe, world: SimpleNamespace, here: Path, cut) -> None:
+    for name in ("owner/experts", "owner/trimmed"):
+        ran(freemoe, "generate", name, "a b", "--max-new-tokens", "3", "--device", "cpu")
     # From here on all of it is in the cache.
     cut()
     assert "maker/base" in ran(freemoe, "inspect", "owner/experts")

@@ -14,14 +14,16 @@ import torch
 from huggingface_hub import ModelCard
 
 import freemoe
-from freemoe.core.artifacts import MANIFEST, read_manifest
+from freemoe.core.artifacts import MANIFEST
 from freemoe.core.errors import ArtifactError, HubError
 from freemoe.domain_experts.expert import DomainExpert
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.pipeline import build
 from freemoe.hub.push import artefact_files, copy_artefact, push_artefact
+from tests.artefacts import rewritten
 from tests.domain_experts.conftest import task_recipe
 from tests.fake_hub import LARGE, READER, WRITER, FakeHub
+from tests.rows import write_rows
 
 # Of the hub's client, when a large file goes up.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content:DeprecationWarning")
@@ -107,17 +109,14 @@ def test_from_a_base_of_the_hub_to_experts_on_it(
 
 
 def test_files_of_the_artefact_before_go(hub: FakeHub, writer: None, kinds: SimpleNamespace, tmp_path: Path) -> None:
-    from freemoe.core.artifacts import write_manifest
-
     old = copy_artefact(kinds.trimmed, tmp_path / "old")
-    (old / "exports").mkdir()
-    (old / "exports" / "old.json").write_text("{}")
-    said = {k: v for k, v in read_manifest(old).items() if k not in ("format", "files", "checksum")}
-    write_manifest(old, said)
-    push_artefact(old, "owner/trimmed")
+    write_rows(old / "exports" / "old.json", [{}])
+    push_artefact(rewritten(old, tmp_path / "older"), "owner/trimmed")
     assert "exports/old.json" in hub.repositories["owner/trimmed"].files()
     push_artefact(kinds.trimmed, "owner/trimmed")
     assert "exports/old.json" not in hub.repositories["owner/trimmed"].files()
+    with pytest.raises(ArtifactError, match="there already and public"):
+        push_artefact(kinds.trimmed, "owner/trimmed", private=True)
 
 
 def test_a_branch(hub: FakeHub, writer: None, kinds: SimpleNamespace) -> None:
@@ -178,12 +177,6 @@ def test_what_stands_there_is_not_replaced(hub: FakeHub, writer: None, kinds: Si
         push_artefact(experts, name, overwrite=True)
         held = {n for n in hub.repositories[name].files() if n != ".gitattributes"}
         assert held == set(artefact_files(experts))
-
-
-def test_a_public_repository_is_not_taken_for_a_private_one(hub: FakeHub, writer: None, kinds: SimpleNamespace) -> None:
-    push_artefact(kinds.trimmed, "owner/trimmed")
-    with pytest.raises(ArtifactError, match="there already and public"):
-        push_artefact(kinds.trimmed, "owner/trimmed", private=True)
 
 
 def test_tokens(hub: FakeHub, kinds: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:

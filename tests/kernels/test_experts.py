@@ -84,16 +84,15 @@ def test_equals_the_reference(way: Callable[..., Tensor], parts: int, biased: bo
 def test_bfloat16(way: Callable[..., Tensor]) -> None:
     weights, index = layer(biased=True)
     x, expert = tokens(6)
-    low = MLPWeights(
-        weights.up.bfloat16(), weights.down.bfloat16(), weights.up_bias.bfloat16(), weights.down_bias.bfloat16(),
-        weights.activation, weights.name,
-    )  # fmt: skip
+
+    def cast(held: MLPWeights, dtype: torch.dtype) -> MLPWeights:
+        parts = (part.to(dtype) for part in (held.up, held.down, held.up_bias, held.down_bias))
+        return MLPWeights(*parts, held.activation, held.name)
+
+    low = cast(weights, torch.bfloat16)
     got = way(x.bfloat16(), expert, low, index)
     assert got.dtype == torch.bfloat16
-    high = MLPWeights(
-        low.up.float(), low.down.float(), low.up_bias.float(), low.down_bias.float(), low.activation, low.name
-    )
-    want = reference_experts(x.bfloat16().float(), expert, high, index)
+    want = reference_experts(x.bfloat16().float(), expert, cast(low, torch.float32), index)
     torch.testing.assert_close(got.float(), want, rtol=0.02, atol=0.05)
 
 
@@ -116,10 +115,8 @@ def test_more_tokens_and_neurons_than_a_block(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_two_masks_are_one() -> None:
     _, index = layer()
-    assert torch.equal(
-        index_mask(index, NEURONS, torch.float32),
-        ExpertNeurons(index, NEURONS).neuron_mask(torch.float32, index.device),
-    )
+    own = ExpertNeurons(index, NEURONS).neuron_mask(torch.float32, index.device)
+    assert torch.equal(index_mask(index, NEURONS, torch.float32), own)
 
 
 @torch.no_grad()
@@ -151,18 +148,16 @@ def test_products_with_dimensions_of_heads(dtype: torch.dtype, heads: int) -> No
         return torch.randn(*shape, generator=generator).to(dtype)
 
     matrix, bias, head_dim = normal(heads * 6, 20), normal(heads * 6), 6
-    tolerance = {"rtol": 0, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 0.01, "atol": 0.01}
+    close = {"rtol": 0, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 0.01, "atol": 0.01}
     for count in (1, 4, 11):
         x, weights = normal(count, 20), normal(count, heads * head_dim)
         mask = torch.rand(count, head_dim, generator=generator) < 0.5
         everywhere = mask.repeat(1, heads).to(dtype)
-        product = x.float() @ matrix.float().T
-        torch.testing.assert_close(heads_times(x, mask, matrix, None), (product * everywhere).to(dtype), **tolerance)
-        torch.testing.assert_close(
-            heads_times(x, mask, matrix, bias), ((product + bias.float()) * everywhere).to(dtype), **tolerance
-        )
+        for own in (None, bias):
+            product = x.float() @ matrix.float().T + (0 if own is None else own.float())
+            torch.testing.assert_close(heads_times(x, mask, matrix, own), (product * everywhere).to(dtype), **close)
         want = ((weights * everywhere).float() @ matrix.float()).to(dtype)
-        torch.testing.assert_close(heads_sum(weights, mask, matrix), want, **tolerance)
+        torch.testing.assert_close(heads_sum(weights, mask, matrix), want, **close)
 
 
 @needs_numba

@@ -87,16 +87,13 @@ def test_a_package_that_is_absent_or_broken(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.usefixtures("any_triton")
 def test_what_triton_takes() -> None:
-    taken = [
-        dtype for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16) if triton_takes(dtype, "cuda")
-    ]
-    assert taken == [torch.float32, torch.bfloat16, torch.float16]
+    dtypes = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+    assert [triton_takes(dtype, "cuda") for dtype in dtypes] == [False, True, True, True]
 
     def available(x: torch.dtype, weight: torch.dtype, name: str = "silu") -> bool:
-        up: Any = SimpleNamespace(dtype=weight)
-        return triton_available(
-            SimpleNamespace(dtype=x, device=torch.device("cuda")), SimpleNamespace(up=up, name=name)
-        )  # type: ignore[arg-type]
+        given: Any = SimpleNamespace(dtype=x, device=torch.device("cuda"))
+        weights: Any = SimpleNamespace(up=SimpleNamespace(dtype=weight), name=name)
+        return triton_available(given, weights)
 
     assert available(torch.bfloat16, torch.bfloat16)
     assert not available(torch.float64, torch.float64)

@@ -13,14 +13,7 @@ from freemoe.models.switchboard import ExpertCache
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
 from tests.masks import indices_of, mask_of
-from tests.tiny import MIXTURES, tiny_model
-
-IDS = torch.arange(5, 33).reshape(2, 14)
-
-
-def logits(model) -> Tensor:
-    with torch.no_grad():
-        return model(input_ids=IDS).logits
+from tests.tiny import MIXTURES, logits, tiny_model
 
 
 def off(units: ModelUnits, *numbers: int) -> dict[int, Tensor]:

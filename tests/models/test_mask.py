@@ -24,9 +24,8 @@ SHARES = (0.0, 0.001, 0.02, 0.0625, 0.1, 0.5, 1.0)
 
 
 def drawn(size: int, share: float, seed: int = 0) -> set[int]:
-    return {
-        i for i, x in enumerate(torch.rand(size, generator=torch.Generator().manual_seed(seed)).tolist()) if x < share
-    }
+    chances = torch.rand(size, generator=torch.Generator().manual_seed(seed))
+    return set((chances < share).nonzero().flatten().tolist())
 
 
 def made(numbers: set[int], size: int) -> TensorMask:
@@ -78,11 +77,10 @@ def test_values_are_picked_put_and_counted() -> None:
 
 @pytest.mark.parametrize("axis", AXES)
 def test_lines_are_whole_rows_columns_or_experts(axis: str) -> None:
-    shape, numbers = (3, 4, 5), [0, 2]
-    off = torch.zeros(shape, dtype=torch.bool)
-    for n in numbers:
-        (off.view(12, 5)[n] if axis == "rows" else off[:, :, n] if axis == "columns" else off[n]).fill_(True)
-    assert TensorMask.of_lines(shape, axis, torch.tensor(numbers)).is_equal(TensorMask.of_bools(off))
+    off = torch.zeros(3, 4, 5, dtype=torch.bool)
+    lines = {"rows": off.view(12, 5), "columns": off.movedim(2, 0), "experts": off}[axis]
+    lines[[0, 2]] = True
+    assert TensorMask.of_lines(off.shape, axis, torch.tensor([0, 2])).is_equal(TensorMask.of_bools(off))
 
 
 @pytest.mark.parametrize(
@@ -166,12 +164,16 @@ def lowest_of_rows(values: torch.Tensor) -> torch.Tensor:
     return values.abs().argsort(1).argsort(1) < values.shape[1] // 10
 
 
+def share_of(seed: int, share: Any) -> Any:
+    return lambda w: torch.rand(w.shape, generator=torch.Generator().manual_seed(seed)) < share(w)
+
+
 MATCHED = {
-    "random": lambda w: torch.rand(w.shape, generator=torch.Generator().manual_seed(1)) < 0.01,
+    "random": share_of(1, lambda w: 0.01),
     "band of rows": lowest_of_rows,
     "band of another ranking": lambda w: lowest_of_rows(w * (1 + torch.arange(w.shape[1]) % 7)),
-    "large ones": lambda w: torch.rand(w.shape, generator=torch.Generator().manual_seed(2)) < 0.01 * w.abs() ** 1.5,
-    "few": lambda w: torch.rand(w.shape, generator=torch.Generator().manual_seed(3)) < 0.0005 * w**2,
+    "large ones": share_of(2, lambda w: 0.01 * w.abs() ** 1.5),
+    "few": share_of(3, lambda w: 0.0005 * w**2),
     "all": lambda w: torch.ones_like(w, dtype=torch.bool),
 }
 

@@ -22,9 +22,7 @@ from freemoe.models.offload import resident_bytes
 from freemoe.models.switchboard import ExpertCache
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights, require_in_memory
-from tests.tiny import CASES, tiny_model, tiny_tokenizer
-
-IDS = torch.arange(6, 46).view(2, 20)
+from tests.tiny import CASES, IDS, logits, tiny_model, tiny_tokenizer
 
 
 def on_disk(folder: Path, case: str = "llama"):
@@ -37,11 +35,6 @@ def on_disk(folder: Path, case: str = "llama"):
 def some(weights, seed=0, share=10):
     whole = Mask.of_indices({w.name: torch.arange(w.size // share) for w in weights}, weights)
     return random_mask(whole, seed)
-
-
-def logits(model):
-    with torch.no_grad():
-        return model(input_ids=IDS).logits
 
 
 def digests(folder: Path):
@@ -60,7 +53,7 @@ def test_a_model_on_disk_is_the_one_in_memory(case, tmp_path):
     assert fingerprint_model(disk) == fingerprint_model(memory)
     before, files = logits(memory), digests(tmp_path)
     assert torch.equal(logits(disk), before)
-    batch = (IDS, torch.ones_like(IDS), torch.tensor([0, 1]))
+    batch = (IDS, torch.ones_like(IDS), torch.tensor([0, 1, 0]))
     sums = [calibrate(m, w, [batch], 2) for m, w in ((memory, near), (disk, far))]
     assert all(torch.equal(sums[0].sums[tap], sums[1].sums[tap]) for tap in sums[0].sums)
     band = Band("wanda", 0.2, 0.5)
@@ -109,7 +102,7 @@ def test_a_switchboard_switches_what_is_in_memory_and_what_is_not(tmp_path):
         with switched_off(near, masks[name] if name else Mask()):
             assert torch.equal(logits(disk), logits(memory))
     assert torch.equal(logits(disk), before)
-    assert FreeMoE(disk, []).generate(IDS, max_new_tokens=2).shape == (2, 22)
+    assert FreeMoE(disk, []).generate(IDS, max_new_tokens=2).shape[1] == IDS.shape[1] + 2
 
 
 def test_weights_offloaded_to_memory_by_others_are_known(tmp_path):

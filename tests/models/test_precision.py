@@ -78,15 +78,14 @@ def test_whatever_happens_inside_the_models_own_weights_come_back(case):
 def test_switches_off_around_it_stay_off_inside_and_come_back():
     model = tiny_model("llama")
     weights = find_weights(model)
-    before = bits(model)
-    some = {weights[0].name: torch.arange(0, weights[0].size, 3)}
-    others = {weights[0].name: torch.arange(1, weights[0].size, 3)}
-    with switched_off(weights, mask_of(some, weights)):
-        with held_in(model, torch.bfloat16), switched_off(weights, mask_of(others, weights)):
-            off = weights[0].canonical_view().reshape(-1) == 0
-            assert off[some[weights[0].name]].all()
-            assert off[others[weights[0].name]].all()
-        assert not (weights[0].canonical_view().reshape(-1)[others[weights[0].name]] == 0).any()
+    before, first = bits(model), weights[0]
+    outer, inner = (torch.arange(start, first.size, 3) for start in (0, 1))
+    with switched_off(weights, mask_of({first.name: outer}, weights)):
+        with held_in(model, torch.bfloat16), switched_off(weights, mask_of({first.name: inner}, weights)):
+            off = first.canonical_view().reshape(-1) == 0
+            assert off[outer].all()
+            assert off[inner].all()
+        assert not (first.canonical_view().reshape(-1)[inner] == 0).any()
     assert unchanged(model, before)
 
 
@@ -109,16 +108,14 @@ def test_what_is_clearly_faster_is_taken(faster, expected, monkeypatch):
     assert len(asked) == 1
 
 
-def test_a_measurement_is_kept_and_recorded():
+def test_a_measurement_is_kept_and_recorded(monkeypatch):
     bfloat16_speedup.cache_clear()
-    environment._MEASURED.clear()
+    monkeypatch.setattr(environment, "_MEASURED", {})
     assert "measured" not in environment.describe_environment()
     before = torch.get_num_threads()
     found = bfloat16_speedup(torch.device("cpu"), 64, 32)
     assert found > 0
     assert torch.get_num_threads() == before
     assert bfloat16_speedup(torch.device("cpu"), 64, 32) == found
-    ((name, value),) = environment.describe_environment()["measured"].items()
-    assert name == "bfloat16 against float32, 64 x 32 on cpu"
-    assert value == round(found, 3)
-    environment._MEASURED.clear()
+    measured = {"bfloat16 against float32, 64 x 32 on cpu": round(found, 3)}
+    assert environment.describe_environment()["measured"] == measured

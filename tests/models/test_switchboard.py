@@ -18,22 +18,29 @@ from tests.tiny import CASES, tiny_model
 
 
 def expected(model, weights, mask):
-    """Every parameter's bits with a mask off, by plain switching."""
+    """Every parameter's bits with a mask off, by plain switching, which leaves them as they were."""
+    before = bits(model)
     with switched_off(weights, mask):
-        return bits(model)
+        found = bits(model)
+    assert equal(bits(model), before)
+    return found
 
 
 def board_of(weights, shares=(0.1, 0.3, 0.02)):
-    board = ExpertCache(weights)
     experts = {f"e{i}": some(weights, share, i) for i, share in enumerate(shares)}
+    return filled(weights, experts), experts
+
+
+def filled(weights, experts):
+    board = ExpertCache(weights)
     for name, mask in experts.items():
         board.add_expert(name, mask)
-    return board, experts
+    return board
 
 
-def check_switching(model, weights, names, after=lambda: None, shares=(0.1, 0.3, 0.02)):
+def check_switching(model, weights, names, after=lambda: None, shares=(0.1, 0.3, 0.02), experts=None):
     """Switch to the experts one after the other, and at last to the base: each time it is what plain switching gives."""
-    board, experts = board_of(weights, shares)
+    board, experts = (filled(weights, experts), experts) if experts else board_of(weights, shares)
     masked = {name: expected(model, weights, mask) for name, mask in experts.items()} | {None: bits(model)}
     for name in [*names, None]:
         board.activate_expert(name)
@@ -55,26 +62,26 @@ def test_any_order_of_experts_gives_what_plain_switching_gives(case, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_strange_bits_survive(dtype):
-    model = tiny_model("llama").to(dtype)
+@pytest.mark.parametrize("case", ["llama", "gpt2", "gpt_oss"])
+def test_strange_bits_survive(case, dtype):
+    model = tiny_model(case).to(dtype)
     weights = find_weights(model)
     size = weights[0].parameter.element_size()
+    quiet, signalling = {
+        2: (0x7FC1, 0x7C81 if dtype == torch.float16 else 0x7F81),
+        4: (0x7FC12345, 0x7F812345),
+    }[size]
     lowest = -(1 << (8 * size - 1))
     for weight in weights:
         flat = weight.parameter.data.view(BITS[size]).view(-1)
-        flat[0:4] = torch.tensor([lowest, 1, -1, -lowest - 1], dtype=BITS[size])
-        flat[4:6] = torch.tensor([float("nan"), float("-inf")], dtype=dtype).view(BITS[size])
-    before = bits(model)
-    board = ExpertCache(weights)
-    board.add_expert("all", mask_of({w.name: torch.arange(w.size) for w in weights}, weights))
-    board.add_expert("few", mask_of({w.name: torch.arange(5) for w in weights}, weights))
-    for name in ("all", "few", "all", "few"):
-        board.activate_expert(name)
-        for weight in weights:
-            off = weight.size if name == "all" else 5
-            assert int((weight.parameter.view(BITS[size]).view(-1) == 0).sum()) >= off
-    board.activate_expert(None)
-    assert equal(bits(model), before)
+        flat[0:4] = torch.tensor([quiet, signalling, lowest, 1], dtype=BITS[size])
+        flat[4:8] = flat[0:4] | lowest
+        flat[8:10] = torch.tensor([float("inf"), float("-inf")], dtype=dtype).view(BITS[size])
+    masks = {"all": {w.name: torch.arange(w.size) for w in weights}, "few": {w.name: torch.arange(9) for w in weights}}
+    experts = {name: mask_of(mask, weights) for name, mask in masks.items()}
+    check_switching(model, weights, ["all", "few", "all", "few"], experts=experts)
+    with switched_off(weights, experts["all"]):
+        assert all((w.parameter.view(BITS[size]) == 0).all() for w in weights)
 
 
 @pytest.mark.parametrize("case", ["llama", "gpt2", "gpt_oss"])
@@ -303,14 +310,12 @@ def test_what_was_not_used_for_longest_goes_when_room_is_short():
     each = 8 * max(mask.count for mask in masks.values())
     board = ExpertCache(weights, most_bytes=2 * each)
     before, masked = bits(model), expected(model, weights, masks["d"])
-    for name in "ab":
-        board.add_expert(name, masks[name])
-    board.activate_expert("a")
-    board.add_expert("c", masks["c"])
-    assert [n for n in masks if n in board] == ["a", "c"]
-    board.add_expert("d", masks["d"])
     # What is switched in stays, however long ago that was.
-    assert [n for n in masks if n in board] == ["a", "d"]
+    for name, held in (("a", "a"), ("b", "ab"), ("c", "ac"), ("d", "ad")):
+        board.add_expert(name, masks[name])
+        if name == "a":
+            board.activate_expert("a")
+        assert [n for n in masks if n in board] == list(held)
     board.activate_expert("d")
     assert equal(bits(model), masked)
     board.add_expert("b", masks["b"])

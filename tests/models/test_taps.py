@@ -8,18 +8,11 @@ from freemoe.core.errors import FamilyError
 from freemoe.models import taps
 from freemoe.models.taps import tap_inputs
 from freemoe.models.weights import find_weights
-from tests.tiny import CASES, tiny_model
-
-IDS = torch.randint(3, 250, (3, 7), generator=torch.Generator().manual_seed(1))
+from tests.tiny import CASES, IDS, logits, tiny_model
 
 
 def hooks(model):
     return sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules())
-
-
-@torch.no_grad()
-def logits(model):
-    return model(input_ids=IDS).logits
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -56,18 +49,6 @@ def test_token_is_the_flat_index_of_its_row(case):
         inside = (batch_token >= 7) & (batch_token < 14)
         assert torch.equal(batch_token[inside] - 7, token), key
         torch.testing.assert_close(batch_x[inside], x, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("case", ["mixtral", "gpt_oss", "deepseek_v2"])
-@pytest.mark.parametrize("implementation", ["eager", "grouped_mm", "batched_mm"])
-def test_any_experts_implementation(case, implementation):
-    model = tiny_model(case)
-    model.set_experts_implementation(implementation)
-    bare, seen = logits(model), []
-    with tap_inputs(model, find_weights(model, "mlp"), lambda *args: seen.append(args)):
-        assert torch.equal(logits(model), bare)
-    assert seen
-    assert model.config._experts_implementation == implementation
 
 
 def overheard(model, weights, ids=IDS):

@@ -110,19 +110,14 @@ def test_weights_with_one_tap_share_one_input():
     groups = {}
     for weight in find_weights(tiny_model("llama"), layers=(1, 2)):
         groups.setdefault(weight.tap, []).append(weight.name.split(".")[-2])
-    assert list(groups.values()) == [
-        ["q_proj", "k_proj", "v_proj"],
-        ["o_proj"],
-        ["gate_proj", "up_proj"],
-        ["down_proj"],
-    ]
+    wanted = "q_proj k_proj v_proj, o_proj, gate_proj up_proj, down_proj"
+    assert list(groups.values()) == [names.split() for names in wanted.split(", ")]
 
 
 def test_sublayers_and_layers_are_filters():
     model = tiny_model("llama", num_hidden_layers=3)
     everything = [w.name for w in find_weights(model)]
-    attention = [w.name for w in find_weights(model, "attention")]
-    mlp = [w.name for w in find_weights(model, "mlp")]
+    attention, mlp = ([w.name for w in find_weights(model, part)] for part in ("attention", "mlp"))
     assert sorted(attention + mlp) == sorted(everything)
     assert all("self_attn" in n for n in attention)
     assert {w.layer for w in find_weights(model, layers=(1, 3))} == {1, 2}
@@ -130,15 +125,16 @@ def test_sublayers_and_layers_are_filters():
     assert {w.tap for w in find_weights(model, "mlp")} <= {w.tap for w in find_weights(model)}
 
 
-@pytest.mark.parametrize("layers", [(0, 3), (-1, 1), (1, 1), (2, 1)])
-def test_a_range_of_layers_must_exist(layers):
-    with pytest.raises(FamilyError, match=r"has 2 decoder layers"):
-        find_weights(tiny_model("llama"), layers=layers)
-
-
-def test_unknown_sublayers():
-    with pytest.raises(FamilyError, match=r"'ffn'.*attention, mlp, both"):
-        find_weights(tiny_model("llama"), "ffn")
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        *(({"layers": layers}, "has 2 decoder layers") for layers in [(0, 3), (-1, 1), (1, 1), (2, 1)]),
+        ({"sublayers": "ffn"}, r"'ffn'.*attention, mlp, both"),
+    ],
+)
+def test_what_is_asked_for_must_exist(asked, said):
+    with pytest.raises(FamilyError, match=said):
+        find_weights(tiny_model("llama"), **asked)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -164,16 +160,16 @@ def move_layers(model):
     del model.model.layers
 
 
-def share_a_parameter(model):
-    model.model.layers[1].mlp.up_proj.weight = model.model.layers[0].mlp.up_proj.weight
+def in_up_proj(change):
+    """Changes the MLP of the first layer."""
+    return lambda model: change(model.model.layers[0].mlp)
 
 
 def set_type(dtype):
-    def change(model):
-        linear = model.model.layers[0].mlp.up_proj
-        linear.weight = nn.Parameter(linear.weight.to(dtype), requires_grad=False)
+    def change(mlp):
+        mlp.up_proj.weight = nn.Parameter(mlp.up_proj.weight.to(dtype), requires_grad=False)
 
-    return change
+    return in_up_proj(change)
 
 
 REFUSED = {
@@ -183,19 +179,18 @@ REFUSED = {
         r"No linear was found in decoder layer 1.*self_attn\.q_proj",
     ),
     "a quantised module": (
-        lambda m: setattr(m.model.layers[0].mlp, "up_proj", QuantLinear()),
+        in_up_proj(lambda mlp: setattr(mlp, "up_proj", QuantLinear())),
         r"layers\.0\.mlp\.up_proj is a QuantLinear",
     ),
     "int8": (set_type(torch.int8), r"up_proj is a Linear with weights of type torch\.int8"),
     "fp8": (set_type(torch.float8_e4m3fn), "quantised"),
-    "uint8": (set_type(torch.uint8), "quantised"),
     "a wrapped weight": (
-        lambda m: parametrize.register_parametrization(m.model.layers[1].mlp.down_proj, "weight", nn.Identity()),
-        r"layers\.1\.mlp\.down_proj.*without a plain parameter",
+        in_up_proj(lambda mlp: parametrize.register_parametrization(mlp.down_proj, "weight", nn.Identity())),
+        r"layers\.0\.mlp\.down_proj.*without a plain parameter",
     ),
     "the meta device": (lambda m: m.to("meta"), "meta device"),
     "one parameter with two uses": (
-        share_a_parameter,
+        lambda m: setattr(m.model.layers[1].mlp.up_proj, "weight", m.model.layers[0].mlp.up_proj.weight),
         r"layers\.0\.mlp\.up_proj\.weight is one parameter with two uses",
     ),
 }

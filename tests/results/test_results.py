@@ -46,12 +46,12 @@ def test_a_result_is_what_its_type_says_and_nothing_else() -> None:
 
 
 def test_schemas_are_printed() -> None:
-    done = CliRunner().invoke(app, ["schema", "converted"])
-    assert json.loads(done.output)["title"] == "ConvertResult"
-    done = CliRunner().invoke(app, ["schema"])
-    assert list(json.loads(done.output)) == [*SYSTEMS.names(), *DOCUMENTS]
-    done = CliRunner().invoke(app, ["schema", "convertd"])
-    assert "Did you mean 'converted'" in str(done.exception)
+    def schema(*kind: str) -> Any:
+        return CliRunner().invoke(app, ["schema", *kind])
+
+    assert json.loads(schema("converted").output)["title"] == "ConvertResult"
+    assert list(json.loads(schema().output)) == [*SYSTEMS.names(), *DOCUMENTS]
+    assert "Did you mean 'converted'" in str(schema("convertd").exception)
 
 
 @pytest.mark.parametrize(
@@ -84,29 +84,25 @@ def test_a_folder_and_its_file_are_read_and_an_unfinished_run_is_named(tmp_path:
 
 def test_a_result_that_is_not_what_its_type_says_is_refused(tmp_path: Path) -> None:
     whole = json.loads(json.dumps(make_result()))
-    file = tmp_path / "result.json"
 
     def read(**changed: Any) -> Any:
-        file.write_text(json.dumps({**whole, **changed}))
+        (tmp_path / "result.json").write_text(json.dumps({**whole, **changed}))
         return read_result(tmp_path)
 
+    def first(**changed: Any) -> list[Any]:
+        return [{**whole["domains"][0], **changed}, *whole["domains"][1:]]
+
     # A newer freemoe may write more.
-    domain = {**whole["domains"][0], "deeper": 1}
-    assert read(more=[1], domains=[domain, *whole["domains"][1:]]) == read() == BuildResult.model_validate(whole)
+    assert read(more=[1], domains=first(deeper=1)) == read() == BuildResult.model_validate(whole)
     for changed, told in (
         ({"recipe": "none"}, r"recipe: .*object"),
         ({"format": None}, "format: "),
-        (
-            {"domains": [{**whole["domains"][0], "reported_documents": "12"}]},
-            r"domains\.0\.reported_documents: .*integer",
-        ),
+        ({"domains": first(reported_documents="12")}, r"domains\.0\.reported_documents: .*integer"),
     ):
         with pytest.raises(ArtifactError, match=rf"is not whole: {told}.*cut short or edited"):
             read(**changed)
-    with (
-        pytest.raises(ArtifactError, match=r"'x' cannot be shown \(KeyError: 'rule'\).*cut short or edited"),
-        wrap_display_errors("x"),
-    ):
+    lost = pytest.raises(ArtifactError, match=r"'x' cannot be shown \(KeyError: 'rule'\).*cut short or edited")
+    with lost, wrap_display_errors("x"):
         whole["rule"]
     with pytest.raises(ArtifactError, match="as it was"), wrap_display_errors("x"):
         raise ArtifactError("as it was")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,9 @@ from freemoe.core.errors import DataError
 from freemoe.evals.tasks.benchmark_files import jsonl_gz_reader
 from freemoe.evals.tasks.user_tasks import read_task_file
 from freemoe.text import rows
-from freemoe.text.files import read_json_lines, read_text_file, split_paragraphs
+from freemoe.text.files import read_json_lines, split_paragraphs
 from freemoe.text.rows import MOST_CHOICES, MOST_MESSAGES, DataRow, read_rows
-from freemoe.text.shapes import SHAPES, ChoiceItem, ConversationItem, detect_shape, read_item
+from freemoe.text.shapes import SHAPES, ChoiceItem, detect_shape, read_item
 
 HOSTILE: dict[str, Any] = {
     "nothing": None,
@@ -70,14 +69,6 @@ def test_hostile_cells_are_read_or_refused_with_their_place(shape: str, column: 
             if isinstance(item, ChoiceItem):
                 assert 0 <= item.gold < len(item.choices)
         assert time.monotonic() - began < 10, name
-
-
-@pytest.mark.parametrize("value", HOSTILE.values(), ids=HOSTILE)
-def test_hostile_messages(value: Any) -> None:
-    for message in ({"role": value, "content": "x"}, {"role": "user", "content": value}, {"from": value}, value):
-        row = DataRow(1, "a.jsonl:1", {"messages": [message, {"role": "assistant", "content": "b"}]})
-        with contextlib.suppress(DataError):
-            assert isinstance(read_item(row, SHAPES["chat"], row), ConversationItem)
 
 
 def test_100_001_choices_are_refused_at_once() -> None:
@@ -136,15 +127,6 @@ def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
         file.write_text(f'{{"text": "x"}}\n{line}\n')
         with pytest.raises(DataError, match=rf"a\.jsonl:2: .*{reason}"):
             read_json_lines(file)
-
-
-def test_text_that_is_none(tmp_path: Path) -> None:
-    (tmp_path / "wide.txt").write_text("some words", encoding="utf-16")
-    with pytest.raises(DataError, match=r"is NUL|not UTF-8"):
-        read_text_file(tmp_path / "wide.txt")
-    os.mkfifo(tmp_path / "pipe.txt")
-    with pytest.raises(DataError, match="a pipe or a device"):
-        read_text_file(tmp_path / "pipe.txt")
 
 
 def test_packed_files_are_unpacked_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,20 +9,14 @@ import pytest
 
 from freemoe.core.errors import DataError
 from freemoe.text.mixes import MIXES, instruction_text, read_mix
+from tests.rows import write_rows
 
 
 def write(root: Path) -> None:
-    for folder, name, mark, count in (
-        ("alpaca", "alpaca_data.json", "A", 60),
-        ("code_alpaca", "code_alpaca_20k.json", "C", 20),
-    ):
-        (root / folder).mkdir()
+    for path, mark, count in (("alpaca/alpaca_data.json", "A", 60), ("code_alpaca/code_alpaca_20k.json", "C", 20)):
         records = [{"instruction": f"{mark}{i} do it", "input": "", "output": "done " * 20} for i in range(count)]
-        (root / folder / name).write_text(json.dumps(records))
-    (root / "wikitext-2-raw").mkdir()
-    (root / "wikitext-2-raw" / "wiki.train.raw").write_text(
-        "\n".join(" = W = \n\n" + "wiki words " * 40 for _ in range(200))
-    )
+        write_rows(root / path, [json.dumps(records)])
+    write_rows(root / "wikitext-2-raw" / "wiki.train.raw", [" = W = \n\n" + "wiki words " * 40] * 200)
 
 
 def test_sources_have_equal_parts_in_turns(tmp_path: Path) -> None:
@@ -56,9 +50,8 @@ def test_the_authors_fourth_source_is_conversations(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="'wizard_lm' is not under"):
         read_mix("authors", tmp_path)
     turns = [{"from": "human", "value": "Why? " * 20}, {"from": "gpt", "value": "Because. " * 20}]
-    (tmp_path / "wizard_lm").mkdir()
-    path = tmp_path / "wizard_lm" / "WizardLM_evol_instruct_V2_143k.json"
-    path.write_text(json.dumps([{"idx": str(i), "conversations": turns} for i in range(40)]))
+    rows = [{"idx": str(i), "conversations": turns} for i in range(40)]
+    write_rows(tmp_path / "wizard_lm" / "WizardLM_evol_instruct_V2_143k.json", [json.dumps(rows)])
     texts = read_mix("authors", tmp_path)
     asked = [text for text in texts if text.startswith("Why?")]
     assert asked[0].endswith("Because.")

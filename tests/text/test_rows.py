@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from freemoe.core.errors import DataError, RecipeError
 from freemoe.text.documents import read_documents, read_items
 from freemoe.text.rows import DataRow, is_rows, read_rows, source_name
+from tests.rows import write_rows
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 
@@ -76,18 +76,15 @@ def test_broken_files_are_refused(tmp_path, name):
 
 
 def test_an_object_with_one_list_is_that_list(tmp_path):
-    path = tmp_path / "a.json"
-    path.write_text(json.dumps({"version": 2, "data": [{"text": "a"}]}))
+    path = write_rows(tmp_path / "a.json", [{"version": 2, "data": [{"text": "a"}]}])
     assert read_rows(str(path))[0].value == {"text": "a"}
 
 
 def test_a_data_set_is_read_by_split(tmp_path):
     """The same call as for the hub, on a folder of the library's own kind."""
     folder = tmp_path / "set"
-    folder.mkdir()
     for split in ("train", "test"):
-        rows = [{"prompt": f"{split} {i}", "target": "x"} for i in range(5)]
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_rows(folder / f"{split}.jsonl", [{"prompt": f"{split} {i}", "target": "x"} for i in range(5)])
     found = read_rows(f"hf:{folder}:train[:3]")
     assert [row.value["prompt"] for row in found] == ["train 0", "train 1", "train 2"]
     assert found[2].where == f"hf:{folder}:train[:3], row 3"
@@ -99,9 +96,8 @@ def test_a_data_set_is_read_by_split(tmp_path):
 
 
 def test_what_holds_rows_and_what_it_is_called():
-    assert [is_rows(s) for s in ("a.csv", "b/c.PARQUET", "hf:a/b:train", "notes.txt", "notes")] == [True] * 3 + [
-        False
-    ] * 2
+    assert all(map(is_rows, ("a.csv", "b/c.PARQUET", "hf:a/b:train")))
+    assert not any(map(is_rows, ("notes.txt", "notes")))
     assert [source_name(s) for s in ("x/law.csv", "hf:owner/law:main:train")] == ["law", "law"]
 
 

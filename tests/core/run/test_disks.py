@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from freemoe.core.errors import ArtifactError, DiskError
 from freemoe.core.files import as_disk_error, disk_error, write_atomic
@@ -21,17 +22,14 @@ from freemoe.core.run.folder import RunFolder
 from tests.core.run.test_execute import Plain, System
 from tests.core.run.test_journal import inside, never
 
-REFUSALS = [
-    (
-        errno.ENOSPC,
-        r"The disk is full: .* could not be written \([\d,]+ bytes were to be written, [\d,]+ are free there\)\. Free",
-    ),
-    (errno.EDQUOT, r"quota of the disk is used up: .*\([\d,]+ bytes were to be written"),
-    (errno.EROFS, r"The file system is read-only: .*choose another place \(-o\)"),
-    (errno.EFBIG, r"A file would be larger than .*ulimit -f"),
-    (errno.EIO, r"The disk failed: "),
-    (errno.ESTALE, r"The network file system lost the folder: "),
-]
+REFUSALS = {
+    "ENOSPC": r"The disk is full: .* could not be written \([\d,]+ bytes were to be written, [\d,]+ are free there\)\. Free",
+    "EDQUOT": r"quota of the disk is used up: .*\([\d,]+ bytes were to be written",
+    "EROFS": r"The file system is read-only: .*choose another place \(-o\)",
+    "EFBIG": r"A file would be larger than .*ulimit -f",
+    "EIO": r"The disk failed: ",
+    "ESTALE": r"The network file system lost the folder: ",
+}
 
 
 class Refusing:
@@ -57,31 +55,27 @@ def run_to_the_end(output: Path) -> Path:
     return run.publish_folder()
 
 
-@pytest.mark.parametrize(("number", "says"), REFUSALS, ids=[errno.errorcode[n] for n, _ in REFUSALS])
-def test_what_is_said(number: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", Refusing(number, 0))
-    with pytest.raises(DiskError, match=says) as caught:
+@pytest.mark.parametrize("refusal", REFUSALS)
+def test_what_is_said(refusal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", Refusing(getattr(errno, refusal), 0))
+    with pytest.raises(DiskError, match=REFUSALS[refusal]) as caught:
         write_atomic(tmp_path / "a", b"some bytes")
     assert str(tmp_path / "a") in str(caught.value)
     assert "the same command" in str(caught.value)
     assert inside(tmp_path) == []
 
 
-# One fsync each: identity, first, state, tensors, their line, third, file.
 @pytest.mark.parametrize("after", range(7))
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
-def test_wherever_the_disk_refuses_the_run_goes_on(
-    after: int, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wherever_the_disk_refuses_the_run_goes_on(after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run_to_the_end(tmp_path / "whole")
     with monkeypatch.context() as patched:
-        patched.setattr(os, "fsync", Refusing(number, after))
+        patched.setattr(os, "fsync", Refusing(errno.ENOSPC, after))
         with pytest.raises(DiskError, match="the same command"):
             run_to_the_end(tmp_path / "out")
         assert not (tmp_path / "out").exists()
         assert not list((tmp_path / "out.partial").rglob("*.tmp"))
         # Refused again, it loses nothing of what it has.
-        patched.setattr(os, "fsync", Refusing(number, 0))
+        patched.setattr(os, "fsync", Refusing(errno.ENOSPC, 0))
         before = sorted((tmp_path / "out.partial").rglob("*"))
         with pytest.raises(DiskError):
             run_to_the_end(tmp_path / "out")
@@ -112,17 +106,17 @@ def test_a_full_disk_while_the_steps_prepare_throws_nothing_away(
     assert System(Plain(str(tmp_path / "out"))).run() == tmp_path / "out"
 
 
-@pytest.mark.parametrize("raised", [OSError(errno.ENOSPC, "No space left on device"), "quoted"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        SafetensorError("Error while serializing: I/O error: No space left (os error 28)"),
+    ],
+    ids=["raised", "quoted"],
+)
 def test_another_packages_error_is_put_into_our_words(
-    raised: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from safetensors import SafetensorError
-
-    error = (
-        SafetensorError("Error while serializing: I/O error: No space left (os error 28)")
-        if raised == "quoted"
-        else raised
-    )
     system = System(Plain(str(tmp_path / "out")))
 
     def steps(run: RunFolder) -> Any:
@@ -135,14 +129,10 @@ def test_another_packages_error_is_put_into_our_words(
 
 
 def test_what_is_no_disk_is_left_alone(tmp_path: Path) -> None:
-    for error in (
-        ValueError("os error 28"),
-        FileNotFoundError(errno.ENOENT, "absent"),
-        ArtifactError("x"),
-        OSError("x"),
-    ):
+    absent = FileNotFoundError(errno.ENOENT, "absent")
+    for error in (ValueError("os error 28"), absent, ArtifactError("x"), OSError("x")):
         assert as_disk_error(error, tmp_path) is None
-    assert as_disk_error(FileNotFoundError(errno.ENOENT, "absent"), tmp_path / "gone") is not None
+    assert as_disk_error(absent, tmp_path / "gone") is not None
     # Room is told of the nearest folder that there is.
     error = disk_error(OSError(errno.ENOSPC, ""), tmp_path / "not" / "there", 7)
     assert "(7 bytes were to be written, " in str(error)
@@ -170,11 +160,7 @@ def test_halves_that_a_kill_left_are_removed_and_never_read(tmp_path: Path) -> N
     run = RunFolder(tmp_path / "out", {"a": 1})
     run.run_tensor_unit("t", lambda: {"x": torch.ones(1)})
     run.unit_state("s").write_state(lambda: {"x": torch.ones(1)}, now=True)
-    halves = [
-        run.partial / "result.json.tmp",
-        run.partial / "units" / "0.safetensors.tmp",
-        run.partial / "states" / "0.tmp",
-    ]
+    halves = [run.partial / name for name in ("result.json.tmp", "units/0.safetensors.tmp", "states/0.tmp")]
     for path in halves:
         path.write_bytes(b"half")
     again = RunFolder(tmp_path / "out", {"a": 1})

@@ -129,20 +129,6 @@ def test_what_stands_behind_a_damaged_line_does_not_count(damage: Any, tmp_path:
     assert path.read_bytes() == lines[0]
 
 
-def test_a_full_disk_leaves_whole_lines_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "j"
-    lines = three_units(path)
-    journal = RunJournal(path)
-    monkeypatch.setattr(os, "fsync", full_disk)
-    with pytest.raises(ArtifactError, match="The disk is full"):
-        journal.run_unit("d", lambda: "x" * 100)
-    monkeypatch.undo()
-    assert path.read_bytes() == b"".join(lines)
-    assert "d" not in journal
-    journal.run_unit("d", lambda: 4)
-    assert RunJournal(path).run_unit("d", never) == 4
-
-
 def test_failed_work_leaves_no_line(tmp_path: Path) -> None:
     journal = RunJournal(tmp_path / "j")
     with pytest.raises(ZeroDivisionError):

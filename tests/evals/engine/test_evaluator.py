@@ -116,8 +116,7 @@ def test_no_document_is_scored_twice():
 
 
 def test_gains_are_paired_and_in_order():
-    values = {"base": [0.0, 1.0, 0.0, 1.0], "a": [1.0, 0.0, 0.0, 1.0]}
-    compute, _ = counting(values)
+    compute, _ = counting({"base": [0.0, 1.0, 0.0, 1.0], "a": [1.0, 0.0, 0.0, 1.0]})
     table = ScoreTable(split_of(4), compute)
     assert table.paired_gains("a", [3, 0, 1]) == [0.0, 1.0, -1.0]
     assert table.paired_gains("base", range(4)) == [0.0] * 4

@@ -104,26 +104,28 @@ def test_choices_become_branches_where_that_saves_a_quarter():
     assert strand == SharedContext(context, {(30 + i, 40): [(i, 41)] for i in range(4)})
     assert strand.tokens_after_prefix(0) == 28
     assert strand.max_depth() == 22
+    # Letters share every position.
+    ((_, [[strand]]),) = plan(requests_of([((5, 6, 7), (i,)) for i in range(4)]), 1000)
+    assert strand == SharedContext((5, 6, 7), {(): [(0, 0), (1, 1), (2, 2), (3, 3)]})
     # A text is one answer after its first token: branches would save next to nothing.
     texts = requests_of([((1,), tuple(range(100 * i, 100 * i + 50))) for i in range(4)])
     ((prefix, [batch]),) = plan(texts, 1000)
     assert (prefix, len(batch)) == ((), 4)
 
 
-def test_letters_share_every_position():
-    ((_, [[strand]]),) = plan(requests_of([((5, 6, 7), (i,)) for i in range(4)]), 1000)
-    assert strand == SharedContext((5, 6, 7), {(): [(0, 0), (1, 1), (2, 2), (3, 3)]})
-
-
 def test_branches_stay_within_a_window_and_a_batch():
     near = requests_of([(tuple(range(20)), (30 + i, 40, 41)) for i in range(4)])
+
+    def branches(group):
+        return [len(s.branches) for batch in group.batches for s in batch]
+
     for options in ({"window": 21}, {"branch": False}):
         (group,) = plan(near, 1000, forward_cost=1000, **options)
-        assert [len(s.branches) for batch in group.batches for s in batch] == [1] * 4
+        assert branches(group) == [1] * 4
         assert not group.has_sharing
     (group,) = plan(near, 1000, window=22)
     assert group.has_sharing
-    assert [len(s.branches) for batch in group.batches for s in batch] == [4]
+    assert branches(group) == [4]
     (group,) = plan(near, 27, forward_cost=1000)
     assert len(group.batches) == 4
     # Without branches the context is the prefix of its own answers.

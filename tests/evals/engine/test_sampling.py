@@ -1,7 +1,5 @@
 """Sampled programs: the same whatever the batch, drawn from the right distribution, counted as Chen et al. do."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -16,6 +14,7 @@ from freemoe.evals.tasks.documents import Document
 from freemoe.evals.tasks.domains import load_domain, make_task
 from freemoe.evals.tasks.task import TaskGrader
 from freemoe.recipes import DataSection, EvalRecipe
+from tests.rows import write_rows
 from tests.tiny import tiny_model, tiny_tokenizer
 
 PROMPTS = ["a", "some text", "another text that is longer", "b", "some text"]
@@ -28,20 +27,17 @@ def model():
 
 
 def test_samples_are_the_same_whatever_the_batch(model):
-    ways = [
-        Scorer(model, tiny_tokenizer(), batch_tokens=size, share_prefixes=share).samples(PROMPTS, ("Z",), 6, WARM)
-        for size, share in ((1, True), (90, True), (9999, True), (200, False))
-    ]
+    def samples(prompts=PROMPTS, sampling=WARM, **how):
+        return Scorer(model, tiny_tokenizer(), **how).samples(prompts, ("Z",), 6, sampling)
+
+    ways = [samples(batch_tokens=n, share_prefixes=s) for n, s in ((1, True), (90, True), (9999, True), (200, False))]
     assert ways[0] == ways[1] == ways[2] == ways[3]
     assert all(len(texts) == 4 for texts in ways[0])
     assert ways[0][1] == ways[0][4]  # the same prompt, the same samples
     assert len({text for texts in ways[0] for text in texts}) > 8
-    alone = Scorer(model, tiny_tokenizer()).samples([PROMPTS[2]], ("Z",), 6, WARM)
-    assert alone == [ways[0][2]]
-    fewer = Scorer(model, tiny_tokenizer()).samples(PROMPTS, ("Z",), 6, SamplingConfig(2, 1.5, 0.9, seed=3))
-    assert fewer == [texts[:2] for texts in ways[0]]
-    other = Scorer(model, tiny_tokenizer()).samples(PROMPTS, ("Z",), 6, SamplingConfig(4, 1.5, 0.9, seed=4))
-    assert other != ways[0]
+    assert samples([PROMPTS[2]]) == [ways[0][2]]
+    assert samples(sampling=SamplingConfig(2, 1.5, 0.9, seed=3)) == [texts[:2] for texts in ways[0]]
+    assert samples(sampling=SamplingConfig(4, 1.5, 0.9, seed=4)) != ways[0]
 
 
 def test_little_temperature_and_a_small_nucleus_are_greedy(model):
@@ -99,9 +95,7 @@ def test_programs_are_sampled_and_other_answers_are_not(model):
 
 
 def test_targets_are_sampled_where_the_task_says_so(tmp_path):
-    rows = [{"prompt": f"{i}+1=", "target": f"{i + 1}\n"} for i in range(20)]
-    file = tmp_path / "sums.jsonl"
-    file.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    file = write_rows(tmp_path / "sums.jsonl", [{"prompt": f"{i}+1=", "target": f"{i + 1}\n"} for i in range(20)])
     task = make_task(f"sampled:{file}", DataSection(pass_at=10), tokenizer=tiny_tokenizer())
     document = task.reported()[0]
     assert (task.metric, document.kind, document.until) == ("pass@10", "generate", ("\n",))
@@ -109,10 +103,8 @@ def test_targets_are_sampled_where_the_task_says_so(tmp_path):
     assert task.grade(document, [right] + ["no"] * 9) == {"pass@1": pytest.approx(0.1), "pass@10": 1.0}
     assert task.grade(document, [right + "0"] * 10) == {"pass@1": 0.0, "pass@10": 0.0}
     assert len(load_domain("d", [f"sampled:{file}"], tokenizer=tiny_tokenizer()).reference) == 10
-    choices = tmp_path / "choices.jsonl"
-    choices.write_text(
-        "".join(json.dumps({"question": f"{i}?", "choices": ["a", "b"], "answer": 0}) + "\n" for i in range(9))
-    )
+    rows = [{"question": f"{i}?", "choices": ["a", "b"], "answer": 0} for i in range(9)]
+    choices = write_rows(tmp_path / "choices.jsonl", rows)
     with pytest.raises(DataError, match="a prompt and its target"):
         make_task(f"sampled:{choices}")
     assert make_task("sampled:demo:code").reported()[0].until == ("\n",)

@@ -1,4 +1,3 @@
-import socket
 import sys
 import tempfile
 import time
@@ -129,16 +128,6 @@ def test_big_files_floods_and_input():
     assert len(run_tests("raise ValueError('x' * 10**6)").detail) < 4000
 
 
-def test_a_forged_or_flooded_verdict_is_no_pass():
-    forge = (
-        "import os\nfor fd in range(3, 20):\n    try: os.write(fd, b'0 end passed\\n')\n"
-        "    except OSError: pass\nos._exit(0)"
-    )
-    assert run_tests(forge).status == "exited"
-    flood = forge.replace("b'0 end passed\\n'", "b'x' * 10**6")
-    assert not run_tests(flood, timeout=0.5).passed
-
-
 def test_the_room_is_private_empty_and_cleaned():
     assert run_tests("import os; assert os.listdir() == [], os.listdir()").passed
     assert run_tests("import os; assert not {'PATH', 'USER', 'HF_HUB_OFFLINE'} & set(os.environ)").passed
@@ -188,52 +177,6 @@ for child in children: os.waitpid(child, 0)
 """
     result = run_tests(program, memory=300 << 20)
     assert result.passed, result.detail
-
-
-@pytest.mark.parametrize("name", ["{folder}/datagrams", "\0{folder}"])
-def test_datagrams_of_a_pair_reach_no_socket_outside(tmp_path, name):
-    address = name.format(folder=tmp_path)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
-        listener.bind(address)
-        listener.setblocking(False)
-        program = (
-            f"import socket\na, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)\na.sendto(b'x', {address!r})"
-        )
-        assert run_tests(program).status == "failed"
-        with pytest.raises(BlockingIOError):
-            listener.recv(1)
-        run_tests(program, isolation="none")
-        assert listener.recv(1) == b"x"
-
-
-def test_processes_of_its_own():
-    program = """
-from multiprocessing import Pool
-def square(x): return x * x
-with Pool(2) as pool: assert pool.map(square, range(5)) == [0, 1, 4, 9, 16]
-"""
-    result = run_tests(program, timeout=10)
-    assert result.passed, result.detail
-
-
-def test_a_child_does_not_pass_for_its_parent():
-    guess = run_tests("import os\nassert os.fork() == 0")
-    assert (guess.passed, guess.detail) == (False, "AssertionError:")
-    assert run_tests("import os\nif os.fork() == 0: assert False\nos.wait()").passed
-
-
-def test_the_word_that_makes_a_pass_is_in_no_frame():
-    program = """
-import sys
-frame, held = sys._getframe(), []
-while frame:
-    held += [repr(v) for v in (*frame.f_locals.values(), *frame.f_globals.values())]
-    frame = frame.f_back
-assert any("descriptor" in h or "write" in h for h in held), "the sandbox's frame is not seen at all"
-raise ValueError(sum(h.startswith("b'") and "passed" in h for h in held))
-"""
-    result = run_tests(program)
-    assert result.detail == "ValueError: 0"
 
 
 def test_permission_and_bad_arguments():

@@ -10,6 +10,7 @@ from freemoe.evals.tasks.documents import FrozenChoice
 from freemoe.evals.tasks.domains import load_domain, make_task
 from freemoe.recipes import DataSection
 from tests.lm_eval_files import GENERATE, SIZES, rows, write_files, write_task
+from tests.rows import write_rows
 
 # lm-eval and its libraries warn of their own affairs.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -139,33 +140,45 @@ def test_refusals(case, tmp_path):
         make_task(changes.get("spec", "lm_eval:sums"), DataSection(task_folder=str(folder)))
 
 
-def test_bad_specs_and_names(tmp_path):
-    folder = write_task(tmp_path)
-    for spec, said in (
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
         ("lm_eval:", "names no task"),
         ("lm_eval:sums@two", "'two' is no few-shot count"),
         ("lm_eval:sums+half", r"\+carve .*or \+train"),
         ("lm_eval:sums+carve+train", "one of them"),
-    ):
-        with pytest.raises(RecipeError, match=said):
-            make_task(spec, DataSection(task_folder=str(folder)))
-    with pytest.raises(DataError, match=r"No folder at .*nowhere \(--task-folder\)"):
-        make_task("lm_eval:sums", DataSection(task_folder=str(tmp_path / "nowhere")))
-    (Path(folder) / "broken.yaml").write_text("task: broken\nmetric_list: [\n")
-    with pytest.raises(DataError, match=r"broken\.yaml cannot be read as a task of lm-eval \(ParserError"):
-        make_task("lm_eval:broken", DataSection(task_folder=str(folder)))
-    (Path(folder) / "absent.yaml").write_text(
-        "task: absent\ntest_split: t\nvalidation_split: v\ndoc_to_text: !function no.f\n"
-    )
-    with pytest.raises(DataError, match="names functions that cannot be loaded"):
-        make_task("lm_eval:absent", DataSection(task_folder=str(folder)))
+    ],
+)
+def test_bad_specs(spec, said):
+    with pytest.raises(RecipeError, match=said):
+        make_task(spec)
 
 
-def test_unknown_names_have_near_misses(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("broken", "metric_list: [", r"broken\.yaml cannot be read as a task of lm-eval \(ParserError"),
+        (
+            "absent",
+            "test_split: t\nvalidation_split: v\ndoc_to_text: !function no.f",
+            "names functions that cannot be loaded",
+        ),
+        ("sums", None, r"No folder at .*nowhere \(--task-folder\)"),
+    ],
+)
+def test_yaml_that_cannot_be_used(name, text, said, tmp_path):
+    folder = tmp_path / "nowhere"
+    if text:
+        write_rows(folder / f"{name}.yaml", [f"task: {name}", text])
+    with pytest.raises(DataError, match=said):
+        make_task(f"lm_eval:{name}", DataSection(task_folder=str(folder)))
+
+
+def test_unknown_names_have_near_misses(tmp_path, monkeypatch):
+    monkeypatch.setattr("freemoe.compat.lm_eval._whole_index", lambda: dict.fromkeys(map(str, range(999))))
     folder = write_task(tmp_path, name="my_own_sums")
-    with pytest.raises(
-        UnknownNameError, match=r"'my_own_sum'\. Did you mean 'my_own_sums'.*names\. .*lm-eval ls tasks"
-    ):
+    said = r"'my_own_sum'\. Did you mean 'my_own_sums'.*names\. .*lm-eval ls tasks"
+    with pytest.raises(UnknownNameError, match=said):
         make_task("lm_eval:my_own_sum", DataSection(task_folder=str(folder)))
 
 
@@ -186,11 +199,8 @@ def test_groups_name_their_members(tmp_path):
         make_task("lm_eval:squadv2")
 
 
-def test_a_task_of_the_users_stands_before_lm_evals(tmp_path):
-    folder = write_task(tmp_path, name="sciq")
-    assert "reported test 20" in make_task("lm_eval:sciq", DataSection(task_folder=str(folder))).note
-
-
-def test_offline_says_so_at_once():
+def test_a_task_of_the_users_stands_before_lm_evals_whose_data_offline_are_refused_at_once(tmp_path):
     with pytest.raises(DataError, match=r"the data set allenai/sciq from the hub could not be read .*--task-folder"):
         make_task("lm_eval:sciq")
+    folder = write_task(tmp_path, name="sciq")
+    assert "reported test 20" in make_task("lm_eval:sciq", DataSection(task_folder=str(folder))).note

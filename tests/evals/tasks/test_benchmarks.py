@@ -13,6 +13,7 @@ from freemoe.evals.tasks.documents import FrozenChoice
 from freemoe.evals.tasks.domains import load_domain, make_task
 from freemoe.evals.tasks.splits import carve_by_key, draw_balanced
 from freemoe.recipes import DataSection
+from tests.rows import write_rows
 from tests.sandbox import needs_bubblewrap
 
 NAMES = [row.name for row in TABLE]
@@ -73,29 +74,19 @@ def test_carve_and_draw():
 # ---------------------------------------------------------------- made-up files in the original formats
 
 
-@pytest.fixture
-def made_up(tmp_path):
+@pytest.fixture(scope="module")
+def made_up(tmp_path_factory):
     """A data root with a few documents of several benchmarks."""
-
-    def put(path, text):
-        target = tmp_path / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(text if isinstance(text, bytes) else text.encode())
-
-    def lines(rows):
-        return "".join(json.dumps(r) + "\n" for r in rows)
-
-    put("gsm8k/train.jsonl", lines({"question": f"train {i}?", "answer": f"so\n#### {i}"} for i in range(30)))
+    root = tmp_path_factory.mktemp("data")
+    write_rows(root / "gsm8k/train.jsonl", [{"question": f"train {i}?", "answer": f"so\n#### {i}"} for i in range(30)])
     test = [{"question": f"test {i}?", "answer": f"so\n#### {i}"} for i in range(9)]
-    put("gsm8k/test.jsonl", lines([*test, {"question": "TRAIN 3?", "answer": "#### 3"}]))
+    write_rows(root / "gsm8k/test.jsonl", [*test, {"question": "TRAIN 3?", "answer": "#### 3"}])
     for subject in find_benchmark("mmlu")[1]:
         for part, count in (("dev", 5), ("val", 3), ("test", 4)):
-            text = "".join(f'"{subject}, {part} {i}?",w,x,y,z,{"ABCD"[i % 4]}\n' for i in range(count))
-            put(f"mmlu/{part}/{subject}_{part}.csv", text)
-    put(
-        "rte/dev.jsonl",
-        lines({"sentence1": f"p{i // 2}", "sentence2": f"h{i}", "label": i % 2} for i in range(40)),
-    )
+            rows = [f'"{subject}, {part} {i}?",w,x,y,z,{"ABCD"[i % 4]}' for i in range(count)]
+            write_rows(root / f"mmlu/{part}/{subject}_{part}.csv", rows)
+    rte = [{"sentence1": f"p{i // 2}", "sentence2": f"h{i}", "label": i % 2} for i in range(40)]
+    write_rows(root / "rte/dev.jsonl", rte)
     mbpp = [
         {
             "task_id": i,
@@ -105,11 +96,12 @@ def made_up(tmp_path):
         }
         for i in (1, 2, 11, 12, 300, 510, 511, 512, 600, 601, 974)
     ]
-    put("mbpp/mbpp.jsonl", lines(mbpp))
+    write_rows(root / "mbpp/mbpp.jsonl", mbpp)
     human = {"task_id": "HumanEval/0", "prompt": "def g(x):\n", "canonical_solution": "    return x\n",
              "test": "def check(candidate):\n    assert candidate(1) == 1\n", "entry_point": "g"}  # fmt: skip
-    put("humaneval/HumanEval.jsonl.gz", gzip.compress(lines([human]).encode()))
-    return tmp_path
+    (root / "humaneval").mkdir()
+    (root / "humaneval/HumanEval.jsonl.gz").write_bytes(gzip.compress(json.dumps(human).encode()))
+    return root
 
 
 def test_gsm8k_carves_shots_from_train_and_drops_what_is_reported(made_up):
@@ -156,24 +148,18 @@ def test_rte_keeps_a_premise_on_one_side(made_up):
 @needs_bubblewrap
 def test_mbpp_ids_and_the_loan_to_humaneval(made_up):
     domain = load_domain("code", ["humaneval", "mbpp"], DataSection(root=str(made_up), allow_code_execution=True))
-    assert [d.prompt.split("task: ")[1][:8] for d in domain.reference.documents] == [
-        "task 511",
-        "task 512",
-        "task 600",
-    ]
-    assert {d.task for d in domain.reference.documents} == {"mbpp"}
+    documents = domain.reference.documents
+    assert [d.prompt.split("task: ")[1][:8] for d in documents] == ["task 511", "task 512", "task 600"]
+    assert {d.task for d in documents} == {"mbpp"}
     assert "borrowed from mbpp" in domain.notes[0]
-    mbpp = domain.graders["mbpp"]
-    assert mbpp.grade(domain.reference.documents[0], ["def f():\n    return 511"]) == {"pass@1": 1.0}
+    assert domain.graders["mbpp"].grade(documents[0], ["def f():\n    return 511"]) == {"pass@1": 1.0}
     alone = load_domain("code", ["humaneval+train"], DataSection(root=str(made_up), allow_code_execution=True))
     assert len(alone.reference) == 5
     human = alone.graders["humaneval"]
     (document,) = alone.reported.open(FrozenChoice("a test"))
     assert human.grade(document, ["    return x\n"]) == {"pass@1": 1.0}
-    assert human.grade(document, ["    return 2\n"] * 8 + ["    return x\n"] * 2) == {
-        "pass@1": pytest.approx(0.2),
-        "pass@10": 1.0,
-    }
+    found = human.grade(document, ["    return 2\n"] * 8 + ["    return x\n"] * 2)
+    assert found == {"pass@1": pytest.approx(0.2), "pass@10": 1.0}
     assert human.grade(alone.reference.documents[0], ["def f(): return 0"]) == {"pass@1": 0.0}
 
 
@@ -221,22 +207,25 @@ def test_a_letter_out_of_turn_is_part_of_the_choice_before_it(tmp_path):
         files.openbookqa_tsv(path)
 
 
-def test_missing_and_malformed_files(made_up):
+@pytest.mark.parametrize(
+    ("read", "content", "said"),
+    [
+        (files.mmlu_csv, "a,b\n", "row 1: 2 cells"),
+        (files.jsonl_gz_reader("a"), "a,b\n", "no gzipped JSONL"),
+        (files.json_list_reader("a"), "a,b\n", "not JSON"),
+        (files.openbookqa_tsv, "a,b\n", "OpenBookQA's has"),
+        (files.jsonl_reader("a"), '{"b": 1}\n', "missing 'a'"),
+    ],
+)
+def test_malformed_files(read, content, said, tmp_path):
+    (tmp_path / "bad").write_text(content)
+    with pytest.raises(DataError, match=said):
+        read(tmp_path / "bad")
+
+
+def test_a_missing_file(made_up):
     with pytest.raises(DataError, match=r"no file at .*arc/ARC-Easy/ARC-Easy-Dev.jsonl"):
         make_task("arc_easy", DataSection(root=str(made_up)))
-    bad = made_up / "bad"
-    bad.write_text("a,b\n")
-    with pytest.raises(DataError, match="row 1: 2 cells"):
-        files.mmlu_csv(bad)
-    with pytest.raises(DataError, match="no gzipped JSONL"):
-        files.jsonl_gz_reader("a")(bad)
-    with pytest.raises(DataError, match="not JSON"):
-        files.json_list_reader("a")(bad)
-    with pytest.raises(DataError, match="OpenBookQA's has"):
-        files.openbookqa_tsv(bad)
-    bad.write_text('{"b": 1}\n')
-    with pytest.raises(DataError, match="missing 'a'"):
-        files.jsonl_reader("a")(bad)
 
 
 # ---------------------------------------------------------------- the hub
@@ -293,20 +282,21 @@ SIZES = {
 @pytest.mark.parametrize("name", SIZES)
 def test_real_files(name, data_root, stories):
     limit = 60 if name not in ("wikitext", "mmlu", "humaneval") else {"mmlu": 57}.get(name)
-    domain = load_domain("d", [name], DataSection(root=str(data_root), limit=limit), tokenizer=stories[1])
-    reference, reported = domain.reference.documents, domain.reported.open(FrozenChoice("a test"))
-    sizes = tuple((limit and min(limit, size)) or size for size in SIZES[name])
-    assert (len(reference), len(reported)) == sizes
+    data, how = DataSection(root=str(data_root), limit=limit, allow_code_execution=True), {"tokenizer": stories[1]}
+    if name in ("wikitext", "humaneval"):
+        domain = load_domain("d", [name], data, **how)
+        reference, reported = domain.reference.documents, domain.reported.open(FrozenChoice("a test"))
+    else:
+        task = make_task(name, data, **how)
+        reference, reported = task.reference(), task.reported()
+        # Every row of the files, not only those drawn: sizes, and no content on both sides.
+        both = ("reference", "reported")
+        assert tuple(sum(len(p.rows[r]) for p in task._parts) for r in both) == SIZES[name]
+        keys = [{p.row_content_key(row) for p in task._parts for _, row in p.rows[r]} for r in both]
+        assert not keys[0] & keys[1]
+    assert (len(reference), len(reported)) == tuple((limit and min(limit, size)) or size for size in SIZES[name])
     assert len({d.id for d in reference}) == len(reference)
     assert all(d.reference.strip() for d in [*reference, *reported])
     assert not {d.key for d in reference} & {d.key for d in reported}
     if name == "mmlu":
         assert {d.field for d in reference} == {d.field for d in reported} == set(find_benchmark("mmlu")[1])
-    if name not in ("wikitext", "humaneval"):
-        # Every row of the files, not only those drawn: sizes, and no content on both sides.
-        parts = make_task(
-            name, DataSection(root=str(data_root), limit=limit, allow_code_execution=True), tokenizer=stories[1]
-        )._parts
-        assert tuple(sum(len(p.rows[r]) for p in parts) for r in ("reference", "reported")) == SIZES[name]
-        keys = [{p.row_content_key(row) for p in parts for _, row in p.rows[r]} for r in ("reference", "reported")]
-        assert not keys[0] & keys[1]

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import unicodedata
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from freemoe.core.errors import DataError
 from freemoe.domain_experts.prove.seen_requests import is_seen_request
 from freemoe.evals.held_out import ProvenanceRecord, set_aside
-from freemoe.evals.seen import SeenHashes
+from freemoe.evals.seen import SeenHashes, ending_hashes
 from freemoe.evals.tasks.documents import Document, FrozenChoice, join_copies
 from freemoe.evals.tasks.domains import load_domain, load_domains
 from freemoe.evals.tasks.task import DomainData
 from freemoe.recipes import DataSection, recipe_from
+from freemoe.text.words import split_words
+from tests.rows import write_rows
 from tests.tiny import tiny_tokenizer
 
 OPEN = FrozenChoice("x")
@@ -52,13 +53,13 @@ SHAPES = {
 }
 
 
-def write(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-    return path
+def load(*specs: str | Path, group_by: str | None = None) -> DomainData:
+    return load_domain("d", [str(spec) for spec in specs], DataSection(group_by=group_by), tokenizer=tiny_tokenizer())
 
 
-def load(*specs: str, name: str = "d", group_by: str | None = None) -> DomainData:
-    return load_domain(name, specs, DataSection(group_by=group_by), tokenizer=tiny_tokenizer())
+def seen_by(documents: Any) -> tuple[SeenHashes, set[str]]:
+    """What a search of these documents leaves, and which questions they ask."""
+    return SeenHashes.from_documents(documents), numbers(documents)
 
 
 def numbers(documents: Any) -> set[str]:
@@ -70,7 +71,7 @@ def numbers(documents: Any) -> set[str]:
 def test_one_file_with_each_question_twice_under_two_keys_is_on_one_side(tmp_path: Path, way: str) -> None:
     rows = [choice(n, key=f"a{n}") for n in range(40)]
     rows += [{**row, "question": WAYS[way](row["question"]), "key": f"b{row['key']}"} for row in rows]
-    data = load(str(write(tmp_path / "t.jsonl", rows)))
+    data = load(write_rows(tmp_path / "t.jsonl", rows))
     reported = data.reported.open(OPEN)
     assert len(data.reference) + len(reported) == 80
     assert not numbers(data.reference.documents) & numbers(reported)
@@ -100,26 +101,28 @@ def test_a_key_joins_what_differs_and_joins_reach_through_copies() -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_two_files_share_nothing_whatever_keys_their_rows_have(tmp_path: Path, way: str) -> None:
-    reference = write(tmp_path / "r.jsonl", [choice(n, key=f"r{n}") for n in range(40)])
+    reference = write_rows(tmp_path / "r.jsonl", [choice(n, key=f"r{n}") for n in range(40)])
     rows = [choice(n, key=f"t{n}") for n in range(20, 60)]
-    test = write(tmp_path / "t.jsonl", [{**row, "question": WAYS[way](row["question"])} for row in rows])
+    test = write_rows(tmp_path / "t.jsonl", [{**row, "question": WAYS[way](row["question"])} for row in rows])
     data = load(f"{reference}::{test}")
     assert (len(data.reference), len(data.reported)) == (20, 40)
     assert "20 dropped as also reported" in data.notes[0]
     with pytest.raises(DataError, match=r"all 40 documents .* also stand in"):
-        load(f"{reference}::{write(tmp_path / 'u.jsonl', [choice(n, key='one') for n in range(40)])}")
+        load(f"{reference}::{write_rows(tmp_path / 'u.jsonl', [choice(n, key='one') for n in range(40)])}")
 
 
 def test_tasks_and_domains_share_nothing_either(tmp_path: Path) -> None:
     pairs = {}
     for part, span in (("a", range(30)), ("b", range(10, 40)), ("c", range(40, 50)), ("d", range(10))):
         make = SHAPES["chat"] if part == "d" else SHAPES["choice"]
-        pairs[part] = write(tmp_path / f"{part}.jsonl", [{**make(*asked(n)), "key": f"{part}{n}"} for n in span])
+        pairs[part] = write_rows(tmp_path / f"{part}.jsonl", [{**make(*asked(n)), "key": f"{part}{n}"} for n in span])
     one, two = f"{pairs['a']}::{pairs['c']}", f"{pairs['c']}::{pairs['b']}"
     data = load(one, two)
     assert numbers(data.reference.documents) == set(map(str, range(10)))
     assert "30 reference documents dropped" in data.notes[-1]
-    talk = write(tmp_path / "talk.jsonl", [{**SHAPES["chat"](*asked(n)), "key": f"talk{n}"} for n in range(60, 70)])
+    talk = write_rows(
+        tmp_path / "talk.jsonl", [{**SHAPES["chat"](*asked(n)), "key": f"talk{n}"} for n in range(60, 70)]
+    )
     recipe = recipe_from(
         {"command": "build", "model": "x", "output": "y", "domains": {"q": [one], "t": [f"{talk}::{pairs['d']}"]}}
     )
@@ -131,29 +134,29 @@ def test_tasks_and_domains_share_nothing_either(tmp_path: Path) -> None:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_was_searched_is_set_aside_in_every_shape(tmp_path: Path, shape: str, way: str) -> None:
-    searched = load(str(write(tmp_path / "b.jsonl", [choice(n, key=f"mine {n}") for n in range(40)])))
+    searched = load(write_rows(tmp_path / "b.jsonl", [choice(n, key=f"mine {n}") for n in range(40)]))
     seen = SeenHashes.from_documents(searched.reference.documents, searched.reported.open(OPEN))
     seen = SeenHashes.from_bytes(seen.to_bytes())
     rows = [SHAPES[shape](WAYS[way](asked(n)[0]), asked(n)[1]) for n in range(40)]
     new = [SHAPES[shape](f"Where was baker {n} born?", f"Hill {n}") for n in range(100, 105)]
-    plain = load(f"{write(tmp_path / 'r.jsonl', new)}::{write(tmp_path / 't.jsonl', rows)}")
+    plain = load(f"{write_rows(tmp_path / 'r.jsonl', new)}::{write_rows(tmp_path / 't.jsonl', rows)}")
     left, found = set_aside(plain, ProvenanceRecord("out", 0, seen))
     assert found["documents"] == len(searched.reference) == 20
     assert numbers(left.reported.open(OPEN)) == numbers(searched.reported.open(OPEN))
 
 
 def test_shared_questions_are_not_forgotten(tmp_path: Path) -> None:
-    documents = load(str(write(tmp_path / "b.jsonl", [choice(n) for n in range(8)]))).reference.documents
+    documents = load(write_rows(tmp_path / "b.jsonl", [choice(n) for n in range(8)])).reference.documents
     assert all(SeenHashes.from_documents(documents, documents).seen_reasons([d])[0] for d in documents)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_other_way_round_too(tmp_path: Path, shape: str) -> None:
     rows = [SHAPES[shape](*asked(n)) for n in range(20)]
-    searched = load(str(write(tmp_path / "b.jsonl", rows)))
+    searched = load(write_rows(tmp_path / "b.jsonl", rows))
     seen = SeenHashes.from_documents(searched.reference.documents)
     later = load(
-        f"{write(tmp_path / 'r.jsonl', [choice(99)])}::{write(tmp_path / 't.jsonl', [choice(n) for n in range(20)])}"
+        f"{write_rows(tmp_path / 'r.jsonl', [choice(99)])}::{write_rows(tmp_path / 't.jsonl', [choice(n) for n in range(20)])}"
     )
     left, _ = set_aside(later, ProvenanceRecord("out", 0, seen))
     assert numbers(left.reported.open(OPEN)) == numbers(searched.reported.open(OPEN))
@@ -162,9 +165,7 @@ def test_the_other_way_round_too(tmp_path: Path, shape: str) -> None:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("lines", ["{q} {a}", "Question: {q}\nAnswer: {a}", "Q: {q}\n\nA: {a}"])
 def test_questions_are_recognised_in_running_text(tmp_path: Path, lines: str, way: str) -> None:
-    documents = load(str(write(tmp_path / "b.jsonl", [choice(n) for n in range(40)]))).reference.documents
-    seen = SeenHashes.from_documents(documents)
-    known = numbers(documents)
+    seen, known = seen_by(load(write_rows(tmp_path / "b.jsonl", [choice(n) for n in range(40)])).reference.documents)
     for n in range(40):
         question, answer = asked(n)
         text = "It was late. " + lines.format(q=WAYS[way](question), a=answer) + "\nThey went home."
@@ -174,8 +175,7 @@ def test_questions_are_recognised_in_running_text(tmp_path: Path, lines: str, wa
 
 @pytest.mark.parametrize("way", WAYS)
 def test_requests_of_lm_eval_are_recognised(tmp_path: Path, way: str) -> None:
-    documents = load(str(write(tmp_path / "b.jsonl", [choice(n) for n in range(40)]))).reference.documents
-    seen, known = SeenHashes.from_documents(documents), numbers(documents)
+    seen, known = seen_by(load(write_rows(tmp_path / "b.jsonl", [choice(n) for n in range(40)])).reference.documents)
     for n in range(40):
         question, answer = asked(n)
         question = WAYS[way](question)
@@ -194,25 +194,19 @@ def test_requests_of_lm_eval_are_recognised(tmp_path: Path, way: str) -> None:
 
 def test_files_of_older_versions_still_recognise() -> None:
     # As written before questions were kept without their answer: own words and answer, in the order of `ending_hashes`.
-    from freemoe.evals.seen import ending_hashes
-    from freemoe.text.words import split_words
-
     (*_, old) = ending_hashes(split_words("Question: how many legs has a cow? Answer:"), split_words(" four"))
-    import numpy as np
-
     data = SeenHashes(questions=np.array([old], np.uint64), longest=8, documents=1).to_bytes()
     assert b"phrases" not in data
     seen = SeenHashes.from_bytes(data)
     prompt = "Question: who? Answer: me\n\nQuestion: how many legs has a cow?\nAnswer:"
     document = Document("q", "1", "k", "choice", prompt, (" four", " two"), 0, " four")
     assert seen.seen_reasons([document]) == ["question"]
-    instance = SimpleNamespace(args=(prompt, " four"))
-    assert is_seen_request(seen, instance.args, "continuation", None)
+    assert is_seen_request(seen, (prompt, " four"), "continuation", None)
 
 
 def test_a_column_joins_rows_of_one_source(tmp_path: Path) -> None:
     rows = [choice(n, book=f"book {n // 10}", key=f"k{n}") for n in range(60)]
-    path = write(tmp_path / "t.jsonl", rows)
+    path = write_rows(tmp_path / "t.jsonl", rows)
     data = load(str(path), group_by="book")
     reported = data.reported.open(OPEN)
     books = [{int(n) // 10 for n in numbers(side)} for side in (data.reference.documents, reported)]
@@ -239,7 +233,7 @@ SHAPED = {
 )
 def test_a_column_that_cannot_group_is_refused(tmp_path: Path, shape: str, column: Any, message: str) -> None:
     make, spec = SHAPED[shape]
-    path = write(tmp_path / "t.jsonl", [{**make(n), **column(n)} for n in range(20)])
+    path = write_rows(tmp_path / "t.jsonl", [{**make(n), **column(n)} for n in range(20)])
     with pytest.raises(DataError, match=message):
         load(spec.format(path=path), group_by="book")
 
@@ -248,7 +242,7 @@ def test_a_column_that_cannot_group_is_refused(tmp_path: Path, shape: str, colum
 def test_a_group_larger_than_half_is_said(tmp_path: Path, shape: str) -> None:
     make, spec = SHAPED[shape]
     rows = [{**make(n), "book": "large" if n < 30 else f"book {n}"} for n in range(40)]
-    data = load(spec.format(path=write(tmp_path / "t.jsonl", rows)), group_by="book")
+    data = load(spec.format(path=write_rows(tmp_path / "t.jsonl", rows)), group_by="book")
     reference, reported = data.reference.documents, data.reported.open(OPEN)
     assert not {d.key for d in reference} & {d.key for d in reported}
     assert "more than half" in data.notes[0]

@@ -1,4 +1,3 @@
-import json
 import subprocess
 import sys
 
@@ -7,12 +6,12 @@ import pytest
 from freemoe.core.errors import DataError, RecipeError, UnknownNameError
 from freemoe.evals.tasks.domains import is_file_spec, load_domain, parse_domain
 from freemoe.recipes import DataSection
+from tests.rows import write_rows
 from tests.tiny import tiny_tokenizer
 
 
 def task_file(path, prefix, count=20):
-    path.write_text("".join(json.dumps({"prompt": f"{prefix}{i}", "target": "t"}) + "\n" for i in range(count)))
-    return path
+    return write_rows(path, [{"prompt": f"{prefix}{i}", "target": "t"} for i in range(count)])
 
 
 def test_parse():
@@ -68,10 +67,10 @@ def test_tasks_are_pooled_and_kept_apart(tmp_path):
 
 
 def test_a_shape_may_stand_before_both_sources(tmp_path):
-    for name, word in (("a", "p"), ("b", "q")):
-        rows = [json.dumps({"question": f"{word}{i}", "answer": "x"}) for i in range(4)]
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
-    a, b = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    a, b = (
+        write_rows(tmp_path / f"{name}.jsonl", [{"question": f"{name}{i}", "answer": "x"} for i in range(4)])
+        for name in "ab"
+    )
     once, twice = (
         load_domain("d", [f"completion:{a}::{p}{b}"], tokenizer=tiny_tokenizer()) for p in ("", "completion:")
     )
@@ -80,7 +79,6 @@ def test_a_shape_may_stand_before_both_sources(tmp_path):
 
 
 def test_two_tasks_of_one_name(tmp_path):
-    (tmp_path / "x").mkdir()
     a, b = task_file(tmp_path / "a.jsonl", "p"), task_file(tmp_path / "x" / "a.jsonl", "q")
     with pytest.raises(DataError, match="called 'a'"):
         load_domain("d", [str(a), str(b)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
@@ -16,6 +15,7 @@ from freemoe.evals.tasks.domains import load_domain
 from freemoe.evals.tasks.responses import response_parts
 from freemoe.recipes import DataSection
 from freemoe.text.shapes import ChatTurn, ConversationItem
+from tests.rows import write_rows
 from tests.tiny import CHAT_TEMPLATE, tiny_model, tiny_tokenizer
 
 
@@ -37,9 +37,7 @@ def talks(folder, count=20):
         }
         for i in range(count)
     ]
-    path = folder / "talk.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+    return str(write_rows(folder / "talk.jsonl", rows))
 
 
 @pytest.mark.parametrize("template", [False, True])
@@ -74,10 +72,8 @@ def test_all_turns_of_a_conversation_are_on_one_side(tmp_path):
 
 
 def test_other_answers_to_one_question_stay_together(tmp_path):
-    path = tmp_path / "a.jsonl"
     rows = [{"instruction": f"say {i // 4}", "output": f"answer {i}"} for i in range(40)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = load_domain("d", [str(path)], tokenizer=tiny_tokenizer())
+    data = load_domain("d", [str(write_rows(tmp_path / "a.jsonl", rows))], tokenizer=tiny_tokenizer())
     assert len({d.key for d in data.reference.documents}) == 5
     assert not {d.key for d in data.reference.documents} & data.reported.content_keys()
 
@@ -100,9 +96,8 @@ def test_long_ones_are_cut_to_what_the_model_holds():
 
 
 def test_on_makes_every_prompt_a_message(tmp_path):
-    path = tmp_path / "q.jsonl"
     rows = [{"question": f"Is {i} even?", "choices": ["yes", "no"], "answer": i % 2} for i in range(20)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = write_rows(tmp_path / "q.jsonl", rows)
     data = load_domain("d", [str(path)], DataSection(chat="on"), tokenizer=chat_tokenizer())
     document = data.reference.documents[0]
     assert document.prompt == f"[user]Is {document.index} even?[/][assistant]"

@@ -18,6 +18,7 @@ from freemoe.recipes import DataSection
 from freemoe.text.documents import read_documents
 from freemoe.text.files import evenly_spaced, split_paragraphs
 from freemoe.text.groups import TextPassage
+from tests.rows import write_rows
 from tests.text.test_groups import FORMS, WORDS
 
 
@@ -140,8 +141,7 @@ def test_text_task_from_one_file(tmp_path):
 
 
 def test_text_task_from_two_files_and_json(tmp_path):
-    a, b = tmp_path / "a.jsonl", tmp_path / "b.json"
-    a.write_text("".join(json.dumps({"text": story(i) * 5}) + "\n" for i in range(9)))
+    a, b = write_rows(tmp_path / "a.jsonl", [{"text": story(i) * 5} for i in range(9)]), tmp_path / "b.json"
     b.write_text(json.dumps([story(i) * 5 for i in range(20, 29)]))
     domain = load_domain("d", [f"text:{a}::{b}"], tokenizer=Letters())
     assert len(domain.reference) > 5
@@ -162,25 +162,25 @@ def test_caps_of_its_own_bound_a_split_and_leave_the_other_as_it_is():
 
 
 def test_text_tasks_refuse(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_text("too short")
+    path = write_rows(tmp_path / "a.txt", ["too short"])
     with pytest.raises(DataError, match="given no tokenizer"):
         load_domain("d", [f"text:{path}"])
     with pytest.raises(DataError, match="gives no block of 256 tokens"):
         load_domain("d", [f"text:{path}"], tokenizer=Letters())
-    with pytest.raises(DataError, match=r"no known key.*txt"):
-        read_documents(_written(tmp_path / "b.jsonl", '{"txt": "a"}'))
-    with pytest.raises(DataError, match="a list of rows or of texts"):
-        read_documents(_written(tmp_path / "b.json", '{"text": "a"}'))
-    with pytest.raises(DataError, match="not JSON"):
-        read_documents(_written(tmp_path / "c.json", "[,]"))
-    with pytest.raises(DataError, match="is a folder"):
-        read_documents(tmp_path)
 
 
-def _written(path, text):
-    path.write_text(text)
-    return path
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("b.jsonl", '{"txt": "a"}', r"no known key.*txt"),
+        ("b.json", '{"text": "a"}', "a list of rows or of texts"),
+        ("c.json", "[,]", "not JSON"),
+        ("", "", "is a folder"),
+    ],
+)
+def test_files_that_hold_no_documents(name, text, said, tmp_path):
+    with pytest.raises(DataError, match=said):
+        read_documents(write_rows(tmp_path / name, [text]) if name else tmp_path)
 
 
 @pytest.mark.realdata
@@ -250,12 +250,11 @@ def test_rows_are_groups_and_the_same_row_is_dropped_from_the_reference(tmp_path
     def row(n):
         return {"text": f"Is {n} even? {'yn'[n % 2]}"}
 
-    a, b = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
-    a.write_text("".join(json.dumps({"text": f"Is {n} even? yes no " * 20}) + "\n" for n in range(30)))
+    a = write_rows(tmp_path / "a.jsonl", [{"text": f"Is {n} even? yes no " * 20} for n in range(30)])
     domain = load_domain("d", [f"text:{a}"], tokenizer=Letters())
     assert len({d.key for d in domain.reference.documents}) == 20
-    a.write_text("".join(json.dumps(row(n)) + "\n" for n in range(40)))
-    b.write_text("".join(json.dumps(row(n)).replace("even?", "EVEN !") + "\n" for n in range(20, 70)))
+    write_rows(a, map(row, range(40)))
+    b = write_rows(tmp_path / "b.jsonl", [{"text": row(n)["text"].replace("even?", "EVEN !")} for n in range(20, 70)])
     domain = load_domain("d", [f"text:{a}::{b}"], tokenizer=Letters())
     assert "20 reference groups dropped as also reported" in domain.notes[0]
     assert "Is 17 even" in "".join(d.reference for d in domain.reference.documents)

@@ -20,7 +20,9 @@ from tests.sandbox import needs_bubblewrap
 ABOUT = "hostile programs inside the sandbox, and without it as a control (T20)"
 FEW = (
     *("dir_fd", "sqlite3", "mkfifo", "another interpreter, without the hook", "read a secret", "kill", "TCP"),
-    *("the token in frames", "asyncio", "files and folders", "a pool of processes", "equal to everything"),
+    *("the token in frames", "words on every descriptor", "a flooded verdict", "every answer, each in a child"),
+    *("datagrams of a pair to a path", "datagrams of a pair to a name"),
+    *("asyncio", "files and folders", "a pool of processes", "equal to everything"),
 )
 
 

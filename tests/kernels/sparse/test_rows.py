@@ -37,21 +37,15 @@ def batch(each: list[int], size: tuple[int, int], dtype: torch.dtype, share: flo
     return x, weight, SparseExperts.from_places(found), order, np.cumsum([0, *each])
 
 
+SHAPES = [
+    (each, size, 0.05) for each in ([1], [2, 2], [1, 3, 2], [40, 5], [300, 2]) for size in ((7, 5), (70, 33), (130, 64))
+]
+# Places beyond 16 bits; the widest matrix.
+SHAPES += [([2, 3], (2000, 600), 0.003), ([1, 3], (3, rows.MOST_COLUMNS), 0.001)]
+
+
 @needs_loops
-@pytest.mark.parametrize(
-    ("each", "size", "share"),
-    [
-        *(
-            (each, size, 0.05)
-            for each in ([1], [2, 2], [1, 3, 2], [40, 5], [300, 2])
-            for size in ((7, 5), (70, 33), (130, 64))
-        ),
-        # Places beyond 16 bits; the widest matrix.
-        ([2, 3], (2000, 600), 0.003),
-        ([1, 3], (3, rows.MOST_COLUMNS), 0.001),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("each", "size", "share"), SHAPES, ids=str)
 @pytest.mark.parametrize("threads", [1, 3])
 def test_products_equal_masked_copies(
     each: list[int], size: tuple[int, int], share: float, threads: int, monkeypatch: pytest.MonkeyPatch

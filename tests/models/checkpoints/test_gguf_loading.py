@@ -139,24 +139,26 @@ def test_truncated_anywhere(tmp_path: Path) -> None:
     ("name", "how", "message"),
     [
         ("tiny", {"drop": "blk.1.ffn_up.weight"}, r"lacks 1 tensor \(model\.layers\.1\.mlp\.up_proj\.weight\)"),
+        ("tiny", {"layers": 3}, "lacks 9 tensors"),
         ("tiny", {"architecture": "plamo"}, r"plamo is not supported.*a GGUF of architecture 'plamo'"),
         ("tiny-00001-of-00003", {"split__count": 3}, r"is one of 3 parts of a model\. Join them first"),
         ("tiny", {"llama__rope__scale_linear": 4}, r"scales its rotary embedding \(linear, by 4\)"),
     ],
-    ids=["a missing tensor", "an unknown architecture", "one part of several", "scaled rotary embeddings"],
+    ids=[
+        "a missing tensor",
+        "fewer layers",
+        "an unknown architecture",
+        "one of several parts",
+        "scaled rotary embeddings",
+    ],
 )
 def test_files_that_make_no_model(name: str, how: dict[str, Any], message: str, tmp_path: Path) -> None:
-    path = write_gguf(tiny_llama(), tmp_path / f"{name}.gguf", **how)
+    model, how = tiny_llama(), dict(how)
+    model.config.num_hidden_layers = how.pop("layers", 2)
+    path = write_gguf(model, tmp_path / f"{name}.gguf", **how)
     for load in (load_base, load_tokenizer) if "architecture" in how else (load_base,):
         with pytest.raises(DataError, match=message):
             load(path)
-
-
-def test_fewer_layers_than_its_metadata_say(tmp_path: Path) -> None:
-    model = tiny_llama()
-    model.config.num_hidden_layers = 3
-    with pytest.raises(DataError, match="lacks 9 tensors"):
-        load_base(write_gguf(model, tmp_path / "tiny.gguf"))
 
 
 @pytest.mark.parametrize("number", [99, 9])

@@ -66,6 +66,10 @@ def cut(bytes_left: int) -> Change:
     return change
 
 
+def header(length: int, data: bytes) -> Change:
+    return holds("model.safetensors", struct.pack("<Q", length) + data)
+
+
 def more(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes() + b"x")
@@ -97,51 +101,33 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "a billion layers": (says("config.json", num_hidden_layers=10**9), r"num_hidden_layers 1,000,000,000.*38 tensors"),
     "layers of thirty digits": (says("config.json", num_hidden_layers=10**30), r"num_hidden_layers 1e\+30"),
     "no layers": (says("config.json", num_hidden_layers=0), "num_hidden_layers 0, and without layers"),
+    "fewer than no layers": (says("config.json", num_hidden_layers=-1), "num_hidden_layers -1"),
     **{
         f"{name} {value!r:.20}": (says("generation_config.json", **{name: value}), f"(?s)is not whole: {name}")
         for name, value in (
             ("num_beams", 0),
-            ("num_beams", 100_000),
             ("num_return_sequences", 10**9),
             ("temperature", "hot"),
             ("top_p", 10**30),
-            ("max_length", 10**30),
         )
     },
-    "fewer than no layers": (says("config.json", num_hidden_layers=-1), "num_hidden_layers -1"),
     "a huge vocabulary": (says("config.json", vocab_size=2**31), "vocab_size 2,147,483,648"),
     "a number in a config in it": (says("config.json", text_config={"hidden_size": 2**70}), "hidden_size 1.18e"),
-    "a family of large defaults": (
-        says("config.json", model_type="deepseek_v3"),
-        r"weights, and its files hold|not be loaded",
-    ),
+    "large defaults": (says("config.json", model_type="deepseek_v3"), "weights, and its files hold|not be loaded"),
     "a config that is a list": (holds("config.json", b"[]"), r"config.json holds a JSON list"),
-    "a config that is nothing": (holds("config.json", b"null"), r"config.json holds a JSON NoneType"),
-    "a config that was cut": (holds("config.json", b'{"model_type": "lla'), "not JSON"),
-    "a config with a key twice": (
-        holds("config.json", b'{"model_type": "llama", "model_type": "gpt2"}'),
-        "given twice",
-    ),
-    "a deep config": (holds("config.json", b'{"a":' + b"[" * 10**5), "deep"),
+    "a config with a key twice": (holds("config.json", b'{"model_type": "llama", "model_type": "gpt2"}'), "twice"),
     "a config that is a pipe": (made("config.json", os.mkfifo), "a pipe or a device"),
-    "a config that is a folder": (made("config.json", os.mkdir), "is a folder"),
     "a config that leads to itself": (made("config.json", lambda p: p.symlink_to(p)), "no config.json|cannot be read"),
-    "weights that are a pipe": (made("model.safetensors", os.mkfifo), "a pipe or a device"),
     "weights that are a device": (made("model.safetensors", lambda p: p.symlink_to("/dev/zero")), "a pipe or a device"),
     "a tokenizer that is a pipe": (made("tokenizer.json", os.mkfifo), "a pipe or a device"),
     "a template that is a pipe": (made("chat_template.jinja", os.mkfifo), "a pipe or a device"),
     "empty weights": (cut(0), "0 bytes and announces a header of 0"),
-    "weights cut in their length": (cut(5), "5 bytes and announces"),
     "weights cut in their header": (cut(100), "announces a header"),
     "weights cut by a byte": (cut(-1), "cut short"),
     "weights with more behind": (more, "longer than its header"),
-    "a header without end": (
-        holds("model.safetensors", struct.pack("<Q", 2**63) + b"{}"),
-        "announces a header of 9,223",
-    ),
-    "a header that is deep": (holds("model.safetensors", struct.pack("<Q", 10**5) + b"[" * 10**5), "deep"),
-    "a header that is no JSON": (holds("model.safetensors", struct.pack("<Q", 2) + b"{x"), "not JSON"),
-    "a header of other things": (holds("model.safetensors", struct.pack("<Q", 7) + b'{"a":5}'), "cannot be read"),
+    "a header without end": (header(2**63, b"{}"), "announces a header of 9,223"),
+    "a header that is deep": (header(10**5, b"[" * 10**5), "deep"),
+    "a header of other things": (header(7, b'{"a":5}'), "cannot be read"),
     "an index that is a list": (lambda f: instead(INDEX, b"[]")(f), "no weight_map"),
     "an index of numbers": (instead(INDEX, b'{"weight_map": {"a": 5}}'), "no weight_map"),
     "an index that leads out": (
@@ -151,7 +137,6 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "an index of a file that is not there": (instead(INDEX, b'{"weight_map": {"a": "b.safetensors"}}'), "is not there"),
     # By what transformers says, whatever it raises.
     "no heads": (says("config.json", num_attention_heads=0), "could not be loaded: ZeroDivisionError"),
-    "heads in words": (says("config.json", num_attention_heads="four"), "could not be loaded"),
     "a type that is a list": (says("config.json", model_type=[]), "could not be loaded"),
     "an unknown type": (says("config.json", model_type="x\x1b[31m"), "could not be loaded"),
     "a quantisation that is a number": (says("config.json", quantization_config=5), "could not be loaded"),

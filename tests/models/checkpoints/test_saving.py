@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from transformers import AutoModelForCausalLM, modeling_utils
 from freemoe.core.errors import ArtifactError, DataError, FamilyError
 from freemoe.models.checkpoints.saving import require_free, save_checkpoint
 from tests.memory import bytes_beside
+from tests.rows import write_rows
 from tests.tiny import CASES, tiny_model
 
 
@@ -118,26 +120,22 @@ def test_what_cannot_be_saved(tmp_path):
 @pytest.mark.parametrize(
     ("held", "why"),
     [
-        ({"config.json": "{}"}, "holds no weights"),
-        ({"model.safetensors": ""}, "is no model folder"),
-        ({"config.json": "{}", "model.safetensors": "", "thesis.tex": "x"}, "also holds 'thesis.tex'"),
-        ({"config.json": "{}", "model.safetensors": "", "src/main.c": "x"}, "also holds 'src'"),
-        ({"config.json": "{}", "model.safetensors": "", "notes.txt": "x"}, "also holds 'notes.txt'"),
-        ({"config.json": "{}", "model.safetensors": "", "answers.json": "x"}, "also holds 'answers.json'"),
-        ({"config.json": "{}", "model.safetensors": "", "freemoe_config.json": "{}"}, "is an artefact of freemoe"),
-        ({"config.json": "{}", "model.safetensors": "", "tokenizer.json": "{}", "README.md": ""}, None),
+        ("config.json", "holds no weights"),
+        ("model.safetensors", "is no model folder"),
+        ("config.json model.safetensors thesis.tex", "also holds 'thesis.tex'"),
+        ("config.json model.safetensors src/main.c", "also holds 'src'"),
+        ("config.json model.safetensors notes.txt", "also holds 'notes.txt'"),
+        ("config.json model.safetensors answers.json", "also holds 'answers.json'"),
+        ("config.json model.safetensors freemoe_config.json", "is an artefact of freemoe"),
+        ("config.json model.safetensors tokenizer.json README.md", None),
     ],
 )
-def test_only_a_plain_checkpoint_is_replaced(tmp_path: Path, held: dict[str, str], why: str | None) -> None:
-    for name, content in held.items():
-        (tmp_path / "out" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "out" / name).write_text(content)
+def test_only_a_plain_checkpoint_is_replaced(tmp_path: Path, held: str, why: str | None) -> None:
+    for name in held.split():
+        write_rows(tmp_path / "out" / name, [{}])
     with pytest.raises(ArtifactError, match="exists already"):
         require_free(tmp_path / "out", overwrite=False)
-    if why is None:
-        require_free(tmp_path / "out", overwrite=True)
-        return
-    with pytest.raises(ArtifactError, match=why):
+    with pytest.raises(ArtifactError, match=why) if why else nullcontext():
         require_free(tmp_path / "out", overwrite=True)
 
 

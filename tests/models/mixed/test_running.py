@@ -77,33 +77,30 @@ def test_a_mixed_batch_equals_its_sequences_by_themselves(family: str) -> None:
     assert not any("forward" in module.__dict__ for module in model.modules())
 
 
+def outcome(model: Any, strategy: str = "fused") -> torch.Tensor:
+    with opened(model, strategy) as run:
+        run.assign(NAMES)
+        return model(IDS).logits
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_bfloat16_within_its_rounding(strategy: str) -> None:
     model = tiny_model("llama").to(torch.bfloat16)
     wanted = one_by_one(model, NAMES).float()
-    with opened(model, strategy) as run:
-        run.assign(NAMES)
-        found = model(IDS).logits.float()
-    assert (found - wanted).abs().max() < 0.06 * wanted.abs().max()
+    assert (outcome(model, strategy).float() - wanted).abs().max() < 0.06 * wanted.abs().max()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
 def test_types_that_have_no_loops(dtype: torch.dtype) -> None:
     model = tiny_model("llama").to(dtype)
-    wanted = one_by_one(model, NAMES)
-    with opened(model, "fused") as run:
-        run.assign(NAMES)
-        close = {"rtol": 1e-2, "atol": 2e-2} if dtype == torch.float16 else {}
-        torch.testing.assert_close(model(IDS).logits, wanted, **close)
+    close = {"rtol": 1e-2, "atol": 2e-2} if dtype == torch.float16 else {}
+    torch.testing.assert_close(outcome(model), one_by_one(model, NAMES), **close)
 
 
 def test_without_numba_copies_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sparse, "importable", lambda package: False)
     model = tiny_model("llama")
-    wanted = one_by_one(model, NAMES)
-    with opened(model, "fused") as run:
-        run.assign(NAMES)
-        torch.testing.assert_close(model(IDS).logits, wanted, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(outcome(model), one_by_one(model, NAMES), rtol=1e-5, atol=1e-5)
 
 
 def test_one_cache_and_tokens_one_by_one() -> None:
@@ -195,21 +192,13 @@ def test_what_was_not_used_for_longest_is_forgotten() -> None:
     weights = find_weights(tiny_model("llama"))
     masks = {str(i): mask_of({weights[0].name: torch.arange(i, 900, 41)}, weights) for i in range(4)}
     asked: list[str] = []
-
-    def mask_of_name(name: str) -> Mask:
-        asked.append(name)
-        return masks[name]
-
     board = MixedBoard(weights, most_bytes=3 * 200)
     assert board.held_bytes("0") == 0
-    board.get_experts(["0"], mask_of_name)
-    assert 0 < board.held_bytes("0") <= 300
-    board.get_experts(["1"], mask_of_name)
-    board.get_experts(["0"], mask_of_name)
-    board.get_experts(["2", "3"], mask_of_name)
-    assert "1" not in board
-    assert "2" in board
-    assert "3" in board
+    for names in ("0", "1", "0"):
+        board.get_experts([names], lambda name: asked.append(name) or masks[name])
+        assert 0 < board.held_bytes("0") <= 300
+    board.get_experts(["2", "3"], lambda name: asked.append(name) or masks[name])
+    assert [name in board for name in "123"] == [False, True, True]
     assert asked == ["0", "1", "2", "3"]
 
 
