@@ -6,11 +6,9 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -22,7 +20,7 @@ import pytest
 
 from freemoe import FreeMoE
 from freemoe.serve.ray.launch import missing_packages
-from tests.serve.conftest import alone
+from tests.serve.conftest import alone, free_port, wait_until
 
 pytestmark = [
     pytest.mark.skipif(bool(missing_packages()), reason="needs Ray Serve: pip install 'freemoe[serve-ray]'"),
@@ -49,26 +47,13 @@ def true(whole: FreeMoE) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def there(folders: SimpleNamespace) -> Iterator[Any]:
     """A server on a Ray of its own; it is ended by the last test."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    line = [
-        "serve",
-        str(folders.own),
-        "--on",
-        "ray",
-        "--replicas",
-        "2",
-        "--threads",
-        "1",
-        "--expert-root",
-        str(folders.root),
-    ]
+    port = free_port()
+    line = f"serve {folders.own} --on ray --replicas 2 --threads 1 --expert-root {folders.root} --port {port}".split()
     # What a shell of this test's own may say of Ray is none of the server's.
     environ = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     with (
         subprocess.Popen(
-            [sys.executable, "-m", "freemoe", *line, "--port", str(port)],
+            [sys.executable, "-m", "freemoe", *line],
             env={**environ, "FREEMOE_API_KEY": KEY, "OMP_NUM_THREADS": "1"},
             stderr=subprocess.PIPE,
             text=True,
@@ -87,10 +72,7 @@ def there(folders: SimpleNamespace) -> Iterator[Any]:
 
 
 def until(done: Callable[[], object], seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < end, "This took too long."
-        time.sleep(0.1)
+    assert wait_until(done, seconds), "This took too long."
 
 
 def ready(there: Any) -> int:
