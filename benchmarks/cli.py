@@ -100,23 +100,14 @@ def _command(
 ) -> None:
     wanted = names_of(names, model)
     if dry_run:
-        plan = {name: BENCHES.about(name) for name in wanted}
-        for line in (
-            [json.dumps({"benchmarks": plan})] if as_json else [f"{name}: {about}" for name, about in plan.items()]
-        ):
-            print_line(line)
+        _tell_plan(wanted, as_json)
         return
     if data_root is not None and not data_root.expanduser().is_dir():
         raise DataError(f"No folder at {data_root.expanduser().resolve()} (--data-root). Check the path.")
     here = _side_by_side(place, workers, wanted)
     where = _place(device, wanted)
     calm_libraries()
-    if threads:
-        from freemoe.core.environment import use_threads
-
-        # Here, and in the processes that a benchmark starts.
-        use_threads(threads)
-        os.environ["OMP_NUM_THREADS"] = str(threads)
+    _use_threads(threads)
     settings = Settings(
         quick=quick,
         seed=seed,
@@ -134,6 +125,22 @@ def _command(
         _list_cells(wanted, settings, as_json)
     else:
         _run(wanted, settings, output, as_json)
+
+
+def _tell_plan(wanted: list[str], as_json: bool) -> None:
+    plan = {name: BENCHES.about(name) for name in wanted}
+    lines = [json.dumps({"benchmarks": plan})] if as_json else [f"{name}: {about}" for name, about in plan.items()]
+    for line in lines:
+        print_line(line)
+
+
+def _use_threads(threads: int | None) -> None:
+    """Have so many CPU threads, here and in the processes that a benchmark starts."""
+    if threads:
+        from freemoe.core.environment import use_threads
+
+        use_threads(threads)
+        os.environ["OMP_NUM_THREADS"] = str(threads)
 
 
 def _side_by_side(text: str, workers: int, wanted: list[str]) -> ExecutorSpec:
