@@ -114,13 +114,19 @@ def test_the_scores_are_the_written_models(done: Path, base: Path) -> None:
 
 def test_a_missed_budget_is_said_everywhere(done: Path, base: Path, tmp_path: Path) -> None:
     """Thresholds begin at all weights, and four steps bring none of them down."""
-    folder = convert(recipe(base, tmp_path / "out", profile="paper", rivals=False))
+    kept = {"gates": {"export": "threshold"}}
+    folder = convert(recipe(base, tmp_path / "out", profile="paper", rivals=False, **kept))
     result = json.loads((folder / "result.json").read_text())
     assert result["missed_budget"] == {"asked": 0.5, "got": 1.0}
     loud = "BUDGET MISSED: 50.0% active weights were asked for, and a token uses 100.0%"
     assert any(line.startswith(loud) for line in headlines(ConvertResult.model_validate(result)))
     assert loud in (folder / "README.md").read_text(encoding="utf-8")
     assert "The budget was missed" in page(ConvertResult.model_validate(result))
+    moved = json.loads((convert(recipe(base, tmp_path / "moved", profile="paper", rivals=False)) / "result.json").read_text())
+    assert "missed_budget" not in moved
+    assert moved["parameters"]["active_share"] == pytest.approx(0.5, abs=0.01)
+    far = "BUDGET NOT REACHED IN TRAINING: masks of the last step keep "
+    assert any(line.startswith(far) for line in headlines(ConvertResult.model_validate(moved)))
     met = json.loads((done / "result.json").read_text())
     assert "missed_budget" not in met
     assert not any("BUDGET" in line for line in headlines(ConvertResult.model_validate(met)))

@@ -13,6 +13,9 @@ from freemoe.evals.verdict import GainVerdict, interval_sign, judge_against_mode
 from freemoe.hub.cards import HERE, CardMetric, base_shown, card_header, card_notes, loading_example, markdown_table
 from freemoe.tomoe.result import ConvertResult
 
+_FAR = 0.05
+"""From the share that was asked for, of the last training step's masks: then the page says so."""
+
 NAMES = {
     "dense": "dense model",
     "converted": "converted",
@@ -93,11 +96,17 @@ def headlines(result: ConvertResult) -> list[str]:
 
 
 def missed_text(result: ConvertResult) -> list[str]:
-    """One loud line where a token uses more weights than was asked for."""
-    missed = result.missed_budget
+    """A loud line where a token uses another share of the weights than was asked for, or training was far from it."""
+    missed, gates, asked = result.missed_budget, result.recipe["gates"], result.recipe["active"]
+    ended = result.history["rows"][-1][result.history["columns"].index("active")] if result.history["rows"] else asked
+    if missed is None and gates.get("export") == "share" and abs(ended - asked) > _FAR:
+        return [
+            f"BUDGET NOT REACHED IN TRAINING: masks of the last step keep {format_percent(ended)} of the weights, and the export moved "
+            f"the threshold to {format_percent(asked)}. Give more steps, by --steps."
+        ]
     if missed is None:
         return []
-    if result.recipe["gates"]["budget"] == "loss":
+    if gates["budget"] == "loss":
         advice = (
             "Thresholds (gates.budget: loss) come down to a budget over thousands of steps: give more, by --steps, or let every "
             "step keep it: --profile default."

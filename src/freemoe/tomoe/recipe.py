@@ -59,7 +59,8 @@ class GateSection(RecipeSection):
         default=True, description="Mask the attention's output in training, as a converted model does."
     )
     mask_twice: bool = Field(
-        default=False, description="Mask gate and up, so that a dropped neuron gets no gradient (authors)."
+        default=False,
+        description="Mask gate and up, so that a dropped neuron gets no gradient (the paper's Eq. 2, authors).",
     )
     local_embedding: bool = Field(default=True, description="Decode each token's own embedding for V/O.")
     expert_embedding: bool = Field(
@@ -77,6 +78,15 @@ class GateSection(RecipeSection):
         default="mean", description="K: kept value dimensions over tokens (budget: loss)."
     )
     equal_widths: bool = Field(default=True, description="Raise every expert to the layer's largest width.")
+    widen: Literal["uncovered", "own"] = Field(
+        default="uncovered",
+        description="By what an expert is raised: neurons that no expert has and then its own best, or its own best (authors).",
+    )
+    export: Literal["threshold", "share"] = Field(
+        default="threshold",
+        description="What is converted of logits: those above the threshold, or above the one that gives the active share asked "
+        "for (budget: loss). Noise keeps more in training than a threshold does at its end.",
+    )
 
 
 class LossSection(RecipeSection):
@@ -93,7 +103,11 @@ class LossSection(RecipeSection):
     balance: float = Field(
         default=0.05, ge=0, le=limits.WEIGHT, description="R_L: every expert gets its share of the tokens."
     )
-    balance_form: Literal["soft", "hard"] = Field(default="soft", description="N sum F P, or sum F F (authors).")
+    balance_form: Literal["soft", "gumbel", "hard"] = Field(
+        default="soft",
+        description="soft: N sum F P, P the router's softmax; gumbel: P of its Gumbel-softmax (the paper's Eq. 9); hard: sum F F "
+        "(authors).",
+    )
     size_smoothing: float = Field(
         default=0.0, ge=0, le=1, description="Added inside the logarithms of R_P and R_U (authors: 0.001)."
     )
@@ -153,17 +167,29 @@ class TrainSection(RecipeSection):
         le=2**30,
         description="Tokens of the statistics that training and rivals begin with, about.",
     )
+    keep: Literal["best", "last"] = Field(
+        default="best",
+        description="The state that is converted: the best on held-out text, or the last one (the paper).",
+    )
     save_every: int = Field(default=50, ge=1, le=limits.STEPS, description="Steps between two saved states.")
 
 
 _PAPERS: dict[str, Any] = {"rate": 1e-3, "weight_decay": 0.05, "batch_tokens": 2048, "schedule": "constant"}
-_PAPERS |= {"mean_window": 0.0, "rate_steps": 0}
+_PAPERS |= {"mean_window": 0.0, "rate_steps": 0, "keep": "last"}
 
 _PROFILES: dict[str, dict[str, dict[str, Any]]] = {
     "default": {},
     "paper": {
-        "gates": {"budget": "loss", "start": "random", "mlp_masks": "tokens", "noise": True},
-        "losses": {"union": 2.0, "union_attention": True, "balance": 1.0},
+        "gates": {
+            "budget": "loss",
+            "start": "random",
+            "mlp_masks": "tokens",
+            "noise": True,
+            "mask_twice": True,
+            "widen": "own",
+            "export": "share",
+        },
+        "losses": {"union": 2.0, "union_attention": True, "balance": 1.0, "balance_form": "gumbel"},
         "train": {"steps": 10000, **_PAPERS},
     },
     "authors": {
@@ -256,6 +282,14 @@ class ConvertRecipe(Recipe):
             raise ValueError("gates.mlp_masks tokens needs gates.budget loss; an exact budget has one mask per expert")
         if self.gates.budget == "exact" and self.gates.attention == "heads":
             raise ValueError("gates.attention heads needs gates.budget loss: the statistics rank dimensions, not heads")
+        if self.gates.export == "share" and self.gates.budget == "exact":
+            raise ValueError(
+                "gates.export share needs gates.budget loss: an exact budget has the share that was asked for"
+            )
+        if self.gates.export == "share" and (self.gates.export_noise or self.gates.keep == "max"):
+            raise ValueError(
+                "gates.export share counts the mean K without noise: leave out gates.export_noise and keep max"
+            )
         return self
 
     @model_validator(mode="after")

@@ -85,6 +85,11 @@ def gumbel_softmax(logits: Tensor, tau: float, generator: torch.Generator | None
     return _HardChoice.apply(logits + gumbel_noise(logits, generator), tau)  # pyright: ignore[reportReturnType]
 
 
+def gumbel_probabilities(logits: Tensor, tau: float, generator: torch.Generator | None) -> Tensor:
+    """softmax((logits + g) / tau) of every row (..., n): what `gumbel_softmax` takes its gradient from (ToMoE Eq. 9's P)."""
+    return torch.softmax((logits + gumbel_noise(logits, generator)) / tau, dim=-1)
+
+
 def hard_top_k(logits: Tensor, k: int, tau: float, generator: torch.Generator | None = None) -> Tensor:
     """Keep exactly the ``k`` best of every row.
 

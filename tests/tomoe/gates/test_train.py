@@ -61,6 +61,7 @@ def finished(own: GateTrainer) -> list:
         own.model,
         text(seed=1),
         own.step,
+        own.recipe.active,
     )
 
 
@@ -85,6 +86,33 @@ def test_an_exact_budget_holds_at_every_step_and_at_the_end(active: float) -> No
     require_structure_fits(structure, own.sublayers)
     share = active_parameters(structure, own.sublayers) / dense_parameters(own.sublayers)
     assert share == pytest.approx(own.history.rows[-1][column], abs=1e-6)
+
+
+@pytest.mark.parametrize("active", [0.3, 0.5, 0.7])
+def test_thresholds_are_exported_at_the_share_that_was_asked_for(active: float) -> None:
+    """Noise keeps more in training than a threshold does: unmoved, the share is that of the threshold."""
+    shares = {}
+    for export in ("share", "threshold"):
+        own = trainer(recipe(active=active, **PAPER, gates={"export": export}))
+        own.train_until(2)
+        structure = finished(own)
+        require_structure_fits(structure, own.sublayers)
+        shares[export] = active_parameters(structure, own.sublayers) / dense_parameters(own.sublayers)
+    assert shares["share"] == pytest.approx(active, abs=0.01)
+    assert abs(shares["threshold"] - active) > 0.05
+
+
+def test_one_choice_of_value_dimensions_has_one_draw() -> None:
+    counts = {}
+    for masks in ("static", "tokens"):
+        own = trainer(recipe(**PAPER, gates={"value_masks": masks, "offset": 0.0}))
+        logits = own.hypernetwork()
+        made = own.gating.sample_masks(logits, None, 1)
+        with own.gating.apply_masks(own.hypernetwork, logits, made, None, 1):
+            own.model(text().ids)
+        counts[masks] = [len(set(seen.value_counts.tolist())) for seen in made.seen]
+    assert set(counts["static"]) == {1}
+    assert min(counts["tokens"]) > 1
 
 
 def test_long_trainings_move_routers_slowly_and_offsets_by_their_gradients() -> None:
@@ -283,3 +311,7 @@ def test_equalised_experts_have_one_width_and_what_they_had() -> None:
     assert set(raised.sum(1).tolist()) == {int(experts.sum(1).max())}
     assert bool((raised | ~experts).all())
     assert int(raised.any(0).sum()) >= int(experts.any(0).sum())
+    for had, values, widened in zip(experts, logits, equalise_widths(experts, logits, "own"), strict=True):
+        others = sorted((n for n in range(30) if not had[n]), key=lambda n: -float(values[n]))
+        best = others[: int(experts.sum(1).max()) - int(had.sum())]
+        assert {n for n in range(30) if widened[n]} == {n for n in range(30) if had[n]} | set(best)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import bisect
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,26 +14,37 @@ from freemoe.kernels.gates import top_k_mask
 from freemoe.models.sublayers import DecoderSublayers
 from freemoe.text.blocks import PackedBlocks
 from freemoe.tomoe.gates.budget import LayerWidths
-from freemoe.tomoe.gates.gating import GateSampler
+from freemoe.tomoe.gates.gating import GateSampler, LayerGateOutputs
 from freemoe.tomoe.gates.hypernetwork import Hypernetwork, LayerLogits
 from freemoe.tomoe.measure.scores import TOKENS
 from freemoe.tomoe.recipe import GateSection
-from freemoe.tomoe.structures.structure import LayerStructure, Structure, ValueGateTensors
+from freemoe.tomoe.structures.structure import (
+    LayerStructure,
+    Structure,
+    ValueGateTensors,
+    active_parameters,
+    dense_parameters,
+)
+from freemoe.training.straight_through import MEDIAN_NOISE
+
+_MOVES = 4096
+"""Thresholds that an export at a share chooses from: quantiles of all logits."""
 
 
-def equalise_widths(experts: Tensor, logits: Tensor) -> Tensor:
-    """Raise every expert to the largest width: first neurons that no expert has, then its own best (ToMoE App. E).
+def equalise_widths(experts: Tensor, logits: Tensor, widen: str = "uncovered") -> Tensor:
+    """Raise every expert to the largest width (ToMoE App. E, which does not say by which neurons).
 
     Args:
         experts: (experts, width) bool.
         logits: (experts, width).
+        widen: ``uncovered``: first neurons that no expert has, then its own best; ``own``: its own best, as the authors' code does.
 
     Returns:
         (experts, width) bool; every row keeps what it had.
     """
     raised = experts.clone()
     most = int(experts.sum(dim=1).max())
-    span = float(logits.max() - logits.min()) + 1
+    span = float(logits.max() - logits.min()) + 1 if widen == "uncovered" else 0.0
     for own, values in zip(raised, logits, strict=True):
         missing = most - int(own.sum())
         uncovered = ~raised.any(dim=0)
@@ -49,6 +62,7 @@ def structure_of(
     model: Any,
     held_out: PackedBlocks,
     steps: int,
+    share: float = 1.0,
 ) -> Structure:
     """Read the structure that training ended with.
 
@@ -60,17 +74,69 @@ def structure_of(
         model: The base, for K.
         held_out: Text on which thresholds' K is counted.
         steps: Of training; the noise of an export that has some is that of the next step.
+        share: Of the weights that a token shall use, where the recipe moves the thresholds to it (``export: share``).
     """
-    recipe = gating.recipe
-    logits = hypernetwork()
-    made = gating.sample_masks(logits, widths, steps if recipe.export_noise else None)
-    keep = (
-        [w.vo for w in widths]
-        if widths is not None
-        else _count_value_dims(hypernetwork, gating, model, held_out, steps)
-    )
-    found = []
-    for n, (layer, own) in enumerate(zip(sublayers, logits, strict=True)):
+    recipe, logits = gating.recipe, hypernetwork()
+    step = steps if recipe.export_noise else None
+    if widths is not None:
+        return _read_structure(hypernetwork, gating, logits, widths, step, [w.vo for w in widths])
+    if recipe.export == "threshold":
+        seen = list(_gates_on_text(hypernetwork, gating, logits, model, held_out, step))
+        counts = [torch.cat([batch[n].value_counts for batch in seen]) for n in range(len(sublayers))]
+        keep = [int(c.max()) if recipe.keep == "max" else round(float(c.mean())) for c in counts]
+        return _read_structure(hypernetwork, gating, logits, None, step, keep)
+    return _structure_at_share(hypernetwork, gating, logits, model, held_out, share)
+
+
+def _structure_at_share(
+    hypernetwork: Hypernetwork,
+    gating: GateSampler,
+    logits: Sequence[LayerLogits],
+    model: Any,
+    held_out: PackedBlocks,
+    share: float,
+) -> Structure:
+    """The structure of one threshold for all logits, moved to where a token uses the asked share of the weights.
+
+    K of a layer counts its scores above the moved threshold on text that is read once, with the thresholds unmoved: what a move
+    does to the layers below is not in it.
+    """
+    sublayers, recipe = gating.sublayers, gating.recipe
+    scores = torch.cat([t.flatten() for own in logits for t in (own.qk, own.mlp)]).sort().values
+    places = torch.linspace(0, len(scores) - 1, min(_MOVES, len(scores)), device=scores.device).long()
+    thresholds = scores[places] + recipe.offset + MEDIAN_NOISE
+    above, tokens = [torch.zeros(len(places), device=scores.device) for _ in sublayers], 0
+    for batch in _gates_on_text(hypernetwork, gating, logits, model, held_out, None):
+        for total, seen in zip(above, batch, strict=True):
+            ascending = seen.value_scores.flatten().sort().values
+            total += len(ascending) - torch.searchsorted(ascending, thresholds, right=True)
+        tokens += len(batch[0].value_scores)
+
+    def read_above(number: int) -> Structure:
+        moved = recipe.model_copy(update={"offset": recipe.offset - float(thresholds[number])})
+        keep = [round(float(total[number]) / tokens) for total in above]
+        return _read_structure(hypernetwork, replace(gating, recipe=moved), logits, None, None, keep)
+
+    def active_share(number: int) -> float:
+        return active_parameters(read_above(number), sublayers) / dense_parameters(sublayers)
+
+    # The higher the threshold, the less is kept: the first one at or below the share is found by halving.
+    first = bisect.bisect_left(range(len(places)), -share, key=lambda number: -active_share(number))
+    near = [number for number in (first - 1, first) if 0 <= number < len(places)]
+    return read_above(min(near, key=lambda number: abs(active_share(number) - share)))
+
+
+def _read_structure(
+    hypernetwork: Hypernetwork,
+    gating: GateSampler,
+    logits: Sequence[LayerLogits],
+    widths: Sequence[LayerWidths] | None,
+    step: int | None,
+    keep: Sequence[int],
+) -> Structure:
+    """The structure of logits, with K value dimensions (``keep``) in each layer; with the noise of a step, if that is given."""
+    recipe, made, found = gating.recipe, gating.sample_masks(logits, widths, step), []
+    for n, (layer, own) in enumerate(zip(gating.sublayers, logits, strict=True)):
         gates: Any = hypernetwork.attention[n]
         router: Any = hypernetwork.mlp[n].router
         qk = made.qk[n].bool()
@@ -80,7 +146,7 @@ def structure_of(
         # An expert of a threshold may have lost every neuron: its best one stays.
         experts |= top_k_mask(own.mlp, 1).bool()
         if recipe.equal_widths:
-            experts = equalise_widths(experts, own.mlp)
+            experts = equalise_widths(experts, own.mlp, recipe.widen)
         k = max(1, min(layer.rotary.head_dim, keep[n]))
         heads = made.heads[n]
         if heads is not None:
@@ -121,20 +187,18 @@ def _value_selector(gates: Any, layer_logits: LayerLogits, recipe: GateSection, 
     return ValueGateTensors(*(t.detach().float().cpu().clone() for t in numbers), keep=torch.tensor(k))
 
 
-def _count_value_dims(
-    hypernetwork: Hypernetwork, gating: GateSampler, model: Any, held_out: PackedBlocks, steps: int
-) -> list[int]:
-    """K of every layer: kept value dimensions, mean or maximum over the tokens of held-out text (ToMoE App. E)."""
-    counts: list[list[Tensor]] = [[] for _ in gating.sublayers]
+def _gates_on_text(
+    hypernetwork: Hypernetwork,
+    gating: GateSampler,
+    logits: Sequence[LayerLogits],
+    model: Any,
+    held_out: PackedBlocks,
+    step: int | None,
+) -> Iterator[list[LayerGateOutputs]]:
+    """What every layer's gates do on held-out text, batch by batch."""
     device = next(model.parameters()).device
-    logits = hypernetwork()
-    noisy = steps if gating.recipe.export_noise else None
     for batch in held_out.iter_batches(TOKENS):
-        made = gating.sample_masks(logits, None, noisy)
-        with gating.apply_masks(hypernetwork, logits, made, None, noisy):
+        made = gating.sample_masks(logits, None, step)
+        with gating.apply_masks(hypernetwork, logits, made, None, step):
             model.base_model(batch.ids.to(device), position_ids=batch.positions.to(device), use_cache=False)
-        for own, seen in zip(counts, made.seen, strict=True):
-            assert seen.value_counts is not None
-            own.append(seen.value_counts)
-    together = [torch.cat(own) for own in counts]
-    return [int(c.max()) if gating.recipe.keep == "max" else round(float(c.mean())) for c in together]
+        yield made.seen

@@ -21,7 +21,13 @@ from freemoe.tomoe.gates.hypernetwork import Hypernetwork, LayerLogits
 from freemoe.tomoe.gates.losses import mask_union
 from freemoe.tomoe.recipe import GateSection
 from freemoe.tomoe.structures.masked import by_head, mask_attention
-from freemoe.training.straight_through import gumbel_sigmoid, gumbel_softmax, hard_top_k
+from freemoe.training.straight_through import (
+    MEDIAN_NOISE,
+    gumbel_probabilities,
+    gumbel_sigmoid,
+    gumbel_softmax,
+    hard_top_k,
+)
 
 
 @dataclass
@@ -30,12 +36,14 @@ class LayerGateOutputs:
 
     Attributes:
         value_counts: (tokens,), kept value dimensions of each token, with a gradient.
+        value_scores: (tokens, head_dim), above 0 where a dimension is kept; outside of training.
         value_union: (head_dim,), which value dimensions some token keeps, with a gradient.
         chosen: (tokens, experts), one-hot, with a gradient.
-        probabilities: (tokens, experts), the router's softmax.
+        probabilities: (tokens, experts), the router's softmax, or Gumbel-softmax.
     """
 
-    value_counts: Tensor | None = None
+    value_counts: Any = None
+    value_scores: Any = None
     value_union: Tensor | None = None
     chosen: Tensor | None = None
     probabilities: Tensor | None = None
@@ -90,6 +98,7 @@ class GateSampler:
         seed: Of the noise.
         rank: Of this process: tokens of another draw other noise, masks that all share draw the same.
         value_unions: Whether to note which value dimensions some token keeps.
+        noisy_probabilities: Whether the router's probabilities have the noise and the temperature of its choice.
     """
 
     sublayers: Sequence[DecoderSublayers]
@@ -97,6 +106,7 @@ class GateSampler:
     seed: int
     rank: int = 0
     value_unions: bool = False
+    noisy_probabilities: bool = False
 
     def noise_generator(
         self, step: int | None, site: int, device: torch.device, rank: int = 0
@@ -167,11 +177,18 @@ class GateSampler:
         def mask_values(x: Tensor) -> Tensor:
             local = recipe.local_embedding and recipe.value_masks == "tokens"
             scores = gates.values(x, layer_logits.value_embedding, local)
-            noise = self.noise_generator(step, 5 * layer.number + 2, scores.device, self.rank)
-            mask = self._sample_mask(scores, width.vo if width else None, noise)
+            static = recipe.value_masks == "static"
+            # One choice for all tokens has one draw, in every process the same (ToMoE Eq. 5, s_0).
+            noise = self.noise_generator(step, 5 * layer.number + 2, scores.device, 0 if static else self.rank)
+            drawn = self._sample_mask(
+                scores.flatten(0, -2)[:1] if static else scores, width.vo if width else None, noise
+            )
+            mask = drawn.expand_as(scores)
+            if step is None:
+                seen.value_scores = scores.flatten(0, -2) + recipe.offset + MEDIAN_NOISE
             seen.value_counts = mask.sum(dim=-1).flatten()
             if self.value_unions:
-                seen.value_union = mask_union(mask.flatten(0, -2))
+                seen.value_union = mask_union(drawn.flatten(0, -2))
             return mask
 
         return mask_attention(layer, made.qk[layer.number], mask_values, mask_output=recipe.mask_output)
@@ -187,7 +204,12 @@ class GateSampler:
             noise = self.noise_generator(step, 5 * layer.number + 3, logits.device, self.rank)
             now["chosen"] = gumbel_softmax(logits, recipe.temperature, noise)
             seen.chosen = now["chosen"].flatten(0, -2)
-            seen.probabilities = torch.softmax(logits, dim=-1).flatten(0, -2)
+            again = self.noise_generator(step, 5 * layer.number + 3, logits.device, self.rank)
+            seen.probabilities = (
+                gumbel_probabilities(logits, recipe.temperature, again)
+                if self.noisy_probabilities
+                else torch.softmax(logits, dim=-1)
+            ).flatten(0, -2)
 
         def on_down(module: nn.Module, args: Any) -> tuple[Tensor, ...]:
             chosen, a = now.pop("chosen"), args[0]

@@ -54,8 +54,8 @@ def balance_loss(chosen: Tensor, probabilities: Tensor, form: str = "soft") -> T
 
     Args:
         chosen: (tokens, experts), one-hot, with or without a gradient.
-        probabilities: (tokens, experts), softmax of the router.
-        form: ``soft``: N sum_i F_i P_i, the paper's; ``hard``: sum_i F_i F_i with the one-hot's gradient, the authors'
+        probabilities: (tokens, experts), softmax of the router, or its Gumbel-softmax.
+        form: ``soft`` and ``gumbel``: N sum_i F_i P_i; ``hard``: sum_i F_i F_i with the one-hot's gradient, the authors'
             code, whose even value is 1 / N.
     """
     share = chosen.mean(dim=0)

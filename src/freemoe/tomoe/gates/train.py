@@ -80,7 +80,8 @@ class GateTrainer:
         gates = recipe.gates
         self.devices = devices or DistributedContext()
         unions = recipe.losses.union_attention and recipe.losses.union > 0
-        self.gating = GateSampler(sublayers, gates, recipe.seed, self.devices.rank, unions)
+        noisy = recipe.losses.balance_form == "gumbel"
+        self.gating = GateSampler(sublayers, gates, recipe.seed, self.devices.rank, unions, noisy)
         self.hypernetwork = Hypernetwork(
             sublayers,
             recipe.experts,

@@ -84,7 +84,14 @@ def _raise_missing_state(run: RunFolder) -> dict[str, Tensor]:
 def _current_structure(context: ConversionContext, trainer: GateTrainer) -> Structure:
     widths = trainer.exact_widths(context.recipe.active)
     return structure_of(
-        trainer.hypernetwork, trainer.gating, context.sublayers, widths, context.model, context.held_out, trainer.step
+        trainer.hypernetwork,
+        trainer.gating,
+        context.sublayers,
+        widths,
+        context.model,
+        context.held_out,
+        trainer.step,
+        context.recipe.active,
     )
 
 
@@ -203,6 +210,8 @@ def _best_candidate(recipe: ConvertRecipe, curve: Sequence[dict[str, float]]) ->
     """The unit of the structure that is best on held-out text among those within the budget; the last where none is."""
     named = _scored_candidates(curve)
     within = [one for one in named if one[2] <= 1.01 * recipe.active]
+    if recipe.train.keep == "last":
+        return f"structure|{int(curve[-1]['step'])}"
     return min(within, key=lambda one: one[1])[0] if within else named[-1][0]
 
 
