@@ -324,6 +324,20 @@ def test_grids_of_ten_bands(grid: dict[str, float], first: float, step: float) -
     assert BandSection(**grid).band_edges() == list(itertools.pairwise(edges))
 
 
+def test_the_papers_profile_of_a_build_is_algorithm_1() -> None:
+    """theta runs to and through its end, the best band is taken whatever it brings, nobody abstains; what is given wins."""
+    data = {**SMALLEST["build"], "profile": "paper"}
+    recipe = recipe_from(data)
+    assert isinstance(recipe, BuildRecipe)
+    assert [edge[0] for edge in recipe.bands.band_edges()] == pytest.approx([0.05 * n for n in range(11)])
+    assert (recipe.search.metrics, recipe.search.method, recipe.search.select) == (("wanda",), "exhaustive", "argmax")
+    assert (recipe.router.level2, recipe.router.precision) == ("unregularised", None)
+    assert recipe.subdomains.min_size == 2
+    wider = recipe_from({**data, "bands": {"ratio": 0.1}})
+    assert isinstance(wider, BuildRecipe)
+    assert (wider.bands.ratio, wider.bands.inclusive) == (0.1, True)
+
+
 @pytest.mark.parametrize("step", [0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 1 / 3])
 @pytest.mark.parametrize("ratio", [0.01, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0])
 def test_any_grid_stays_inside_and_does_not_drift(step: float, ratio: float) -> None:

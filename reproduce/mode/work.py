@@ -19,12 +19,10 @@ LIMITS = {"tiny": (120, 48), "small": (200, 32)}
 """Scale -> documents per task and split, and fewer where answers are generated, which takes hundreds of passes for each."""
 
 GENERATED = {"tiny": ("mbpp", "humaneval"), "small": ("gsm8k", "mbpp", "humaneval")}
-FEWER_SUBDOMAINS = 4
-"""By how much the number of subdomains is divided at ``tiny``, whose tasks have fewer documents."""
 
 
 def at_scale(recipe: dict[str, Any], scene: Scene) -> dict[str, Any]:
-    """A paper's build cut down to a scale: other base and tasks, fewer documents and subdomains; the method stays.
+    """A paper's build cut down to a scale: other base and tasks, fewer documents; the method stays.
 
     At ``tiny`` tasks of one kind are one domain: `domain_rows` shows its figures for each of them.
 
@@ -45,19 +43,19 @@ def at_scale(recipe: dict[str, Any], scene: Scene) -> dict[str, Any]:
             raise DataError(SMALL_MODEL)
         return {**recipe, "data": data, "model": scene.model}
     counts = recipe["subdomains"].get("count", {})
-    domains, fewer = {}, {}
+    domains, kinds = {}, {}
     for name, tasks in recipe["domains"].items():
         kind = KINDS[tasks[0].partition("_")[0]]
         domains[kind] = [BUNDLED[kind]]
         if name in counts:
-            fewer[kind] = 1 if counts[name] == 1 else max(2, counts[name] // FEWER_SUBDOMAINS)
+            kinds[kind] = counts[name]
     return {
         **recipe,
         "model": scene.model or "freemoe-demo",
         "dtype": "float32",
         "domains": domains,
         "data": data,
-        "subdomains": {**recipe["subdomains"], **({"count": fewer} if fewer else {})},
+        "subdomains": {**recipe["subdomains"], **({"count": kinds} if kinds else {})},
         "evidence": {**recipe.get("evidence", {}), "controls": 0},
     }
 
@@ -128,6 +126,8 @@ def domain_rows(record: dict[str, Any], row: Row) -> dict[str, Measured]:
         figures = {f" {metric}" if metric.startswith("pass@") else "": _measured(rows, row.pick)}
         for other in rows["base"]["also"]:
             figures[f" {other}"] = _measured({n: r["also"][other] for n, r in rows.items()}, row.pick)
+        # Clusters that are there: k-means' are merged where they are too small.
+        figures[" K"] = Measured(len(domain["subdomains"]))
         found |= {f"{task}{called}": value for task in tasks for called, value in figures.items()}
     return found
 

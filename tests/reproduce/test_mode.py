@@ -125,7 +125,7 @@ def test_scales_change_base_tasks_and_sizes_and_leave_the_search() -> None:
     }
     tiny = at_scale(recipe, Scene())
     assert tiny["domains"] == {"general": ["demo:general"], "math": ["demo:math"], "code": ["sampled:demo:code"]}
-    assert tiny["subdomains"]["count"] == {"general": 3, "math": 2, "code": 2}
+    assert tiny["subdomains"]["count"] == {"general": 12, "math": 8, "code": 3}
     assert tiny["data"] == {"limit": 48, "samples": 10, "allow_code_execution": False}
     assert at_scale(recipe, Scene("small", model="m"))["data"]["limit"] == 32
     assert at_scale(recipe, Scene("small", model="m", limit=7))["data"]["limit"] == 7

@@ -122,7 +122,9 @@ def test_a_missed_budget_is_said_everywhere(done: Path, base: Path, tmp_path: Pa
     assert any(line.startswith(loud) for line in headlines(ConvertResult.model_validate(result)))
     assert loud in (folder / "README.md").read_text(encoding="utf-8")
     assert "The budget was missed" in page(ConvertResult.model_validate(result))
-    moved = json.loads((convert(recipe(base, tmp_path / "moved", profile="paper", rivals=False)) / "result.json").read_text())
+    moved = json.loads(
+        (convert(recipe(base, tmp_path / "moved", profile="paper", rivals=False)) / "result.json").read_text()
+    )
     assert "missed_budget" not in moved
     assert moved["parameters"]["active_share"] == pytest.approx(0.5, abs=0.01)
     far = "BUDGET NOT REACHED IN TRAINING: masks of the last step keep "

@@ -60,7 +60,7 @@ def run_recipe(recipe: BuildRecipe, *, overwrite: bool, resume: bool, shown: Com
 
 FLAGS = flags_of(
     BuildRecipe,
-    "preset",
+    "preset profile",
     *SHARED,
     "by",
     {"subdomains": RecipeFlag(help="Clusters: a number, or math=8,code=3. [1 per 40 documents]", read=_parse_counts)},

@@ -310,14 +310,12 @@ def choose_all(
         if section.select == "guarded":
             accepted = accept_candidate(verdicts, section.alpha)
         else:
-            # The papers' rule: the best on the documents that chose it, if it beats the base at all.
+            # The papers' rule: the best on the documents that chose it, whether or not it beats the base (Algorithm 1).
             def selection_gain(v: CandidateVerdict, table: ScoreTable = table, sub: Subdomain = sub) -> float:
                 seen = sub.guard_indices if v.candidate in (SALIENCY, UNITS) else range(len(sub.split))
                 return table.mean_gain(v.candidate, seen, section.objective)
 
-            best = max(verdicts, key=selection_gain)
-            # Units were asked for by their share: without a guard they are taken whatever they cost.
-            accepted = best if selection_gain(best) > 0 or best.candidate == UNITS else None
+            accepted = max(verdicts, key=selection_gain)
         chosen.append(SubdomainChoice(sub, tuple(verdicts), accepted))
     return chosen
 

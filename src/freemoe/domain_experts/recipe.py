@@ -34,7 +34,7 @@ PURIFICATIONS = ["auto", "greedy", "learned", "both"]
 SEARCHES = ["exhaustive", "halving"]
 """Names that ``search.method`` may hold; the same."""
 
-ROUTERS = ["linear", "centroid"]
+ROUTERS = ["linear", "unregularised", "centroid"]
 """Names that ``router.level2`` may hold; the same."""
 
 
@@ -87,6 +87,9 @@ class BandSection(RecipeSection):
     layers: tuple[Annotated[int, Field(le=limits.LAYERS)], Annotated[int, Field(le=limits.LAYERS)]] | None = Field(
         default=None, description="Decoder layers [first, last) that are touched."
     )
+    inclusive: bool = Field(
+        default=False, description="Also the band that begins at the end (MoDE Algorithm 1: theta <= theta_max)."
+    )
     patch: Literal[1, 2, 4, 16] = Field(default=1, description="Side of the square patches (MoDE Table 5).")
 
     @field_validator("p", mode="before")
@@ -110,13 +113,14 @@ class BandSection(RecipeSection):
         return self
 
     def band_edges(self) -> list[tuple[float, float]]:
-        """Every band [a, b) of the grid that begins below ``end`` and ends at or below 1, without rounding drift."""
+        """Every band [a, b) of the grid that begins below ``end`` (or at it) and ends at or below 1, without rounding drift."""
+        last = self.end + (1e-9 if self.inclusive else -1e-9)
         bands: list[tuple[float, float]] = []
         i = 0
         while True:
             a = round(self.start + i * self.step, 6)
             b = round(a + self.ratio, 6)
-            if b > 1 + 1e-9 or a >= self.end - 1e-9:
+            if b > 1 + 1e-9 or a >= last:
                 return bands
             bands.append((a, min(b, 1.0)))
             i += 1
@@ -242,7 +246,11 @@ class SearchSection(RecipeSection):
         description="exhaustive: every band on every document (the papers); halving: the better half on twice as many.",
     )
     objective: Literal["accuracy", "loglikelihood"] = Field(default="accuracy", description="What the search compares.")
-    select: Literal["guarded", "argmax"] = Field(default="guarded", description="guarded, or argmax as in the papers.")
+    select: Literal["guarded", "argmax"] = Field(
+        default="guarded",
+        description="guarded: what a test accepts, else the base; argmax: the best candidate, also where it is worse than the base "
+        "(the papers' Algorithm 1).",
+    )
     alpha: float = Field(default=0.05, gt=0, lt=1, description="Family-wise significance level (Holm).")
 
     @model_validator(mode="before")
@@ -268,13 +276,13 @@ class RouterSection(RecipeSection):
     """The two-level router (MoDE Eq. 8-9)."""
 
     level2: Annotated[str, _one_of("router level", ROUTERS)] = Field(
-        default="linear", description="Router's second level: linear, or the nearest centroid (MoDE Eq. 4)."
+        default="linear",
+        description="Router's second level: linear; unregularised, as the first level then is too (MoDE Eq. 9); or the nearest "
+        "centroid (MoDE Eq. 4).",
     )
-    precision: float = Field(
+    precision: Annotated[float, Field(gt=0, le=1)] | None = Field(
         default=0.9,
-        gt=0,
-        le=1,
-        description="The router abstains below the confidence that gives this share of right routes.",
+        description="The router abstains below the confidence that gives this share of right routes; null: never (the papers).",
     )
 
 
@@ -309,10 +317,21 @@ _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
+_PROFILES: dict[str, dict[str, dict[str, Any]]] = {
+    "default": {},
+    "paper": {
+        "subdomains": {"min_size": 2},
+        "bands": {"end": 0.5, "step": 0.05, "ratio": 0.05, "inclusive": True},
+        "search": {"metrics": ("wanda",), "method": "exhaustive", "select": "argmax"},
+        "router": {"level2": "unregularised", "precision": None},
+    },
+}
+
+
 class BuildRecipe(DomainRecipe):
     """Everything `freemoe build` needs to find, prove and write domain experts."""
 
-    SETTINGS: ClassVar[dict[str, Any]] = {"preset": _PRESETS}
+    SETTINGS: ClassVar[dict[str, Any]] = {"preset": _PRESETS, "profile": _PROFILES}
     SHORT: ClassVar[dict[str, str]] = {
         "metric": "search.metrics",
         "search": "search.method",
@@ -329,6 +348,10 @@ class BuildRecipe(DomainRecipe):
     domains: Domains
     output: Output = "freemoe-out"
     preset: Preset = "standard"
+    profile: Literal["default", "paper"] = Field(
+        default="default",
+        description="Settings of bands, search and router that are not given themselves; paper: MoDE's Algorithm 1.",
+    )
     seed: Seed = 0
     dtype: Dtype = "auto"
     device: Devices = "auto"

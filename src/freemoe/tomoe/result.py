@@ -58,7 +58,9 @@ class ConvertResult(RunResult):
     base: DenseFacts
     blocks: BlockCounts
     parameters: dict[str, Any] = Field(description="Of linears and in all, dense and active, nominal and at run time.")
-    missed_budget: MissedBudget | None = Field(None, description="Only where a token uses more than was asked for, or 0.01 less.")
+    missed_budget: MissedBudget | None = Field(
+        None, description="Only where a token uses more than was asked for, or 0.01 less."
+    )
     guessing: GuessingResult | None = Field(None, description="Only where the dense model is no better than guessing.")
     layers: list[LayerFacts]
     usage: list[list[float]] = Field(description="Per layer, the share of tokens that every expert is given.")

@@ -130,6 +130,25 @@ def test_every_row_is_scored_under_its_own_expert():
     assert found["subdomains"]["d/a"]["rows"]["expert"]["won"] == 1
 
 
+@pytest.mark.parametrize(("fallback", "expected"), [(True, [1, 1, 0]), (False, [0, 0, 1])])
+def test_the_papers_oracle_has_no_base_to_fall_back_on(fallback, expected):
+    """Eq. 7 takes the best band even where all are worse; each figure has its own best, as the papers' pass@10 has."""
+    tens = {None: 0.0, "one": 0.5, "two": 1.0}
+    right = {None: {0, 1}, "one": {2}, "two": set()}
+
+    def score(unit, off, wanted):
+        who = off().get("who")
+        return [DocumentScore(float(int(d.id) in right[who]), -1.0, 1, (("pass@10", tens[who]),)) for d in wanted]
+
+    candidates = {"d/a": {who: partial(dict, who=who) for who in ("one", "two")}}
+    routes = [("base", "d/a", 0.0)] * 3
+    found = domain_evidence(
+        documents(3), [0] * 3, ["d/a"], routes, {}, candidates, lambda name, r: {}, 0, score, fallback
+    )
+    assert [d["oracle"] for d in found["documents"]] == expected
+    assert found["rows"]["oracle"]["also"]["pass@10"]["score"] == 100.0
+
+
 def test_without_controls_and_oracle():
     found = domain_evidence(
         documents(2), [0, 0], ["d/a", "d/empty"], [("base", "d/a", 0.0)] * 2, {}, {},

@@ -58,6 +58,22 @@ def test_probabilities_equal_scikit_learns(classes):
     assert level.weight.shape == (classes, 5)
 
 
+def test_the_papers_router_is_cross_entropy_alone():
+    """Eq. 9 by Newton's method, on classes that overlap."""
+    rng = np.random.default_rng(3)
+    x, y = rng.normal(size=(80, 3)), rng.integers(0, 2, 80)
+    level = fit_level(x, [f"n{k}" for k in y], ["n0", "n1"], "unregularised", 0)
+    inputs, weights = np.concatenate([x, np.ones((80, 1))], axis=1), np.zeros(4)
+    for _ in range(50):
+        p = 1 / (1 + np.exp(-inputs @ weights))
+        weights -= np.linalg.solve((inputs * (p * (1 - p))[:, None]).T @ inputs, inputs.T @ (p - y))
+    expected = 1 / (1 + np.exp(-inputs @ weights))
+    found = level.probabilities(torch.from_numpy(x).float())[:, 1].numpy()
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    regularised = fit_level(x, [f"n{k}" for k in y], ["n0", "n1"], "linear", 0)
+    assert np.abs(regularised.probabilities(torch.from_numpy(x).float())[:, 1].numpy() - expected).max() > 1e-3
+
+
 def test_centroids_are_means_and_the_nearest_wins():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(60, 4))
@@ -71,7 +87,7 @@ def test_centroids_are_means_and_the_nearest_wins():
     torch.testing.assert_close(probabilities.sum(1), torch.ones(60))
 
 
-@pytest.mark.parametrize("kind", ["linear", "centroid"])
+@pytest.mark.parametrize("kind", ["linear", "unregularised", "centroid"])
 def test_a_single_class_is_certain(kind):
     x = np.random.default_rng(0).normal(size=(9, 3))
     level = fit_level(x, ["only"] * 9, ["only", "absent"], kind, 0)
@@ -88,6 +104,14 @@ def test_one_domain_with_one_subdomain_never_abstains(level2):
     assert all(r.confidence >= router.threshold for r in routes)
     assert figures["abstained"] == 0
     assert figures["subdomain_accuracy"] == 1
+
+
+def test_without_a_precision_no_route_is_too_unsure():
+    feature, domains, subdomains, keys = world(spread=6.0)
+    router, figures = train_router(feature, domains, subdomains, keys, level2="unregularised", precision=None)
+    assert router.threshold == 0.0
+    assert figures["abstained"] == 0.0
+    assert not any(router.abstains(r) for r in router.route(feature * 0))
 
 
 @pytest.mark.parametrize("level2", ["linear", "centroid"])

@@ -68,6 +68,7 @@ def domain_evidence(
     controls: Callable[[str, int], Mask],
     control_seeds: int,
     score: ScoreUnder,
+    fallback: bool = True,
 ) -> dict[str, Any]:
     """Score one domain's reported documents in every row.
 
@@ -82,6 +83,7 @@ def domain_evidence(
         controls: ``(subdomain, number)`` -> a random mask as large as the expert's.
         control_seeds: How many controls.
         score: Scores documents with weights off; journalled.
+        fallback: Whether the oracle may pick the base too; the papers' (Eq. 7) has no such candidate.
     """
     base = score("base", Mask, documents)
     seen = [names[k] for k in known]
@@ -102,7 +104,9 @@ def domain_evidence(
         for n in groups
         if candidates.get(n)
     }
-    picks = {n: _best_row({"base": [base[i] for i in groups[n]], **rows}) for n, rows in swept.items()}
+    picks = {
+        n: _best_row({"base": [base[i] for i in groups[n]], **rows} if fallback else rows) for n, rows in swept.items()
+    }
     # Documents that were sent to their own subdomain's expert, or to the base, are scored already.
     routed = [expert[i] if picked == seen[i] else base[i] for i, (picked, _, _) in enumerate(routes)]
     away = {n: [i for i, (picked, _, _) in enumerate(routes) if picked == n != seen[i]] for n in experts}
@@ -135,8 +139,15 @@ def domain_evidence(
 
 
 def _best_row(rows: Mapping[str, Sequence[DocumentScore]]) -> tuple[str, Sequence[DocumentScore]]:
-    """The candidate, or the base, that is best on these very documents, with its scores."""
-    return max(rows.items(), key=lambda row: sum(score.value for score in row[1]))
+    """The candidate, or the base, that is best on these very documents, with its scores; each further figure at its own best."""
+    name, scores = max(rows.items(), key=lambda row: sum(score.value for score in row[1]))
+    further = {
+        key: max(rows.values(), key=lambda row: sum(dict(s.also)[key] for s in row)) for key, _ in scores[0].also
+    }
+    return name, [
+        score._replace(also=tuple((key, dict(row[i].also)[key]) for key, row in further.items()))
+        for i, score in enumerate(scores)
+    ]
 
 
 def _row_summaries(

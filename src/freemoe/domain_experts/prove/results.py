@@ -75,6 +75,7 @@ def reported_evidence(
                 partial(_control_mask, context, by_name, accepted),
                 recipe.evidence.controls,
                 lambda unit, off, docs, domain=domain: context.reported_scores(domain, unit, off, docs),
+                recipe.search.select == "guarded",
             )
             right, score = [entry["base"] for entry in evidence["documents"]], evidence["rows"]["base"]["score"]
             evidence["guessing"] = against_guessing(documents, right, score, vocabulary_of(context.model))

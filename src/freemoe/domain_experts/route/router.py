@@ -9,10 +9,12 @@ Shapes: N documents, H feature size, K classes.
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -107,7 +109,14 @@ def _fit_centroids(x: np.ndarray, y: np.ndarray, classes: tuple[str, ...], seed:
     return Level(classes, torch.from_numpy(centres).float(), torch.empty(0))
 
 
-def _fit_logistic(x: np.ndarray, y: np.ndarray, classes: tuple[str, ...], seed: int) -> Level:
+def _fit_logistic(
+    x: np.ndarray,
+    y: np.ndarray,
+    classes: tuple[str, ...],
+    seed: int,
+    inverse_penalty: float = 1.0,
+    tolerance: float = 1e-4,
+) -> Level:
     if len(classes) == 1:
         return Level(classes, torch.zeros(1, x.shape[1]), torch.zeros(1))
     from sklearn.exceptions import ConvergenceWarning
@@ -116,7 +125,7 @@ def _fit_logistic(x: np.ndarray, y: np.ndarray, classes: tuple[str, ...], seed: 
     with warnings.catch_warnings():
         # Separable classes never converge fully; the direction is good long before.
         warnings.simplefilter("ignore", ConvergenceWarning)
-        found = LogisticRegression(max_iter=300, random_state=seed).fit(x, y)
+        found = LogisticRegression(C=inverse_penalty, tol=tolerance, max_iter=300, random_state=seed).fit(x, y)
     weight, bias = found.coef_, found.intercept_
     if len(classes) == 2:
         # scikit-learn gives one row for two classes; softmax of (-z/2, z/2) is the same sigmoid.
@@ -125,7 +134,12 @@ def _fit_logistic(x: np.ndarray, y: np.ndarray, classes: tuple[str, ...], seed: 
     return Level(classes, torch.from_numpy(weight).float().contiguous(), torch.from_numpy(bias).float())
 
 
-LEVELS.add("linear", _fit_logistic, "multinomial logistic regression (MoDE Eq. 8-9)")
+LEVELS.add("linear", _fit_logistic, "multinomial logistic regression, L2-regularised with C = 1 (MoDE Eq. 8)")
+LEVELS.add(
+    "unregularised",
+    partial(_fit_logistic, inverse_penalty=math.inf, tolerance=1e-9),
+    "the same by cross-entropy alone (MoDE Eq. 9)",
+)
 LEVELS.add("centroid", _fit_centroids, "the nearest mean feature (MoDE Eq. 4)")
 
 
@@ -237,7 +251,7 @@ def _fit_router(
     return DomainRouter(
         torch.from_numpy(mean).float(),
         torch.from_numpy(scale).float(),
-        fit_level(x, domains, names, "linear", seed),
+        fit_level(x, domains, names, kind if kind == "unregularised" else "linear", seed),
         levels,
         0.0,
     )
@@ -288,7 +302,7 @@ def train_router(
     keys: Sequence[str],
     *,
     level2: str = "linear",
-    precision: float = 0.9,
+    precision: float | None = 0.9,
     kind: str = "embedding",
     seed: int = 0,
 ) -> tuple[DomainRouter, dict[str, Any]]:
@@ -303,7 +317,7 @@ def train_router(
         subdomains: Subdomain of each document.
         keys: Content key of each document.
         level2: A name of `LEVELS`.
-        precision: Share of routes above the threshold that shall be right.
+        precision: Share of routes above the threshold that shall be right; None: no route is too unsure to follow.
         kind: Name of the feature, stored with the router.
         seed: Of folds and solver.
 
@@ -330,7 +344,7 @@ def train_router(
         for i, *found in zip(fold.members, before, after, strict=True):
             plain[i], routes[i] = found
     right = [r.subdomain == s and r.domain == d for r, s, d in zip(routes, subdomains, domains, strict=True)]
-    threshold = abstention_threshold([r.confidence for r in routes], right, precision)
+    threshold = 0.0 if precision is None else abstention_threshold([r.confidence for r in routes], right, precision)
     fitted = _calibrate_router(_fit_router(feature, domains, subdomains, level2, seed), unseen)
     router = replace(fitted, threshold=threshold, feature=kind)
     figures = {
