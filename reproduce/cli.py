@@ -62,6 +62,11 @@ def _command(
     keep: bool = typer.Option(False, "--keep", help="Keep what every run wrote: artefacts and reports."),
     seed: int = typer.Option(0, min=0, help="Of splits, masks and training."),
     threads: int = typer.Option(None, min=1, help="CPU threads."),
+    profile: str = typer.Option(
+        None, help="Of every recipe: paper, or another that it has; below the scale paper its own is often another."
+    ),
+    device: str = typer.Option(None, help="auto, cpu, cuda, cuda:N, split, disk; the recipe's own if absent."),
+    dtype: str = typer.Option(None, help="Number format of the base; the recipe's own if absent."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Say what would run and what is done; measure nothing."),
     print_recipes: bool = typer.Option(False, "--print-recipes", help="Print the recipe of every row; do nothing."),
     as_json: options.Json = False,
@@ -85,6 +90,9 @@ def _command(
         seed,
         threads,
         allowed_code(allow_code_execution),
+        profile,
+        device,
+        dtype,
     )
     if print_recipes:
         _print_recipes(tables, scene)

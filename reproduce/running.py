@@ -62,6 +62,8 @@ def run_of(row: Row, way: Way, scene: Scene) -> Run:
     data = load_function(way.scaled)(data, scene)
     arguments = {**data.pop("arguments", {}), **row.arguments}
     data |= {"seed": scene.seed, "threads": scene.threads, "output": "run"}
+    asked = {"device": scene.device, "dtype": scene.dtype, "profile": scene.profile}
+    data |= {name: value for name, value in asked.items() if value is not None}
     return Run(recipe_from(data, f"{row.recipe} at scale {scene.scale}"), way.work, arguments)
 
 

@@ -37,6 +37,9 @@ class Scene:
         seed: Of splits, masks and training.
         threads: CPU threads.
         allow_code: Whether programs that the model writes may run in the sandbox.
+        profile: Of the recipe, below ``paper`` too; None for the scale's own.
+        device: Where the base is; None for the recipe's own.
+        dtype: Its number format; None for the recipe's own.
     """
 
     scale: ScaleName = "tiny"
@@ -46,6 +49,9 @@ class Scene:
     seed: int = 0
     threads: int | None = None
     allow_code: bool | Literal["unsafe"] = False
+    profile: str | None = None
+    device: str | None = None
+    dtype: str | None = None
 
 
 @dataclass(frozen=True)

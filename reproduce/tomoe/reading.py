@@ -19,8 +19,7 @@ def text_and_tasks(record: dict[str, Any], row: Row) -> dict[str, Measured]:
     """``dense``, ``converted`` or a rival: perplexity on the test part, tasks and the weights that a token uses."""
     text = record["text"][row.pick]
     found = {"perplexity": Measured(text["value"], None, text["low"], text["high"])}
-    share = 1.0 if row.pick == DENSE else record["parameters"]["active_share"]
-    found["active"] = Measured(100 * share)
+    found["active"] = Measured(100 * record["active"][row.pick])
     for name, ways in record["tasks"].items():
         if row.pick in ways:
             found[name] = Measured.of(ways[row.pick], row.pick == DENSE)

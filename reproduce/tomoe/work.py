@@ -134,7 +134,7 @@ def scaled(recipe: dict[str, Any], scene: Scene, tasks: dict[str, str]) -> dict[
     found = {k: v for k, v in recipe.items() if k not in ("profile", "mix", "text")}
     found["train"] = {**recipe.get("train", {}), **(TINY if tiny else SMALL), **short}
     gates = dict(recipe.get("gates", {}))
-    if gates.get("attention") == "heads":
+    if gates.get("attention") == "heads" and scene.profile in (None, "default"):
         # The statistics of the default's start rank dimensions, not heads.
         gates |= {"budget": "loss", "start": "random"}
     found |= {"gates": gates, "dtype": "float32", "device": "auto"}
@@ -178,7 +178,7 @@ def conversion_record(
 
     Returns:
         ``text``: way (dense, converted, the rivals) -> perplexity and its interval over blocks; ``tasks``: column -> way ->
-        score and gain; ``parameters``, ``layers``, ``boxes``, ``similarity``, ``usage``, ``dynamics``, ``tokens``, ``speed``.
+        score and gain; ``active``: way -> share of the weights that a token uses; ``parameters``, ``layers``, ``boxes``, ``similarity``, ``usage``, ``dynamics``, ``tokens``, ``speed``.
     """
     from freemoe.tomoe.measure.usage import expert_similarity, expert_widths, layer_widths, training_dynamics
     from freemoe.tomoe.pipeline import convert
@@ -194,6 +194,11 @@ def conversion_record(
         "tasks": scored(
             recipe.output, lambda _: _both(recipe), recipe, {c: [t] for c, t in tasks.items()}, data, progress
         ),
+        "active": {
+            DENSE: 1.0,
+            OURS: result["parameters"]["active_share"],
+            **{name: variant["active"] for name, variant in result["rivals"].items()},
+        },
         "parameters": result["parameters"],
         "layers": layer_widths(result),
         "boxes": [
