@@ -85,9 +85,11 @@ def at_scale(recipe: dict[str, Any], scene: Scene) -> dict[str, Any]:
         "every": max(1, steps // 4),
         "rate": None,
         "control": False,
+        # The bundled documents are shorter than a block.
+        **({"samples": "packed"} if scene.scale == "tiny" else {}),
     }
     hooks = {**recipe.get("hooks", {}), "units": None}
-    plan = dict(recipe["plan"])
+    plan = dict(recipe.get("plan", {}))
     if str(plan.get("given", "")).startswith("uniform:") and scene.scale == "tiny":
         plan["given"] = "uniform:1"  # the bundled mixture runs two
     if "timing" in recipe:

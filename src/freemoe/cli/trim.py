@@ -47,7 +47,7 @@ def _parse_hook_layers(text: str) -> str | list[int]:
 
 FLAGS = flags_of(
     TrimRecipe,
-    "preset",
+    "preset profile",
     OUTPUT,
     "act plan search score tolerance rescale",
     {

@@ -21,7 +21,7 @@ from freemoe.hookmoe.plans.methods import check_asked
 from freemoe.hookmoe.recipe import TrimRecipe
 from freemoe.models.checkpoints.identity import SETTINGS
 from freemoe.models.checkpoints.loading import load_base, load_config
-from freemoe.text.blocks import PackedBlocks, cut_passages, pack_blocks, row_texts, split_passages
+from freemoe.text.blocks import PackedBlocks, cut_passages, join_passages, pack_blocks, row_texts, split_passages
 from freemoe.text.documents import read_documents
 
 DEMO = "demo:"
@@ -69,12 +69,11 @@ def load_text(recipe: TrimRecipe, tokenizer: Any) -> TextParts:
     )
     training = recipe.training
     wanted = {"train": training.limit, "held_out": training.held_out, "test": training.test}
-    packed = {
-        name: _sample_blocks(
-            pack_blocks(tokenizer, getattr(parts, name), training.block, f"{name} part of the text"), most, recipe.seed
-        )
-        for name, most in wanted.items()
-    }
+    packed, contiguous = {}, training.samples == "contiguous"
+    for name, most in wanted.items():
+        texts = join_passages(getattr(parts, name)) if contiguous else getattr(parts, name)
+        blocks = pack_blocks(tokenizer, texts, training.block, f"{name} part of the text", contiguous)
+        packed[name] = _sample_blocks(blocks, most, recipe.seed)
     sizes = len(parts.train), len(parts.held_out), len(parts.test)
     return TextParts(**packed, passages=sizes, questions=SeenHashes.from_questions(parts.seen_questions()))
 

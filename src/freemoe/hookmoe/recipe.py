@@ -127,6 +127,11 @@ class HookTraining(RecipeSection):
     )
     every: int = Field(default=100, ge=1, le=limits.STEPS, description="Steps between two looks at the held-out text.")
     block: int = Field(default=512, ge=8, le=limits.TOKENS, description="Tokens of a block.")
+    samples: Literal["packed", "contiguous"] = Field(
+        default="packed",
+        description="packed: passages one behind the other; contiguous: every block from inside one article or row (the paper's "
+        "samples).",
+    )
     limit: int = Field(default=512, ge=1, le=limits.DOCUMENTS, description="Blocks of the training part at most.")
     held_out: int = Field(default=64, ge=1, le=limits.DOCUMENTS, description="Blocks of the held-out part at most.")
     test: int = Field(default=128, ge=1, le=limits.DOCUMENTS, description="Blocks of the test part at most.")
@@ -160,10 +165,20 @@ _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
+_PROFILES: dict[str, dict[str, dict[str, Any]]] = {
+    "default": {},
+    "paper": {
+        "plan": {"search": "two_stage", "rescale": "none"},
+        "hooks": {"layers": "one", "position": "pre"},
+        "training": {"loss": "lm", "rate": 1e-4, "block": 2048, "limit": 512, "samples": "contiguous"},
+    },
+}
+
+
 class TrimRecipe(Recipe):
     """Everything `freemoe trim` needs to plan, hook and prove a leaner mixture."""
 
-    SETTINGS: ClassVar[dict[str, Any]] = {"preset": _PRESETS}
+    SETTINGS: ClassVar[dict[str, Any]] = {"preset": _PRESETS, "profile": _PROFILES}
     SHORT: ClassVar[dict[str, str]] = {"plan": "plan.given", "hooks": "hooks.layers", "speed": "timing.prompts"}
 
     command: Literal["trim"] = "trim"
@@ -176,6 +191,9 @@ class TrimRecipe(Recipe):
     )
     output: Output = "freemoe-trimmed"
     preset: Preset = "standard"
+    profile: Literal["default", "paper"] = Field(
+        default="default", description="Settings of plan, hooks and training that are not given themselves."
+    )
     seed: Seed = 0
     dtype: Dtype = "auto"
     device: Device = "auto"

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
+from itertools import chain, groupby, repeat
 from typing import Any
 
 import torch
@@ -172,7 +172,18 @@ def split_passages(texts: Sequence[str], held_out: float = 0.1, test: float = 0.
     return parts
 
 
-def pack_blocks(tokenizer: Any, texts: Sequence[str], length: int, what: str = "text") -> PackedBlocks:
+def join_passages(texts: Sequence[str]) -> list[str]:
+    """Passages of one article or row as one text again, where they stand one behind the other."""
+    numbered = [(_group_of(text, number), text) for number, text in enumerate(texts)]
+    return [
+        TextPassage("".join(text for _, text in own), (), group)
+        for group, own in groupby(numbered, key=lambda entry: entry[0])
+    ]
+
+
+def pack_blocks(
+    tokenizer: Any, texts: Sequence[str], length: int, what: str = "text", contiguous: bool = False
+) -> PackedBlocks:
     """Tokenise passages and lay them one behind the other into rows; only the last tokens that fill no row are left out.
 
     Args:
@@ -180,6 +191,7 @@ def pack_blocks(tokenizer: Any, texts: Sequence[str], length: int, what: str = "
         texts: Passages.
         length: Tokens of a row.
         what: What the text is, for the error.
+        contiguous: Every row lies within one passage; what fills no row of its own is left out, of each passage.
 
     Raises:
         DataError: When there are fewer tokens than one row.
@@ -192,6 +204,8 @@ def pack_blocks(tokenizer: Any, texts: Sequence[str], length: int, what: str = "
         own = tokenizer.encode(text, add_special_tokens=False, verbose=False)
         if own[:1] != start:  # a chat template writes it itself
             own = start + own
+        if contiguous:
+            own = own[: len(own) // length * length]
         ids += own
         positions += range(len(own))
         sources += [number] * len(own)
