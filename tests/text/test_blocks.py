@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from freemoe.core.errors import DataError
-from freemoe.text.blocks import PackedBlocks, cut_passages, pack_blocks, split_passages
+from freemoe.text.blocks import PackedBlocks, cut_passages, join_passages, pack_blocks, split_passages
 from freemoe.text.groups import TextPassage, passage_clusters
 from tests.tiny import tiny_model, tiny_tokenizer
 
@@ -84,6 +84,24 @@ def test_text_shorter_than_a_block_is_refused() -> None:
         lambda text: TextPassage(f"Otherwise: {text[::-1]}", group=text),
     ],
 )
+def test_contiguous_blocks_lie_within_one_article() -> None:
+    tokenizer = tiny_tokenizer()
+    cut = [
+        TextPassage("abcdefghij", (), "first"),
+        TextPassage("klmnopqrst", (), "first"),
+        TextPassage("xyz", (), "second"),
+    ]
+    (article, short) = join_passages(cut)
+    assert (article, short) == ("abcdefghijklmnopqrst", "xyz")
+    blocks = pack_blocks(tokenizer, [article, short], 8, contiguous=True)
+    start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    own = start + tokenizer.encode(article, add_special_tokens=False)
+    # What fills no block of its own is left out: the end of the first, all of the second.
+    assert blocks.ids.flatten().tolist() == own[: len(own) // 8 * 8]
+    assert blocks.positions.tolist() == [list(range(8))] * (len(own) // 8)
+    assert set(blocks.groups) == {"first"}
+
+
 def test_copies_of_a_passage_its_question_and_its_group_stay_on_one_side(change: Callable[[str], str]) -> None:
     many = [TextPassage(f"café {t}", ("What?!", t.split()[2]), f"café {t}") for t in texts(100)]
     parts = split_passages(many + [change(t) for t in many], seed=0)
