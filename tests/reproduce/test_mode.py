@@ -80,7 +80,7 @@ def _record() -> dict[str, Any]:
 
 def test_a_domain_that_stands_for_two_tasks_is_shown_for_both() -> None:
     found = domain_rows(_record(), Row("x", pick="expert"))
-    assert set(found) == {f"{task} {metric}" for task in ("mbpp", "humaneval") for metric in ("pass@1", "pass@10")}
+    assert set(found) == {f"{task} {metric}" for task in ("mbpp", "humaneval") for metric in ("pass@1", "pass@10", "K")}
     assert (found["mbpp pass@1"].value, found["mbpp pass@1"].oracle, found["mbpp pass@1"].gain) == (44, 46, 2)
     assert (found["humaneval pass@10"].value, found["humaneval pass@10"].oracle) == (54, 56)
     assert domain_rows(_record(), Row("x", pick="base"))["mbpp pass@1"].gain is None

@@ -68,22 +68,6 @@ def test_a_passage_does_not_see_the_one_before_it() -> None:
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
 
 
-def test_text_shorter_than_a_block_is_refused() -> None:
-    with pytest.raises(DataError, match=r"test part .* 4 tokens, which is less than one block of 16"):
-        pack_blocks(tiny_tokenizer(), ["abc"], 16, "test part of the text")
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda text: f"{text}\n",
-        lambda text: text.upper().replace(" ", ",  "),
-        lambda text: unicodedata.normalize("NFD", text),
-        lambda text: f"{text}!",
-        lambda text: TextPassage(f"Otherwise: {text[::-1]}", ("what", text.split()[3])),
-        lambda text: TextPassage(f"Otherwise: {text[::-1]}", group=text),
-    ],
-)
 def test_contiguous_blocks_lie_within_one_article() -> None:
     tokenizer = tiny_tokenizer()
     cut = [
@@ -102,6 +86,22 @@ def test_contiguous_blocks_lie_within_one_article() -> None:
     assert set(blocks.groups) == {"first"}
 
 
+def test_text_shorter_than_a_block_is_refused() -> None:
+    with pytest.raises(DataError, match=r"test part .* 4 tokens, which is less than one block of 16"):
+        pack_blocks(tiny_tokenizer(), ["abc"], 16, "test part of the text")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: f"{text}\n",
+        lambda text: text.upper().replace(" ", ",  "),
+        lambda text: unicodedata.normalize("NFD", text),
+        lambda text: f"{text}!",
+        lambda text: TextPassage(f"Otherwise: {text[::-1]}", ("what", text.split()[3])),
+        lambda text: TextPassage(f"Otherwise: {text[::-1]}", group=text),
+    ],
+)
 def test_copies_of_a_passage_its_question_and_its_group_stay_on_one_side(change: Callable[[str], str]) -> None:
     many = [TextPassage(f"café {t}", ("What?!", t.split()[2]), f"café {t}") for t in texts(100)]
     parts = split_passages(many + [change(t) for t in many], seed=0)

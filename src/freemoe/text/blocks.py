@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import operator
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -175,10 +176,8 @@ def split_passages(texts: Sequence[str], held_out: float = 0.1, test: float = 0.
 def join_passages(texts: Sequence[str]) -> list[str]:
     """Passages of one article or row as one text again, where they stand one behind the other."""
     numbered = [(_group_of(text, number), text) for number, text in enumerate(texts)]
-    return [
-        TextPassage("".join(text for _, text in own), (), group)
-        for group, own in groupby(numbered, key=lambda entry: entry[0])
-    ]
+    parted = groupby(numbered, key=operator.itemgetter(0))
+    return [TextPassage("".join(text for _, text in own), (), group) for group, own in parted]
 
 
 def pack_blocks(
@@ -219,14 +218,16 @@ def pack_blocks(
     # A passage that goes on in the next row counts from that row's start: no position is beyond the row.
     begins = torch.where(place == 0, torch.arange(length).expand(shape), 0).cummax(dim=1).values
     groups = tuple(
-        Counter(getattr(texts[n], "group", "") or f"passage {n}" for n in sources[row : row + length]).most_common(1)[
-            0
-        ][0]
+        Counter(_group_of(texts[n], n) for n in sources[row : row + length]).most_common(1)[0][0]
         for row in range(0, rows * length, length)
     )
     return PackedBlocks(
         torch.tensor(ids[: rows * length]).view(shape), torch.arange(length).expand(shape) - begins, groups
     )
+
+
+def _group_of(text: str, number: int) -> str:
+    return getattr(text, "group", "") or f"passage {number}"
 
 
 def row_texts(tokenizer: Any, blocks: PackedBlocks) -> Iterator[str]:
