@@ -85,7 +85,7 @@ def test_a_domain_that_stands_for_two_tasks_is_shown_for_both() -> None:
     assert (found["humaneval pass@10"].value, found["humaneval pass@10"].oracle) == (54, 56)
     assert domain_rows(_record(), Row("x", pick="base"))["mbpp pass@1"].gain is None
     renamed = {"mbpp": _record()["code"]}
-    assert set(domain_rows(renamed, Row("x", pick="routed"))) == {"mbpp pass@1", "mbpp pass@10"}
+    assert set(domain_rows(renamed, Row("x", pick="routed"))) == {"mbpp pass@1", "mbpp pass@10", "mbpp K"}
     boxes = gain_boxes(_record(), Row("x", pick="expert"))
     assert {m.value for m in boxes.values()} == {2.0}
 

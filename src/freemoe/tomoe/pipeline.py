@@ -266,7 +266,9 @@ def parameter_summary(context: ConversionContext, structure: Structure) -> dict[
 
 def missed_budget(requested: float, got: float) -> dict[str, dict[str, float]]:
     """What the result says where a token uses other than the asked share: a hundredth of it more, or 0.01 less; else no entry."""
-    return {"missed_budget": {"asked": requested, "got": got}} if got > 1.01 * requested or got < requested - 0.01 else {}
+    return (
+        {"missed_budget": {"asked": requested, "got": got}} if got > 1.01 * requested or got < requested - 0.01 else {}
+    )
 
 
 @torch.no_grad()
