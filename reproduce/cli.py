@@ -81,19 +81,9 @@ def _command(
         raise unknown_name("scale", scale, list(SCALES))
     if data_root is not None and not data_root.expanduser().is_dir():
         raise DataError(f"No folder at {data_root.expanduser().absolute()} (--data-root). Check the path.")
-    tables = find(names)
-    scene = Scene(
-        cast(ScaleName, scale),
-        model,
-        data_root.expanduser() if data_root else None,
-        limit,
-        seed,
-        threads,
-        allowed_code(allow_code_execution),
-        profile,
-        device,
-        dtype,
-    )
+    tables, root = find(names), data_root.expanduser() if data_root else None
+    where = (cast(ScaleName, scale), model, root, limit, seed, threads, allowed_code(allow_code_execution))
+    scene = Scene(*where, profile=profile, device=device, dtype=dtype)
     if print_recipes:
         _print_recipes(tables, scene)
         return

@@ -21,7 +21,7 @@ from freemoe.core.errors import RecipeError
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.pipeline import build
 from freemoe.domain_experts.rank.importance import METRICS, Metric
-from freemoe.domain_experts.route.router import LEVELS, Level
+from freemoe.domain_experts.route.levels import LEVELS, Level
 from freemoe.models.spec import FAMILIES, ModelFamily
 from freemoe.models.weights import find_weights
 from freemoe.tomoe.pipeline import convert

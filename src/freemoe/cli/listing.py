@@ -25,7 +25,7 @@ REGISTRIES = {
     "metrics": ("freemoe.domain_experts.rank.importance", "METRICS"),
     "purification": ("freemoe.domain_experts.purify.methods", "METHODS"),
     "searches": ("freemoe.domain_experts.select.search", "SEARCHES"),
-    "routers": ("freemoe.domain_experts.route.router", "LEVELS"),
+    "routers": ("freemoe.domain_experts.route.levels", "LEVELS"),
     "rivals": ("freemoe.tomoe.structures.rivals", "RIVALS"),
     "mixes": ("freemoe.text.mixes", "MIXES"),
     "systems": ("freemoe.systems", "SYSTEMS"),

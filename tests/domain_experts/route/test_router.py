@@ -11,9 +11,9 @@ from sklearn.linear_model import LogisticRegression
 
 from freemoe.core.artifacts import read_manifest
 from freemoe.domain_experts.route.confidence import abstention_threshold, expected_calibration_error, fit_temperature
+from freemoe.domain_experts.route.levels import fit_level
 from freemoe.domain_experts.route.router import (
     DomainRouter,
-    fit_level,
     train_router,
 )
 from freemoe.domain_experts.select.choice import split_folds

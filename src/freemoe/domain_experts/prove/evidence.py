@@ -104,18 +104,15 @@ def domain_evidence(
         for n in groups
         if candidates.get(n)
     }
-    picks = {
-        n: _best_row({"base": [base[i] for i in groups[n]], **rows} if fallback else rows) for n, rows in swept.items()
-    }
+    picks = {n: _best_row(rows, [base[i] for i in groups[n]] if fallback else None) for n, rows in swept.items()}
     # Documents that were sent to their own subdomain's expert, or to the base, are scored already.
     routed = [expert[i] if picked == seen[i] else base[i] for i, (picked, _, _) in enumerate(routes)]
-    away = {n: [i for i, (picked, _, _) in enumerate(routes) if picked == n != seen[i]] for n in experts}
+    away = {n: at for n in experts if (at := [i for i, (who, _, _) in enumerate(routes) if who == n != seen[i]])}
+    sent = [(at, score_subset(f"routed to {n}", experts[n], at)) for n, at in away.items()]
     table = {
         "base": base,
         "expert": expert,
-        "routed": scatter_scores(
-            [(at, score_subset(f"routed to {n}", experts[n], at)) for n, at in away.items() if at], routed
-        ),
+        "routed": scatter_scores(sent, routed),
         "control": mean_scores(control_runs) if control_runs else None,
         "oracle": scatter_scores([(groups[n], scores) for n, (_, scores) in picks.items()], base) if swept else None,
     }
@@ -138,8 +135,11 @@ def domain_evidence(
     }
 
 
-def _best_row(rows: Mapping[str, Sequence[DocumentScore]]) -> tuple[str, Sequence[DocumentScore]]:
+def _best_row(
+    rows: Mapping[str, Sequence[DocumentScore]], base: Sequence[DocumentScore] | None
+) -> tuple[str, Sequence[DocumentScore]]:
     """The candidate, or the base, that is best on these very documents, with its scores; each further figure at its own best."""
+    rows = rows if base is None else {"base": base, **rows}
     name, scores = max(rows.items(), key=lambda row: sum(score.value for score in row[1]))
     further = {
         key: max(rows.values(), key=lambda row: sum(dict(s.also)[key] for s in row)) for key, _ in scores[0].also

@@ -11,7 +11,8 @@ import torch
 from freemoe.core.artifacts import read_tensors
 from freemoe.core.errors import ArtifactError
 from freemoe.domain_experts.expert import DomainExpert
-from freemoe.domain_experts.route.router import DomainRouter, Level
+from freemoe.domain_experts.route.levels import Level
+from freemoe.domain_experts.route.router import DomainRouter
 
 ROUTER = "router.safetensors"
 """The file of an artefact that holds it."""
