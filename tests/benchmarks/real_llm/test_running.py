@@ -216,7 +216,7 @@ def test_a_router_sends_questions_to_the_experts_of_tasks(
 ) -> None:
     names = ("arc-easy", "arc-challenge")  # so alike that some go astray, and a careful router would abstain
     monkeypatch.setattr(DomainRouter, "abstains", lambda *_: False)
-    for module in (planned, routing):
+    for module in (planned, routing, running):
         monkeypatch.setattr(module, "TASKS", [MATERIALS[n] for n in names])
     experts = [Cell("task", n, "learned", 0.01) for n in names]
     cell = Cell("route", ALL, "learned", 0.01)
