@@ -8,18 +8,19 @@ from pathlib import Path
 import pytest
 
 from freemoe.artefacts import load
+from freemoe.core.artifacts import write_manifest
 from freemoe.core.errors import ArtifactError, RecipeError
 from freemoe.systems import SYSTEMS, system_of
 from tests.cli.conftest import Freemoe
-from tests.test_systems import manifest
-from tests.tiny import tiny_model
+
+BODY = {"base_model_name_or_path": "base", "base_fingerprint": "0" * 64, "freemoe_version": "0", "revision": None}
 
 
 def test_a_kind_that_no_row_knows_is_refused_by_every_command(freemoe: Freemoe, tmp_path: Path) -> None:
     folder = tmp_path / "later"
     folder.mkdir()
     (folder / "result.json").write_text(json.dumps({"kind": "later"}))
-    manifest(folder, "later", tmp_path, tiny_model("llama"))
+    write_manifest(folder, {**BODY, "kind": "later"})
     with pytest.raises(
         ArtifactError, match="kind 'later', which this freemoe does not know; it knows domain-experts, "
     ):
@@ -45,7 +46,7 @@ def test_what_no_plain_checkpoint_can_say_is_not_merged(
 ) -> None:
     folder = tmp_path / "made"
     folder.mkdir()
-    manifest(folder, kind, tmp_path, tiny_model("llama"))
+    write_manifest(folder, {**BODY, "kind": kind})
     done = freemoe("merge", str(folder), "base", "-o", str(tmp_path / "out"))
     assert done.code == 2
     assert "cannot be merged" in done.err
@@ -57,6 +58,6 @@ def test_what_is_converted_or_trimmed_lies_on_one_device(tmp_path: Path) -> None
     for kind in ("converted", "trimmed-moe"):
         folder = tmp_path / kind
         folder.mkdir()
-        manifest(folder, kind, tmp_path, tiny_model("llama"))
+        write_manifest(folder, {**BODY, "kind": kind})
         with pytest.raises(RecipeError, match="needs all of it on one device, and 'disk' spreads it"):
             load(folder, device="disk")
