@@ -36,6 +36,7 @@ EVAL = ["eval", "experts", "--domain", "math=gsm8k"]
 # Flag -> what is written after it (None: nothing), and what then stands in the recipe.
 VALUES: dict[str, tuple[str | None, Any]] = {
     "preset": ("thorough", "thorough"),
+    "profile": ("paper", "paper"),
     "output": ("there", "there"),
     "data_root": ("files", "files"),
     "task_folder": ("tasks", "tasks"),
@@ -133,9 +134,9 @@ def test_a_flag_reaches_its_field_and_no_other(
         # Units compete alone unless metrics are named.
         assert rest["search"].pop("metrics") == []
         usual["search"].pop("metrics")
-    if flag == "preset":
-        # It sets what is not given.
-        usual = without(recipe_from({**SMALLEST["build"], "preset": "thorough"}), path)
+    if flag in ("preset", "profile"):
+        # They set what is not given.
+        usual = without(recipe_from({**SMALLEST["build"], flag: VALUES[flag][1]}), path)
     assert rest == usual
 
 
