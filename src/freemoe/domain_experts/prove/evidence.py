@@ -145,7 +145,7 @@ def _best_row(
         key: max(rows.values(), key=lambda row: sum(dict(s.also)[key] for s in row)) for key, _ in scores[0].also
     }
     return name, [
-        score._replace(also=tuple((key, dict(row[i].also)[key]) for key, row in further.items()))
+        DocumentScore(*score[:3], tuple((key, dict(row[i].also)[key]) for key, row in further.items()))
         for i, score in enumerate(scores)
     ]
 

@@ -33,12 +33,24 @@ class BoundedRoute(APIRoute):
 
         async def read_and_handle(request: Request) -> Response:
             if self.body_field is not None:
-                said = await read_json_body(request, request.app.state.bounds)
-                # Where Starlette keeps what it has read; the bytes are only asked whether there are any.
-                request._json, request._body = said, b"read"
+                request = _ReadRequest(request, await read_json_body(request, request.app.state.bounds))
             return await handle(request)
 
         return read_and_handle
+
+
+class _ReadRequest(Request):
+    """A request whose body has been read: FastAPI asks its bytes only whether there are any."""
+
+    def __init__(self, request: Request, fields: dict[str, Any]) -> None:
+        super().__init__(request.scope, request.receive)
+        self._fields = fields
+
+    async def body(self) -> bytes:
+        return b"read"
+
+    async def json(self) -> Any:
+        return self._fields
 
 
 async def read_json_body(request: Request, bounds: RequestLimits) -> dict[str, Any]:
