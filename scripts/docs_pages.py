@@ -128,7 +128,33 @@ def recipes_page() -> str:
             if _section(about.annotation):
                 lines += ["", f"### {name}: {field}", "", _cell(about.annotation.__doc__ or ""), ""]
                 lines += _fields(about.annotation, flags, f"{field}.")
+        for field in recipe.SETTINGS:
+            lines += ["", f"### {name}: what {field} sets", "", *_settings(recipe, field)]
     return "\n".join(lines) + "\n"
+
+
+def _settings(recipe: Any, field: str) -> Iterator[str]:
+    """A row for every field that a value of ``preset`` or ``profile`` sets: the default, and what each value makes of it."""
+    named = {name: _flat(values) for name, values in recipe.SETTINGS[field].items() if values}
+    yield f"| field | default | {' | '.join(f'`{name}`' for name in named)} |"
+    yield "|---|---|" + "---|" * len(named)
+    for path in dict.fromkeys(path for values in named.values() for path in values):
+        holder = recipe
+        *sections, last = path.split(".")
+        for section in sections:
+            holder = holder.model_fields[section].annotation
+        default = holder.model_fields[last].get_default(call_default_factory=True)
+        cells = [f"`{_default(values[path])}`" if path in values else "" for values in named.values()]
+        yield f"| `{path}` | `{_default(default)}` | {' | '.join(cells)} |"
+
+
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
+    """Settings by their path."""
+    return {
+        f"{section}.{name}" if isinstance(held, dict) else section: value
+        for section, held in values.items()
+        for name, value in (held.items() if isinstance(held, dict) else [("", held)])
+    }
 
 
 def _section(kind: Any) -> bool:
