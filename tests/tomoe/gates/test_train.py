@@ -102,6 +102,17 @@ def test_thresholds_are_exported_at_the_share_that_was_asked_for(active: float) 
     assert abs(shares["threshold"] - active) > 0.05
 
 
+def test_whole_heads_are_exported_near_the_share_that_was_asked_for() -> None:
+    """A head is a large part of so small a model; its dimensions stay whole."""
+    own = trainer(recipe(active=0.5, **PAPER, gates={"attention": "heads"}))
+    own.train_until(2)
+    structure = finished(own)
+    require_structure_fits(structure, own.sublayers)
+    share = active_parameters(structure, own.sublayers) / dense_parameters(own.sublayers)
+    assert share == pytest.approx(0.5, abs=0.1)
+    assert {layer.value_width for layer in structure} == {own.sublayers[0].rotary.head_dim}
+
+
 def test_one_choice_of_value_dimensions_has_one_draw() -> None:
     counts = {}
     for masks in ("static", "tokens"):

@@ -101,7 +101,7 @@ def test_training_prunes_heads_and_the_structure_is_its_masks() -> None:
             "text": ["x"],
             "experts": 3,
             "profile": "paper",
-            "gates": {"attention": "heads", "noise": False},
+            "gates": {"attention": "heads", "noise": False, "export": "threshold"},
             "train": {"steps": 4, "batch_tokens": 48, "block": 24},
         }
     )

@@ -108,9 +108,12 @@ def _structure_at_share(
     above, tokens = [torch.zeros(len(places), device=scores.device) for _ in sublayers], 0
     for batch in _gates_on_text(hypernetwork, gating, logits, model, held_out, None):
         for total, seen in zip(above, batch, strict=True):
+            if seen.value_scores is None:  # whole heads are pruned, and each keeps all of its dimensions
+                total += seen.value_counts.sum()
+                continue
             ascending = seen.value_scores.flatten().sort().values
             total += len(ascending) - torch.searchsorted(ascending, thresholds, right=True)
-        tokens += len(batch[0].value_scores)
+        tokens += len(batch[0].value_counts)
 
     def read_above(number: int) -> Structure:
         moved = recipe.model_copy(update={"offset": recipe.offset - float(thresholds[number])})
