@@ -89,6 +89,7 @@ def test_the_death_of_the_dashboard_agent_is_named_and_how_to_go_on(tmp_path: Pa
     assert "finished are kept: run the same command again" in done.stderr
 
 
+@pytest.mark.hardening
 def test_what_a_lost_machine_was_at_is_done_by_the_other(tmp_path: Path) -> None:
     done = run(tmp_path, SCRIPT)
     assert done.returncode == 0, done.stderr[-3000:]

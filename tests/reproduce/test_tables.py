@@ -18,7 +18,7 @@ from tests.reproduce.conftest import check_runs
 RowsOf = Callable[[str], dict[str, dict[str, Any]]]
 
 
-ONE_OF_EACH = ("mode/table01", "free-moe/table01", "tomoe/table01", "hookmoe/table02")
+ONE_OF_EACH = ("mode/table01", "tomoe/table01", "hookmoe/table02")
 """Tables of every system that run with every change; the others run by `make hardening`."""
 
 TABLES = [

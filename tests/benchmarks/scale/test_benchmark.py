@@ -14,7 +14,7 @@ from benchmarks.harness import Settings, run_bench
 from benchmarks.scale import benchmark, kill
 
 
-@pytest.mark.slow
+@pytest.mark.hardening
 def test_the_quick_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmark, "has_ray", lambda: False)
     result = run_bench("scale", Settings(quick=True))
