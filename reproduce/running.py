@@ -141,7 +141,7 @@ def measure(
         "seed": scene.seed,
         "columns": dict(table.columns),
         "protocol": table.protocol,
-        "approximated": table.approximated.get(scene.scale, ""),
+        "approximated": table.approximated.get(scene.scale, "").replace("{profile}", scene.profile or "default"),
         "absent": table.absent,
         "rows": rows,
         "environment": describe_environment(),
