@@ -48,7 +48,8 @@ def at_scale(recipe: dict[str, Any], scene: Scene) -> dict[str, Any]:
         kind = KINDS[tasks[0].partition("_")[0]]
         domains[kind] = [BUNDLED[kind]]
         if name in counts:
-            kinds[kind] = counts[name]
+            # A run of few documents has room for fewer; the column K says how many there are.
+            kinds[kind] = counts[name] if scene.limit is None else min(counts[name], max(1, scene.limit // 4))
     return {
         **recipe,
         "model": scene.model or "freemoe-demo",

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from freemoe import systems
+from freemoe import artefacts
 from freemoe.domain_experts.hosting.several import STRATEGIES
 from freemoe.hookmoe.pipeline import trim
 from freemoe.models.sublayers import CONVERTIBLE
@@ -62,7 +62,7 @@ def test_from_a_recipe_to_answers(case: str, tmp_path: Path, accelerator: str) -
     )
     artefact = run(recipe_from({**recipe, "output": str(tmp_path / "out"), "device": accelerator}))
     texts = [
-        systems.load(artefact, device=device).generate_text("one two", max_new_tokens=6, do_sample=False)
+        artefacts.load(artefact, device=device).generate_text("one two", max_new_tokens=6, do_sample=False)
         for device in (accelerator, "cpu")
     ]
     assert texts[0] == texts[1]

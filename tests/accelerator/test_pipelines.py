@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from freemoe import systems
+from freemoe import artefacts
 from freemoe.core.errors import ArtifactError
 from freemoe.core.run.journal import RunJournal
 from freemoe.domain_experts.pipeline import build
@@ -149,7 +149,7 @@ def test_it_is_scored_there_as_on_the_cpu(made: tuple[str, Path], files: Path, a
     there, here = (
         {
             name: row["score"]
-            for name, row in systems.evaluate(recipe_from({**recipe, "device": d}))["domains"][0]["rows"].items()
+            for name, row in artefacts.evaluate(recipe_from({**recipe, "device": d}))["domains"][0]["rows"].items()
         }
         for d in (accelerator, "cpu")
     )
@@ -161,7 +161,7 @@ def test_it_answers_there_as_on_the_cpu(made: tuple[str, Path], accelerator: str
     _, folder = made
     texts = []
     for device in (accelerator, "cpu"):
-        opened = systems.load(folder, device=device)
+        opened = artefacts.load(folder, device=device)
         assert opened.model.device.type == torch.device(device).type
         texts.append(opened.generate_text("court claim 5?", max_new_tokens=12, do_sample=False))
     assert texts[0] == texts[1]
@@ -171,11 +171,11 @@ def test_an_expert_is_merged_there(made: tuple[str, Path], tmp_path: Path, accel
     name, folder = made
     if name != "build":
         with pytest.raises(ArtifactError, match="cannot be merged"):
-            systems.merge(folder, "base", tmp_path / "merged")
+            artefacts.merge(folder, "base", tmp_path / "merged")
         return
-    opened = systems.load(folder, device=accelerator)
+    opened = artefacts.load(folder, device=accelerator)
     expert = next(iter(opened.experts))
-    systems.merge(folder, expert, tmp_path / "merged", device=accelerator)
+    artefacts.merge(folder, expert, tmp_path / "merged", device=accelerator)
     ids = torch.arange(3, 20)[None].to(opened.device)
     with torch.no_grad():
         merged = load_base(tmp_path / "merged", device=accelerator)[0](ids).logits
