@@ -13,7 +13,7 @@ from tests.tiny import tiny_model, tiny_tokenizer
 RUN = """
 import contextlib, io, json, sys
 from freemoe.systems import SYSTEMS, ArtefactSystem
-SYSTEMS.add("damped", ArtefactSystem("tests.fourth_system", "damp", "DampRecipe", "DampResult", "there is none."), "a toy")
+SYSTEMS.add("damped", ArtefactSystem("tests.fourth_system", "damp", "DampRecipe", "DampResult", no_merge="there is none."), "a toy")
 from freemoe.cli import _run_arguments
 told = []
 for arguments in json.load(sys.stdin):

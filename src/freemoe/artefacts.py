@@ -131,8 +131,8 @@ def merge(
     place = fetch_artefact(artefact, required=True)
     # Of what is no artefact the manifest's reader says what is missing.
     system = system_of(place) or SYSTEMS.get(read_manifest(place)["kind"])
-    if ":" not in system.merge:
-        raise ArtifactError(f"{str(artefact)!r} cannot be merged: {system.merge}")
+    if system.merge is None:
+        raise ArtifactError(f"{str(artefact)!r} cannot be merged: {system.no_merge}")
     return system.part(system.merge)(place, expert, output, dry=dry, **how)
 
 

@@ -34,7 +34,8 @@ class ArtefactSystem:
         result: Name of its result, in ``result.py``.
         eval_target: ``module:function``: recipe of an evaluation -> what it is evaluated as.
         merge: ``module:function`` below the package: folder, name of an expert or several, output -> what was written, a plain
-            checkpoint; ``dry=True`` only checks. Or why there is no plain checkpoint of such an artefact.
+            checkpoint; ``dry=True`` only checks. None where there is no plain checkpoint of such an artefact.
+        no_merge: Why there is none.
         own_text: ``module:function``: folder, base or None, dtype, device, threads, progress -> table and plain data of its own
             text's test part, measured again; None where an artefact has no text.
         own_text_plan: ``module:function``: folder, base or None -> what that would measure, as plain data.
@@ -44,7 +45,8 @@ class ArtefactSystem:
     command: str
     recipe: str
     result: str
-    merge: str
+    merge: str | None = None
+    no_merge: str = ""
     eval_target: str = "artefact:eval_target"
     own_text: str | None = None
     own_text_plan: str | None = None
@@ -103,7 +105,7 @@ SYSTEMS.add(
     "converted",
     ArtefactSystem(
         "freemoe.tomoe", "convert", "ConvertRecipe", "ConvertResult",
-        merge="it is a whole model already. Load its folder with transformers' from_pretrained(trust_remote_code=True).",
+        no_merge="it is a whole model already. Load its folder with transformers' from_pretrained(trust_remote_code=True).",
     ),
     "a dense model made a token-level mixture (freemoe convert)",
 )  # fmt: skip
@@ -111,7 +113,7 @@ SYSTEMS.add(
     "trimmed-moe",
     ArtefactSystem(
         "freemoe.hookmoe", "trim", "TrimRecipe", "TrimResult",
-        merge="no plain checkpoint can say how many experts a layer runs, nor hold hooks. Use freemoe.load, generate or eval.",
+        no_merge="no plain checkpoint can say how many experts a layer runs, nor hold hooks. Use freemoe.load, generate or eval.",
         eval_target="evaluation:eval_target",
         own_text="evaluation:evaluate_own_text",
         own_text_plan="evaluation:plan_evaluation",

@@ -29,7 +29,7 @@ from freemoe.domain_experts.recipe import METRICS, PURIFICATIONS, ROUTERS, SEARC
 from freemoe.hub.fetch import require_in_reach
 from freemoe.recipes import Recipe, recipe_from, set_path
 from freemoe.recipes.keywords import path_of
-from freemoe.recipes.sections import RecipeSection
+from freemoe.recipes.sections import is_section
 from freemoe.systems import ArtefactSystem
 from freemoe.tomoe.recipe import METHODS
 
@@ -221,7 +221,7 @@ def model_argument(what: str) -> tuple[type, Any]:
 def system_command(system: ArtefactSystem) -> RecipeCommand:
     """The command of a system that has none of its own here: its model, and a flag for every field that is no section."""
     recipe = system.recipe_type
-    plain = {name: RecipeFlag() for name, about in recipe.model_fields.items() if not _is_section(about)}
+    plain = {name: RecipeFlag() for name, about in recipe.model_fields.items() if not is_section(about.annotation)}
     flags = flags_of(recipe, {n: f for n, f in plain.items() if n not in ("command", "model", "output")}, OUTPUT)
 
     def run_system(recipe: Recipe, *, overwrite: bool, resume: bool, shown: CommandOutput) -> None:
@@ -243,11 +243,6 @@ def system_command(system: ArtefactSystem) -> RecipeCommand:
         dry_run="what would be done",
         example="seed=1",
     )
-
-
-def _is_section(about: FieldInfo) -> bool:
-    kind = about.annotation
-    return isinstance(kind, type) and issubclass(kind, RecipeSection)
 
 
 def run_options(dry_run: str, resumes: bool = True) -> dict[str, tuple[Any, Any]]:

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from freemoe.core.errors import RecipeError
 from freemoe.recipes.reading import recipe_from
-from freemoe.recipes.sections import Recipe, RecipeSection
+from freemoe.recipes.sections import Recipe, is_section
 
 R = TypeVar("R", bound=Recipe)
 
@@ -90,5 +90,5 @@ def _resolve_path(kind: type[Recipe], name: str) -> str:
 def _fields_of_sections(kind: type[Recipe]) -> Iterator[tuple[str, str]]:
     for name, about in kind.model_fields.items():
         section = about.annotation
-        if isinstance(section, type) and issubclass(section, RecipeSection):
+        if is_section(section):
             yield from ((name, field) for field in section.model_fields)

@@ -6,7 +6,7 @@ import inspect
 import types
 import unicodedata
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeGuard, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
@@ -108,7 +108,7 @@ class RecipeSection(BaseModel):
     def _check_plain(cls, value: Any, info: ValidationInfo) -> Any:
         """Texts are short and hold no control characters, and yes is no number."""
         kind = cls.model_fields[info.field_name or ""].annotation
-        if isinstance(kind, type) and issubclass(kind, RecipeSection):
+        if is_section(kind):
             return value  # its own fields are checked, one by one
         for _, held in walk_values(value):
             if isinstance(held, str):
@@ -125,6 +125,11 @@ class RecipeSection(BaseModel):
         super().__pydantic_init_subclass__(**kwargs)
         about = inspect.cleandoc(cls.__doc__ or "")
         cls.__doc__ = "\n".join([about, "", "Attributes:", *_field_lines(cls)])
+
+
+def is_section(annotation: Any) -> TypeGuard[type[RecipeSection]]:
+    """Whether a field of this type is a section with fields of its own."""
+    return isinstance(annotation, type) and issubclass(annotation, RecipeSection)
 
 
 def _check_text(text: str) -> None:
@@ -146,7 +151,7 @@ def _field_lines(section: type[BaseModel], path: str = "") -> Iterator[str]:
         if name == "command":  # says which recipe a YAML file holds
             continue
         kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, RecipeSection):
+        if is_section(kind):
             yield f"    {path}{name} ({kind.__name__}): {(kind.__doc__ or '').partition(chr(10))[0]}"
             yield from _field_lines(kind, f"{path}{name}.")
         else:

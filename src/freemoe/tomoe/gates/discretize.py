@@ -81,8 +81,9 @@ def structure_of(
     if widths is not None:
         return _read_structure(hypernetwork, gating, logits, widths, step, [w.vo for w in widths])
     if recipe.export == "threshold":
-        seen = list(_gates_on_text(hypernetwork, gating, logits, model, held_out, step))
-        counts = [torch.cat([batch[n].value_counts for batch in seen]) for n in range(len(sublayers))]
+        batches = _gates_on_text(hypernetwork, gating, logits, model, held_out, step)
+        # Counts alone are kept: scores and routes of all the text would take as much memory as its activations.
+        counts = [torch.cat(of_layer) for of_layer in zip(*([s.value_counts for s in b] for b in batches), strict=True)]
         keep = [int(c.max()) if recipe.keep == "max" else round(float(c.mean())) for c in counts]
         return _read_structure(hypernetwork, gating, logits, None, step, keep)
     return _structure_at_share(hypernetwork, gating, logits, model, held_out, share)
@@ -120,13 +121,13 @@ def _structure_at_share(
         keep = [round(float(total[number]) / tokens) for total in above]
         return _read_structure(hypernetwork, replace(gating, recipe=moved), logits, None, None, keep)
 
-    def active_share(number: int) -> float:
-        return active_parameters(read_above(number), sublayers) / dense_parameters(sublayers)
+    def active_share(structure: Structure) -> float:
+        return active_parameters(structure, sublayers) / dense_parameters(sublayers)
 
     # The higher the threshold, the less is kept: the first one at or below the share is found by halving.
-    first = bisect.bisect_left(range(len(places)), -share, key=lambda number: -active_share(number))
-    near = [number for number in (first - 1, first) if 0 <= number < len(places)]
-    return read_above(min(near, key=lambda number: abs(active_share(number) - share)))
+    first = bisect.bisect_left(range(len(places)), -share, key=lambda number: -active_share(read_above(number)))
+    near = [read_above(number) for number in (first - 1, first) if 0 <= number < len(places)]
+    return min(near, key=lambda structure: abs(active_share(structure) - share))
 
 
 def _read_structure(

@@ -204,12 +204,12 @@ class GateSampler:
             noise = self.noise_generator(step, 5 * layer.number + 3, logits.device, self.rank)
             now["chosen"] = gumbel_softmax(logits, recipe.temperature, noise)
             seen.chosen = now["chosen"].flatten(0, -2)
-            again = self.noise_generator(step, 5 * layer.number + 3, logits.device, self.rank)
-            seen.probabilities = (
-                gumbel_probabilities(logits, recipe.temperature, again)
-                if self.noisy_probabilities
-                else torch.softmax(logits, dim=-1)
-            ).flatten(0, -2)
+            if self.noisy_probabilities:  # with the draw of the choice
+                again = self.noise_generator(step, 5 * layer.number + 3, logits.device, self.rank)
+                probabilities = gumbel_probabilities(logits, recipe.temperature, again)
+            else:
+                probabilities = torch.softmax(logits, dim=-1)
+            seen.probabilities = probabilities.flatten(0, -2)
 
         def on_down(module: nn.Module, args: Any) -> tuple[Tensor, ...]:
             chosen, a = now.pop("chosen"), args[0]
