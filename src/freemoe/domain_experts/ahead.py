@@ -25,11 +25,7 @@ _OF_SUBDOMAINS = ("purify", "units")
 class ParallelBuildStages(ahead.ParallelStages):
     """Does parts of a build elsewhere; alive inside its ``with``.
 
-    Args:
-        recipe: The build's.
-        model: Its base.
-        run: Its folder.
-        division: Hash of its subdomains' documents, which every worker must find too.
+    ``division``: hash of its subdomains' documents, which every worker must find too.
     """
 
     def __init__(self, recipe: BuildRecipe, model: Any, run: RunFolder, division: str) -> None:

@@ -60,10 +60,6 @@ def load_artefact(folder: Path, base: str | None, dtype: str, device: Placement,
 def inspect_artefact(folder: Path, base: str | None = None) -> dict[str, Any]:
     """Check an artefact, open all its files and describe its experts; with a base, also count what each switches off.
 
-    Args:
-        folder: The artefact.
-        base: A base that it must fit.
-
     Raises:
         ArtifactError: When it is damaged, cannot be read, or was made for another base.
     """
@@ -112,10 +108,8 @@ def _expert_evidence(expert: DomainExpert, known: dict[str, Any]) -> dict[str, A
 def inspect_model(model: str, *, super_weights: bool = False, text: Path | None = None) -> dict[str, Any]:
     """What freemoe finds in a base: its family and the weights that can be switched off.
 
-    Args:
-        model: As for `load_base`.
-        super_weights: Also name the single weights whose removal disturbs its loss most, by `curvature.super_weights`.
-        text: UTF-8 file to measure these on, of which the first few thousand tokens are read; None for `PASSAGE`.
+    Its super weights too, by `curvature.super_weights`, where they are asked for: measured on the first few thousand tokens
+    of a UTF-8 file ``text``, or on `PASSAGE`.
 
     Raises:
         DataError: For super weights, when the model has no tokenizer, or the text is missing or shorter than two tokens.

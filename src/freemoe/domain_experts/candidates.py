@@ -51,24 +51,16 @@ Candidate = Band | PurifyResult | FoundUnits
 
 @dataclass(frozen=True, eq=False)
 class Subdomain:
-    """One subdomain of a build.
+    """One subdomain of a build."""
 
-    Attributes:
-        name: ``DOMAIN/...``.
-        domain: Its domain.
-        split: Its reference documents.
-        parts: Numbers of the documents that give signed purification its gradients, that stop it, and that do neither
-            and guard its choice.
-        rankings: Makes the bands' masks.
-        candidates: By name: what was fitted so far, then the bands.
-    """
-
-    name: str
+    name: str  # ``DOMAIN/...``
     domain: str
-    split: ReferenceSplit
+    split: ReferenceSplit  # Its reference documents
+    # Numbers of the documents that give signed purification its gradients, that stop it, and that do neither and
+    # guard its choice
     parts: tuple[list[int], list[int], list[int]]
-    rankings: BandRankings
-    candidates: Mapping[str, Candidate]
+    rankings: BandRankings  # Makes the bands' masks
+    candidates: Mapping[str, Candidate]  # By name: what was fitted so far, then the bands
 
     @property
     def guard_indices(self) -> list[int]:
@@ -115,17 +107,11 @@ class Subdomain:
 
 @dataclass(frozen=True, eq=False)
 class SubdomainChoice:
-    """What the search came to in a subdomain.
+    """What the search came to in a subdomain."""
 
-    Attributes:
-        subdomain: With all its candidates.
-        verdicts: What each metric's winner showed.
-        accepted: The chosen one, or None: the base.
-    """
-
-    subdomain: Subdomain
-    verdicts: tuple[CandidateVerdict, ...]
-    accepted: CandidateVerdict | None
+    subdomain: Subdomain  # With all its candidates
+    verdicts: tuple[CandidateVerdict, ...]  # What each metric's winner showed
+    accepted: CandidateVerdict | None  # The chosen one, or None: the base
 
 
 def make_subdomains(

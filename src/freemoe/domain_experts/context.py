@@ -64,11 +64,7 @@ class BuildContext:
     ) -> list[DocumentScore]:
         """Score a domain's reference documents with weights off, as one journalled unit of work.
 
-        Args:
-            domain: Whose documents they are.
-            unit: Name of the unit of work: what is off.
-            off: Makes the mask; not called where the journal has the scores.
-            documents: Those to score.
+        ``unit`` names what is off; ``off`` is not called where the journal has the scores.
         """
 
         def score_with_mask() -> list[list[Any]]:

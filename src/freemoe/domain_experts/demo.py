@@ -11,15 +11,7 @@ from freemoe.recipes import recipe_from
 def demo_recipe(
     output: str, seed: int = 0, limit: int | None = None, threads: int | None = None, workers: int | None = None
 ) -> BuildRecipe:
-    """Build recipe of the demo; an ordinary recipe, which ``--print-recipe`` shows.
-
-    Args:
-        output: Folder to write.
-        seed: Of splits, masks and draws.
-        limit: Documents per task and split; all if None.
-        threads: CPU threads.
-        workers: Processes that work side by side; one if None.
-    """
+    """Build recipe of the demo; an ordinary recipe, which ``--print-recipe`` shows. ``limit``: documents per task and split."""
     recipe = recipe_from(
         {
             "command": "build",

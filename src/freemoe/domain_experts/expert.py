@@ -55,27 +55,17 @@ Lines = dict[str, tuple[str, Tensor]]
 
 @dataclass(frozen=True, eq=False)
 class DomainExpert:
-    """One subdomain's expert.
+    """One subdomain's expert, as it stands on disk."""
 
-    Attributes:
-        name: Name of the subdomain, ``DOMAIN/...``.
-        kind: ``base``, ``band``, ``switch`` or ``unit``.
-        band: The rule of a band expert.
-        norms: Its input norms: tap -> ``(E, C)`` fp32.
-        ends: Columns at the band's ends: weight -> two of ``(E, G)``.
-        switches: Coded masks of a switch expert, and of the single switches of a unit expert (`Mask.encode`).
-        unit: Which units a unit expert switches off: a name of ``structured.units.KINDS``.
-        lines: Their rows and columns.
-    """
-
-    name: str
-    kind: Literal["base", "band", "switch", "unit"] = "base"
-    band: Band | None = None
-    norms: dict[str, Tensor] = field(default_factory=dict)
-    ends: Ends = field(default_factory=dict)
+    name: str  # Name of the subdomain, ``DOMAIN/...``
+    kind: Literal["base", "band", "switch", "unit"] = "base"  # ``base``, ``band``, ``switch`` or ``unit``
+    band: Band | None = None  # The rule of a band expert
+    norms: dict[str, Tensor] = field(default_factory=dict)  # Its input norms: tap -> ``(E, C)`` fp32
+    ends: Ends = field(default_factory=dict)  # Columns at the band's ends: weight -> two of ``(E, G)``
+    # Coded masks of a switch expert, and of the single switches of a unit expert (`Mask.encode`)
     switches: dict[str, Tensor] = field(default_factory=dict)
-    unit: str | None = None
-    lines: Lines = field(default_factory=dict)
+    unit: str | None = None  # Which units a unit expert switches off: a name of ``structured.units.KINDS``
+    lines: Lines = field(default_factory=dict)  # Their rows and columns
 
     def mask(self, weights: Sequence[WeightMatrix]) -> Mask:
         """Regenerate what is off from the base's weights.
@@ -296,10 +286,7 @@ def unit_expert(name: str, unit: str, lines: Lines, singles: Mask) -> DomainExpe
 
 
 def require_accepted(kinds: Mapping[str, str]) -> None:
-    """Raise where one of some experts was rejected, so that nothing of it could be written.
-
-    Args:
-        kinds: Expert -> its kind; the base is none of them.
+    """Raise where one of some experts was rejected, so that nothing of it could be written. ``kinds``: expert -> its kind.
 
     Raises:
         ArtifactError: Names the first.
@@ -315,10 +302,6 @@ def require_accepted(kinds: Mapping[str, str]) -> None:
 
 def require_zeros_say(name: str, unit: str | None) -> None:
     """Raise unless a plain checkpoint with zeros computes what an expert does.
-
-    Args:
-        name: Of the expert.
-        unit: Which units it switches off.
 
     Raises:
         ArtifactError: Whole experts of a mixture are off: a router knows nothing of zeros.

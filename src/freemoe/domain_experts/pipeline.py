@@ -105,19 +105,12 @@ def build(
 
 @dataclass(frozen=True, eq=False)
 class _PreparedBuild:
-    """A build before anything is fitted.
+    """A build before anything is fitted."""
 
-    Attributes:
-        context: Base and data.
-        feature: Features of the reference documents, by domain.
-        divided: The domains' subdomains.
-        subdomains: All of them, with their bands.
-    """
-
-    context: BuildContext
-    feature: dict[str, Tensor]
-    divided: dict[str, DomainDivision]
-    subdomains: list[Subdomain]
+    context: BuildContext  # Base and data
+    feature: dict[str, Tensor]  # Features of the reference documents, by domain
+    divided: dict[str, DomainDivision]  # The domains' subdomains
+    subdomains: list[Subdomain]  # All of them, with their bands
 
     def division_hash(self) -> str:
         """Hash of which documents are in which subdomain."""
@@ -126,21 +119,13 @@ class _PreparedBuild:
 
 @dataclass(frozen=True, eq=False)
 class _SelectedExperts:
-    """A build in which nothing is chosen any more.
+    """A build in which nothing is chosen any more."""
 
-    Attributes:
-        choices: One for every subdomain.
-        experts: Likewise.
-        router: Trained on the reference documents.
-        routing: What there is to tell of it.
-        files: What the artefact holds, by name.
-    """
-
-    choices: list[SubdomainChoice]
+    choices: list[SubdomainChoice]  # One for every subdomain
     experts: list[DomainExpert]
-    router: DomainRouter
-    routing: dict[str, Any]
-    files: dict[str, bytes]
+    router: DomainRouter  # Trained on the reference documents
+    routing: dict[str, Any]  # What there is to tell of it
+    files: dict[str, bytes]  # What the artefact holds, by name
 
     def freeze_choice(self) -> FrozenChoice:
         """What opens the reported documents; asked for when the files are written."""
@@ -237,12 +222,7 @@ def _select_experts(
 def work_ahead(recipe: dict[str, Any], output: str, division: str, stage: Stage, name: str) -> None:
     """Do a part of a build that another process makes (`ParallelBuildStages`), and leave it in its run folder.
 
-    Args:
-        recipe: The build's, as plain data.
-        output: Its output.
-        division: Hash of its subdomains' documents.
-        stage: What to do.
-        name: Of the subdomain, or of the domain to report.
+    ``division`` is the hash of its subdomains' documents; ``name`` is that of the subdomain, or of the domain to report.
 
     Raises:
         FreeMoEError: What goes wrong in the build, or when this process does not find what that one found.

@@ -39,17 +39,11 @@ from freemoe.models.spec import family_of
 
 @dataclass(frozen=True, eq=False)
 class Trimmed:
-    """A plan with its hooks.
+    """A plan with its hooks."""
 
-    Attributes:
-        plan: Experts per layer.
-        hooks: What compensates; None for a plan alone.
-        rescale: See `apply_plan`.
-    """
-
-    plan: LayerPlan
-    hooks: HookSet | None = None
-    rescale: str = "none"
+    plan: LayerPlan  # Experts per layer
+    hooks: HookSet | None = None  # What compensates; None for a plan alone
+    rescale: str = "none"  # See `apply_plan`
 
     @contextmanager
     def attached(self, model: Any, quick: bool = False) -> Iterator[None]:
@@ -119,17 +113,7 @@ def save_adapter(trimmed: Trimmed, model: Any, folder: Path) -> None:
 def load_trimmed(
     folder: str | Path, base: str | None, dtype: str, device: Placement, access: HubAccess | None = None
 ) -> tuple[Any, Any, Trimmed]:
-    """Load an artefact with its base.
-
-    Args:
-        folder: Written by `freemoe trim`.
-        base: Another place of the base; the artefact's own if absent.
-        dtype: Of the base.
-        device: Where to load it.
-        access: How the hub is asked for the base.
-
-    Returns:
-        The base, its tokenizer or None, and what is to be attached.
+    """Load an artefact with its base. Gives the base, its tokenizer or None, and what is to be attached.
 
     Raises:
         ArtifactError, FamilyError: As `load_adapter`; a damaged artefact before its base is loaded.
@@ -141,12 +125,7 @@ def load_trimmed(
 
 
 def load_adapter(folder: str | Path, model: Any, tokenizer: Any = None) -> Trimmed:
-    """Read an artefact for a model.
-
-    Args:
-        folder: Written by `freemoe trim`.
-        model: Its base.
-        tokenizer: The base's, to be compared with the one that the plan was made with; None: it is not.
+    """Read an artefact for a model. A tokenizer is compared with the one that the plan was made with.
 
     Raises:
         ArtifactError: Damaged, of another kind, for another family, shape or base.

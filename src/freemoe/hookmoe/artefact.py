@@ -26,10 +26,6 @@ def load_artefact(folder: Path, base: str | None, dtype: str, device: Placement,
 def inspect_artefact(folder: Path, base: str | None = None) -> dict[str, Any]:
     """Check an artefact, open all its files and describe it; with a base, also that its router does what its k says.
 
-    Args:
-        folder: The artefact.
-        base: A base that it must fit.
-
     Raises:
         ArtifactError: When it is damaged, cannot be read, or was made for another base.
     """

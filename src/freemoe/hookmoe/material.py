@@ -30,21 +30,13 @@ DEMO = "demo:"
 
 @dataclass(frozen=True)
 class TextParts:
-    """Blocks by what they are for.
+    """Blocks by what they are for."""
 
-    Attributes:
-        train: Hooks are trained on these.
-        held_out: Searches and training look at these.
-        test: Are reported, and decide nothing.
-        passages: Passages of each part, in the same order.
-        questions: Hashes of the questions of rows that ask one.
-    """
-
-    train: PackedBlocks
-    held_out: PackedBlocks
-    test: PackedBlocks
-    passages: tuple[int, int, int]
-    questions: SeenHashes = field(default_factory=SeenHashes)
+    train: PackedBlocks  # Hooks are trained on these
+    held_out: PackedBlocks  # Searches and training look at these
+    test: PackedBlocks  # Are reported, and decide nothing
+    passages: tuple[int, int, int]  # Passages of each part, in the same order
+    questions: SeenHashes = field(default_factory=SeenHashes)  # Hashes of the questions of rows that ask one
 
     def seen_hashes(self, tokenizer: Any) -> SeenHashes:
         """Hashes of what training and searches look at."""
@@ -107,13 +99,7 @@ def prepare_trim(recipe: TrimRecipe) -> tuple[Any, Any, TextParts]:
 
 
 def input_digests(base_print: str, settings: Mapping[str, Any], text: TextParts) -> dict[str, str]:
-    """What a trim reads; a resumed one must read the same, and so must its workers.
-
-    Args:
-        base_print: The base's fingerprint.
-        settings: Its identity.
-        text: The three parts.
-    """
+    """What a trim reads; a resumed one must read the same, and so must its workers."""
     parts = {"train": text.train, "held-out": text.held_out, "test": text.test}
     digests = {f"{n} text": json_digest(b.ids.tolist()) for n, b in parts.items()}
     return {"base model": base_print, SETTINGS: json_digest(settings), **digests}

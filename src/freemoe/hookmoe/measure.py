@@ -33,19 +33,12 @@ _SUMS = ("ce", "kl", "tokens", "right")
 
 @dataclass(frozen=True)
 class TextQuality:
-    """Sums over the predicted tokens of every row.
+    """Sums over the predicted tokens of every row."""
 
-    Attributes:
-        ce: (rows,) cross-entropy in nats.
-        kl: (rows,) KL from the full model in nats.
-        tokens: (rows,) predicted tokens.
-        right: (rows,) tokens that were the most likely one.
-    """
-
-    ce: Tensor
-    kl: Tensor
-    tokens: Tensor
-    right: Tensor
+    ce: Tensor  # (rows,) cross-entropy in nats
+    kl: Tensor  # (rows,) KL from the full model in nats
+    tokens: Tensor  # (rows,) predicted tokens
+    right: Tensor  # (rows,) tokens that were the most likely one
 
     @property
     def mean_ce(self) -> float:
@@ -159,17 +152,11 @@ def as_json(interval: Interval) -> list[float | None]:
 
 @dataclass(frozen=True)
 class ParameterCounts:
-    """Counted parameters.
+    """Parameters of a mixture under a plan."""
 
-    Attributes:
-        total: All of them, hooks included; tied ones count once.
-        active: Those that one token uses: of the routed experts only as many as its plan runs.
-        hooks: Those of the hooks.
-    """
-
-    total: int
-    active: int
-    hooks: int
+    total: int  # All of them, hooks included; tied ones count once
+    active: int  # Those that one token uses: of the routed experts only as many as its plan runs
+    hooks: int  # Those of the hooks
 
     def as_json(self) -> dict[str, int]:
         """The three counts, as ``result.json`` has them."""

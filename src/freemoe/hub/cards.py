@@ -21,19 +21,12 @@ _DATA = re.compile(r"hf:([\w.-]+/[\w.-]+)")
 
 @dataclass(frozen=True)
 class CardMetric:
-    """One figure that the artefact reached on text that chose nothing.
+    """One figure that the artefact reached on text that chose nothing."""
 
-    Attributes:
-        domain: What it was measured on.
-        metric: Of the hub's names where there is one: ``accuracy``, ``perplexity``.
-        value: The figure; of an accuracy per cent.
-        name: What it is, for people.
-    """
-
-    domain: str
-    metric: str
-    value: float
-    name: str
+    domain: str  # What it was measured on
+    metric: str  # Of the hub's names where there is one: ``accuracy``, ``perplexity``
+    value: float  # The figure; of an accuracy per cent
+    name: str  # What it is, for people
 
 
 def card_header(
@@ -113,13 +106,7 @@ def card_notes(base: str, result: RunResult | None = None) -> list[str]:
 
 
 def loading_example(base: str | None, name: str, more: str) -> list[str]:
-    """The lines of Python that load an artefact and use it.
-
-    Args:
-        base: Its name; None for an artefact that needs none.
-        name: What the loaded artefact is called.
-        more: The line that uses it.
-    """
+    """The lines of Python that load an artefact and use it. Without a base it is an artefact that needs none."""
     given = "" if base is None or found_by_others(base) else ', base="path/to/the/base"'
     return ["```python", "import freemoe", "", f'{name} = freemoe.load("{HERE}"{given})', more, "```", ""]
 

@@ -28,19 +28,12 @@ _COPIES = ("consolidated*", "*/*.safetensors", "*.fp16.safetensors")
 
 @dataclass(frozen=True)
 class HubAccess:
-    """How the hub is asked; the names are those of transformers' ``from_pretrained``.
+    """How the hub is asked; the names are those of transformers' ``from_pretrained``."""
 
-    Attributes:
-        revision: Branch, tag or commit; the main branch if absent.
-        token: For what is private; None takes ``HF_TOKEN`` or what ``hf auth login`` kept.
-        cache_dir: Where what is fetched is kept; ``HF_HUB_CACHE`` if absent.
-        local_files_only: Look into the cache only.
-    """
-
-    revision: str | None = None
-    token: str | bool | None = None
-    cache_dir: str | Path | None = None
-    local_files_only: bool = False
+    revision: str | None = None  # Branch, tag or commit; the main branch if absent
+    token: str | bool | None = None  # For what is private; None takes ``HF_TOKEN`` or what ``hf auth login`` kept
+    cache_dir: str | Path | None = None  # Where what is fetched is kept; ``HF_HUB_CACHE`` if absent
+    local_files_only: bool = False  # Look into the cache only
 
     def for_base(self) -> dict[str, Any]:
         """Arguments for whoever fetches an artefact's base: the revision is the artefact's own."""
@@ -70,8 +63,7 @@ def _split_revision(source: str | Path, access: HubAccess | None) -> tuple[str, 
 def require_in_reach(source: object) -> None:
     """Say at once, before anything heavy is loaded, that a repository is neither in the cache nor in reach.
 
-    Args:
-        source: What a command was given for a model or an artefact; nothing is asked of what is no ``owner/name``.
+    Nothing is asked of a source that is no ``owner/name``.
 
     Raises:
         HubError: It can be read from nowhere.

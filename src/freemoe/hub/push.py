@@ -34,11 +34,6 @@ def artefact_files(folder: str | Path) -> dict[str, Path]:
 def copy_artefact(folder: str | Path, target: str | Path, *, overwrite: bool = False) -> Path:
     """Copy an artefact; the bytes of its files stay the same.
 
-    Args:
-        folder: The artefact.
-        target: A new or empty folder.
-        overwrite: Replace an artefact that stands there.
-
     Raises:
         ArtifactError: It is no artefact or damaged, or something stands at the target.
     """

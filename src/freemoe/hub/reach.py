@@ -68,9 +68,7 @@ def _probe_endpoint(where: str) -> str:
 def hub_session(local: bool = False, again: int = 0) -> Iterator[str]:
     """Inside, the hub's client may be used; yields why it only looks into the cache, empty where it may ask.
 
-    Args:
-        local: Told to look into the cache only.
-        again: Times that it may ask again; a file's header is asked for twice in any case.
+    It may ask ``again`` so often; a file's header is asked for twice in any case.
     """
     closed = "local_files_only is set" if local else out_of_reach()
     with limit_hub_retries(again), hub_offline() if closed else nullcontext():
@@ -78,14 +76,7 @@ def hub_session(local: bool = False, again: int = 0) -> Iterator[str]:
 
 
 def hub_error(what: str, error: Exception, closed: str = "", token: str | bool | None = None) -> HubError:
-    """The one message for whatever the client raised.
-
-    Args:
-        what: What was asked for: ``repository 'owner/name'``.
-        error: What the client raised.
-        closed: Why the hub was not asked, if it was not.
-        token: What was given for it.
-    """
+    """The one message for whatever the client raised. ``what`` was asked for: ``repository 'owner/name'``."""
     from huggingface_hub import errors
 
     # What the hub answered stands behind what the client made of it.

@@ -10,13 +10,9 @@ from freemoe.hub.push import copy_artefact, push_artefact
 
 
 class ArtefactHubMixin:
-    """Remembers the folder that it was opened from.
+    """Remembers the folder that it was opened from."""
 
-    Attributes:
-        folder: The artefact's, on this machine; None of what was not opened from one.
-    """
-
-    folder: Path | None = None
+    folder: Path | None = None  # The artefact's, on this machine; None of what was not opened from one
 
     def _require_folder(self) -> Path:
         """The folder whose files say what this is.

@@ -53,50 +53,32 @@ class RMSNormWeights:
 
 @dataclass(frozen=True, eq=False)
 class AttentionWeights:
-    """Attention with rotary embedding.
+    """The attention of a layer with rotary embedding."""
 
-    Attributes:
-        query: With ``key`` and ``value``, what multiplies the normed hidden state; ``output`` ends the sublayer.
-        query_norm: Of each head, or of all together; None for none. So is ``key_norm``.
-        head_dim: Width of a head.
-        scale: Of the scores.
-        clip: Largest size of queries, keys and values; 0 for none.
-    """
-
+    # With ``key`` and ``value``, what multiplies the normed hidden state; ``output`` ends the sublayer
     query: LinearWeights
     key: LinearWeights
     value: LinearWeights
     output: LinearWeights
-    query_norm: RMSNormWeights | None
+    query_norm: RMSNormWeights | None  # Of each head, or of all together; None for none. So is ``key_norm``
     key_norm: RMSNormWeights | None
-    head_dim: int
-    scale: float
-    clip: float = 0.0
+    head_dim: int  # Width of a head
+    scale: float  # Of the scores
+    clip: float = 0.0  # Largest size of queries, keys and values; 0 for none
 
 
 @dataclass(frozen=True, eq=False)
 class MixtureWeights:
-    """A router and its experts.
+    """A router and its experts."""
 
-    Attributes:
-        router: (N, d).
-        up: (N, 2f, d), gate above up.
-        down: (N, d, f).
-        activation: A name in ``rows.ACTIVATIONS``.
-        top_k: Experts that the router chooses.
-        active: How many of them run, the heaviest.
-        normalise: Whether the weights of those that it chooses sum to one.
-        renormalise: Whether the weights of those that run are scaled to the sum of all that it chose.
-    """
-
-    router: Tensor
-    up: Tensor
-    down: Tensor
-    activation: str
-    top_k: int
-    active: int
-    normalise: bool
-    renormalise: bool = False
+    router: Tensor  # (N, d)
+    up: Tensor  # (N, 2f, d), gate above up
+    down: Tensor  # (N, d, f)
+    activation: str  # A name in ``rows.ACTIVATIONS``
+    top_k: int  # Experts that the router chooses
+    active: int  # How many of them run, the heaviest
+    normalise: bool  # Whether the weights of those that it chooses sum to one
+    renormalise: bool = False  # Whether the weights of those that run are scaled to the sum of all that it chose
 
 
 @dataclass(frozen=True, eq=False)

@@ -84,10 +84,6 @@ def smaller_gate(gate: Any, experts: Tensor, count: int) -> Iterator[None]:
 def left_out(weights: Sequence[WeightMatrix], mask: Mask) -> list[tuple[Any, Tensor]]:
     """The routers some of whose experts are off as a whole, and which may still be chosen.
 
-    Args:
-        weights: From ``find_weights``.
-        mask: What is off.
-
     Returns:
         Per router its module and ``(experts,)`` floats, 1 for those that may be chosen. A router that would be left with fewer
         experts than it gives a token is not among them: it has no choice.

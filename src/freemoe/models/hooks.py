@@ -48,9 +48,7 @@ def forward_hook(module: nn.Module, hook: Hook, *, kwargs: bool = False) -> Iter
 def post_accumulate_grad_hook(parameter: Tensor, hook: Callable[[Tensor], None]) -> Iterator[None]:
     """While open, call ``hook(parameter)`` whenever a backward pass has added to the parameter's gradient.
 
-    Args:
-        parameter: A leaf that asks for gradients.
-        hook: It may take the gradient away.
+    It may take the gradient away.
     """
     with parameter.register_post_accumulate_grad_hook(hook):
         yield
@@ -78,12 +76,7 @@ def combined_hooks(*hooks: AbstractContextManager[None]) -> Iterator[None]:
 
 @contextmanager
 def hooks_disabled(module: nn.Module, *, inputs: bool = True) -> Iterator[None]:
-    """While open, a module's hooks are not called.
-
-    Args:
-        module: Any module.
-        inputs: Hooks before its forward rest as well as those after it.
-    """
+    """While open, a module's hooks are not called. With ``inputs`` hooks before its forward rest as well as those after it."""
     names = ("_forward_hooks", "_forward_pre_hooks") if inputs else ("_forward_hooks",)
     standing = {name: module.__dict__[name] for name in names}
     try:

@@ -38,29 +38,19 @@ class MaskError(FreeMoEError, ValueError):
 
 @dataclass(frozen=True, eq=False)
 class TensorMask:
-    """Which of one weight's numbers are off.
+    """Which of one weight's numbers are off."""
 
-    Attributes:
-        size: Numbers of the weight.
-        count: Those that are off.
-        bits: ``(ceil(size / 8),)`` uint8, the first number in the highest bit; None where places are smaller.
-        places: ``(count,)`` int16, the 16 bits of every place within its block; None where bits are smaller.
-        ends: ``(blocks + 1,)`` int64: how many places lie before each block; None beside ``bits``.
-    """
-
-    size: int
-    count: int
+    size: int  # Numbers of the weight
+    count: int  # Those that are off
+    # ``(ceil(size / 8),)`` uint8, the first number in the highest bit; None where places are smaller
     bits: Tensor | None = None
+    # ``(count,)`` int16, the 16 bits of every place within its block; None where bits are smaller
     places: Tensor | None = None
-    ends: Tensor | None = None
+    ends: Tensor | None = None  # ``(blocks + 1,)`` int64: how many places lie before each block; None beside ``bits``
 
     @classmethod
     def of_indices(cls, indices: Tensor, size: int) -> TensorMask:
-        """The mask of flat indices.
-
-        Args:
-            indices: ``(n,)`` int64, ascending, each once.
-            size: Numbers of the weight.
+        """The mask of flat indices. ``indices``: ``(n,)`` int64, ascending, each once.
 
         Raises:
             MaskError: Indices that are of another type or shape, unsorted, repeated or out of range.
@@ -123,10 +113,8 @@ class TensorMask:
     def of_lines(cls, shape: tuple[int, int, int], axis: str, numbers: Tensor) -> TensorMask:
         """Whole rows, columns or experts.
 
-        Args:
-            shape: Of the weight: (experts, rows, columns).
-            axis: One of `AXES`; rows are counted over all experts.
-            numbers: ``(n,)`` int64, which of them are off.
+        Of a weight (experts, rows, columns), ``numbers`` ``(n,)`` int64 along one of `AXES`; rows are counted over all
+        experts.
         """
         experts, rows, columns = shape
         off = torch.zeros((experts * rows, columns), dtype=torch.bool)
@@ -231,8 +219,7 @@ class TensorMask:
 class Mask(Mapping[str, TensorMask]):
     """What is off in a model: name of a weight to its mask; weights that nothing is off of are absent.
 
-    Args:
-        tensors: By name; empty ones are left out.
+    Empty ones are left out.
     """
 
     def __init__(self, tensors: Mapping[str, TensorMask] = MappingProxyType({})) -> None:

@@ -18,18 +18,12 @@ Edit = Callable[[Tensor], Tensor]
 
 @dataclass(eq=False)
 class OffloadedParameter:
-    """One parameter that is read as it is needed.
+    """One parameter that is read as it is needed."""
 
-    Attributes:
-        source: Where accelerate reads it, by ``key``.
-        key: Its name there.
-        device: Where its module computes.
-        edits: What is done to the values that are read, in this order; each gives a new tensor.
-    """
-
-    source: Mapping[str, Tensor]
-    key: str
-    device: torch.device
+    source: Mapping[str, Tensor]  # Where accelerate reads it, by ``key``
+    key: str  # Its name there
+    device: torch.device  # Where its module computes
+    # What is done to the values that are read, in this order; each gives a new tensor
     edits: list[Edit] = field(default_factory=list)
 
     def read_values(self) -> Tensor:

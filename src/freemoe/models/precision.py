@@ -68,11 +68,6 @@ def bfloat16_speedup(device: torch.device, rows: int, columns: int) -> float:
 
     Measured once per process, on one thread of a CPU, and kept in the record of its environment. Threads that wait for each other
     on a busy machine count as work, and both formats would look alike.
-
-    Args:
-        device: Where to measure.
-        rows: Outputs of the layer.
-        columns: Inputs of the layer.
     """
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(rows, columns, generator=generator).to(device)

@@ -14,11 +14,9 @@ _HEAD = 9  # one byte k, eight bytes N
 def encode_sorted(numbers: Tensor) -> Tensor:
     """Golomb-Rice code of ascending numbers: each gap as its ``k`` low bits and, in unary, what is above them.
 
-    ``k`` is the one that makes these gaps shortest, so that numbers without a pattern take hardly more than their
-    entropy: at 1 % of the weights off 8.1 bits each, where H(0.01) / 0.01 is 8.08.
-
-    Args:
-        numbers: ``(N,)`` int64, strictly ascending, from 0.
+    ``k`` is the one that makes these gaps shortest, so that numbers without a pattern take hardly more than their entropy:
+    at 1 % of the weights off 8.1 bits each, where H(0.01) / 0.01 is 8.08. ``numbers``: ``(N,)`` int64, strictly ascending,
+    from 0.
 
     Returns:
         ``(bytes,)`` uint8: k, N in eight bytes, the low bits, the unary parts (zeros, then a one).

@@ -21,72 +21,49 @@ Group = tuple[str, ...]
 
 @dataclass(frozen=True)
 class ExpertsLayout:
-    """Routed experts that transformers 5 keeps in one module as three-dimensional parameters.
+    """Routed experts that transformers 5 keeps in one module as three-dimensional parameters."""
 
-    Attributes:
-        path: The module, relative to the layer.
-        up: The parameter that multiplies the layer's hidden state (gate and up stacked or interleaved).
-        down: The parameter that multiplies the intermediate activation.
-        layout: ``"experts"`` for (experts, out, in), ``"experts_columns"`` for (experts, in, out).
-        up_bias: The parameter (experts, out) added after ``up``, where there is one.
-    """
-
-    path: str = "mlp.experts"
-    up: str = "gate_up_proj"
-    down: str = "down_proj"
-    layout: str = "experts"
-    up_bias: str | None = None
+    path: str = "mlp.experts"  # The module, relative to the layer
+    up: str = (
+        "gate_up_proj"  # The parameter that multiplies the layer's hidden state (gate and up stacked or interleaved)
+    )
+    down: str = "down_proj"  # The parameter that multiplies the intermediate activation
+    layout: str = "experts"  # ``"experts"`` for (experts, out, in), ``"experts_columns"`` for (experts, in, out)
+    up_bias: str | None = None  # The parameter (experts, out) added after ``up``, where there is one
 
 
 @dataclass(frozen=True)
 class GateLayout:
-    """The router of a mixture layer.
+    """The router of a mixture layer."""
 
-    Attributes:
-        path: The module, relative to the layer; its forward returns (logits, weights, index).
-        top_k: The attribute of this module that is read on every forward; no other copy of k acts on a loaded
-            model.
-        config_key: Where k is kept in the configuration; set it too, or saving brings the old k back.
-        renormalised: Whether the k weights sum to one: ``"always"``, ``"never"``, or the configuration key
-            that says so.
-        correction: The attribute whose values are added to the sigmoids of the logits when experts are chosen, and not
-            to their weights; None where the heaviest are chosen.
-    """
-
-    path: str = "mlp.gate"
+    path: str = "mlp.gate"  # The module, relative to the layer; its forward returns (logits, weights, index)
+    # The attribute of this module that is read on every forward; no other copy of k acts on a loaded model
     top_k: str = "top_k"
+    # Where k is kept in the configuration; set it too, or saving brings the old k back
     config_key: str = "num_experts_per_tok"
+    # Whether the k weights sum to one: ``"always"``, ``"never"``, or the configuration key that says so
     renormalised: str = "always"
+    # The attribute whose values are added to the sigmoids of the logits when experts are chosen, and not to their
+    # weights; None where the heaviest are chosen
     correction: str | None = None
 
 
 @dataclass(frozen=True)
 class ModelFamily:
-    """One row: how the models of a family are laid out.
+    """One row: how the models of a family are laid out."""
 
-    Attributes:
-        name: The name in ``FAMILIES``.
-        model_types: Values of ``config.model_type`` that belong to it.
-        layers: Paths of the list of decoder layers; the first that exists is taken.
-        attention: Groups of linears of the attention sublayer, in the order of computation.
-        mlp: Groups of linears of the feed-forward sublayer, shared experts included.
-        experts: Fused routed experts, or None.
-        gate: Their router, or None.
-        rotary: How rotary dimensions are paired: ``"half"`` (i with i + d/2), ``"interleaved"`` (2i with 2i +
-            1) or ``"none"``.
-        heads: How the attention's first linears hold the heads: ``"separate"`` (queries, keys and values in linears of
-            their own), ``"stacked"`` (one linear: all queries, all keys, all values), ``"by_head"`` (one linear: query,
-            key and value of the first head, then of the next) or ``"latent"`` (heads share low-rank keys and values).
-    """
-
-    name: str
-    model_types: tuple[str, ...]
-    layers: tuple[str, ...]
-    attention: tuple[Group, ...]
-    mlp: tuple[Group, ...]
-    experts: ExpertsLayout | None = None
-    gate: GateLayout | None = None
+    name: str  # The name in ``FAMILIES``
+    model_types: tuple[str, ...]  # Values of ``config.model_type`` that belong to it
+    layers: tuple[str, ...]  # Paths of the list of decoder layers; the first that exists is taken
+    attention: tuple[Group, ...]  # Groups of linears of the attention sublayer, in the order of computation
+    mlp: tuple[Group, ...]  # Groups of linears of the feed-forward sublayer, shared experts included
+    experts: ExpertsLayout | None = None  # Fused routed experts, or None
+    gate: GateLayout | None = None  # Their router, or None
+    # How rotary dimensions are paired: ``"half"`` (i with i + d/2), ``"interleaved"`` (2i with 2i + 1) or ``"none"``
     rotary: str = "half"
+    # How the attention's first linears hold the heads: ``"separate"`` (queries, keys and values in linears of their
+    # own), ``"stacked"`` (one linear: all queries, all keys, all values), ``"by_head"`` (one linear: query, key and
+    # value of the first head, then of the next) or ``"latent"`` (heads share low-rank keys and values)
     heads: str = "separate"
 
 

@@ -21,14 +21,10 @@ class RotaryLayout:
 
     A dimension j < ``turned`` / 2 is turned together with j + ``turned`` / 2 and shares its bit; every dimension from
     ``turned`` on has a bit of its own.
-
-    Attributes:
-        head_dim: Dimensions of a head.
-        turned: Dimensions that the rotary embedding turns: all of them, or the first part (Phi).
     """
 
-    head_dim: int
-    turned: int
+    head_dim: int  # Dimensions of a head
+    turned: int  # Dimensions that the rotary embedding turns: all of them, or the first part (Phi)
 
     @property
     def num_bits(self) -> int:
@@ -49,32 +45,20 @@ class RotaryLayout:
 
 @dataclass(frozen=True, eq=False)
 class DecoderSublayers:
-    """One decoder layer, taken apart.
+    """One decoder layer, taken apart."""
 
-    Attributes:
-        number: Of the layer, from 0.
-        path: Of the layer in the model.
-        q, k, v, o: The attention's linears.
-        up: What reads the MLP's input: (gate, up) or (fc1,).
-        down: What multiplies the intermediate activation.
-        names: Path of each linear relative to the layer, by the names above; ``up`` by its last part.
-        heads: Query heads.
-        kv_heads: Key and value heads.
-        rotary: How a head's dimensions go together.
-    """
-
-    number: int
-    path: str
-    q: nn.Linear
+    number: int  # Of the layer, from 0
+    path: str  # Of the layer in the model
+    q: nn.Linear  # With k, v and o the attention's linears
     k: nn.Linear
     v: nn.Linear
     o: nn.Linear
-    up: tuple[nn.Linear, ...]
-    down: nn.Linear
-    names: dict[str, str]
-    heads: int
-    kv_heads: int
-    rotary: RotaryLayout
+    up: tuple[nn.Linear, ...]  # What reads the MLP's input: (gate, up) or (fc1,)
+    down: nn.Linear  # What multiplies the intermediate activation
+    names: dict[str, str]  # Path of each linear relative to the layer, by the names above; ``up`` by its last part
+    heads: int  # Query heads
+    kv_heads: int  # Key and value heads
+    rotary: RotaryLayout  # How a head's dimensions go together
 
     @property
     def hidden_size(self) -> int:

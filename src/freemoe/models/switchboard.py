@@ -33,17 +33,13 @@ _LEAST_MOST = 1 << 30
 
 @dataclass(eq=False)
 class _ExpertBlock:
-    """What one expert switches off of one block of a weight; the block's bits are given as (1, length) throughout.
+    """What one expert switches off of one block of a weight; the block's bits are given as (1, length) throughout."""
 
-    Attributes:
-        places: (n,) int32, ascending, from the block's start.
-        values: (n,) the base's bits there; None until they are first needed.
-        row: Both as a sparse matrix (1, length), which torch adds fastest on the CPU; they share memory.
-    """
-
-    places: Tensor
-    values: Tensor | None = None
-    row: Tensor | None = None
+    places: Tensor  # (n,) int32, ascending, from the block's start
+    values: Tensor | None = None  # (n,) the base's bits there; None until they are first needed
+    row: Tensor | None = (
+        None  # Both as a sparse matrix (1, length), which torch adds fastest on the CPU; they share memory
+    )
 
     def drop_values(self, device: torch.device) -> None:
         """Let go of the values; they will be read on this device."""
@@ -110,19 +106,12 @@ class RecentExperts(Generic[Held]):
 
 @dataclass(frozen=True, eq=False)
 class _CachedExpert:
-    """What is held of one expert.
+    """What is held of one expert."""
 
-    Attributes:
-        blocks: What it switches off of weights in memory.
-        count: Weights that it switches off.
-        routers: Gates that leave experts out, and which.
-        stored: What is off of weights that are not in memory.
-    """
-
-    blocks: Parts
-    count: int
-    routers: list[tuple[Any, Tensor]]
-    stored: list[tuple[WeightMatrix, TensorMask]]
+    blocks: Parts  # What it switches off of weights in memory
+    count: int  # Weights that it switches off
+    routers: list[tuple[Any, Tensor]]  # Gates that leave experts out, and which
+    stored: list[tuple[WeightMatrix, TensorMask]]  # What is off of weights that are not in memory
 
 
 class ExpertCache(RecentExperts[_CachedExpert]):
@@ -167,10 +156,6 @@ class ExpertCache(RecentExperts[_CachedExpert]):
 
     def add_expert(self, name: str, mask: Mask) -> None:
         """Take in an expert, or another one under its name; the model is not touched.
-
-        Args:
-            name: What it shall be called here.
-            mask: What it switches off; not kept.
 
         Raises:
             DataError: The expert of this name is switched in.

@@ -51,12 +51,8 @@ class RestoreHandle:
 def switch_off(weights: Sequence[WeightMatrix], mask: Mask) -> RestoreHandle:
     """Set what a mask has off to zero, in place, and keep the values; experts off as a whole are not chosen.
 
-    The mask is checked before the first weight is touched. An ``ExpertCache`` is faster where the same experts are
-    switched again and again.
-
-    Args:
-        weights: From ``find_weights``; those that ``mask`` does not name stay as they are.
-        mask: What shall be off.
+    The mask is checked before the first weight is touched. An ``ExpertCache`` is faster where the same experts are switched
+    again and again. Weights that the mask does not name stay as they are.
 
     Raises:
         MaskError: A mask of an unknown weight, or of another size.

@@ -149,12 +149,7 @@ def _recorded_rows(
 ) -> Callable[[Tensor], Tensor] | None:
     """How to look up the rows that were overheard of some slots; None where they cannot be told apart.
 
-    Args:
-        module: The experts.
-        experts: Their layout.
-        gate: What was overheard.
-        hidden: (tokens, columns) the experts' input.
-        index: (tokens, k) the experts of each token, on the host.
+    ``hidden``: (tokens, columns), the experts' input; ``index``: (tokens, k), on the host.
     """
     if len(gate.heard) != 1 or len(gate.heard[0]) != index.numel():
         return None

@@ -23,15 +23,10 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 @dataclass(frozen=True, eq=False)
 class MoERouter:
-    """The router that chooses among the experts of a weight.
+    """The router that chooses among the experts of a weight."""
 
-    Attributes:
-        module: Its forward returns (logits, weights, index).
-        top_k: Its attribute that says how many experts a token is given.
-    """
-
-    module: nn.Module
-    top_k: str
+    module: nn.Module  # Its forward returns (logits, weights, index)
+    top_k: str  # Its attribute that says how many experts a token is given
 
     @property
     def experts_per_token(self) -> int:
@@ -45,28 +40,19 @@ class WeightMatrix:
 
     Its canonical order is (experts, rows, columns), rows being outputs and columns inputs, whatever the order
     in memory; a dense matrix has one expert.
-
-    Attributes:
-        name: The parameter's name, as in ``model.named_parameters()``.
-        layer: Number of the decoder layer, from 0.
-        sublayer: ``"attention"`` or ``"mlp"``.
-        tap: Name of the input that it multiplies; weights with equal tap share one input.
-        module: The module whose parameter it is.
-        param_name: The parameter's name there.
-        layout: Order in memory: ``"rows"`` (out, in), ``"columns"`` (in, out), ``"experts"`` (experts, out,
-            in) or ``"experts_columns"`` (experts, in, out).
-        gate: The router of fused experts, where the family's row names it.
-        stored: How it is read, where it is not in memory: the parameter then holds no values.
     """
 
-    name: str
-    layer: int
-    sublayer: str
-    tap: str
-    module: nn.Module
-    param_name: str
+    name: str  # The parameter's name, as in ``model.named_parameters()``
+    layer: int  # Number of the decoder layer, from 0
+    sublayer: str  # ``"attention"`` or ``"mlp"``
+    tap: str  # Name of the input that it multiplies; weights with equal tap share one input
+    module: nn.Module  # The module whose parameter it is
+    param_name: str  # The parameter's name there
+    # Order in memory: ``"rows"`` (out, in), ``"columns"`` (in, out), ``"experts"`` (experts, out, in) or
+    # ``"experts_columns"`` (experts, in, out)
     layout: str
-    gate: MoERouter | None = None
+    gate: MoERouter | None = None  # The router of fused experts, where the family's row names it
+    # How it is read, where it is not in memory: the parameter then holds no values
     stored: OffloadedParameter | None = None
 
     @property
@@ -144,8 +130,7 @@ class WeightMatrix:
     def memory_indices(self, indices: Tensor) -> Tensor:
         """Turn flat indices in canonical order into indices into ``memory()``.
 
-        Args:
-            indices: (n,) int64, into (experts, rows, columns) flattened.
+        ``indices``: (n,) int64, into (experts, rows, columns) flattened.
 
         Returns:
             (n,) int64; the same tensor where the two orders agree.
@@ -165,10 +150,7 @@ def find_weights(
 ) -> list[WeightMatrix]:
     """List the weights of a model, layer by layer, attention before mlp, in the family's order.
 
-    Args:
-        model: A transformers model of a known family.
-        sublayers: ``"attention"``, ``"mlp"`` or ``"both"``.
-        layers: The range [first, end) of decoder layers, or None for all.
+    Of ``"attention"``, ``"mlp"`` or ``"both"``; ``layers`` is the range [first, end) of decoder layers.
 
     Raises:
         FamilyError: Unknown family; a layer without linears; a quantised, wrapped or unloaded (meta) base; an
@@ -237,12 +219,7 @@ def describe_weights(model: nn.Module) -> dict[str, Any]:
 
 
 def require_in_memory(weights: Sequence[WeightMatrix], what: str = "This", *, together: bool = False) -> None:
-    """Raise unless all weights can be edited and have gradients.
-
-    Args:
-        weights: From ``find_weights``.
-        what: What needs that, for the error.
-        together: They must also lie on one device.
+    """Raise unless all weights can be edited and have gradients. ``together``: they must also lie on one device.
 
     Raises:
         FamilyError: Some are read as they are needed, or lie elsewhere.

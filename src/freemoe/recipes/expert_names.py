@@ -29,15 +29,10 @@ SIGNS: dict[str, Operation] = {"+": "union", "&": "intersection"}
 
 @dataclass(frozen=True)
 class ExpertRef:
-    """What is meant where an expert is named.
+    """What is meant where an expert is named."""
 
-    Attributes:
-        names: Of the base, of an expert, or of all that are combined.
-        operation: How they are combined; None for one.
-    """
-
-    names: tuple[str, ...]
-    operation: Operation | None = None
+    names: tuple[str, ...]  # Of the base, of an expert, or of all that are combined
+    operation: Operation | None = None  # How they are combined; None for one
 
     @classmethod
     def parse(cls, text: str) -> ExpertRef:
@@ -48,11 +43,7 @@ class ExpertRef:
         return cls((text,))
 
     def require_known(self, known: Collection[str], others: Sequence[str] = ()) -> None:
-        """Raise unless all that it names are known.
-
-        Args:
-            known: Names of experts.
-            others: Further names that the error lists.
+        """Raise unless all that it names are known. The error lists ``others`` too.
 
         Raises:
             UnknownNameError: Names the first that is not.
@@ -89,10 +80,6 @@ def name_fault(name: object) -> str | None:
 
 def require_new_names(names: Sequence[str], known: Collection[str]) -> None:
     """Raise unless experts can be added under some names.
-
-    Args:
-        names: Of the experts to add.
-        known: Of those that are there.
 
     Raises:
         DataError: A name cannot be one, is taken or given twice; or there would be too many experts.

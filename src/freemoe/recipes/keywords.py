@@ -22,10 +22,6 @@ R = TypeVar("R", bound=Recipe)
 def recipe_of(kind: type[R], values: Mapping[str, Any]) -> R:
     """The recipe that keywords describe.
 
-    Args:
-        kind: Which recipe.
-        values: Keywords and their values.
-
     Raises:
         RecipeError: An unknown keyword, with the near misses; a field that is given twice; every value that cannot be used.
     """

@@ -34,8 +34,7 @@ REPORT = "report.html"
 def intervals_text(groups: int | None) -> str:
     """How the intervals of a verdict against the model are made, for the words below a table.
 
-    Args:
-        groups: Of the test part; None where an older version divided it by blocks.
+    An older version divided by blocks, without groups.
     """
     speed = "Speed is the geometric mean over requests in turns, with Student's 95 % interval."
     return f"95 % intervals {groups_text(groups)}. {speed}"
@@ -49,10 +48,7 @@ MOST_NAMED = 4
 def judge_comparisons(compared: Sequence[tuple[State, str]], than: str, of: str) -> GainVerdict | None:
     """The verdict on comparisons, if any is reliably better or worse.
 
-    Args:
-        compared: State and words of each.
-        than: What is said behind better and worse.
-        of: How many comparisons there are, in words.
+    ``than`` is said behind better and worse; ``of`` is how many comparisons there are, in words.
     """
     good, bad = ([words for state, words in compared if state == wanted] for wanted in ("better", "worse"))
     named, more = "; ".join((good + bad)[:MOST_NAMED]), len(good + bad) - MOST_NAMED
@@ -68,84 +64,48 @@ def judge_comparisons(compared: Sequence[tuple[State, str]], than: str, of: str)
 
 @dataclass(frozen=True)
 class TableGroup:
-    """Rows of a table that belong together.
+    """Rows of a table that belong together."""
 
-    Attributes:
-        rows: Role of each (a name of `palette.COLOURS`, or None) and its cells as text; an empty cell is left out on a phone.
-        title: Above them.
-        about: Beside the title.
-    """
-
+    # Role of each (a name of `palette.COLOURS`, or None) and its cells as text; an empty cell is left out on a phone
     rows: Sequence[tuple[str | None, Sequence[str]]]
-    title: str = ""
-    about: str = ""
+    title: str = ""  # Above them
+    about: str = ""  # Beside the title
 
 
 @dataclass(frozen=True)
 class PageTable:
-    """A plain table; its first column names the rows.
+    """A plain table; its first column names the rows."""
 
-    Attributes:
-        about: What it shows.
-        header: Names of the columns.
-        groups: Its rows.
-        numeric: Which columns hold numbers.
-    """
-
-    about: str
-    header: Sequence[str]
-    groups: Sequence[TableGroup]
-    numeric: Sequence[int]
+    about: str  # What it shows
+    header: Sequence[str]  # Names of the columns
+    groups: Sequence[TableGroup]  # Its rows
+    numeric: Sequence[int]  # Which columns hold numbers
 
 
 @dataclass(frozen=True)
 class ReportPage:
-    """What a report says.
+    """What a report says, part by part."""
 
-    Attributes:
-        title: Heading.
-        about: One soft line below it.
-        verdict: The answer.
-        heading: Above the table.
-        reading: How to read the table, in a few sentences.
-        readings: Row, its role or None, and what it may be read as.
-        facts: Provenance: name and fact.
-        table: None where the template has tables of its own.
-        findings: More sentences, each with how it is marked.
-        splits: Which text did what.
-        parts: The same part by part: name, words, notes.
-        pictures: To be drawn.
-        figures_in: The file with every figure of the page.
-        more_sections: Anchors and names of the template's own sections.
-    """
-
-    title: str
-    about: str
-    verdict: GainVerdict
-    heading: str
-    reading: str
-    readings: Sequence[tuple[str, str | None, str]]
-    facts: Sequence[tuple[str, str]]
-    table: PageTable | None = None
-    findings: Sequence[tuple[State, str]] = ()
-    splits: Sequence[str] = ()
-    parts: Sequence[tuple[str, str, Sequence[str]]] = ()
-    pictures: Sequence[ReportFigure] = ()
-    figures_in: str = "result.json"
-    more_sections: Sequence[tuple[str, str]] = ()
+    title: str  # Heading
+    about: str  # One soft line below it
+    verdict: GainVerdict  # The answer
+    heading: str  # Above the table
+    reading: str  # How to read the table, in a few sentences
+    readings: Sequence[tuple[str, str | None, str]]  # Row, its role or None, and what it may be read as
+    facts: Sequence[tuple[str, str]]  # Provenance: name and fact
+    table: PageTable | None = None  # None where the template has tables of its own
+    findings: Sequence[tuple[State, str]] = ()  # More sentences, each with how it is marked
+    splits: Sequence[str] = ()  # Which text did what
+    parts: Sequence[tuple[str, str, Sequence[str]]] = ()  # The same part by part: name, words, notes
+    pictures: Sequence[ReportFigure] = ()  # To be drawn
+    figures_in: str = "result.json"  # The file with every figure of the page
+    more_sections: Sequence[tuple[str, str]] = ()  # Anchors and names of the template's own sections
 
 
 def render_page(
     page: ReportPage, result: RunResult | EvaluationResult, template: str = "plain.html.j2", **more: Any
 ) -> str:
-    """The page as HTML.
-
-    Args:
-        page: What it says.
-        result: What its pictures, cautions, recipe and provenance are made from.
-        template: Of the family.
-        more: What the template needs besides.
-    """
+    """The page of a result as HTML."""
     environment = Environment(
         loader=PackageLoader("freemoe.report", "templates"),
         autoescape=True,
@@ -183,12 +143,7 @@ _READERS = ("interval_of", "better")
 
 
 def write_page(source: str | Path, page: Callable[[Any], str], target: Path | None = None) -> Path:
-    """Read a result and write its page, whole or not at all.
-
-    Args:
-        source: A finished artefact, or a result file.
-        page: Result -> HTML.
-        target: Where to write; if absent ``report.html`` in the artefact.
+    """Read a result and write its page, whole or not at all. Without a target it is ``report.html`` in the artefact.
 
     Returns:
         The page.

@@ -23,13 +23,7 @@ from freemoe.tomoe.structures.structure import STRUCTURE, read_structure
 
 
 def read_files(folder: Path) -> tuple[ArtefactManifest, ConvertResult]:
-    """Open the files of a converted model, its weights left out.
-
-    Args:
-        folder: The model.
-
-    Returns:
-        Its manifest and its result.
+    """Open the files of a converted model, its weights left out. Gives its manifest and its result.
 
     Raises:
         ArtifactError: One is damaged, or the structure is not the result's.

@@ -17,15 +17,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class DistributedContext:
-    """One process among others.
+    """One of the processes that train together."""
 
-    Attributes:
-        rank: Its number, from 0.
-        count: How many there are.
-    """
-
-    rank: int = 0
-    count: int = 1
+    rank: int = 0  # Its number, from 0
+    count: int = 1  # How many there are
 
     @classmethod
     def from_environment(cls) -> DistributedContext:

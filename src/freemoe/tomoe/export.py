@@ -48,11 +48,6 @@ def build_converted_model(model: Any, structure: Structure, mode: str = "shared"
     Embeddings, norms and whatever else stays as it was are the dense model's own tensors; queries, keys, values, outputs
     and MLPs are copies.
 
-    Args:
-        model: The dense model; left as it is.
-        structure: What each token uses.
-        mode: ``shared``, ``materialised`` or ``pseudo``.
-
     Raises:
         DataError: The structure does not fit the model.
         FamilyError: A model that cannot be converted.
@@ -69,9 +64,7 @@ def build_converted_model(model: Any, structure: Structure, mode: str = "shared"
 class _ConvertedTensors:
     """The tensors of a converted model by name; a layer's are made when one of them is asked for, and forgotten then.
 
-    Args:
-        model: The dense model, whose other tensors are its own.
-        layers: Path of a layer -> makes its tensors, by their names in the model.
+    ``layers``: path of a layer -> makes its tensors, by their names in the model.
     """
 
     def __init__(self, model: Any, layers: dict[str, Callable[[], dict[str, Tensor]]]) -> None:

@@ -152,12 +152,6 @@ def checkpoint_activations(model: Any) -> None:
 
 
 def input_digests(context: ConversionContext, base: str, settings: dict[str, Any]) -> dict[str, str]:
-    """What the run reads; a resumed run must read the same.
-
-    Args:
-        context: Base and text.
-        base: The base's fingerprint.
-        settings: Its identity beside that.
-    """
+    """What the run reads; a resumed run must read the same."""
     parts = {f"{part} text": json_digest(getattr(context, part).ids.tolist()) for part in ("train", "held_out", "test")}
     return {"base model": base, SETTINGS: json_digest(settings), **parts}

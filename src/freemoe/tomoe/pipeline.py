@@ -203,14 +203,7 @@ def _score_baseline(context: ConversionContext, method: str) -> tuple[TextScore,
 
 
 def work_ahead(recipe: dict[str, Any], output: str, stage: str, name: str) -> None:
-    """Measure a rival for a conversion that another process makes, and leave it in its run folder.
-
-    Args:
-        recipe: The conversion's, as plain data.
-        output: Its output.
-        stage: What is done.
-        name: Of the rival.
-    """
+    """Measure a rival for a conversion that another process makes, and leave it in its run folder."""
     context = _context_once(json.dumps(recipe), output)
     context.run = RunPart(output, f"{stage}|{name}")
     _score_baseline(context, name)

@@ -22,12 +22,7 @@ def warm_cosine(rate: float, step: int, steps: int, warm: int) -> float:
 
 
 def check_finite(loss: float, step: int, about: Callable[[], str] = str) -> None:
-    """Stop at a loss that is no number.
-
-    Args:
-        loss: Of the step.
-        step: Its number.
-        about: Says more, after the loss.
+    """Stop at a loss that is no number. ``about`` says more, after the loss.
 
     Raises:
         NumericError: It is NaN or infinite; says in which step.

@@ -14,11 +14,7 @@ from torch.utils.checkpoint import checkpoint
 def distillation_loss(student: Tensor, teacher: Tensor, head: Callable[[Tensor], Tensor], chunk: int = 1024) -> Tensor:
     """KL(teacher || student) of the next-token distributions, mean over the tokens, in float32.
 
-    Args:
-        student: (tokens, hidden), what goes into the head; carries the gradient.
-        teacher: (tokens, hidden).
-        head: Hidden states to logits.
-        chunk: Tokens at a time.
+    ``student`` and ``teacher``: (tokens, hidden), what goes into the head; the student's carries the gradient.
 
     Returns:
         () float32, nats per token; zero where there is none.
@@ -36,11 +32,7 @@ def distillation_loss(student: Tensor, teacher: Tensor, head: Callable[[Tensor],
 def language_loss(hidden: Tensor, wanted: Tensor, head: Callable[[Tensor], Tensor], chunk: int = 1024) -> Tensor:
     """The negative log-likelihood of the next tokens, their sum, in float32.
 
-    Args:
-        hidden: (tokens, hidden), what goes into the head; carries the gradient.
-        wanted: (tokens,) int64.
-        head: Hidden states to logits.
-        chunk: Tokens at a time.
+    ``hidden``: (tokens, hidden), what goes into the head, carries the gradient; ``wanted``: (tokens,) int64.
 
     Returns:
         () float32, nats.
@@ -67,13 +59,9 @@ def _sum_in_chunks(part: Callable[[Tensor, Tensor], Tensor], student: Tensor, ot
 def summed_in_chunks(hidden: Tensor, part: Callable[[Tensor, slice], Tensor], chunk: int) -> Tensor:
     """The sum over rows of a function of hidden states, with its gradient made along with it, some rows at a time.
 
-    What the function makes of ``chunk`` rows, as their logits, is gone before the next rows are taken: nothing of it is kept
-    for the backward pass, and nothing is made twice.
-
-    Args:
-        hidden: (tokens, hidden); carries the gradient.
-        part: Rows and where they stand -> () sum over them.
-        chunk: Rows at a time.
+    What the function makes of ``chunk`` rows, as their logits, is gone before the next rows are taken: nothing of it is
+    kept for the backward pass, and nothing is made twice. ``part`` makes of rows of ``hidden`` (tokens, hidden), and where
+    they stand, their sum ().
 
     Returns:
         () float32.

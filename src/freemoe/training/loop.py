@@ -16,21 +16,13 @@ from freemoe.training.states import State
 
 @dataclass(frozen=True)
 class TrainingCheckpoints:
-    """How a training is kept.
+    """How a training is kept."""
 
-    Attributes:
-        run: Where; each state replaces the one before.
-        name: Of the training: states are called ``name|steps``.
-        state: Everything that the next step depends on.
-        load: Go on from a state.
-        between: Keep states between two looks too.
-    """
-
-    run: RunFolder
-    name: str
-    state: Callable[[], State]
-    load: Callable[[State], None]
-    between: bool = True
+    run: RunFolder  # Where; each state replaces the one before
+    name: str  # Of the training: states are called ``name|steps``
+    state: Callable[[], State]  # Everything that the next step depends on
+    load: Callable[[State], None]  # Go on from a state
+    between: bool = True  # Keep states between two looks too
 
     def last_step(self, steps: int, every: int) -> int:
         """Steps done at the last state that is kept; 0 where there is none."""

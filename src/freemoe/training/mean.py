@@ -18,18 +18,12 @@ class ParameterMean:
 
     How far back it looks grows with the steps: a fixed decay either remembers the start of a short training or only the
     end of a long one.
-
-    Attributes:
-        parameters: What is trained.
-        window: Share of the steps so far that it looks back on; zero: the last step alone.
-        steps: That were taken note of.
-        values: The mean.
     """
 
-    parameters: Mapping[str, nn.Parameter]
-    window: float
-    steps: int = 0
-    values: dict[str, Tensor] = field(default_factory=dict)
+    parameters: Mapping[str, nn.Parameter]  # What is trained
+    window: float  # Share of the steps so far that it looks back on; zero: the last step alone
+    steps: int = 0  # That were taken note of
+    values: dict[str, Tensor] = field(default_factory=dict)  # The mean
 
     @property
     def last_decay(self) -> float:

@@ -52,17 +52,11 @@ def copy_into_parameters(parameters: Mapping[str, nn.Parameter], values: State) 
 
 @dataclass(eq=False)
 class BestCheckpoint:
-    """The losses of a training's looks, and the values of its parameters at the first of the lowest.
+    """The losses of a training's looks, and the values of its parameters at the first of the lowest."""
 
-    Attributes:
-        parameters: What is trained.
-        losses: One per look.
-        values: Of the parameters at the best look.
-    """
-
-    parameters: Mapping[str, nn.Parameter]
-    losses: list[float] = field(default_factory=list)
-    values: State = field(default_factory=dict)
+    parameters: Mapping[str, nn.Parameter]  # What is trained
+    losses: list[float] = field(default_factory=list)  # One per look
+    values: State = field(default_factory=dict)  # Of the parameters at the best look
 
     def record_loss(self, loss: float) -> int:
         """Take note of a look's loss; returns how many looks ago the best one was.

@@ -61,11 +61,7 @@ def gumbel_noise(like: Tensor, generator: torch.Generator | None) -> Tensor:
 def gumbel_sigmoid(logits: Tensor, offset: float, tau: float, generator: torch.Generator | None) -> Tensor:
     """Keep where logits + g + b > 0; without a generator where that is more likely than not (ToMoE Eq. 3).
 
-    Args:
-        logits: (...).
-        offset: b.
-        tau: Temperature of the gradient.
-        generator: Of the noise g.
+    ``generator`` is of the noise g.
 
     Returns:
         (...) of zeros and ones; gradient y(1 - y) / tau with y = sigmoid((x + g + b) / tau).
@@ -91,13 +87,7 @@ def gumbel_probabilities(logits: Tensor, tau: float, generator: torch.Generator 
 
 
 def hard_top_k(logits: Tensor, k: int, tau: float, generator: torch.Generator | None = None) -> Tensor:
-    """Keep exactly the ``k`` best of every row.
-
-    Args:
-        logits: (..., n).
-        k: 1 to n.
-        tau: Temperature of the gradient.
-        generator: Of Gumbel noise, if there shall be any.
+    """Keep exactly the ``k`` best of every row. ``k`` is 1 to n; ``generator`` is of Gumbel noise, if there shall be any.
 
     Returns:
         (..., n) of zeros and ones; gradient y(1 - y) / tau with y = sigmoid((x - t) / tau), t half-way between the last

@@ -42,15 +42,10 @@ _CANDIDATE, _CANDIDATES = 12, 0.1
 
 @dataclass(frozen=True)
 class MemoryPeaks:
-    """Bytes above the base.
+    """Bytes of a stage above the base."""
 
-    Attributes:
-        expected: What a stage is expected to take.
-        most: What it may take (`docs/hardware.md`).
-    """
-
-    expected: float
-    most: float
+    expected: float  # What a stage is expected to take
+    most: float  # What it may take (`docs/hardware.md`)
 
 
 def stage_peaks(
@@ -58,13 +53,8 @@ def stage_peaks(
 ) -> dict[str, MemoryPeaks]:
     """Peaks of all stages above the loaded base.
 
-    Args:
-        model: The base, or a stand-in of its shapes.
-        weights: Weights that may be switched off.
-        tokens: Of a batch.
-        width: Share of the weights that a band has off.
-        budget: Share that learned switches have off at most.
-        cut: Share that a round of greedy purification switches off.
+    ``tokens`` are of a batch; ``width`` is the share of the weights that a band has off, ``budget`` what learned switches
+    have off at most, ``cut`` what a round of greedy purification switches off.
     """
     each = weights[0].parameter.element_size()
     size, largest = sum(w.size for w in weights), max(w.size for w in weights)

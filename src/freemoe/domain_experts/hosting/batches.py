@@ -79,9 +79,8 @@ def with_positions(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
 def left_padded(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
     """Inputs of a generation with all padding at the left: after padding at the right nothing can be continued.
 
-    Args:
-        model: Its generation config names the padding token, by which padding is known where there is no mask.
-        inputs: ``input_ids`` or ``inputs_embeds`` ``(B, L, ...)``, and what else goes with each token.
+    Inputs are ``input_ids`` or ``inputs_embeds`` ``(B, L, ...)``, and what else goes with each token; where there is no
+    mask, the generation config's padding token says what padding is.
     """
     tokens = inputs.get("input_ids") if inputs.get("input_ids") is not None else inputs.get("inputs_embeds")
     mask = inputs.get("attention_mask")
@@ -128,9 +127,7 @@ def special_tokens(model: Any, inputs: dict[str, Any]) -> tuple[int | None, list
 def merge_generated(parts: Sequence[tuple[list[int], Tensor]], pad: int | None) -> Tensor:
     """Put generated groups together in the batch's order; what ended early is padded at its end.
 
-    Args:
-        parts: Rows of the batch, and ``(n * rows, length)`` token ids of n sequences for each.
-        pad: Fills up; None where there is no such token.
+    A part is rows of the batch, and ``(n * rows, length)`` token ids of n sequences for each.
 
     Raises:
         DataError: Lengths differ and there is nothing to fill up with.
@@ -152,19 +149,13 @@ def merge_generated(parts: Sequence[tuple[list[int], Tensor]], pad: int | None) 
 def needing_one(inputs: dict[str, Any], refused: dict[str, Any]) -> list[str]:
     """Inputs that calls of one expert each cannot give together.
 
-    Args:
-        inputs: Of the call.
-        refused: Name of an input -> the value at which it asks for nothing.
+    ``refused``: name of an input -> the value at which it asks for nothing.
     """
     return [name for name, idle in refused.items() if inputs.get(name, idle) not in (idle, None)]
 
 
 def require_one_expert(wrong: list[str], experts: int) -> None:
-    """Raise where an input works for one expert only.
-
-    Args:
-        wrong: From `needing_one`.
-        experts: How many there are in the batch.
+    """Raise where an input works for one expert only. ``wrong`` is from `needing_one`.
 
     Raises:
         DataError: Names the inputs.

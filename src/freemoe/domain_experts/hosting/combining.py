@@ -29,12 +29,6 @@ def combine_experts(
 
     Whole units that are off stay units; all else becomes single switches.
 
-    Args:
-        name: Of the new expert.
-        operation: ``union`` or ``intersection``.
-        experts: At least two.
-        weights: From ``find_weights``.
-
     Raises:
         DataError: There are fewer than two, or nothing is off in what they have in common.
     """

@@ -16,13 +16,9 @@ from freemoe.models.weights import WeightMatrix
 
 
 class MixingHost(StackHost):
-    """A host whose batches may hold sequences of several experts.
+    """A host whose batches may hold sequences of several experts."""
 
-    Attributes:
-        model: The base.
-    """
-
-    model: Any
+    model: Any  # The base
     _mixed_board: MixedBoard
 
     def expert(self, name: str | None) -> AbstractContextManager[Any]:

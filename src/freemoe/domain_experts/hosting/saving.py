@@ -29,13 +29,7 @@ from freemoe.models.checkpoints.saving import whole_or_nothing
 
 @dataclass(frozen=True, eq=False)
 class ArtefactSnapshot:
-    """What an artefact held when it was opened.
-
-    Attributes:
-        manifest: The artefact's.
-        experts: By name.
-        router: Or None.
-    """
+    """What an artefact held when it was opened."""
 
     manifest: Mapping[str, Any]
     experts: Mapping[str, DomainExpert]

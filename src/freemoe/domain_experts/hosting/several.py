@@ -44,12 +44,8 @@ def require_strategy(strategy: str) -> None:
 def _try_mixed(host: MixingHost, names: Sequence[str], strategy: Several, rows: int, must: bool) -> Iterator[bool]:
     """Inside, one forward pass runs all experts if this is True; else each has to be run by itself.
 
-    Args:
-        host: The experts.
-        names: One per sequence.
-        strategy: One of `STRATEGIES`.
-        rows: That most linears are given at once.
-        must: Whether ``auto`` has to run all in one pass where it can, as calls of their own do not give what is asked for.
+    ``rows`` are those that most linears are given at once; with ``must``, ``auto`` runs all in one pass where it can, as
+    calls of their own do not give what is asked for.
     """
     with ExitStack() as stack:
         mixing = strategy not in ("swap", "grouped")
@@ -72,13 +68,7 @@ def _group_rows(names: Sequence[str], strategy: Several) -> list[tuple[str, list
 
 
 def forward_several(host: MixingHost, inputs: dict[str, Any], names: Sequence[str], strategy: Several) -> Any:
-    """A base's forward, every sequence under its own expert.
-
-    Args:
-        host: The experts.
-        inputs: Of the base's forward.
-        names: One expert per sequence.
-        strategy: One of `STRATEGIES`.
+    """A base's forward, every sequence under its own expert. ``names``: one expert per sequence.
 
     Raises:
         DataError: A base or an expert that cannot be mixed; or an input that works for one expert only, where each is run by

@@ -15,13 +15,9 @@ from freemoe.evals.engine.answering import BASE
 
 
 class StackHost:
-    """What `ExpertStack` asks of a host.
+    """What `ExpertStack` asks of a host."""
 
-    Attributes:
-        set_to: The expert that is set until told otherwise.
-    """
-
-    set_to: str = BASE
+    set_to: str = BASE  # The expert that is set until told otherwise
 
     def switch_in(self, name: str) -> None:
         """Put an expert into the weights, where now the base or another expert of this host is."""
@@ -38,15 +34,10 @@ class StackHost:
 
 @dataclass(eq=False)
 class ExpertBlock:
-    """An open ``with`` block.
-
-    Attributes:
-        host: Whose.
-        name: The expert that the block uses.
-    """
+    """An open ``with`` block of a host."""
 
     host: StackHost
-    name: str
+    name: str  # The expert that the block uses
 
 
 class ExpertStack:

@@ -100,12 +100,7 @@ def _run_writer(write: Callable[..., str], pieces: Pieces, stop: threading.Event
 
 
 def start_stream(moe: Any, prompt: str, options: dict[str, Any]) -> TextStream:
-    """A `FreeMoE`'s text, piece by piece.
-
-    Args:
-        moe: Who writes.
-        prompt: A text.
-        options: Of its ``generate_text``.
+    """A `FreeMoE`'s text, piece by piece. Options are those of its ``generate_text``.
 
     Raises:
         BusyError: This thread has the base itself.

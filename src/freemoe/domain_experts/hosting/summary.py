@@ -19,12 +19,6 @@ def expert_row(
 ) -> dict[str, Any]:
     """One expert.
 
-    Args:
-        expert: The expert.
-        mask: What it switches off.
-        weights: All that could be off.
-        measurements: What `read_measurements` knows of it.
-
     Returns:
         ``name``, ``kind``, ``off`` (single weights), ``share`` of all weights, ``bytes`` of its tensors on disk, ``accepted`` (by the
         guard; None where no build tells and something is off), ``verdict``, and ``gain``: mean, low and high end of its 95 % interval on held-out

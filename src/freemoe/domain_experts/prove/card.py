@@ -113,13 +113,7 @@ def _table_row(domain: DomainResult) -> str:
 
 
 def unmeasured_card(base: str, fingerprint: str, experts: Sequence[str]) -> str:
-    """The README.md of experts that no build made.
-
-    Args:
-        base: Its name.
-        fingerprint: Of the base.
-        experts: Their names.
-    """
+    """The README.md of experts that no build made."""
     return "\n".join(
         [
             *_card_head(base, fingerprint),

@@ -33,9 +33,7 @@ def is_model(folder: Any) -> bool:
 class SeenRequestCounter:
     """Counts documents by task, and those among them that were seen.
 
-    Args:
-        record: Of the artefact; None for a plain model, which has seen nothing that we know of.
-        on_seen: ``warn`` or ``refuse``.
+    ``record`` is None for a plain model, which has seen nothing that we know of; ``on_seen`` is ``warn`` or ``refuse``.
 
     Raises:
         RecipeError: Another value.
@@ -53,9 +51,7 @@ class SeenRequestCounter:
     def check_requests(self, requests: Sequence[Any], kind: Kind) -> None:
         """Look at requests before they are answered.
 
-        Args:
-            requests: Instances of lm-eval.
-            kind: Whether their arguments are a context and its continuation, a whole text, or a context to go on from.
+        ``kind``: their arguments are a context and its continuation, a whole text, or a context to go on from.
 
         Raises:
             DataError: When one was seen, and that is refused.

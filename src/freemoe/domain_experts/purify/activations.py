@@ -108,10 +108,7 @@ def max_activation_bytes(model: nn.Module) -> int:
 def split_by_memory(model: Any, batch: AnswerBatch, most: int | None = None) -> Iterator[AnswerBatch]:
     """Cut a batch by rows so that the activations of each part stay below ``most`` bytes; a row is never cut.
 
-    Args:
-        model: A causal LM, some of whose weights ask for gradients.
-        batch: The batch; where it is small enough it comes back as it is.
-        most: Bytes; by default `max_activation_bytes`.
+    By default ``most`` is `max_activation_bytes`; a batch that is small enough comes back as it is.
     """
     rows, length = batch.ids.shape
     if most is None:

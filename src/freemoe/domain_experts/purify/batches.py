@@ -26,18 +26,12 @@ class AnswerBatch:
     """Rows padded on the right.
 
     All but the ids is the host's, which so knows without waiting for a device how many tokens count, and where.
-
-    Attributes:
-        ids: ``(B, L)`` input ids, where the model is: prompt and answer, without the answer's last token.
-        mask: ``(B, L)`` 1 at real tokens.
-        targets: ``(B, L)`` token each position predicts where it is the answer's, else -100.
-        labels: ``(B,)`` number of the subdomain of each row.
     """
 
-    ids: Tensor
-    mask: Tensor
-    targets: Tensor
-    labels: Tensor
+    ids: Tensor  # ``(B, L)`` input ids, where the model is: prompt and answer, without the answer's last token
+    mask: Tensor  # ``(B, L)`` 1 at real tokens
+    targets: Tensor  # ``(B, L)`` token each position predicts where it is the answer's, else -100
+    labels: Tensor  # ``(B,)`` number of the subdomain of each row
 
     @property
     def answer_tokens(self) -> int:
@@ -58,11 +52,7 @@ def gold_rows(scorer: Scorer, documents: Sequence[Document]) -> list[Row]:
 def answer_batches(rows: Sequence[Row], labels: Sequence[int], batch_tokens: int, device: Any) -> list[AnswerBatch]:
     """Pack rows into batches of at most ``batch_tokens`` padded tokens, the longest first.
 
-    Args:
-        rows: One per document.
-        labels: Subdomain of each document.
-        batch_tokens: Rows times longest row.
-        device: Of the input ids.
+    Padded tokens are rows times the longest row; labels are the documents' subdomains.
     """
     order = sorted(range(len(rows)), key=lambda i: -len(rows[i][0]))
     batches: list[AnswerBatch] = []
@@ -96,10 +86,6 @@ def answer_loss(model: Any, batch: AnswerBatch) -> Tensor:
     """Sum of the answers' cross-entropies in nats, fp32 (a scalar that can be differentiated); see `finite_values`.
 
     Only the answers' positions go through the output head, some at a time, so that their logits are never there at once.
-
-    Args:
-        model: A causal LM.
-        batch: Prompts with their answers.
     """
     targets, device = batch.targets.flatten(), batch.ids.device
     at = (targets != -100).nonzero().flatten()

@@ -140,11 +140,8 @@ def _checkpointed_layers(model: nn.Module, always: bool) -> Iterator[None]:
 def backward(model: Any, batches: Sequence[AnswerBatch]) -> float:
     """Take the gradient of the mean answer cross-entropy over all batches together; return it, in nats per token.
 
-    A batch whose activations would take much memory goes in several passes; see `activations.split_by_memory`.
-
-    Args:
-        model: A causal LM, inside `gradients_to`.
-        batches: Prompts with their answers.
+    A batch whose activations would take much memory goes in several passes; see `activations.split_by_memory`. The model is
+    inside `gradients_to`.
 
     Raises:
         NumericError: The loss is NaN or infinite.

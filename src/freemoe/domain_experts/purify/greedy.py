@@ -36,27 +36,16 @@ OnRound = Callable[[int, float, float], None]
 
 @dataclass(frozen=True)
 class PurifyTask:
-    """One subdomain to purify for.
+    """One subdomain to purify for."""
 
-    Attributes:
-        model: A causal LM; bit-equal afterwards.
-        weights: Weights that may be switched off.
-        gradient: Documents that say which.
-        stop: Other documents, which say when to stop.
-        text: Whether the documents are plain text rather than prompts with answers.
-        seed: Of everything random.
-        on_round: Told after every round.
-        checkpoint: Where the purification keeps how far it is.
-    """
-
-    model: Any
-    weights: Sequence[WeightMatrix]
-    gradient: Sequence[AnswerBatch]
-    stop: Sequence[AnswerBatch]
-    text: bool = False
-    seed: int = 0
-    on_round: OnRound = lambda *_: None
-    checkpoint: UnitState = NO_CHECKPOINT
+    model: Any  # A causal LM; bit-equal afterwards
+    weights: Sequence[WeightMatrix]  # Weights that may be switched off
+    gradient: Sequence[AnswerBatch]  # Documents that say which
+    stop: Sequence[AnswerBatch]  # Other documents, which say when to stop
+    text: bool = False  # Whether the documents are plain text rather than prompts with answers
+    seed: int = 0  # Of everything random
+    on_round: OnRound = lambda *_: None  # Told after every round
+    checkpoint: UnitState = NO_CHECKPOINT  # Where the purification keeps how far it is
 
     def require_documents(self) -> None:
         """Raise `DataError` when one of the two lists is empty."""
@@ -69,18 +58,13 @@ class PurifyTask:
 
 @dataclass(frozen=True)
 class PurifyResult:
-    """What a purification found.
+    """What a purification found for one subdomain."""
 
-    Attributes:
-        mask: Switched-off weights.
-        losses: Loss on the stopping documents, in nats per answer token: the base's, then one per round.
-        best: Round that is kept; 0 is the base, and then nothing is switched off.
-        forecast: What the gradient of the base makes of this mask on stopping documents; None where none is off.
-    """
-
-    mask: Mask
+    mask: Mask  # Switched-off weights
+    # Loss on the stopping documents, in nats per answer token: the base's, then one per round
     losses: tuple[float, ...]
-    best: int
+    best: int  # Round that is kept; 0 is the base, and then nothing is switched off
+    # What the gradient of the base makes of this mask on stopping documents; None where none is off
     forecast: LossForecast | None = None
 
 
@@ -118,9 +102,7 @@ def split_batches(batches: Sequence[AnswerBatch], tokens: int) -> list[list[Answ
 def removal_penalty(curvature: Curvature, tokens: int) -> Callable[[WeightMatrix], Tensor]:
     """What must be taken off w * dL/dw, by weight: w^2 h / 2 beyond first order, and |w| sqrt(h / n) of uncertainty.
 
-    Args:
-        curvature: The curvature h.
-        tokens: Answer tokens n that the gradient is a mean over.
+    ``tokens`` are the n answer tokens that the gradient is a mean over.
     """
 
     def weight_penalty(weight: WeightMatrix) -> Tensor:
@@ -181,19 +163,12 @@ def greedy_purify(task: PurifyTask, section: SaliencySection) -> PurifyResult:
 
 @dataclass(eq=False)
 class GreedyRound:
-    """What one round switched off, and what it promised.
+    """What one round switched off, and what it promised."""
 
-    Attributes:
-        cuts: What is off, one for every part of the documents.
-        undos: The ways back, likewise.
-        promise: Gain in nats per token that the gradients named.
-        off: Weights that it switched off.
-    """
-
-    cuts: list[Mask] = field(default_factory=list)
-    undos: list[RestoreHandle] = field(default_factory=list)
-    promise: float = 0.0
-    off: int = 0
+    cuts: list[Mask] = field(default_factory=list)  # What is off, one for every part of the documents
+    undos: list[RestoreHandle] = field(default_factory=list)  # The ways back, likewise
+    promise: float = 0.0  # Gain in nats per token that the gradients named
+    off: int = 0  # Weights that it switched off
 
     def apply_cut(self, weights: Sequence[WeightMatrix], mask: Mask, promise: float) -> None:
         """Switch weights off, and remember how to undo it and how much loss it promised to save."""
@@ -221,31 +196,18 @@ def decode_mask(codes: State, weights: Sequence[WeightMatrix]) -> Mask:
 
 @dataclass(eq=False)
 class _GreedySearch:
-    """A greedy search on its way: what is off, and how it came to it.
+    """A greedy search on its way: what is off, and how it came to it."""
 
-    Attributes:
-        weights: That may be off.
-        per_part: Weights that a part of the documents switches off.
-        rounds: Every round that was not taken back.
-        losses: On the stopping documents: the base's, then one per round.
-        before: The last one that was not taken back.
-        best: Number of the best round.
-        best_mask: What it had off.
-        number: Of the round that is open, or was last.
-        off: Weights off behind all rounds that are closed.
-        parts: Of the open round that have been cut; 0 where none is open.
-    """
-
-    weights: Sequence[WeightMatrix]
-    per_part: int
-    rounds: list[GreedyRound] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-    before: float = 0.0
-    best: int = 0
-    best_mask: Mask = field(default_factory=Mask)
-    number: int = 0
-    off: int = 0
-    parts: int = 0
+    weights: Sequence[WeightMatrix]  # That may be off
+    per_part: int  # Weights that a part of the documents switches off
+    rounds: list[GreedyRound] = field(default_factory=list)  # Every round that was not taken back
+    losses: list[float] = field(default_factory=list)  # On the stopping documents: the base's, then one per round
+    before: float = 0.0  # The last one that was not taken back
+    best: int = 0  # Number of the best round
+    best_mask: Mask = field(default_factory=Mask)  # What it had off
+    number: int = 0  # Of the round that is open, or was last
+    off: int = 0  # Weights off behind all rounds that are closed
+    parts: int = 0  # Of the open round that have been cut; 0 where none is open
 
     def open_round(self) -> None:
         """Begin a round, unless one that an earlier process began is open."""

@@ -60,10 +60,8 @@ _NEAR = 0.8
 def draw_steps(batches: Sequence[AnswerBatch], tokens: int, seed: int) -> Iterator[list[AnswerBatch]]:
     """Endless steps of documents in a seeded random order, anew for every pass over all of them.
 
-    Args:
-        batches: The documents; a step's batches are no larger than the largest of these.
-        tokens: Answer tokens of a step, about; a step takes every document at most once.
-        seed: Of the order.
+    A step has about ``tokens`` answer tokens and every document at most once; its batches are no larger than the largest of
+    these.
     """
     rows = rows_of(batches)
     limit = max(b.ids.numel() for b in batches)
@@ -81,10 +79,7 @@ def draw_steps(batches: Sequence[AnswerBatch], tokens: int, seed: int) -> Iterat
 def training_schedule(tokens: int, step_tokens: int, steps: int | None) -> tuple[int, int]:
     """Length of a training: its steps, and the answer tokens of each.
 
-    Args:
-        tokens: Answer tokens of all documents.
-        step_tokens: Answer tokens of a step at most.
-        steps: Steps, or None for some passes over the documents.
+    Without a number of steps it makes some passes over the documents.
     """
     each = max(1, min(step_tokens, tokens // _FRESH))
     return steps or min(MOST_STEPS, max(FEWEST_STEPS, round(PASSES * tokens / each))), each
@@ -111,37 +106,22 @@ def learn_switches(task: PurifyTask, section: SaliencySection) -> PurifyResult:
 
 @dataclass(eq=False)
 class _SwitchTraining:
-    """The steps: as `learn_switches` is given them, and how far they are.
-
-    Attributes:
-        most: Weights that may be off.
-        tokens: Answer tokens of all documents.
-        steps: Of the training; the pace falls to zero over them.
-        step_tokens: Answer tokens of a step.
-        every: Steps of a round.
-        best_mask: What the best round had off.
-        mask: What is off now.
-        losses: On the stopping documents: the base's, then one per round.
-        best: The best round.
-        standing: The loss that the next round's is held against.
-        line: Least score of what is off.
-        step: Steps done.
-    """
+    """The steps: as `learn_switches` is given them, and how far they are."""
 
     task: PurifyTask
     section: SaliencySection
-    most: int
-    tokens: int
-    steps: int
-    step_tokens: int
-    every: int
-    best_mask: Mask = field(default_factory=Mask)
-    mask: Mask = field(default_factory=Mask)
-    losses: list[float] = field(default_factory=list)
-    best: int = 0
-    standing: float = 0.0
-    line: float = math.inf
-    step: int = 0
+    most: int  # Weights that may be off
+    tokens: int  # Answer tokens of all documents
+    steps: int  # Of the training; the pace falls to zero over them
+    step_tokens: int  # Answer tokens of a step
+    every: int  # Steps of a round
+    best_mask: Mask = field(default_factory=Mask)  # What the best round had off
+    mask: Mask = field(default_factory=Mask)  # What is off now
+    losses: list[float] = field(default_factory=list)  # On the stopping documents: the base's, then one per round
+    best: int = 0  # The best round
+    standing: float = 0.0  # The loss that the next round's is held against
+    line: float = math.inf  # Least score of what is off
+    step: int = 0  # Steps done
     pace: TrustRegion = field(default_factory=TrustRegion)
     switches: dict[str, WeightSwitches] = field(default_factory=dict)
 

@@ -30,17 +30,13 @@ _BACKWARD = 3
 
 @dataclass(frozen=True)
 class PurifyMethod:
-    """A way of purifying.
+    """A way of purifying, and what it takes."""
 
-    Attributes:
-        search: Purifies for one subdomain, in the number format that the model has.
-        rounds: Most rounds it can take, given whether the documents are text.
-        cost: What it takes, as documents scored once, given whether they are text, how many reference documents the
-            subdomain has and how many answer tokens these have.
-    """
-
+    # Purifies for one subdomain, in the number format that the model has
     search: Callable[[PurifyTask, SaliencySection], PurifyResult]
-    rounds: Callable[[SaliencySection, bool], int]
+    rounds: Callable[[SaliencySection, bool], int]  # Most rounds it can take, given whether the documents are text
+    # What it takes, as documents scored once, given whether they are text, how many reference documents the subdomain
+    # has and how many answer tokens these have
     cost: Callable[[SaliencySection, bool, int, int], float]
 
     def run(self, task: PurifyTask, section: SaliencySection) -> PurifyResult:

@@ -28,12 +28,7 @@ _NOTHING = 1e-46
 
 
 class RunningSum:
-    """A sum of matrices of one shape ``(E, R, C)``: every entry of it.
-
-    Args:
-        shape: (E, R, C).
-        device: Where it lives.
-    """
+    """A sum of matrices of one shape ``(E, R, C)``: every entry of it."""
 
     def __init__(self, shape: tuple[int, int, int], device: torch.device) -> None:
         self._sum = torch.zeros(shape, device=device)
@@ -72,13 +67,9 @@ class RunningSum:
 class LowRankSum(RunningSum):
     """The sum's strongest directions: ``left @ right^T`` of shapes ``(E, R, KEPT)`` and ``(E, C, KEPT)``, right orthonormal.
 
-    Every matrix that is added turns them by one step of subspace iteration (Halko et al. 2011, arXiv:0909.4061). Bases are made
-    orthonormal by their small Gram matrix, which costs less than a QR, and for whose Cholesky factor no host waits.
-
-    Args:
-        shape: (E, R, C).
-        seed: Of the directions that the search starts from.
-        device: Where it lives.
+    Every matrix that is added turns them by one step of subspace iteration (Halko et al. 2011, arXiv:0909.4061). Bases are
+    made orthonormal by their small Gram matrix, which costs less than a QR, and for whose Cholesky factor no host waits.
+    The seed is of the directions that the search starts from.
     """
 
     def __init__(self, shape: tuple[int, int, int], seed: int, device: torch.device) -> None:
@@ -136,9 +127,8 @@ class LowRankSum(RunningSum):
 def _orthonormal_basis(basis: Tensor, spare: Tensor | None = None) -> Tensor:
     """An orthonormal basis of what ``(E, n, KEPT)`` spans, by shifted Cholesky QR (Fukaya et al. 2020, arXiv:1809.11085).
 
-    Args:
-        basis: Its columns; where one is nothing, nothing takes its place.
-        spare: Orthonormal columns that take the places of those that others of ``basis`` make up for.
+    Where a column is nothing, nothing takes its place; ``spare`` has orthonormal columns in place of those that others of
+    ``basis`` make up for.
     """
     # In double precision, as a Gram matrix has the squares of what its basis has.
     wide = basis.double()

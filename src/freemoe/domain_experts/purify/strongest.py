@@ -23,15 +23,10 @@ _MOST = 8
 
 
 class TopKMasks(NamedTuple):
-    """What was picked.
+    """What was picked of several tensors' scores."""
 
-    Attributes:
-        masks: For every tensor, over its scores, which were.
-        line: The least score that was picked: a hint where to look the next time; infinite where none was.
-    """
-
-    masks: list[TensorMask]
-    line: float
+    masks: list[TensorMask]  # For every tensor, over its scores, which were
+    line: float  # The least score that was picked: a hint where to look the next time; infinite where none was
 
 
 class _TensorScores(NamedTuple):

@@ -25,27 +25,16 @@ MOMENTUM = 0.9
 
 @dataclass(eq=False)
 class WeightSwitches:
-    """The switches of one weight, all flat in (experts, rows, columns) order.
+    """The switches of one weight, all flat in (experts, rows, columns) order."""
 
-    Attributes:
-        weight: The weight they belong to.
-        mean: The running mean of gradients.
-        evidence: The sum of its paced states.
-        best: The same at the best look so far.
-        off: Which are off by now.
-        moved: Which of them the last step switched.
-        change: ``(moved,)`` fp32: what that added to the weight: -w where it went off, +w where it came back.
-        slope: () fp64: dL of the last change, by the gradient that came after it.
-    """
-
-    weight: WeightMatrix
-    mean: RunningSum
-    evidence: RunningSum
-    best: RunningSum
-    off: TensorMask
-    moved: TensorMask
-    change: Tensor
-    slope: Tensor
+    weight: WeightMatrix  # The weight they belong to
+    mean: RunningSum  # The running mean of gradients
+    evidence: RunningSum  # The sum of its paced states
+    best: RunningSum  # The same at the best look so far
+    off: TensorMask  # Which are off by now
+    moved: TensorMask  # Which of them the last step switched
+    change: Tensor  # ``(moved,)`` fp32: what that added to the weight: -w where it went off, +w where it came back
+    slope: Tensor  # () fp64: dL of the last change, by the gradient that came after it
 
     @staticmethod
     def all_on(weight: WeightMatrix, seed: int = 0) -> WeightSwitches:
@@ -115,17 +104,11 @@ def switch_all(switches: Sequence[WeightSwitches], masks: Sequence[TensorMask]) 
 
 @dataclass
 class TrustRegion:
-    """How much a step's gradients add to the evidence: the trust region of learned switches.
+    """How much a step's gradients add to the evidence: the trust region of learned switches."""
 
-    Attributes:
-        value: The pace, before the schedule takes its share.
-        growing: Whether steps still become larger.
-        trend: Running mean of the slopes at the ends of steps.
-    """
-
-    value: float = _PACE
-    growing: bool = True
-    trend: float | None = None
+    value: float = _PACE  # The pace, before the schedule takes its share
+    growing: bool = True  # Whether steps still become larger
+    trend: float | None = None  # Running mean of the slopes at the ends of steps
 
     def update_slope(self, slope: float) -> None:
         """A fresh gradient said how the last step ended: below 0 it still went downhill."""

@@ -57,11 +57,8 @@ def power_sums(x: Tensor, rows: Tensor | None = None) -> Tensor:
 def rows_of_groups(labels: Tensor) -> list[tuple[int, Tensor]]:
     """Split tokens by their group.
 
-    Args:
-        labels: (tokens,) int64, the group of each token; negative ones (padding) belong nowhere.
-
-    Returns:
-        For each group present, ascending: its number and the indices of its tokens, (n,) int64 ascending.
+    ``labels``: (tokens,) int64; negative ones (padding) belong nowhere. Gives, ascending, the number of each group that is
+    present and the indices of its tokens, (n,) int64 ascending.
     """
     order = torch.argsort(labels, stable=True)
     present, sizes = torch.unique_consecutive(labels[order], return_counts=True)
@@ -70,15 +67,7 @@ def rows_of_groups(labels: Tensor) -> list[tuple[int, Tensor]]:
 
 
 def sums_to_norm(sums: Tensor, p: float) -> Tensor:
-    """Turn sums of |x|^p into norms ||X_j||_p (MoDE Eq. 5).
-
-    Args:
-        sums: (4, ...) fp64, sums in the order of ``POWERS``.
-        p: One of ``POWERS``.
-
-    Returns:
-        (...) fp32.
-    """
+    """Turn sums of |x|^p into norms ||X_j||_p (MoDE Eq. 5). From (4, ...) fp64, in the order of ``POWERS``, to (...) fp32."""
     chosen = sums[_power_index(p)]
     # Square roots are rounded correctly everywhere; pow(x, 1/4) is not.
     for _ in range({2.0: 1, 4.0: 2}.get(float(p), 0)):
@@ -94,15 +83,11 @@ def _power_index(p: float) -> int:
 
 @dataclass(frozen=True, eq=False)
 class InputNorms:
-    """What one calibration pass saw.
+    """What one calibration pass saw."""
 
-    Attributes:
-        sums: Per tap (groups, 4, experts, columns) fp64 on the CPU: sum |x|^p in the order of ``POWERS``.
-        counts: Per tap (groups, experts) int64: the tokens seen.
-    """
-
+    # Per tap (groups, 4, experts, columns) fp64 on the CPU: sum |x|^p in the order of ``POWERS``
     sums: dict[str, Tensor]
-    counts: dict[str, Tensor]
+    counts: dict[str, Tensor]  # Per tap (groups, experts) int64: the tokens seen
 
     @property
     def num_groups(self) -> int:
@@ -145,9 +130,7 @@ class InputNorms:
 def parts_of(lengths: Sequence[int], tokens: int) -> list[list[int]]:
     """Cut documents into parts that are measured and written down one by one.
 
-    Args:
-        lengths: Tokens of each document.
-        tokens: Most tokens of a part; a longer document is a part of its own.
+    ``lengths`` are the documents' tokens, of which a part has at most ``tokens``; a longer document is a part of its own.
 
     Returns:
         The documents' numbers, the longest first: neighbours pad each other least, and a lack of memory shows at

@@ -20,14 +20,10 @@ _PART = 1 << 22
 def random_mask(mask: Mask, seed: int, values: Callable[[str], Tensor] | None = None) -> Mask:
     """The control: as many numbers per weight as a mask has, drawn at random.
 
-    With ``values`` they are as large, too: the magnitudes that are off are cut into bins of equal counts, and from every bin as
-    many numbers of the weight are drawn as are off in it. What is off may be drawn again; a mask of all that is as small as it
-    is its own control.
-
-    Args:
-        mask: What is to be matched.
-        seed: Of the draw; the same on every device.
-        values: Name of a weight -> its numbers, in canonical order.
+    With ``values`` they are as large, too: the magnitudes that are off are cut into bins of equal counts, and from every
+    bin as many numbers of the weight are drawn as are off in it. What is off may be drawn again; a mask of all that is as
+    small as it is its own control. The same seed draws the same on every device; ``values`` gives a weight's numbers by its
+    name, in canonical order.
     """
     drawn = {}
     for i, (name, off) in enumerate(mask.items()):

@@ -20,10 +20,6 @@ _FEWEST = 3  # documents that a word has to stand in: what one document says is 
 def describe_subdomains(documents: Sequence[Document], part: DomainDivision) -> list[dict[str, Any]]:
     """What each subdomain of a domain holds.
 
-    Args:
-        documents: The domain's reference documents.
-        part: Their division.
-
     Returns:
         Per subdomain ``prompts``: of the documents nearest to its centroid, and ``words``: those that stand in a larger share of
         its documents than of the domain's others.

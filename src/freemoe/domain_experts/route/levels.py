@@ -22,19 +22,12 @@ from freemoe.domain_experts.route.confidence import most_likely
 
 @dataclass(frozen=True, eq=False)
 class Level:
-    """One decision: ``softmax((weight @ x + bias) / temperature)``; with centroids, minus half the squared distance.
+    """One decision: ``softmax((weight @ x + bias) / temperature)``; with centroids, minus half the squared distance."""
 
-    Attributes:
-        classes: Names, in the order of the rows.
-        weight: ``(K, H)``: linear weights, or the centroids.
-        bias: ``(K,)``; empty for centroids.
-        temperature: Above 1 it makes the level less sure, below 1 surer; the most likely class stays.
-    """
-
-    classes: tuple[str, ...]
-    weight: Tensor
-    bias: Tensor
-    temperature: float = 1.0
+    classes: tuple[str, ...]  # Names, in the order of the rows
+    weight: Tensor  # ``(K, H)``: linear weights, or the centroids
+    bias: Tensor  # ``(K,)``; empty for centroids
+    temperature: float = 1.0  # Above 1 it makes the level less sure, below 1 surer; the most likely class stays
 
     def logits(self, x: Tensor) -> Tensor:
         """Unnormalised log-probabilities of standardised features, before the temperature: ``(N, H) -> (N, K)``."""
@@ -61,12 +54,8 @@ LEVELS: Registry[FitLevel] = Registry("router level", ROUTERS)
 def fit_level(x: np.ndarray, labels: Sequence[str], classes: Sequence[str], kind: str, seed: int) -> Level:
     """Train one level.
 
-    Args:
-        x: ``(N, H)`` standardised features.
-        labels: Class of each document.
-        classes: All classes, in order; those that no document has are left out.
-        kind: A name of `LEVELS`.
-        seed: Of the solver.
+    ``x``: ``(N, H)`` standardised features. Of ``classes``, in their order, those that no document has are left out;
+    ``kind`` is a name of `LEVELS`.
     """
     present = tuple(c for c in classes if c in labels)
     y = np.array([present.index(label) for label in labels])

@@ -23,11 +23,6 @@ def read_router(
 ) -> DomainRouter | None:
     """The router of an artefact; None where it has none.
 
-    Args:
-        folder: The artefact.
-        manifest: Its manifest.
-        experts: All that it can send a prompt to.
-
     Raises:
         ArtifactError: It holds NaN, its tensors do not fit its classes, or its classes not the experts.
     """

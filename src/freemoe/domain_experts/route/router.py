@@ -49,23 +49,14 @@ class Route:
 
 @dataclass(frozen=True, eq=False)
 class DomainRouter:
-    """A trained router.
+    """A trained router of two levels."""
 
-    Attributes:
-        mean: ``(H,)`` mean of the features it was trained on.
-        scale: ``(H,)`` their standard deviation.
-        domain: Level 1.
-        subdomain: Level 2 by domain.
-        threshold: Confidence below which it abstains: the base answers.
-        feature: Kind of feature it reads.
-    """
-
-    mean: Tensor
-    scale: Tensor
-    domain: Level
-    subdomain: dict[str, Level]
-    threshold: float
-    feature: str = "embedding"
+    mean: Tensor  # ``(H,)`` mean of the features it was trained on
+    scale: Tensor  # ``(H,)`` their standard deviation
+    domain: Level  # Level 1
+    subdomain: dict[str, Level]  # Level 2 by domain
+    threshold: float  # Confidence below which it abstains: the base answers
+    feature: str = "embedding"  # Kind of feature it reads
 
     def standardise_features(self, feature: Tensor) -> Tensor:
         """Features as the levels read them: ``(N, H) -> (N, H)`` fp32 on the CPU.
@@ -278,13 +269,7 @@ def train_on_subdomains(
 ) -> tuple[DomainRouter, dict[str, Any]]:
     """`train_router` on the reference documents of several domains, each divided into its subdomains.
 
-    Args:
-        divided: By domain, the subdomain of each of its D documents.
-        feature: By domain, their features ``(D, H)``.
-        keys: By domain, their content keys.
-        section: The recipe's.
-        kind: Name of the feature.
-        seed: Of folds and solver.
+    By domain: its division, its documents' features ``(D, H)`` and their content keys.
     """
     return train_router(
         torch.cat([feature[name] for name in divided]),

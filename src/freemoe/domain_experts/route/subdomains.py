@@ -32,10 +32,8 @@ FEATURES = ("embedding", "hidden")
 def prompt_feature(model: Any, ids: Sequence[int] | Tensor, kind: str = "embedding") -> Tensor:
     """Feature of one prompt: the mean of its tokens' embedding vectors, ``(H,)`` fp32.
 
-    Args:
-        model: The base.
-        ids: Token ids without padding and special tokens.
-        kind: ``embedding`` (MoDE) or ``hidden``: the mean state in the middle of the network.
+    Ids have no padding and no special tokens; ``kind`` is ``embedding`` (MoDE) or ``hidden``: the mean state in the middle
+    of the network.
     """
     tokens = torch.as_tensor(ids, device=model.device).long()
     if not len(tokens):
@@ -66,34 +64,20 @@ def prompt_features(model: Any, prompts: Sequence[Sequence[int]], kind: str = "e
 
 @dataclass(frozen=True, eq=False)
 class DomainDivision:
-    """The subdomains of one domain.
+    """The subdomains of one domain."""
 
-    Attributes:
-        domain: Name of the domain.
-        names: Name of each subdomain, ``DOMAIN/...``.
-        labels: Subdomain of each reference document.
-        centroids: ``(K, H)`` mean feature of each.
-        groups: With ``by: task`` and ``by: field``, which group of documents each subdomain is.
-        notes: What was merged, in words.
-        typical: Of each, the reference documents nearest to its centroid, the nearest first.
-    """
-
-    domain: str
-    names: tuple[str, ...]
-    labels: tuple[int, ...]
-    centroids: Tensor
+    domain: str  # Name of the domain
+    names: tuple[str, ...]  # Name of each subdomain, ``DOMAIN/...``
+    labels: tuple[int, ...]  # Subdomain of each reference document
+    centroids: Tensor  # ``(K, H)`` mean feature of each
     by: str
-    groups: dict[str, int]
-    notes: tuple[str, ...] = ()
+    groups: dict[str, int]  # With ``by: task`` and ``by: field``, which group of documents each subdomain is
+    notes: tuple[str, ...] = ()  # What was merged, in words
+    # Of each, the reference documents nearest to its centroid, the nearest first
     typical: tuple[tuple[int, ...], ...] = ()
 
     def assign_documents(self, documents: Sequence[Document], feature: Tensor) -> list[int]:
-        """Known subdomain of other documents: their own group, or the nearest centroid (MoDE Eq. 4).
-
-        Args:
-            documents: D documents.
-            feature: ``(D, H)``.
-        """
+        """Known subdomain of other documents: their own group, or the nearest centroid (MoDE Eq. 4)."""
         nearest: list[int] = torch.cdist(feature.double(), self.centroids.double()).argmin(1).tolist()
         return [self.groups.get(_group_key(d, self.by), near) for d, near in zip(documents, nearest, strict=True)]
 
@@ -109,14 +93,7 @@ def _plain_text(documents: Sequence[Document]) -> bool:
 def divide_domain(
     domain: str, split: ReferenceSplit, feature: Tensor, section: SubdomainSection, seed: int
 ) -> DomainDivision:
-    """Divide a domain's reference documents into subdomains.
-
-    Args:
-        domain: Name of the domain.
-        split: Its reference documents.
-        feature: ``(D, H)`` their features.
-        section: How to divide.
-        seed: Of k-means.
+    """Divide a domain's reference documents into subdomains. Features are ``(D, H)``.
 
     Raises:
         DataError: When more clusters are asked for than there are documents.
@@ -181,11 +158,7 @@ def merge_small(
 ) -> tuple[np.ndarray, list[str], list[str]]:
     """Merge groups of fewer than ``min_size`` documents into the nearest one, the smallest first.
 
-    Args:
-        feature: ``(D, H)``.
-        labels: ``(D,)`` group of each document.
-        names: Name of each group.
-        min_size: Smallest size that stays.
+    Features are ``(D, H)``; ``labels`` ``(D,)`` are numbers of ``names``.
 
     Returns:
         New labels without gaps, the names that are left, and a line per merge.

@@ -19,26 +19,17 @@ MOST_MUCH_WORSE = 0.05
 
 @dataclass(frozen=True)
 class CandidateVerdict:
-    """What one metric's winner showed on the selection split.
+    """What one metric's winner showed on the selection split."""
 
-    Attributes:
-        metric: The metric that made the candidates.
-        candidate: The winner.
-        gain: Mean paired gain on the documents that test it. A winner of a search was picked on these very documents, so that
-            its gain here is the larger for it; the p-value is not.
-        p: One-sided p-value that the gain is above zero, whichever candidate the search had picked.
-        tested: Number of those documents.
-        much_worse: Share of them that lost more than `HEAVY_LOSS`.
-        holm: The p-value adjusted over all verdicts of the build; None until `adjust_verdicts`.
-    """
-
-    metric: str
-    candidate: str
+    metric: str  # The metric that made the candidates
+    candidate: str  # The winner
+    # Mean paired gain on the documents that test it. A winner of a search was picked on these very documents, so that
+    # its gain here is the larger for it; the p-value is not
     gain: float
-    p: float
-    tested: int
-    much_worse: float = 0.0
-    holm: float | None = None
+    p: float  # One-sided p-value that the gain is above zero, whichever candidate the search had picked
+    tested: int  # Number of those documents
+    much_worse: float = 0.0  # Share of them that lost more than `HEAVY_LOSS`
+    holm: float | None = None  # The p-value adjusted over all verdicts of the build; None until `adjust_verdicts`
 
 
 def _shuffle_clusters(keys: Sequence[str], seed: int) -> list[list[int]]:

@@ -23,10 +23,8 @@ class ReportedScores(tuple[DocumentScore, ...]):
 class ScoreTable:
     """Scores of candidates on the reference documents of one subdomain, computed when first asked for.
 
-    Args:
-        split: The subdomain's reference documents.
-        compute: ``(candidate, document numbers) -> scores``; journalled by its maker.
-        base: Name of the candidate that switches nothing off.
+    ``compute``: ``(candidate, document numbers) -> scores``, journalled by its maker; ``base`` is the candidate that
+    switches nothing off.
     """
 
     def __init__(

@@ -40,13 +40,8 @@ def largest_harmless(
 ) -> dict[str, Any]:
     """The largest share of units whose loss is shown to be below a margin, on documents that neither fitted nor stopped.
 
-    Shares are tested from the smallest up until one fails, so that the whole sequence errs as seldom as one test does.
-
-    Args:
-        result: What structured purification found.
-        guard: Reference documents of the subdomain that decided nothing about it.
-        score: Scores them with weights off; journalled.
-        margin: Points, of text nats per token; `MARGINS` if None.
+    Shares are tested from the smallest up until one fails, so that the whole sequence errs as seldom as one test does. The
+    guard's documents decided nothing; the margin is in points, of text in nats per token, and `MARGINS` if None.
     """
     margin = MARGINS[is_text(guard)] if margin is None else margin
     base, largest = score("base", Mask, guard), 0.0
@@ -63,11 +58,7 @@ def unit_evidence(
 ) -> dict[str, Any]:
     """Score one subdomain's reported documents along the curve, and under the rivals at every share.
 
-    Args:
-        result: What structured purification found; nothing is chosen here any more.
-        documents: Opened reported documents of the subdomain.
-        score: Scores documents with weights off; journalled.
-        seeds: Of the draws of random units, per share.
+    Nothing is chosen here any more; ``seeds`` are of the draws of random units, per share.
 
     Returns:
         ``points``: per share its units, stopping loss and figure against the base, beside ``rivals`` and ``random``.

@@ -36,21 +36,13 @@ def multiple_of(section: UnitSection, device: torch.device) -> int:
 
 @dataclass(frozen=True, eq=False)
 class FoundUnits:
-    """What a subdomain's structured purification found.
+    """What a subdomain's structured purification found."""
 
-    Attributes:
-        units: What there is to switch off.
-        curve: Its training: one point per share asked for.
-        singles: Single weights that are off inside what the candidate's units leave.
-        single_losses: Stopping losses of that second purification.
-        rivals: Per point, units that each rival would switch off, as many.
-    """
-
-    units: ModelUnits
-    curve: PruningCurve
-    singles: Mask = field(default_factory=Mask)
-    single_losses: tuple[float, ...] = ()
-    rivals: tuple[Mapping[str, UnitsOff], ...] = ()
+    units: ModelUnits  # What there is to switch off
+    curve: PruningCurve  # Its training: one point per share asked for
+    singles: Mask = field(default_factory=Mask)  # Single weights that are off inside what the candidate's units leave
+    single_losses: tuple[float, ...] = ()  # Stopping losses of that second purification
+    rivals: tuple[Mapping[str, UnitsOff], ...] = ()  # Per point, units that each rival would switch off, as many
 
     @property
     def best_index(self) -> int:
@@ -125,12 +117,7 @@ class FoundUnits:
 def documents_to_fit(section: UnitSection, stop_share: float, share: float, documents: int, tokens: int) -> float:
     """What fitting takes, as documents scored once: a backward pass costs as much as two forward passes.
 
-    Args:
-        section: Shares and schedule.
-        stop_share: Of the documents that stop.
-        share: Of the documents that give gradients.
-        documents: Reference documents of the subdomain.
-        tokens: Answer tokens of these.
+    Of so many documents with so many answer tokens, ``share`` gives gradients and ``stop_share`` stops.
     """
     step = min(share * documents, max(1.0, section.step_tokens * documents / max(1, tokens)))
     looks = 4 + len(section.off) * (1 + 1.5 * math.ceil(section.steps / section.every))
@@ -142,12 +129,8 @@ def fit_units(
 ) -> FoundUnits:
     """Train the curve for one subdomain, then single switches inside its best point; the model is bit-equal afterwards.
 
-    Args:
-        task: Model, weights and documents; told after every look of the units' training.
-        units: The model's units of the kind that ``section`` names.
-        section: Shares, layout and schedule.
-        saliency: The format that units are trained in, and how single weights are switched off inside what is left.
-        singles: Whether they are.
+    The task is told after every look of the units' training; ``saliency`` has the format that units are trained in, and how
+    single weights are switched off where ``singles`` asks for that.
     """
     found = _fit_curve(task, units, section, saliency)
     if not singles:

@@ -21,15 +21,9 @@ _CLOSE_HALF = 0.1
 def write_shrunk(moe: FreeMoE, expert: str, folder: str | Path, *, pad: bool = False, overwrite: bool = False) -> Path:
     """Write one expert of units, or a combination of several, as a plain smaller Hugging Face checkpoint with its tokenizer.
 
-    The units are cut out; single switches of the expert are zeros in it. Its logits are compared with those of the
-    expert on the full base before anything is written.
-
-    Args:
-        moe: The base with its experts.
-        expert: Name of the expert.
-        folder: Where the checkpoint shall stand.
-        pad: For the layout ``free``: fill every layer up to the largest with zeros.
-        overwrite: Replace a model folder that stands there.
+    The units are cut out; single switches of the expert are zeros in it. Its logits are compared with those of the expert
+    on the full base before anything is written. With ``pad`` every layer of the layout ``free`` is filled up to the largest
+    with zeros.
 
     Raises:
         ArtifactError: The expert has no units, or the folder cannot be written.
@@ -54,10 +48,6 @@ def write_shrunk(moe: FreeMoE, expert: str, folder: str | Path, *, pad: bool = F
 
 def require_units(expert: str, kind: str) -> None:
     """Raise unless an expert is one of whole units.
-
-    Args:
-        expert: Its name.
-        kind: What its description says that it is.
 
     Raises:
         ArtifactError: Nothing of it can be cut out.

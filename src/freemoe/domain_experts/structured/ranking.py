@@ -30,17 +30,11 @@ from freemoe.training.states import State, pack_state, unpack_state
 
 @dataclass(frozen=True, eq=False)
 class UnitImportance:
-    """The units of one layer, float32; gain and curvature (count,), in nats per answer token.
+    """The units of one layer, float32; gain and curvature (count,), in nats per answer token."""
 
-    Attributes:
-        gain: a_j: by how much the loss falls, to first order, when the unit goes off.
-        curvature: d_j >= 0: twice the second-order rise.
-        energy: (count, width) mean squares, over tokens, of what the unit gives to the linear that reads it.
-    """
-
-    gain: Tensor
-    curvature: Tensor
-    energy: Tensor
+    gain: Tensor  # a_j: by how much the loss falls, to first order, when the unit goes off
+    curvature: Tensor  # d_j >= 0: twice the second-order rise
+    energy: Tensor  # (count, width) mean squares, over tokens, of what the unit gives to the linear that reads it
 
 
 def unit_orders(worths: Sequence[UnitImportance]) -> dict[str, list[Tensor]]:

@@ -26,12 +26,8 @@ _WIDTHS = ("n_inner", "ffn_dim", "intermediate_size")
 def shrink(model: Any, units: ModelUnits, off: UnitsOff, *, pad: bool = False) -> Any:
     """Build the smaller model; the one given is not touched.
 
-    Args:
-        model: A transformers model.
-        units: Its units of one kind.
-        off: Which of them are left out.
-        pad: Where layers are left with different numbers of neurons or KV groups, keep as many as the largest has
-            everywhere, those beyond a layer's own with weights at zero: equal logits, but less is saved.
+    With ``pad``, layers that are left with fewer neurons or KV groups than the largest keep as many as it has, those beyond
+    their own with weights at zero: equal logits, but less is saved.
 
     Raises:
         RecipeError: Layers are left with different numbers of units, and ``pad`` cannot help or was not asked for.

@@ -42,36 +42,22 @@ _SPREAD, _HELD, _FAR = 3.0, 0.01, 1e3
 
 @dataclass(frozen=True, eq=False)
 class CurvePoint:
-    """One budget's end.
+    """Where the training of one budget ended."""
 
-    Attributes:
-        share: Units off, as a share of all: what was asked for, rounded as the layout needs it.
-        requested: The share that was asked for.
-        off: Which units are off.
-        loss: Loss on the stopping documents, in nats per answer token.
-    """
-
-    share: float
-    requested: float
-    off: dict[int, Tensor]
-    loss: float
+    share: float  # Units off, as a share of all: what was asked for, rounded as the layout needs it
+    requested: float  # The share that was asked for
+    off: dict[int, Tensor]  # Which units are off
+    loss: float  # Loss on the stopping documents, in nats per answer token
 
 
 @dataclass(frozen=True, eq=False)
 class PruningCurve:
-    """What one training found.
+    """What one training over all budgets found."""
 
-    Attributes:
-        base: Stopping loss with every unit on.
-        points: One per budget, ascending.
-        looks: (step, share off, stopping loss) of every look.
-        start: The order that training began with: a name of `ranking.unit_orders`.
-    """
-
-    base: float
-    points: tuple[CurvePoint, ...]
-    looks: tuple[tuple[int, float, float], ...] = ()
-    start: str = ""
+    base: float  # Stopping loss with every unit on
+    points: tuple[CurvePoint, ...]  # One per budget, ascending
+    looks: tuple[tuple[int, float, float], ...] = ()  # (step, share off, stopping loss) of every look
+    start: str = ""  # The order that training began with: a name of `ranking.unit_orders`
 
 
 @dataclass(eq=False)
@@ -139,12 +125,8 @@ def train_units(
 ) -> PruningCurve:
     """Find the units to switch off for one subdomain; the model is bit-equal afterwards.
 
-    Args:
-        task: Model, documents and seed; told after every look: steps done, loss, share of the units off.
-        units: Of one kind.
-        section: Shares of the units to be off, exact up to the layout's rounding, and the schedule of each.
-        multiple: With the layout ``even``, the units left in a layer are a multiple of it.
-        checkpointing: Make activations again in the backward pass, for memory; see `gradients.gradients_to`.
+    The task is told after every look: steps done, loss, share of the units off. With the layout ``even``, the units left in
+    a layer are a multiple of ``multiple``.
 
     Raises:
         DataError: When there are no documents for gradients, or none for stopping.
@@ -176,51 +158,35 @@ def train_units(
 
 @dataclass(eq=False)
 class _BudgetState:
-    """How far one budget is.
+    """How far one budget is."""
 
-    Attributes:
-        number: Which.
-        scores: Of the units.
-        trusted: Those of the last look that was better.
-        speed: How far a score moves per step.
-        step: Steps done.
-        waited: Looks at the full budget without a better loss.
-        best: Its best stopping loss and the units off there; None before its first look.
-    """
-
-    number: int
-    scores: UnitScores
-    trusted: UnitScores
-    speed: float
-    step: int = 0
-    waited: int = 0
+    number: int  # Which
+    scores: UnitScores  # Of the units
+    trusted: UnitScores  # Those of the last look that was better
+    speed: float  # How far a score moves per step
+    step: int = 0  # Steps done
+    waited: int = 0  # Looks at the full budget without a better loss
+    # Its best stopping loss and the units off there; None before its first look
     best: tuple[float, dict[int, Tensor]] | None = None
 
 
 @dataclass(eq=False)
 class _UnitTraining:
-    """What the budgets of one training share, as `train_units` is given it.
-
-    Attributes:
-        drawn: Steps of documents, endless.
-        looks: (step, share off, stopping loss) of every look so far.
-        done: Steps so far, over all budgets.
-        base: Stopping loss with every unit on.
-        start: The order that training began with.
-        ends: Best stopping loss of every budget that is done, and the units off there.
-        now: The budget that is open.
-    """
+    """What the budgets of one training share, as `train_units` is given it."""
 
     task: PurifyTask
     units: ModelUnits
     section: UnitSection
-    drawn: Iterator[list[AnswerBatch]]
+    drawn: Iterator[list[AnswerBatch]]  # Steps of documents, endless
     checkpointing: Checkpointing
+    # (step, share off, stopping loss) of every look so far
     looks: list[tuple[int, float, float]] = field(default_factory=list)
-    done: int = 0
-    base: float = 0.0
-    start: str = ""
+    done: int = 0  # Steps so far, over all budgets
+    base: float = 0.0  # Stopping loss with every unit on
+    start: str = ""  # The order that training began with
+    # Best stopping loss of every budget that is done, and the units off there
     ends: list[tuple[float, dict[int, Tensor]]] = field(default_factory=list)
+    # The budget that is open
     now: _BudgetState = field(
         default_factory=lambda: _BudgetState(0, UnitScores([], [], []), UnitScores([], [], []), 0.0)
     )

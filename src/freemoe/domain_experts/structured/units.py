@@ -28,17 +28,11 @@ UnitsOff = Mapping[int, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class UnitSlice:
-    """What of one weight belongs to the units of a layer.
+    """What of one weight belongs to the units of a layer."""
 
-    Attributes:
-        weight: The weight.
-        axis: ``"rows"``, ``"columns"`` or ``"experts"``.
-        members: (count, n) int64: unit u owns these whole rows, columns or experts.
-    """
-
-    weight: WeightMatrix
-    axis: Literal["rows", "columns", "experts"]
-    members: Tensor
+    weight: WeightMatrix  # The weight
+    axis: Literal["rows", "columns", "experts"]  # ``"rows"``, ``"columns"`` or ``"experts"``
+    members: Tensor  # (count, n) int64: unit u owns these whole rows, columns or experts
 
     def member_indices(self, units: Tensor) -> Tensor:
         """Sorted rows, columns or experts of some units."""
@@ -51,22 +45,15 @@ class UnitSlice:
 
 @dataclass(frozen=True, eq=False)
 class LayerUnits:
-    """The units of one decoder layer.
+    """The units of one decoder layer."""
 
-    Attributes:
-        number: Of the layer, from 0.
-        count: Units that it has.
-        least: Units that must stay.
-        module: What is hooked to mask them: the linear that reads what the units give (neurons, KV groups), the layer
-            itself, or the router (experts).
-        parts: What of which weight is theirs.
-    """
-
-    number: int
-    count: int
-    least: int
+    number: int  # Of the layer, from 0
+    count: int  # Units that it has
+    least: int  # Units that must stay
+    # What is hooked to mask them: the linear that reads what the units give (neurons, KV groups), the layer itself,
+    # or the router (experts)
     module: nn.Module
-    parts: tuple[UnitSlice, ...]
+    parts: tuple[UnitSlice, ...]  # What of which weight is theirs
 
     @property
     def weights_of_one(self) -> int:
@@ -81,15 +68,10 @@ class LayerUnits:
 
 @dataclass(frozen=True, eq=False)
 class ModelUnits:
-    """All units of one kind that a model has.
+    """All units of one kind that a model has."""
 
-    Attributes:
-        kind: A name of `KINDS`.
-        layers: Those decoder layers that have such units, in order.
-    """
-
-    kind: Kind
-    layers: tuple[LayerUnits, ...]
+    kind: Kind  # A name of `KINDS`
+    layers: tuple[LayerUnits, ...]  # Those decoder layers that have such units, in order
 
     @property
     def num_units(self) -> int:
@@ -339,13 +321,8 @@ def numbers_off(units: ModelUnits, share: float, layout: str, multiple: int) -> 
 def lowest_units(units: ModelUnits, scores: Sequence[Tensor], number: Sequence[int] | int) -> dict[int, Tensor]:
     """The units with the lowest scores: so many in every layer, or so many in all with each layer's least left in.
 
-    Args:
-        units: What the scores are of.
-        scores: (count,) per layer of ``units``; equal ones go off in the order of layers and numbers.
-        number: Per layer, or in all.
-
-    Returns:
-        Units that are off; a layer with none is absent.
+    ``scores``: (count,) per layer; equal ones go off in the order of layers and numbers. A layer with none off is absent
+    from what is returned.
     """
     if isinstance(number, int):
         flat = torch.cat([s.detach().double().cpu() for s in scores])

@@ -35,14 +35,8 @@ def layer_of(
 ) -> LayerWeights | None:
     """A layer's tensors, or None.
 
-    Args:
-        model: The mixture model.
-        layer: One of its decoder layers.
-        moe: The same layer's mixture.
-        active: Experts that run.
-        renormalise: Whether their weights are scaled to the sum of all that the gate chooses.
-        hook: The layer's hook.
-        before: Whether it bends what the mixture sees.
+    ``active`` experts run; ``renormalise`` scales their weights to the sum of all that the gate chooses; ``before``: the
+    hook bends what the mixture sees.
     """
     children = dict(layer.named_children())
     if set(children) != _CHILDREN or children["mlp"] is not moe.block:

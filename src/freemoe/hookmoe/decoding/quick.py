@@ -45,11 +45,7 @@ def quick_decoding(
 ) -> Iterator[None]:
     """While open, single tokens on a CPU run in compiled loops where those compute the same; afterwards all is as before.
 
-    Args:
-        model: A mixture model, with ``plan``, ``hooks`` and ``rescale`` on it already.
-        plan: As in `plans.apply.applied`.
-        hooks: As in `HookSet.attached`.
-        rescale: As in `plans.apply.applied`.
+    ``plan``, ``hooks`` and ``rescale`` are on the model already.
     """
     found = {layer.number: layer for layer in moe_layers(model)}
     by_layer = {} if hooks is None else dict(hooks.items())
@@ -80,10 +76,8 @@ def quick_decoding(
 class _OneTokenForward:
     """The forward of a decoder layer.
 
-    Args:
-        layer: The layer.
-        make: Gives its tensors, or None.
-        standing: How many hooks stand on which of its modules by our own doing; on all others none does.
+    ``make`` gives its tensors or None; ``standing``: how many hooks stand on which of its modules by our own doing, on all
+    others none does.
     """
 
     def __init__(self, layer: nn.Module, make: Callable[[], Any], standing: dict[nn.Module, int]) -> None:
@@ -142,13 +136,7 @@ class _OneTokenForward:
         return step if known[key] else None
 
     def _outputs_match(self, step: CompiledLayer, x: Tensor, kwargs: dict[str, Any]) -> bool:
-        """Whether both ways compute the same, on tokens and places that have nothing to do with what was asked.
-
-        Args:
-            step: The loops.
-            x: ``(1, 1, d)``, of which the shape and dtype count.
-            kwargs: Of the layer's forward.
-        """
+        """Whether both ways compute the same, on tokens and places that have nothing to do with what was asked."""
         generator = torch.Generator().manual_seed(0)
         caches, differences = (DynamicCache(), DynamicCache()), []
         width = kwargs["position_embeddings"][0].shape[-1] // 2

@@ -88,15 +88,10 @@ def _first_output(output: Any) -> Tensor:
 
 @dataclass
 class ScaleBias:
-    """The free compensator: every reduced block gives a y + b (a one number, b (h,), per layer).
+    """The free compensator: every reduced block gives a y + b (a one number, b (h,), per layer)."""
 
-    Attributes:
-        scales: Layer to a.
-        biases: Layer to b (h,).
-    """
-
-    scales: dict[int, float]
-    biases: dict[int, Tensor]
+    scales: dict[int, float]  # Layer to a
+    biases: dict[int, Tensor]  # Layer to b (h,)
 
     @contextmanager
     def attached(self, model: Any) -> Iterator[None]:
@@ -146,14 +141,8 @@ def fit_scale_bias(
 def linear_map(xx: Tensor, xr: Tensor, rank: int, ridge: float = 1e-3) -> tuple[Tensor, Tensor]:
     """The best map of one rank from x to a residual R, by ridge regression and the SVD of its fitted values.
 
-    Args:
-        xx: (h, h) sum of x x^T.
-        xr: (h, h) sum of x R^T.
-        rank: Of the map.
-        ridge: Share of the mean eigenvalue of ``xx`` that is added to its diagonal.
-
-    Returns:
-        A (rank, h) and B (h, rank): R is near B A x.
+    From ``xx`` and ``xr``, (h, h) sums of x x^T and x R^T, to A (rank, h) and B (h, rank) with R near B A x; ``ridge`` is
+    the share of the mean eigenvalue of ``xx`` that is added to its diagonal.
     """
     size = xx.shape[0]
     weight = torch.linalg.solve(xx + ridge * xx.diagonal().mean() * torch.eye(size, dtype=xx.dtype), xr)

@@ -24,17 +24,11 @@ _SAID = ("tokens", "logs", "rest")
 
 @dataclass(frozen=True)
 class TeacherLogits:
-    """The full model's next-token distribution over some blocks.
+    """The full model's next-token distribution over some blocks."""
 
-    Attributes:
-        tokens: (rows, length - 1, top) int32, the most likely next tokens.
-        logs: (rows, length - 1, top) float32, their log-probabilities.
-        rest: (rows, length - 1) float32, the log-probability of all others together; -inf where there are none.
-    """
-
-    tokens: Tensor
-    logs: Tensor
-    rest: Tensor
+    tokens: Tensor  # (rows, length - 1, top) int32, the most likely next tokens
+    logs: Tensor  # (rows, length - 1, top) float32, their log-probabilities
+    rest: Tensor  # (rows, length - 1) float32, the log-probability of all others together; -inf where there are none
 
     def select_rows(self, which: Any) -> TeacherLogits:
         """The teacher of the rows ``which`` only, an index or a slice."""
@@ -70,16 +64,7 @@ def compute_teacher_logits(
     name: str = "teacher",
     checkpoint: UnitState = NO_CHECKPOINT,
 ) -> TeacherLogits:
-    """Run the model as it is over all blocks and keep what it says.
-
-    Args:
-        model: At full k.
-        blocks: The text.
-        top: Tokens kept per position.
-        progress: Where to report.
-        name: Of the stage.
-        checkpoint: Where it keeps what it has.
-    """
+    """Run the model as it is over all blocks and keep what it says."""
     with (progress or QuietProgress()).stage(name, len(blocks)) as advance:
 
         def compute_batch(batch: PackedBlocks) -> State:

@@ -62,25 +62,15 @@ class TrainableCompensation(Protocol):
 
 @dataclass(frozen=True)
 class TrainingSchedule:
-    """How training goes.
+    """How long and how fast hooks are trained."""
 
-    Attributes:
-        loss: One of ``LOSSES``.
-        steps: Optimiser steps.
-        rows: Rows of a step.
-        rate: Highest learning rate: reached after a twentieth of the steps, then a cosine down to zero.
-        every: Steps between two looks at the held-out text.
-        seed: Of the order of rows.
-        checkpointing: Make activations again in the backward pass.
-    """
-
-    loss: str = "kd"
-    steps: int = 1000
-    rows: int = 8
-    rate: float = 1e-3
-    every: int = 100
-    seed: int = 0
-    checkpointing: bool = False
+    loss: str = "kd"  # One of ``LOSSES``
+    steps: int = 1000  # Optimiser steps
+    rows: int = 8  # Rows of a step
+    rate: float = 1e-3  # Highest learning rate: reached after a twentieth of the steps, then a cosine down to zero
+    every: int = 100  # Steps between two looks at the held-out text
+    seed: int = 0  # Of the order of rows
+    checkpointing: bool = False  # Make activations again in the backward pass
 
     def row_order(self, rows: int) -> Tensor:
         """(steps, rows of a step) int64: which rows each step sees, every row once per pass."""
@@ -96,19 +86,12 @@ class TrainingSchedule:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """What training reads.
+    """The text and the teacher that training reads."""
 
-    Attributes:
-        train: Blocks that give gradients.
-        train_teacher: What the full model says on them.
-        held_out: Blocks that say which step is kept.
-        held_out_teacher: What the full model says on those.
-    """
-
-    train: PackedBlocks
-    train_teacher: TeacherLogits
-    held_out: PackedBlocks
-    held_out_teacher: TeacherLogits
+    train: PackedBlocks  # Blocks that give gradients
+    train_teacher: TeacherLogits  # What the full model says on them
+    held_out: PackedBlocks  # Blocks that say which step is kept
+    held_out_teacher: TeacherLogits  # What the full model says on those
 
 
 @contextmanager
@@ -141,19 +124,8 @@ def train_compensation(
 ) -> list[float]:
     """Train a compensation under a plan, in place, and leave it at its best held-out loss.
 
-    Args:
-        model: The mixture model; bit-equal afterwards.
-        plan: Experts per layer while training.
-        compensation: What is trained.
-        material: Text and teacher.
-        schedule: How.
-        rescale: See `apply_plan`.
-        run: Keeps the state before every look; None: nothing is kept.
-        progress: Where to report.
-        name: Of the stage and of the states.
-
-    Returns:
-        Held-out losses (KL; cross-entropy for ``lm``): before the first step, then one per look.
+    Without a run no state is kept. Gives the held-out losses (KL; cross-entropy for ``lm``): before the first step, then
+    one per look.
 
     Raises:
         NumericError: A loss is NaN or infinite.

@@ -84,15 +84,8 @@ def truncate_slots(
 ) -> tuple[Tensor, Tensor]:
     """Keep the k slots that the gate chose first.
 
-    Args:
-        weights: (tokens, slots), in any order (DeepSeek-V2 does not sort).
-        index: (tokens, slots) int64.
-        k: Slots to keep.
-        renorm: Scale what is kept to the sum of all.
-        order: (tokens, slots), the first choice largest; the weights if absent.
-
-    Returns:
-        Weights and index, each (tokens, k).
+    Weights and index are (tokens, slots), in any order (DeepSeek-V2 does not sort), and become (tokens, k); ``order``, the
+    weights if absent, is largest at the first choice. ``renorm`` scales what is kept to the sum of all.
     """
     slot = (weights if order is None else order).topk(k, dim=-1).indices
     kept = weights.gather(-1, slot)

@@ -24,14 +24,8 @@ NAME = "compact_mm"
 def compact_mm(self: Any, hidden: Tensor, index: Tensor, weights: Tensor, **_: Any) -> Tensor:
     """Sum of the experts' outputs over the live slots.
 
-    Args:
-        self: The experts module.
-        hidden: (n, h).
-        index: (n, k) int64; ``num_experts`` marks a slot that is left out.
-        weights: (n, k).
-
-    Returns:
-        (n, h).
+    From hidden (n, h), index (n, k) int64, where ``num_experts`` marks a slot that is left out, and weights (n, k) to (n,
+    h).
     """
     hidden = hidden.reshape(-1, hidden.shape[-1])
     index = index.reshape(len(hidden), -1)

@@ -43,23 +43,14 @@ _CALIBRATION_ROWS = 32
 
 @dataclass(frozen=True)
 class RoutingVariant:
-    """One way of running fewer experts.
+    """One way of running fewer experts."""
 
-    Attributes:
-        name: As it is spelled; a sweep's members are spelled one by one.
-        plan: Experts per layer, or None where a rule decides per token.
-        rule: One of ``dynamic.RULES``, or None for a plan.
-        start: Threshold of layer 0, or the Act to be tuned to; None for ``naee``.
-        span: How far the threshold goes over all layers.
-        tuned: Whether ``start`` is an Act.
-    """
-
-    name: str
-    plan: LayerPlan | None = None
-    rule: str | None = None
-    start: float | None = None
-    span: float = 0.0
-    tuned: bool = False
+    name: str  # As it is spelled; a sweep's members are spelled one by one
+    plan: LayerPlan | None = None  # Experts per layer, or None where a rule decides per token
+    rule: str | None = None  # One of ``dynamic.RULES``, or None for a plan
+    start: float | None = None  # Threshold of layer 0, or the Act to be tuned to; None for ``naee``
+    span: float = 0.0  # How far the threshold goes over all layers
+    tuned: bool = False  # Whether ``start`` is an Act
 
     @property
     def needs_calibration(self) -> bool:
@@ -191,11 +182,7 @@ def apply_variant(
 ) -> Iterator[Mapping[int, Sequence[int]]]:
     """While open, the model runs fewer experts in one way.
 
-    Args:
-        model: A loaded mixture.
-        way: Which.
-        weights: Router weights on calibration text, by layer (`dynamic.router_weights`): for ways that are ``calibrated``.
-        rescale: A plan's rule for router weights, see `apply_plan`.
+    ``weights`` on calibration text by layer (`dynamic.router_weights`) are for ways that need calibration.
 
     Yields:
         Layer -> executed experts and tokens; a rule's fill as the model runs.

@@ -61,12 +61,7 @@ def ramp_thresholds(
 ) -> dict[int, float]:
     """Thresholds of all layers: p - span L / N, or tau + span L / N, so that upper layers run fewer experts.
 
-    Args:
-        rule: One of ``RULES``.
-        start: The threshold at layer 0.
-        layers: Numbers of the mixture layers.
-        span: 0 for the same threshold everywhere; 0.2 in the paper.
-        total: N, all decoder layers; the last mixture layer + 1 if absent.
+    ``total`` is N, all decoder layers (the last mixture layer + 1 if absent); the paper's span is 0.2.
     """
     sign = -1.0 if rule == "top_p" else 1.0
     total = total or max(layers) + 1
@@ -76,10 +71,7 @@ def ramp_thresholds(
 def threshold_for(rule: str, weights: Tensor, act: float) -> float:
     """The threshold at which a rule runs ``act`` experts per token on these router weights: a quantile of its statistic.
 
-    Args:
-        rule: One of ``RULES``.
-        weights: (n, k) router weights seen on calibration text.
-        act: Between 1 and k.
+    ``weights``: (n, k), seen on calibration text; ``act`` is between 1 and k.
 
     Raises:
         RecipeError: An Act that k experts cannot give.
@@ -126,25 +118,18 @@ def naee_thresholds(weights: Mapping[int, Tensor]) -> dict[int, float]:
 
 @dataclass(frozen=True)
 class DynamicRule:
-    """A rule with its thresholds.
+    """A rule with its thresholds."""
 
-    Attributes:
-        rule: One of ``RULES``.
-        thresholds: Of every mixture layer.
-    """
-
-    rule: str
-    thresholds: Mapping[int, float]
+    rule: str  # One of ``RULES``
+    thresholds: Mapping[int, float]  # Of every mixture layer
 
     @contextmanager
     def apply_rule(self, model: Any, skip: bool = True) -> Iterator[dict[int, list[int]]]:
         """While open, tokens run as many experts as the rule says; yields counts that fill as the model runs.
 
         What is kept is scaled to the sum of all where the model's own router renormalises, and left as it is elsewhere.
-
-        Args:
-            model: A mixture model.
-            skip: Really leave dropped experts out (`compact`); else give them weight zero, which costs the same as running.
+        Without ``skip`` dropped experts have weight zero, which costs the same as running; else they are really left
+        out (`compact`).
 
         Yields:
             Layer -> [executed pairs, tokens].
@@ -188,11 +173,8 @@ class DynamicRule:
 def first_chosen(order: Tensor, many: Tensor) -> Tensor:
     """(n, k) bool: of every token as many slots as are asked for, those that its gate chose first.
 
-    A rule says by weight how many experts run; which ones is the gate's own choice, as at a smaller k.
-
-    Args:
-        order: (n, k), the first choice largest.
-        many: (n,) int64.
+    A rule says by weight how many experts run; which ones is the gate's own choice, as at a smaller k. ``order``: (n, k),
+    the first choice largest; ``many``: (n,) int64.
     """
     place = order.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
     return place < many[:, None]

@@ -48,11 +48,7 @@ def parallel_measure(recipe: TrimRecipe, run: RunFolder, progress: Progress) -> 
 def work_ahead(recipe: dict[str, Any], output: str, stage: str, name: str) -> None:
     """Measure a plan for a trim that another process makes, and leave it in its run folder.
 
-    Args:
-        recipe: The trim's, as plain data.
-        output: Its output.
-        stage: What is done.
-        name: Rule for router weights and plan, ``RULE|PLAN``.
+    ``name``: rule for router weights and plan, ``RULE|PLAN``.
     """
     model, text, teacher = _begun_once(json.dumps(recipe), output)
     rule, _, spelled = name.partition("|")

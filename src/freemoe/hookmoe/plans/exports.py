@@ -30,12 +30,7 @@ def engine_overrides(model: Any, k: int) -> dict[str, dict[str, Any]]:
 def write_exports(folder: Path, model: Any, plan: LayerPlan, hooked: bool, rescale: str = "none") -> None:
     """Write ``plan.json``, and ``exports/ENGINE.json`` for a plan that is the same in every layer.
 
-    Args:
-        folder: The artefact's.
-        model: Its base.
-        plan: Experts per layer.
-        hooked: Whether the artefact has hooks.
-        rescale: Its rule for router weights; engines know the model's own (``none``).
+    ``hooked``: the artefact has hooks; engines know the model's own rule for router weights (``none``).
     """
     schedule = {
         "top_k": list(plan.ks),

@@ -14,41 +14,25 @@ from freemoe.models.spec import FAMILIES, family_of, find_layers
 
 @dataclass(frozen=True, eq=False)
 class MoELayer:
-    """One decoder layer's mixture block.
+    """One decoder layer's mixture block."""
 
-    Attributes:
-        number: Of the decoder layer, from 0; dense layers count too.
-        path: Of the block in the model.
-        block: The module that holds gate and experts (and shared experts); its input is what the layer's norm gives.
-        gate: The router.
-        experts: The fused routed experts.
-        attribute: Name of the gate's attribute that is read on every forward as k.
-        count: Routed experts.
-        width: Neurons of one routed expert.
-        hidden: Width of the residual stream.
-        correction: See `models.spec.GateLayout`.
-    """
-
-    number: int
-    path: str
+    number: int  # Of the decoder layer, from 0; dense layers count too
+    path: str  # Of the block in the model
+    # The module that holds gate and experts (and shared experts); its input is what the layer's norm gives
     block: nn.Module
-    gate: nn.Module
-    experts: nn.Module
-    attribute: str
-    count: int
-    width: int
-    hidden: int
-    correction: str | None = None
+    gate: nn.Module  # The router
+    experts: nn.Module  # The fused routed experts
+    attribute: str  # Name of the gate's attribute that is read on every forward as k
+    count: int  # Routed experts
+    width: int  # Neurons of one routed expert
+    hidden: int  # Width of the residual stream
+    correction: str | None = None  # See `models.spec.GateLayout`
 
     def choice_order(self, logits: Tensor, weights: Tensor, index: Tensor) -> Tensor:
         """What the gate chooses its experts by, of the slots that it chose: (tokens, slots), the first choice largest.
 
         The weights themselves, but where a correction decides which experts run without counting in their weights.
-
-        Args:
-            logits: (tokens, experts), as the gate gives them out.
-            weights: (tokens, slots).
-            index: (tokens, slots) int64.
+        ``logits``: (tokens, experts), as the gate gives them out; the others (tokens, slots).
         """
         if self.correction is None:
             return weights

@@ -37,19 +37,12 @@ from freemoe.text.blocks import PackedBlocks
 
 @dataclass(frozen=True)
 class PlanResult:
-    """A plan, and how it was come by.
+    """A plan, and how it was come by."""
 
-    Attributes:
-        plan: The plan.
-        rescale: The rule for router weights under which it loses least, of those that were asked for.
-        star: The layer where the paper's search wants its one hook; None for other ways.
-        record: For `result.json`: profile, Pareto list, what was asked.
-    """
-
-    plan: LayerPlan
-    rescale: str
-    star: int | None
-    record: dict[str, Any]
+    plan: LayerPlan  # The plan
+    rescale: str  # The rule for router weights under which it loses least, of those that were asked for
+    star: int | None  # The layer where the paper's search wants its one hook; None for other ways
+    record: dict[str, Any]  # For `result.json`: profile, Pareto list, what was asked
 
 
 Measure = Callable[[Sequence[tuple[str, LayerPlan]]], None]
@@ -167,13 +160,8 @@ def find_plan(
 ) -> PlanResult:
     """The plan that a recipe asks for, with its rule for router weights.
 
-    Args:
-        model: A mixture model.
-        section: What is asked for.
-        drops: Under every rule that may be taken; each plan is held against others under its own best.
-        progress: Where to report.
-        seed: Of the random inputs of ``score: perturbation``.
-        ahead: Measures plans side by side, where there is somebody to do so.
+    Each plan is held against others under its own best rule; ``ahead`` measures plans side by side, where there is somebody
+    to do so.
 
     Raises:
         RecipeError: A plan that the model cannot run, that cuts nothing, or an Act that no plan has.
@@ -298,13 +286,9 @@ def paper_units(model: Any) -> int:
 def default_units(model: Any, plan: LayerPlan | None = None) -> int:
     """Hidden units of all hooks of a plan: a twelfth of the work that it saves, so that they grow with depth and with the cut.
 
-    An expert of width f has 3 h f weights, a hook of d units 2 h d: a twelfth of one expert is f / 8 units. Over four layers that
-    go from two experts to one this is half an expert's width, with which hooks beside the blocks won back more than the
-    paper's one hook of a whole width (docs/hookmoe.md).
-
-    Args:
-        model: The mixture model.
-        plan: Experts per layer; one expert everywhere if absent.
+    An expert of width f has 3 h f weights, a hook of d units 2 h d: a twelfth of one expert is f / 8 units. Over four
+    layers that go from two experts to one this is half an expert's width, with which hooks beside the blocks won back more
+    than the paper's one hook of a whole width (docs/hookmoe.md). Without a plan it is one expert everywhere.
     """
     base = plan_of(model)
     plan = plan or uniform_plan(base, 1)

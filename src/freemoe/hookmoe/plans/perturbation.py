@@ -13,12 +13,7 @@ _TOKENS = 256
 
 @torch.no_grad()
 def perturbation_profile(model: Any, seed: int = 0) -> dict[tuple[int, int], float]:
-    """(layer, k) -> |y_k - y| / |y| over random normal inputs, scaled as the layer's own norm scales.
-
-    Args:
-        model: A mixture model at full k.
-        seed: Of the inputs.
-    """
+    """(layer, k) -> |y_k - y| / |y| over random normal inputs, scaled as the layer's own norm scales."""
     found = {}
     generator = torch.Generator().manual_seed(seed)
     for layer in moe_layers(model):

@@ -24,38 +24,23 @@ Profile = Mapping[tuple[int, int], float]
 
 @dataclass(frozen=True)
 class MeasuredPlan:
-    """A plan that was measured.
+    """A plan that was measured."""
 
-    Attributes:
-        plan: The plan.
-        drop: Measured with all layers cut together.
-        predicted: Sum of the layers' own drops; NaN for plans that did not come from a profile.
-        source: ``solve_knapsack``, ``tlnle``, ``swap`` or ``full``.
-        rescale: The rule for router weights under which it was measured.
-    """
-
-    plan: LayerPlan
-    drop: float
-    predicted: float
-    source: str
-    rescale: str = "none"
+    plan: LayerPlan  # The plan
+    drop: float  # Measured with all layers cut together
+    predicted: float  # Sum of the layers' own drops; NaN for plans that did not come from a profile
+    source: str  # ``solve_knapsack``, ``tlnle``, ``swap`` or ``full``
+    rescale: str = "none"  # The rule for router weights under which it was measured
 
 
 @dataclass(frozen=True)
 class TwoStage:
-    """What the paper's search found.
+    """What the paper's search found."""
 
-    Attributes:
-        k: k*, the last uniform k that the tolerance allows (at least 2).
-        layer: l*, the smallest l at which TLNLE(k*, l) is allowed; the number of layers where none is.
-        deployed: What Sec. 3.3 deploys: k* - 1 everywhere, with one hook at l*.
-        measured: Plans that were measured, with their drops.
-    """
-
-    k: int
-    layer: int
-    deployed: LayerPlan
-    measured: tuple[tuple[LayerPlan, float], ...]
+    k: int  # k*, the last uniform k that the tolerance allows (at least 2)
+    layer: int  # l*, the smallest l at which TLNLE(k*, l) is allowed; the number of layers where none is
+    deployed: LayerPlan  # What Sec. 3.3 deploys: k* - 1 everywhere, with one hook at l*
+    measured: tuple[tuple[LayerPlan, float], ...]  # Plans that were measured, with their drops
 
 
 def two_stage(base: LayerPlan, drop: Drop, tolerance: float) -> TwoStage:
@@ -94,13 +79,8 @@ def profile_units(base: LayerPlan) -> list[tuple[int, int]]:
 def solve_knapsack(base: LayerPlan, profile: Profile, best: int = 1) -> dict[int, list[tuple[float, LayerPlan]]]:
     """The plans of least summed drop for every number of executed pairs per token.
 
-    Args:
-        base: The model's own k per layer.
-        profile: Drop of every (layer, k) below it; a layer at full k drops nothing.
-        best: How many plans per number of pairs.
-
-    Returns:
-        Pairs per token (summed over layers) -> (summed drop, plan), best first.
+    ``best`` plans per number of pairs. Gives pairs per token (summed over layers) -> (summed drop, plan), best first; a
+    layer at full k drops nothing.
     """
     table: dict[int, list[tuple[float, tuple[int | None, ...]]]] = {0: [(0.0, ())]}
     for layer, full in enumerate(base.ks):
@@ -123,15 +103,8 @@ def candidate_plans(
 ) -> list[tuple[LayerPlan, float, str]]:
     """Plans worth measuring as a whole: for every Act the knapsack's best few, and TLNLE's where it has that Act.
 
-    Args:
-        base: The model's own k per layer.
-        profile: Drop of every (layer, k) below it.
-        best: Knapsack plans per Act.
-        act: An Act that shall be among those that are asked.
-        most: Acts at most, evenly spread, besides that one.
-
-    Returns:
-        Plan, predicted drop (NaN where there is no prediction), source.
+    ``best`` per Act, and at most ``most`` Acts, evenly spread, besides the ``act`` that is asked for. Gives plan, predicted
+    drop (NaN where there is no prediction), source.
     """
     table = solve_knapsack(base, profile, best)
     layers = sum(k is not None for k in base.ks)
@@ -198,16 +171,7 @@ def local_swaps(base: LayerPlan, start: MeasuredPlan, profile: Profile, drop: Dr
     """Plans of the same Act around one that was measured: an expert moves from a layer to another while that loses less.
 
     Layers interact, so that the plan of least summed drop need not be the best; each swap is measured with all layers cut.
-
-    Args:
-        base: The model's own k per layer.
-        start: The plan to begin at.
-        profile: Drop of every (layer, k): swaps are tried in the order that it promises.
-        drop: Measures a plan.
-        most: Plans to measure at most.
-
-    Returns:
-        Every plan that was measured.
+    Swaps are tried in the order that the profile promises, ``most`` at most; every plan that was measured is returned.
     """
     best, measured, tried = start, [], {start.plan}
     improved = True

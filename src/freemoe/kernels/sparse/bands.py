@@ -21,17 +21,11 @@ _TILE = (32, 64)
 
 @dataclass(frozen=True, eq=False)
 class BandTile:
-    """The band of one weight (N, K): from the place at ``low`` up to the one at ``high`` of each row's ascending ranking.
+    """The band of one weight (N, K): from the place at ``low`` up to the one at ``high`` of each row's ascending ranking."""
 
-    Attributes:
-        scale: ``(K,)`` float32, what |W| is multiplied with.
-        low: ``(N,)`` int32: the column of the first place inside; -1: the ranking's bottom.
-        high: ``(N,)`` int32: the column of the first place above; -1: its top.
-    """
-
-    scale: Tensor
-    low: Tensor
-    high: Tensor
+    scale: Tensor  # ``(K,)`` float32, what |W| is multiplied with
+    low: Tensor  # ``(N,)`` int32: the column of the first place inside; -1: the ranking's bottom
+    high: Tensor  # ``(N,)`` int32: the column of the first place above; -1: its top
 
     @property
     def num_bytes(self) -> int:
@@ -53,17 +47,11 @@ class BandTile:
 
 @dataclass(frozen=True, eq=False)
 class BandTiles:
-    """The bands of several experts of one weight.
+    """The bands of several experts of one weight."""
 
-    Attributes:
-        tiles: One for each.
-        scales: ``(G, K)``.
-        ends: ``(G, N)`` each.
-    """
-
-    tiles: tuple[BandTile, ...]
-    scales: Tensor
-    ends: tuple[Tensor, Tensor]
+    tiles: tuple[BandTile, ...]  # One for each
+    scales: Tensor  # ``(G, K)``
+    ends: tuple[Tensor, Tensor]  # ``(G, N)`` each
 
     @classmethod
     def from_tiles(cls, tiles: Sequence[BandTile]) -> BandTiles:

@@ -36,29 +36,16 @@ _MOST_OWN = {torch.float32: 32, torch.bfloat16: 8}
 
 @dataclass(frozen=True, eq=False)
 class SparsePlaces:
-    """The places of a matrix (N, K) that one expert has off, row by row.
+    """The places of a matrix (N, K) that one expert has off, row by row."""
 
-    Attributes:
-        low: ``(count + padding,)`` uint16: the lowest 16 bits of every flat place, ascending.
-        ends: ``(N + 1,)`` uint32: how many lie before each row.
-        copies: Both on accelerators, see `on`.
-        tables: Where they lie there, see `device_addresses`.
-    """
-
-    low: np.ndarray
-    ends: np.ndarray
-    copies: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    tables: dict[torch.device, Tensor] = field(default_factory=dict)
+    low: np.ndarray  # ``(count + padding,)`` uint16: the lowest 16 bits of every flat place, ascending
+    ends: np.ndarray  # ``(N + 1,)`` uint32: how many lie before each row
+    copies: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict)  # Both on accelerators, see `on`
+    tables: dict[torch.device, Tensor] = field(default_factory=dict)  # Where they lie there, see `device_addresses`
 
     @classmethod
     def from_indices(cls, indices: Tensor, rows: int, columns: int) -> SparsePlaces:
-        """From flat places.
-
-        Args:
-            indices: ``(count,)`` int64, ascending, in a matrix (rows, columns) of at most `MOST_COLUMNS` columns.
-            rows: N.
-            columns: K.
-        """
+        """From flat places. ``(count,)`` int64, ascending, in a matrix (rows, columns) of at most `MOST_COLUMNS` columns."""
         flat = indices.cpu().numpy()
         low = np.zeros(len(flat) + _AHEAD, np.uint16)
         low[: len(flat)] = flat.astype(np.uint16)
@@ -99,17 +86,13 @@ class SparsePlaces:
 
 @dataclass(frozen=True, eq=False)
 class SparseExperts:
-    """The experts of a batch that have something off in one matrix.
+    """The experts of a batch that have something off in one matrix."""
 
-    Attributes:
-        places: One for each.
-        table: ``(G, 2)`` uint64: the addresses of their numbers, for the compiled loops.
-        tables: The same for accelerators, see `device_addresses`.
-    """
-
-    places: tuple[SparsePlaces, ...]
-    table: np.ndarray
-    tables: dict[torch.device, Tensor] = field(default_factory=dict)
+    places: tuple[SparsePlaces, ...]  # One for each
+    table: np.ndarray  # ``(G, 2)`` uint64: the addresses of their numbers, for the compiled loops
+    tables: dict[torch.device, Tensor] = field(
+        default_factory=dict
+    )  # The same for accelerators, see `device_addresses`
 
     @classmethod
     def from_places(cls, places: Sequence[SparsePlaces]) -> SparseExperts:
@@ -197,11 +180,7 @@ def lists_on(tokens: bytes, starts: bytes, device: torch.device) -> tuple[Tensor
 
 
 def blocks_of(starts: np.ndarray, size: int = TOKENS) -> Tensor:
-    """Cut every expert's tokens into blocks.
-
-    Args:
-        starts: (G + 1,) int64: where each expert's tokens begin.
-        size: Of a block.
+    """Cut every expert's tokens into blocks. ``starts``: (G + 1,) int64, where they begin.
 
     Returns:
         (blocks, 3) int64: expert, first token, the token after the last.

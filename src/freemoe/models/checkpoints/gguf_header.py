@@ -28,19 +28,12 @@ _STRING, _ARRAY = 8, 9
 
 @dataclass(frozen=True)
 class GGUFHeader:
-    """What a GGUF file says of itself.
+    """What a GGUF file says of itself."""
 
-    Attributes:
-        architecture: llama.cpp's name of it, e.g. ``llama``.
-        values: Metadata without arrays.
-        shapes: Tensor -> shape, in torch's order.
-        types: Tensor -> name of its type, e.g. ``Q4_1``.
-    """
-
-    architecture: str
-    values: dict[str, Any]
-    shapes: dict[str, tuple[int, ...]]
-    types: dict[str, str]
+    architecture: str  # llama.cpp's name of it, e.g. ``llama``
+    values: dict[str, Any]  # Metadata without arrays
+    shapes: dict[str, tuple[int, ...]]  # Tensor -> shape, in torch's order
+    types: dict[str, str]  # Tensor -> name of its type, e.g. ``Q4_1``
 
     @property
     def stored_as(self) -> str:

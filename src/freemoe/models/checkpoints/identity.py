@@ -67,9 +67,7 @@ def _deciding_settings(value: Mapping[str, Any], path: str = "") -> Iterator[tup
 def tokenizer_parts(tokenizer: Any, rows: int) -> dict[str, str]:
     """Digests of what a tokenizer does, by part; its files' spelling and version do not matter.
 
-    Args:
-        tokenizer: Of transformers.
-        rows: Of the base's embedding: tokens beyond them cannot be used, and do not count.
+    Tokens beyond the ``rows`` of the base's embedding cannot be used, and do not count.
     """
     ends = tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token
     # The padding token is often set anew, and is never seen by the model.
@@ -98,12 +96,7 @@ def _tokenizer_merges(tokenizer: Any) -> Any:
 
 
 def identify_base(model: Any, tokenizer: Any) -> dict[str, Any]:
-    """What a manifest says of its base beside the weights' fingerprint, as plain data.
-
-    Args:
-        model: The base.
-        tokenizer: Its tokenizer, or None.
-    """
+    """What a manifest says of its base beside the weights' fingerprint, as plain data."""
     import transformers
 
     return {
@@ -163,10 +156,7 @@ def require_base(manifest: Mapping[str, Any], model: Any, tokenizer: Any = None)
 def identity_differences(recorded: Mapping[str, Any], seen: Mapping[str, Any], chat: bool = True) -> list[str]:
     """What two identities differ in, in words; empty where they are of one base.
 
-    Args:
-        recorded: As a manifest has it.
-        seen: Another one.
-        chat: Whether the tokenizer's chat template counts.
+    ``chat``: whether the tokenizer's chat template counts.
     """
     then, now = recorded["config"], seen["config"]
     # Another release of transformers may know more fields, or fewer.

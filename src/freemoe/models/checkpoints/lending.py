@@ -21,13 +21,7 @@ _HELD = ("_parameters", "_buffers", "_modules")
 
 @contextlib.contextmanager
 def provide_model(name: str, model: Any, tokenizer: Any) -> Iterator[None]:
-    """Inside, ``load_base(name)`` gives this model in eval mode, and its tokenizer; afterwards the model is as it was.
-
-    Args:
-        name: What a recipe calls it.
-        model: A transformers model, wherever it lies.
-        tokenizer: Its tokenizer, or None.
-    """
+    """Inside, ``load_base(name)`` gives this model in eval mode, and its tokenizer; afterwards the model is as it was."""
     token = _LENT.set({**_LENT.get(), name: (model, tokenizer)})
     try:
         with as_it_was(model):

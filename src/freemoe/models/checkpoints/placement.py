@@ -72,9 +72,7 @@ def require_one_device(placement: Placement, what: str) -> None:
 def device_map(placement: Placement, empty: nn.Module) -> Places:
     """Every module's place, as transformers takes it.
 
-    Args:
-        placement: One that is not `is_one_device`.
-        empty: The base without values (on the meta device), in the dtype that it will have.
+    ``empty`` is the base without values (on the meta device), in the dtype that it will have.
 
     Raises:
         RecipeError: A limit that cannot be read, or a mapping that leaves a weight out or reads embeddings from disk.

@@ -67,10 +67,8 @@ class MixedBoard(RecentExperts[Parts]):
     ) -> dict[str, Parts]:
         """What the experts of a batch have off.
 
-        Args:
-            names: The experts, each once.
-            mask_of: Makes the mask of one that is not known; the base must be untouched.
-            tiles_of: Its bands, where it is nothing else; asked first where a kernel makes masks of bands.
+        The base must be untouched. ``tiles_of`` gives the bands of one that is nothing else, asked first where a kernel
+        makes masks of bands.
 
         Raises:
             DataError: An expert has fused experts of a mixture off, whose tokens come in another order.

@@ -16,17 +16,13 @@ from freemoe.models.weights import WeightMatrix
 
 
 class RowLimits(NamedTuple):
-    """For how many rows of an input each way is the one to take.
+    """For how many rows of an input each way is the one to take."""
 
-    Attributes:
-        walked: Up to so many rows places are walked through, where there are compiled loops for it.
-        copied: From so many rows on masked copies are quicker than one call per expert.
-        tiled: Up to so many rows of each expert a band's mask is made while the weight is read, where a kernel can: it reads the
-            whole weight for every 16 rows (2 bytes a number), a masked copy once (about 36, with the scores that the mask needs).
-    """
-
-    walked: int
-    copied: int
+    walked: int  # Up to so many rows places are walked through, where there are compiled loops for it
+    copied: int  # From so many rows on masked copies are quicker than one call per expert
+    # Up to so many rows of each expert a band's mask is made while the weight is read, where a kernel can: it reads
+    # the whole weight for every 16 rows (2 bytes a number), a masked copy once (about 36, with the scores that the
+    # mask needs)
     tiled: int
 
 
@@ -48,12 +44,7 @@ def can_be_walked(weight: WeightMatrix) -> bool:
 
 
 def worth_mixing(weights: Sequence[WeightMatrix], rows: int) -> bool:
-    """Whether one forward pass for all experts is quicker than one for each, by most of the numbers of a base.
-
-    Args:
-        weights: From ``find_weights``; at least one.
-        rows: That a linear is given.
-    """
+    """Whether one forward pass for all experts is quicker than one for each, by most of the numbers of a base."""
     limits = row_limits(weights[0].device)
     if rows > limits.walked:
         return rows >= limits.copied

@@ -26,20 +26,14 @@ Scratch = dict[tuple[torch.device, torch.dtype], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class BatchMask:
-    """What a batch's experts have off of one weight.
+    """What a batch's experts have off of one weight."""
 
-    Attributes:
-        weight: The weight.
-        assignment: Of the batch.
-        parts: Experts of the batch that have something off here.
-        walked: Those of them of which something scattered is off, and their places for the loops; None where those cannot.
-        tiled: Those whose mask is made from a band's rule, and their bands.
-    """
-
-    weight: WeightMatrix
-    assignment: ExpertAssignment
-    parts: dict[str, WeightMask]
+    weight: WeightMatrix  # The weight
+    assignment: ExpertAssignment  # Of the batch
+    parts: dict[str, WeightMask]  # Experts of the batch that have something off here
+    # Those of them of which something scattered is off, and their places for the loops; None where those cannot
     walked: tuple[tuple[str, ...], sparse.SparseExperts | None]
+    # Those whose mask is made from a band's rule, and their bands
     tiled: tuple[tuple[str, ...], bands.BandTiles] | None = None
 
     @classmethod

@@ -20,23 +20,16 @@ from freemoe.models.weights import WeightMatrix
 
 @dataclass(frozen=True, eq=False)
 class WeightMask:
-    """What is off of one weight (N, K).
+    """What is off of one weight (N, K)."""
 
-    Attributes:
-        rows: ``(n,)`` int64 on the weight's device: outputs that are off as a whole; None where there are none.
-        columns: The same of inputs.
-        singles: All else, as a mask of the weight; None where there is nothing else.
-        places: The same for the compiled loops instead, which hold less of a few.
-        shape: (N, K).
-        tile: The rule of a band, in place of all of these.
-    """
-
-    rows: Tensor | None
-    columns: Tensor | None
-    singles: TensorMask | None
-    places: SparsePlaces | None
-    shape: tuple[int, int]
-    tile: BandTile | None = None
+    rows: (
+        Tensor | None
+    )  # ``(n,)`` int64 on the weight's device: outputs that are off as a whole; None where there are none
+    columns: Tensor | None  # The same of inputs
+    singles: TensorMask | None  # All else, as a mask of the weight; None where there is nothing else
+    places: SparsePlaces | None  # The same for the compiled loops instead, which hold less of a few
+    shape: tuple[int, int]  # (N, K)
+    tile: BandTile | None = None  # The rule of a band, in place of all of these
 
     @classmethod
     def of_tile(cls, tile: BandTile, weight: WeightMatrix) -> WeightMask:

@@ -16,11 +16,7 @@ from freemoe.core.errors import DataError
 
 
 class ExpertAssignment:
-    """The expert of every sequence of a batch.
-
-    Args:
-        names: ``(B,)``, at least one.
-    """
+    """The expert of every sequence of a batch."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)

@@ -97,10 +97,6 @@ class MixedBatch:
 def open_mixed_batch(board: MixedBoard, **given: Any) -> Iterator[MixedBatch]:
     """Open a base for mixed batches; behind the block every module's forward is its own again. Gradients are off inside.
 
-    Args:
-        board: What the base's experts have off.
-        given: What else `MixedBatch` is told.
-
     Raises:
         RecipeError: An unknown strategy.
         DataError: This base cannot be mixed.

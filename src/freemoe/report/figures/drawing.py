@@ -94,18 +94,12 @@ def with_report_style(draw: Callable[..., Figure | None]) -> Callable[..., Figur
 
 @dataclass(frozen=True)
 class ReportFigure:
-    """One figure of a page.
+    """One figure of a page."""
 
-    Attributes:
-        name: Its anchor, and the prefix of its ids.
-        title: Heading.
-        caption: What to see in it.
-        draw: Result and width in inches -> figure, or None when the result has nothing for it.
-    """
-
-    name: str
-    title: str
-    caption: str
+    name: str  # Its anchor, and the prefix of its ids
+    title: str  # Heading
+    caption: str  # What to see in it
+    # Result and width in inches -> figure, or None when the result has nothing for it
     draw: Callable[..., Figure | None]
 
     def __call__(self, result: Any, width: float = WIDE) -> Figure | None:
@@ -183,13 +177,8 @@ def draw_heatmap(
 ) -> None:
     """A grid of cells, the darker the larger the share: in steps, each with a colour to write on it in.
 
-    Args:
-        axes: Where to draw.
-        shares: Row by row.
-        top: The share of the darkest step.
-        hue: One of `palette.RAMPS`.
-        number: Row, column -> what to write into that cell.
-        left: Where the first column begins.
+    The darkest step is the share ``top``; ``hue`` is one of `palette.RAMPS`, ``number`` makes of row and column what to
+    write into a cell, and ``left`` is where the first column begins.
     """
     steps = RAMPS[hue]
     place = [[min(len(steps) - 1, int(len(steps) * share / top)) if top else 0 for share in row] for row in shares]
@@ -306,11 +295,8 @@ def _lay_out(figure: Figure) -> None:
 def to_svg(figure: Figure, name: str, title: str = "", description: str = "") -> str:
     """Inline SVG of a figure: text as text, colours as variables, no XML head, comments or date, and ids that are its own.
 
-    Args:
-        figure: What to write.
-        name: Prefix of the ids, so that several figures can stand in one page.
-        title: Its accessible name.
-        description: What it shows, for those who do not see it.
+    The name is the prefix of its ids, so that several figures can stand in one page; title and description are for those
+    who do not see it.
     """
     stream = io.StringIO()
     with report_style():

@@ -67,12 +67,7 @@ def plan_conversion(recipe: ConvertRecipe) -> dict[str, Any]:
 
 
 def passed_tokens(recipe: ConvertRecipe, tokens: dict[str, int]) -> dict[str, float]:
-    """Tokens that go through the model, by stage, those with gradients counted as often as they cost more.
-
-    Args:
-        recipe: Of the conversion.
-        tokens: Of the text's parts.
-    """
+    """Tokens that go through the model, by stage, those with gradients counted as often as they cost more."""
     held_out, test = (min(tokens[part], recipe.train.evaluation_tokens) for part in ("held_out", "test"))
     statistics = min(tokens["train"], recipe.train.statistics_tokens)
     variants = 2 * held_out + test

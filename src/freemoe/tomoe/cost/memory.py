@@ -26,23 +26,14 @@ _TRAINED, _MEAN, _WRITTEN = 16, 4, 16
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes of a conversion's parts.
+    """Bytes of a conversion's parts."""
 
-    Attributes:
-        base: The dense model.
-        activations: Of one training step, most of what stands between its forward and its backward pass.
-        logits: Of a chunk of tokens.
-        optimizer: What is trained, its gradients, moments and mean.
-        clustering: Inputs of every MLP, of which experts begin as clusters.
-        timed: The converted model, at most, where it is timed beside the base.
-    """
-
-    base: int
-    activations: int
-    logits: int
-    optimizer: int
-    clustering: int
-    timed: int
+    base: int  # The dense model
+    activations: int  # Of one training step, most of what stands between its forward and its backward pass
+    logits: int  # Of a chunk of tokens
+    optimizer: int  # What is trained, its gradients, moments and mean
+    clustering: int  # Inputs of every MLP, of which experts begin as clusters
+    timed: int  # The converted model, at most, where it is timed beside the base
 
     @property
     def peak_bytes(self) -> int:
@@ -60,13 +51,7 @@ def estimate_memory(
 ) -> MemoryEstimate:
     """Count the bytes of a conversion.
 
-    Args:
-        recipe: Of the conversion.
-        sublayers: Of the base.
-        base_bytes: Of the base's parameters.
-        vocabulary: Of the head.
-        block: Tokens of a block of text.
-        trained: Numbers that are trained.
+    From the base's bytes, its head's vocabulary, the tokens of a block of text, and how many numbers are trained.
     """
     each = sublayers[0].q.weight.element_size()
     tokens = max(block, recipe.train.batch_tokens // block * block)

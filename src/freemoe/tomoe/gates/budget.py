@@ -19,45 +19,25 @@ from freemoe.tomoe.structures.structure import dense_parameters
 
 @dataclass(frozen=True)
 class LayerWidths:
-    """How much of one layer a token uses.
+    """How much of one layer a token uses."""
 
-    Attributes:
-        qk: Rotary bits.
-        vo: Value dimensions of a head, K.
-        mlp: Neurons of an expert.
-    """
-
-    qk: int
-    vo: int
-    mlp: int
+    qk: int  # Rotary bits
+    vo: int  # Value dimensions of a head, K
+    mlp: int  # Neurons of an expert
 
 
 @dataclass(frozen=True, eq=False)
 class LogitProfile:
-    """The logits of one layer, each kind in descending order.
+    """The logits of one layer, each kind in descending order."""
 
-    Attributes:
-        qk: (bits,), of single bits.
-        sizes: (bits,), dimensions of each bit, in the same order.
-        vo: (head_dim,).
-        mlp: (width,), mean over experts of the r-th best.
-    """
-
-    qk: Tensor
-    sizes: Tensor
-    vo: Tensor
-    mlp: Tensor
+    qk: Tensor  # (bits,), of single bits
+    sizes: Tensor  # (bits,), dimensions of each bit, in the same order
+    vo: Tensor  # (head_dim,)
+    mlp: Tensor  # (width,), mean over experts of the r-th best
 
 
 def make_profile(qk: Tensor, sizes: Tensor, vo: Tensor, mlp: Tensor) -> LogitProfile:
-    """Sort one layer's logits.
-
-    Args:
-        qk: (bits,).
-        sizes: (bits,).
-        vo: (head_dim,).
-        mlp: (experts, width).
-    """
+    """Sort one layer's logits. From ``qk`` (bits,), ``sizes`` (bits,), ``vo`` (head_dim,) and ``mlp`` (experts, width)."""
     order = qk.argsort(descending=True, stable=True)
     means = mlp.sort(dim=-1, descending=True).values.mean(dim=0)
     return LogitProfile(qk[order], sizes[order], vo.sort(descending=True).values, means)
@@ -69,12 +49,7 @@ def choose_widths(
     """Choose the widths whose weights are the largest share of the dense model's that is not above ``share``.
 
     Every layer keeps at least one unit of each kind; where that alone is more than the share, it is what is returned.
-
-    Args:
-        profiles: One per layer.
-        sublayers: Of the base.
-        share: 0 to 1.
-        queries: Whether Q/K may lose dimensions.
+    Without ``queries`` Q/K lose no dimension.
     """
     logits, prices, owners = [], [], []
     used = 0.0

@@ -34,13 +34,8 @@ _MOVES = 4096
 def equalise_widths(experts: Tensor, logits: Tensor, widen: str = "uncovered") -> Tensor:
     """Raise every expert to the largest width (ToMoE App. E, which does not say by which neurons).
 
-    Args:
-        experts: (experts, width) bool.
-        logits: (experts, width).
-        widen: ``uncovered``: first neurons that no expert has, then its own best; ``own``: its own best, as the authors' code does.
-
-    Returns:
-        (experts, width) bool; every row keeps what it had.
+    By ``uncovered``: first neurons that no expert has, then its own best; ``own``: its own best, as the authors' code does.
+    All are (experts, width); every row keeps what it had.
     """
     raised = experts.clone()
     most = int(experts.sum(dim=1).max())

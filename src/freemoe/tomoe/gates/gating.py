@@ -32,38 +32,25 @@ from freemoe.training.straight_through import (
 
 @dataclass
 class LayerGateOutputs:
-    """What one layer's gates did in one step.
+    """What one layer's gates did in one step."""
 
-    Attributes:
-        value_counts: (tokens,), kept value dimensions of each token, with a gradient.
-        value_scores: (tokens, head_dim), above 0 where a dimension is kept; outside of training.
-        value_union: (head_dim,), which value dimensions some token keeps, with a gradient.
-        chosen: (tokens, experts), one-hot, with a gradient.
-        probabilities: (tokens, experts), the router's softmax, or Gumbel-softmax.
-    """
-
-    value_counts: Any = None
-    value_scores: Any = None
-    value_union: Tensor | None = None
-    chosen: Tensor | None = None
-    probabilities: Tensor | None = None
+    value_counts: Any = None  # (tokens,), kept value dimensions of each token, with a gradient
+    value_scores: Any = None  # (tokens, head_dim), above 0 where a dimension is kept; outside of training
+    value_union: Tensor | None = None  # (head_dim,), which value dimensions some token keeps, with a gradient
+    chosen: Tensor | None = None  # (tokens, experts), one-hot, with a gradient
+    probabilities: Tensor | None = None  # (tokens, experts), the router's softmax, or Gumbel-softmax
 
 
 @dataclass
 class GateMasks:
-    """The masks of one training step.
+    """The masks of one training step."""
 
-    Attributes:
-        qk: Per layer (bits,) of zeros and ones, with gradients.
-        mlp: Per layer (experts, width).
-        heads: Per layer (kv_heads,), or None where dimensions are pruned.
-        seen: Per layer what tokens did; filled by the forward pass.
-    """
-
-    qk: list[Tensor]
-    mlp: list[Tensor]
-    heads: list[Tensor | None] = field(default_factory=list)
-    seen: list[LayerGateOutputs] = field(default_factory=list)
+    qk: list[Tensor]  # Per layer (bits,) of zeros and ones, with gradients
+    mlp: list[Tensor]  # Per layer (experts, width)
+    heads: list[Tensor | None] = field(
+        default_factory=list
+    )  # Per layer (kv_heads,), or None where dimensions are pruned
+    seen: list[LayerGateOutputs] = field(default_factory=list)  # Per layer what tokens did; filled by the forward pass
 
 
 class _ExpertMask(torch.autograd.Function):
@@ -92,13 +79,9 @@ class _ExpertMask(torch.autograd.Function):
 class GateSampler:
     """How logits become masks, by a recipe.
 
-    Args:
-        sublayers: Of the base.
-        recipe: The gates' section.
-        seed: Of the noise.
-        rank: Of this process: tokens of another draw other noise, masks that all share draw the same.
-        value_unions: Whether to note which value dimensions some token keeps.
-        noisy_probabilities: Whether the router's probabilities have the noise and the temperature of its choice.
+    Tokens of processes of another ``rank`` draw other noise, masks that all share draw the same. ``value_unions`` notes
+    which value dimensions some token keeps; with ``noisy_probabilities`` the router's probabilities have the noise and the
+    temperature of its choice.
     """
 
     sublayers: Sequence[DecoderSublayers]

@@ -22,21 +22,13 @@ EMBEDDING = 2 * RECURRENT
 
 @dataclass(frozen=True, eq=False)
 class LayerLogits:
-    """What the hypernetwork says of one layer in one step.
+    """What the hypernetwork says of one layer in one step."""
 
-    Attributes:
-        qk: (bits,), the static logits of the rotary bits.
-        value_embedding: (e,), the mean of the attention's expert embeddings.
-        mlp_embedding: (experts, e).
-        mlp: (experts, width), a logit per neuron and expert.
-        heads: (kv_heads,), static logits of whole heads; None where dimensions are pruned.
-    """
-
-    qk: Tensor
-    value_embedding: Tensor
-    mlp_embedding: Tensor
-    mlp: Tensor
-    heads: Tensor | None = None
+    qk: Tensor  # (bits,), the static logits of the rotary bits
+    value_embedding: Tensor  # (e,), the mean of the attention's expert embeddings
+    mlp_embedding: Tensor  # (experts, e)
+    mlp: Tensor  # (experts, width), a logit per neuron and expert
+    heads: Tensor | None = None  # (kv_heads,), static logits of whole heads; None where dimensions are pruned
 
 
 class AttentionGates(nn.Module):
@@ -92,14 +84,9 @@ class MlpGates(nn.Module):
 class Hypernetwork(nn.Module):
     """A bidirectional GRU over all sublayers (attention 0, MLP 0, attention 1, ...), the experts being its batch.
 
-    Args:
-        sublayers: Of the base.
-        experts: Of every MLP.
-        seed: Of the initial numbers; torch's own state of random numbers is left as it was.
-        train_inputs: Whether its input z is trained (the authors' code) or fixed (the paper).
-        start_quiet: Begin with decoders at zero, so that the offsets alone speak at first.
-        expert_embedding: Whether the attention's gates see the expert embeddings; without, they know the token alone.
-        heads: Whether whole heads are pruned.
+    ``train_inputs``: its input z is trained (the authors' code), not fixed (the paper). ``start_quiet``: decoders begin at
+    zero, so that the offsets alone speak at first. Without ``expert_embedding`` the attention's gates know the token alone.
+    With ``heads`` whole heads are pruned. torch's own state of random numbers is left as it was.
     """
 
     def __init__(

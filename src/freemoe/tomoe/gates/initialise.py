@@ -37,23 +37,15 @@ _SPREAD = 1.0
 
 @dataclass(frozen=True, eq=False)
 class LayerImportance:
-    """One layer.
+    """What the statistics say of one layer."""
 
-    Attributes:
-        router_weight: (experts, hidden), centres of the clusters of tokens.
-        router_bias: (experts,), minus half their squared lengths: the nearest centre has the largest score.
-        qk: (bits,), worth per token of all text.
-        vo: (head_dim,).
-        vo_ranked: (head_dim,), mean over tokens of the r-th best: what is left to gain where every token has its own choice.
-        mlp: (experts, width), per token of the cluster.
-    """
-
-    router_weight: Tensor
-    router_bias: Tensor
-    qk: Tensor
-    vo: Tensor
+    router_weight: Tensor  # (experts, hidden), centres of the clusters of tokens
+    router_bias: Tensor  # (experts,), minus half their squared lengths: the nearest centre has the largest score
+    qk: Tensor  # (bits,), worth per token of all text
+    vo: Tensor  # (head_dim,)
+    # (head_dim,), mean over tokens of the r-th best: what is left to gain where every token has its own choice
     vo_ranked: Tensor
-    mlp: Tensor
+    mlp: Tensor  # (experts, width), per token of the cluster
 
 
 def cluster_tokens(
@@ -121,14 +113,8 @@ def measure_layer_importance(
 ) -> list[LayerImportance]:
     """Sum squared gradients of masks that are all one, in one forward and backward pass over ``blocks``.
 
-    Args:
-        model: The base, frozen.
-        sublayers: Of the base.
-        blocks: Text.
-        routers: Of `cluster_tokens`.
-        tokens: Whose activations are held at once, about; at least one block. The sums do not depend on it.
-        on_rows: Called with the number of finished blocks.
-        checkpoint: Where the pass keeps its sums between two batches.
+    About ``tokens`` have their activations held at once, at least one block: the sums do not depend on it. ``on_rows`` is
+    called with the number of finished blocks.
     """
     device = next(model.parameters()).device
     sums = [_ImportanceSums(layer, router, device) for layer, router in zip(sublayers, routers, strict=True)]
@@ -251,19 +237,12 @@ class _ImportanceSums:
 
 @dataclass(frozen=True, eq=False)
 class InitialLogits:
-    """Logits to begin with, on one scale for the whole model: the logarithm of worth per weight.
+    """Logits to begin with, on one scale for the whole model: the logarithm of worth per weight."""
 
-    Attributes:
-        qk: (bits,).
-        vo: (head_dim,).
-        vo_ranked: (head_dim,), descending.
-        mlp: (experts, width).
-    """
-
-    qk: Tensor
-    vo: Tensor
-    vo_ranked: Tensor
-    mlp: Tensor
+    qk: Tensor  # (bits,)
+    vo: Tensor  # (head_dim,)
+    vo_ranked: Tensor  # (head_dim,), descending
+    mlp: Tensor  # (experts, width)
 
 
 def initial_logits(worth: Sequence[LayerImportance], sublayers: Sequence[DecoderSublayers]) -> list[InitialLogits]:

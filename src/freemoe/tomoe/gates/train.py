@@ -55,15 +55,7 @@ class TrainingHistory:
 
 
 class GateTrainer:
-    """Trains the gates of one model.
-
-    Args:
-        model: The base, frozen; in evaluation mode.
-        sublayers: Of the base.
-        recipe: Of the conversion.
-        train: Text.
-        devices: The processes that train together.
-    """
+    """Trains the gates of one model."""
 
     def __init__(
         self,

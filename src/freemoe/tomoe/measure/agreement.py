@@ -28,10 +28,7 @@ FLIPPED = 0.02
 def layer_inputs(model: Any, paths: Sequence[str], ids: Tensor) -> tuple[list[Tensor], Tensor]:
     """What every layer is given, each ``(batch, tokens, hidden)``, and the logits ``(batch, tokens, vocabulary)``.
 
-    Args:
-        model: The dense model, with the masks on.
-        paths: Of its layers, in order.
-        ids: (batch, tokens) token ids.
+    ``ids``: (batch, tokens), of the dense model with the masks on.
     """
     seen: list[Tensor] = []
 
@@ -49,12 +46,7 @@ def mismatch_shares(
 ) -> list[float]:
     """Share of tokens for which each layer's output, of the last one the logits, is not the same.
 
-    Args:
-        exported: The exported model.
-        paths: Of its layers, in order.
-        ids: (batch, tokens) token ids.
-        inputs: Of the masked dense model, as `layer_inputs` gives them.
-        logits: The same.
+    ``inputs`` and ``logits`` are those of `layer_inputs`; ``ids``: (batch, tokens).
     """
     shares: list[float] = []
     wanted = [*inputs[1:], logits]
@@ -86,11 +78,7 @@ def _mismatch_share(actual: Tensor, wanted: Tensor) -> float:
 
 
 def require_agreement(shares: Sequence[float], tokens: int) -> None:
-    """Raise where a layer differs for more tokens than near-ties explain.
-
-    Args:
-        shares: Of `mismatch_shares`.
-        tokens: That were compared.
+    """Raise where a layer differs for more tokens than near-ties explain. ``shares`` are those of `mismatch_shares`.
 
     Raises:
         NumericError: With the layer and the share.

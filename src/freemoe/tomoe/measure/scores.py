@@ -19,19 +19,12 @@ TOKENS = 2048
 
 @dataclass(frozen=True)
 class TextScore:
-    """Next-token figures on blocks of text.
+    """Next-token figures on blocks of text."""
 
-    Attributes:
-        length: Tokens of a block: the longest context.
-        nll: Per block the sum of negative log-likelihoods, nats.
-        right: Per block how many next tokens were the most likely ones.
-        tokens: Per block how many next tokens were predicted.
-    """
-
-    length: int
-    nll: list[float]
-    right: list[int]
-    tokens: list[int]
+    length: int  # Tokens of a block: the longest context
+    nll: list[float]  # Per block the sum of negative log-likelihoods, nats
+    right: list[int]  # Per block how many next tokens were the most likely ones
+    tokens: list[int]  # Per block how many next tokens were predicted
 
     @property
     def perplexity(self) -> float:
@@ -70,12 +63,7 @@ def score_text(
 ) -> TextScore:
     """Predict every token of every passage from the passage's tokens before it in the block.
 
-    Args:
-        model: A causal LM.
-        blocks: Text.
-        tokens: At a time, about; at least one block.
-        on_rows: Called with the number of finished blocks.
-        checkpoint: Where the pass keeps its figures between two batches.
+    About ``tokens`` at a time, at least one block.
     """
     device = next(model.parameters()).device
     nll: list[float] = []

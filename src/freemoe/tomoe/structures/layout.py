@@ -12,14 +12,9 @@ from torch import Tensor
 def union_order(experts: Tensor) -> Tensor:
     """Order the neurons that some expert uses.
 
-    Neurons of equal membership patterns stand together; from each pattern the next one is the nearest that is left
-    (fewest experts that begin or end), a greedy walk.
-
-    Args:
-        experts: (N, width) bool, the neurons of each expert.
-
-    Returns:
-        (u,) int64: the neuron at each place; those that no expert uses are left out.
+    Neurons of equal membership patterns stand together; from each pattern the next one is the nearest that is left (fewest
+    experts that begin or end), a greedy walk. From (N, width) bool to (u,) int64, the neuron at each place; those that no
+    expert uses are left out.
     """
     used = experts.any(dim=0).nonzero().flatten()
     patterns, own = experts[:, used].T.unique(dim=0, return_inverse=True)
@@ -48,8 +43,7 @@ def _greedy_pattern_order(patterns: Tensor) -> Tensor:
 def contiguous_runs(members: Tensor) -> list[tuple[int, int]]:
     """Places [begin, end) at which an expert's neurons lie next to each other.
 
-    Args:
-        members: (u,) bool, in the order of memory.
+    ``members``: (u,) bool, in the order of memory.
     """
     edges = torch.diff(members.int(), prepend=torch.zeros(1).int(), append=torch.zeros(1).int())
     return list(zip((edges == 1).nonzero().flatten().tolist(), (edges == -1).nonzero().flatten().tolist(), strict=True))

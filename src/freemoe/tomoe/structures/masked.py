@@ -25,11 +25,6 @@ def apply_structure(
 ) -> Iterator[None]:
     """While open, the model computes as converted; its weights are not touched, and afterwards it is as before.
 
-    Args:
-        model: The dense model.
-        structure: From training, a rival or a folder.
-        sublayers: Of the model, where they are known already.
-
     Raises:
         DataError: The structure does not fit the model.
     """
@@ -53,12 +48,9 @@ def mask_attention(
 ) -> AbstractContextManager[None]:
     """While open, a layer's attention computes with masks.
 
-    Args:
-        layer: Of the dense model.
-        bits: (bits,) of queries and keys.
-        mask_values: From a layer's input (..., hidden) to the mask of its value dimensions, for all tokens or each.
-        heads: (kv_heads,) those that are kept; None: all.
-        mask_output: Mask what the output projection reads as well.
+    ``bits`` are of queries and keys, ``heads`` (kv_heads,) those that are kept. ``mask_values`` makes of a layer's input
+    (..., hidden) the mask of its value dimensions, for all tokens or each; with ``mask_output`` what the output projection
+    reads is masked as well.
     """
     head_dim, kept = layer.rotary.head_dim, layer.rotary.expand_bits(bits)
     now: dict[str, Tensor] = {}

@@ -36,21 +36,13 @@ _SHARED = 0.5
 
 @dataclass(frozen=True, eq=False)
 class LayerActivity:
-    """Mean absolute values of one layer over all tokens.
+    """Mean absolute values of one layer over all tokens."""
 
-    Attributes:
-        queries: (head_dim,), over query heads.
-        keys: (head_dim,).
-        values: (head_dim,).
-        neurons: (experts, width), over the tokens of each cluster.
-        tokens: (experts,), tokens of each cluster.
-    """
-
-    queries: Tensor
-    keys: Tensor
-    values: Tensor
-    neurons: Tensor
-    tokens: Tensor
+    queries: Tensor  # (head_dim,), over query heads
+    keys: Tensor  # (head_dim,)
+    values: Tensor  # (head_dim,)
+    neurons: Tensor  # (experts, width), over the tokens of each cluster
+    tokens: Tensor  # (experts,), tokens of each cluster
 
 
 @torch.no_grad()
@@ -117,21 +109,13 @@ def _collect_activity(
 
 @dataclass(frozen=True, eq=False)
 class BaselineInputs:
-    """What a rival may look at to make one layer's structure.
+    """What a rival may look at to make one layer's structure."""
 
-    Attributes:
-        layer: The layer.
-        activity: Mean absolute values.
-        router: Weight and bias of the clusters of tokens.
-        width: Neurons of a token.
-        attention: Share of every head's dimensions that stay.
-    """
-
-    layer: DecoderSublayers
-    activity: LayerActivity
-    router: tuple[Tensor, Tensor]
-    width: int
-    attention: float
+    layer: DecoderSublayers  # The layer
+    activity: LayerActivity  # Mean absolute values
+    router: tuple[Tensor, Tensor]  # Weight and bias of the clusters of tokens
+    width: int  # Neurons of a token
+    attention: float  # Share of every head's dimensions that stay
 
 
 Rival = Callable[[BaselineInputs], LayerStructure]
@@ -149,13 +133,8 @@ def make_baseline(
 ) -> Structure:
     """Make one rival's structure.
 
-    Args:
-        method: A name of ``RIVALS``.
-        sublayers: Of the base.
-        activity: From ``measure_activity``, with the same routers.
-        routers: Clusters of tokens, from ``gates.initialise.cluster_tokens``.
-        share: Active share of the whole.
-        attention: Share of every head's dimensions that stay; the MLP takes what is left.
+    ``share`` is of the whole, ``attention`` the share of every head's dimensions that stay: the MLP takes what is left.
+    Activity and routers are of the same clusters of tokens.
     """
     make, widths = RIVALS.get(method), _mlp_width(sublayers, share, attention)
     layers = zip(sublayers, activity, routers, widths, strict=True)

@@ -23,25 +23,15 @@ from freemoe.models.sublayers import DecoderSublayers
 
 @dataclass(frozen=True, eq=False)
 class ValueGateTensors:
-    """Chooses value dimensions per token (ToMoE Eq. 4): the K best of ``kernels.gates.value_scores``.
+    """Chooses value dimensions per token (ToMoE Eq. 4): the K best of ``kernels.gates.value_scores``."""
 
-    Attributes:
-        project: (e, hidden).
-        embedding: (e,).
-        norm_weight: (e,).
-        norm_bias: (e,).
-        decode: (head_dim, e).
-        offset: (head_dim,).
-        keep: () int64, K: how many dimensions of a head every token keeps.
-    """
-
-    project: Tensor
-    embedding: Tensor
-    norm_weight: Tensor
-    norm_bias: Tensor
-    decode: Tensor
-    offset: Tensor
-    keep: Tensor
+    project: Tensor  # (e, hidden)
+    embedding: Tensor  # (e,)
+    norm_weight: Tensor  # (e,)
+    norm_bias: Tensor  # (e,)
+    decode: Tensor  # (head_dim, e)
+    offset: Tensor  # (head_dim,)
+    keep: Tensor  # () int64, K: how many dimensions of a head every token keeps
 
     def token_mask(self, x: Tensor) -> Tensor:
         """The attention's input (..., hidden), on the gate's device -> (..., head_dim) float32 of zeros and ones."""
@@ -51,22 +41,14 @@ class ValueGateTensors:
 
 @dataclass(frozen=True, eq=False)
 class LayerStructure:
-    """One decoder layer.
+    """What each token uses of one decoder layer."""
 
-    Attributes:
-        qk: (bits,) bool, the rotary bits (`models.sublayers.RotaryLayout`) that queries and keys of all heads keep.
-        vo: A gate; or (head_dim,) bool, the dimensions that every token keeps.
-        router_weight: (experts, hidden) float32.
-        router_bias: (experts,) float32.
-        experts: (experts, width) bool, the neurons of each expert.
-        heads: (kv_heads,) bool, key and value heads that stay, with the query heads that they serve; None: all.
-    """
-
-    qk: Tensor
-    vo: ValueGateTensors | Tensor
-    router_weight: Tensor
-    router_bias: Tensor
-    experts: Tensor
+    qk: Tensor  # (bits,) bool, the rotary bits (`models.sublayers.RotaryLayout`) that queries and keys of all heads keep
+    vo: ValueGateTensors | Tensor  # A gate; or (head_dim,) bool, the dimensions that every token keeps
+    router_weight: Tensor  # (experts, hidden) float32
+    router_bias: Tensor  # (experts,) float32
+    experts: Tensor  # (experts, width) bool, the neurons of each expert
+    # (kv_heads,) bool, key and value heads that stay, with the query heads that they serve; None: all
     heads: Tensor | None = None
 
     def to_device(self, device: torch.device) -> LayerStructure:
@@ -198,10 +180,6 @@ def to_tensors(structure: Structure) -> dict[str, Tensor]:
 
 def read_structure(folder: str | Path, manifest: ArtefactManifest | None = None) -> Structure:
     """What a conversion decided, from its folder.
-
-    Args:
-        folder: The converted model's.
-        manifest: Its manifest, where its files were checked already.
 
     Raises:
         ArtifactError: There is none, or it is damaged.

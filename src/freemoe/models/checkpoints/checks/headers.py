@@ -21,10 +21,6 @@ MOST_HEADER = 100_000_000
 def shards_of(source: Any, folder: Path) -> list[Path]:
     """The safetensors files of a folder: the single one, or those that its index names, or whatever lies there.
 
-    Args:
-        source: What was asked for, for the message.
-        folder: Of the model.
-
     Raises:
         DataError: An index that cannot be followed.
     """
@@ -35,10 +31,6 @@ def shards_of(source: Any, folder: Path) -> list[Path]:
 
 def named_by(source: Any, index: Path) -> list[Path]:
     """The files that an index names, which lie beside it.
-
-    Args:
-        source: What was asked for, for the message.
-        index: The index.
 
     Raises:
         DataError: It names no file, one elsewhere, or one that is not there.
@@ -58,10 +50,6 @@ def named_by(source: Any, index: Path) -> list[Path]:
 
 def stored_tensors(source: Any, path: Path) -> dict[str, tuple[str, int]]:
     """The type of every tensor of a safetensors file, as the file names it, and how many numbers it has.
-
-    Args:
-        source: What was asked for, for the message.
-        path: The file.
 
     Raises:
         DataError: No such header, or a file that is shorter or longer than it says.

@@ -58,11 +58,6 @@ _Tokens = int | list[int] | None
 def require_plausible(source: Any, folder: Path, weights: bool = True) -> None:
     """Refuse a folder that no model can be read from, before the model is built.
 
-    Args:
-        source: What was asked for, for the message.
-        folder: Of the model.
-        weights: Whether its weight files are there.
-
     Raises:
         DataError: With the file, the value seen and what to do.
     """
@@ -107,9 +102,7 @@ def require_plausible(source: Any, folder: Path, weights: bool = True) -> None:
 def require_fillable(source: Any, folder: Path) -> None:
     """Refuse weights that are far too few for their config: transformers would draw all the rest at random, for minutes.
 
-    Args:
-        source: What was asked for, for the message.
-        folder: Of the model; one whose weights are packed or in other files is not judged.
+    A model whose weights are packed or in other files is not judged.
 
     Raises:
         DataError: With both numbers.
