@@ -32,6 +32,8 @@ BUILD_PATHS, EVAL_PATHS = plain(build_cli.COMMAND.flags), plain(eval_cli.COMMAND
 
 BASE = ["build", "some/model", "--domain", "math=gsm8k"]
 EVAL = ["eval", "experts", "--domain", "math=gsm8k"]
+CONVERT = ["convert", "some/model", "--text", "t.txt"]
+DEFAULTS = {**SMALLEST, "convert": {"command": "convert", "model": "some/model", "text": ["t.txt"]}}
 
 # Flag -> what is written after it (None: nothing), and what then stands in the recipe.
 VALUES: dict[str, tuple[str | None, Any]] = {
@@ -81,6 +83,18 @@ VALUES: dict[str, tuple[str | None, Any]] = {
     "batch_tokens": ("512", 512),
     "revision": ("main", "main"),
     "base": ("other/base", "other/base"),
+    "mix": ("paper", "paper"),
+    "active": ("0.6", 0.6),
+    "experts": ("16", 16),
+    "method": ("activation-split", "activation-split"),
+    "mode": ("pseudo", "pseudo"),
+    "rivals": ("--no-rivals", False),
+    "steps": ("7", 7),
+    "block": ("64", 64),
+    "rate": ("0.01", 0.01),
+    "checkpointing": (None, True),
+    "new_tokens": ("5", 5),
+    "rounds": ("0", 0),
 }
 
 
@@ -117,13 +131,14 @@ def parsed(text: str, folder: Path) -> Any:
     [
         *[(BASE, flag, path) for flag, path in BUILD_PATHS.items()],
         *[(EVAL, flag, path) for flag, path in EVAL_PATHS.items()],
+        *[(CONVERT, flag, path) for flag, path in plain(convert_cli.COMMAND.flags).items()],
     ],
     ids=lambda value: value if isinstance(value, str) else value[0],
 )
 def test_a_flag_reaches_its_field_and_no_other(
     command: list[str], flag: str, path: str, tmp_path: Path, freemoe: Freemoe
 ) -> None:
-    default = recipe_from(SMALLEST[command[0]])
+    default = recipe_from(DEFAULTS[command[0]])
     done = freemoe(*command, *written(flag), "--print-recipe")
     assert done.code == 0, done.err
     recipe = parsed(done.out, tmp_path)
@@ -136,7 +151,7 @@ def test_a_flag_reaches_its_field_and_no_other(
         usual["search"].pop("metrics")
     if flag in ("preset", "profile"):
         # They set what is not given.
-        usual = without(recipe_from({**SMALLEST["build"], flag: VALUES[flag][1]}), path)
+        usual = without(recipe_from({**DEFAULTS[command[0]], flag: VALUES[flag][1]}), path)
     assert rest == usual
 
 

@@ -26,7 +26,8 @@ from freemoe.core.errors import RecipeError
 from freemoe.evals.engine.answering import Answering
 from freemoe.serve.engine.engine import InferenceEngine
 from freemoe.serve.engine.hosts import VariantHost
-from freemoe.serve.served import open_host
+from freemoe.serve.served import resolve_settings
+from freemoe.serve.settings import ServeSettings
 from tests.cli.conftest import Freemoe
 from tests.serve.conftest import alone, ask, engine_on, free_port, read, wait_until
 
@@ -115,7 +116,7 @@ def test_replicas_without_ray_serve_name_what_to_install(
 
 
 def test_a_plain_model_and_other_kinds_can_be_hosts(folders: SimpleNamespace) -> None:
-    host = open_host(str(folders.base), [], "auto", "cpu")
+    host, _ = resolve_settings(ServeSettings(base=str(folders.base), device="cpu"), None).load_host()
     assert isinstance(host, FreeMoE)
     assert host.experts == []
     ways = VariantHost(Answering(host.model, host.tokenizer, {"converted": host.disable_expert}))

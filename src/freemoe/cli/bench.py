@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -8,9 +8,6 @@ from rich.table import Table
 from freemoe.cli import options
 from freemoe.cli.common import calm_libraries, print_json, print_line, print_table
 from freemoe.hub.fetch import require_in_reach
-
-if TYPE_CHECKING:
-    from freemoe.evals.bench import BenchSizes
 
 HELP = """Time an artefact on this machine: each expert beside the base, switching, a batch of several experts at once, memory.
 
@@ -49,28 +46,18 @@ def run_command(
     from freemoe.evals.bench import BenchSizes, benchmark_artifact
 
     sizes = BenchSizes(prompt_tokens, new_tokens, batch, rounds)
+    if dry_run and as_json:
+        return print_json("bench-plan", {"artefact": artefact, "against": against, "sizes": vars(sizes)})
     if dry_run:
-        _print_bench_plan(artefact, against, sizes, as_json)
-        return
+        return print_line(
+            f"{artefact}{f' beside {against}' if against else ''}: prompts of {prompt_tokens} tokens, answers of {new_tokens}, "
+            f"batches of {batch}, {rounds} rounds"
+        )
     if threads:
         use_threads(threads)
     other = None if against is None else load(against, dtype=dtype, device=device)
     found = benchmark_artifact(load(artefact, base, dtype=dtype, device=device), sizes, other, experts)
-    if as_json:
-        print_json("bench", found)
-    else:
-        _print_timings(found)
-
-
-def _print_bench_plan(artefact: str, against: str | None, sizes: BenchSizes, as_json: bool) -> None:
-    plan = {"artefact": artefact, "against": against, "sizes": vars(sizes)}
-    if as_json:
-        print_json("bench-plan", plan)
-        return
-    print_line(
-        f"{artefact}{f' beside {against}' if against else ''}: prompts of {sizes.prompt} tokens, answers of {sizes.new}, batches of "
-        f"{sizes.batch}, {sizes.rounds} rounds"
-    )
+    return print_json("bench", found) if as_json else _print_timings(found)
 
 
 def _print_timings(timings: dict[str, Any]) -> None:
@@ -78,13 +65,8 @@ def _print_timings(timings: dict[str, Any]) -> None:
     title = f"One request: {sizes['prompt']} tokens of prompt, {sizes['new']} new ones, {sizes['rounds']} rounds"
     table = Table(title=title, title_justify="left")
     first = next(iter(timings["requests"]))
-    for column in (
-        "",
-        "first token, ms",
-        f"times as fast as {first}",
-        "tokens per second",
-        f"times as fast as {first}",
-    ):
+    ratio = f"times as fast as {first}"
+    for column in ("", "first token, ms", ratio, "tokens per second", ratio):
         table.add_column(column)
     for name, parts in timings["requests"].items():
         start, further = parts["first_token"], parts["further_tokens"]

@@ -80,21 +80,14 @@ console = make_console(True, sys.stderr.isatty(), os.environ)
 out = make_console(False, sys.stdout.isatty(), os.environ)
 
 
-def _write_line(line: str) -> None:
-    sys.stderr.write(neutral.escape_terminal(line) + "\n")
-    sys.stderr.flush()
-
-
 def progress_of(quiet: bool) -> Progress:
     """Where long work reports: bars on a terminal, a line every ten seconds elsewhere, or nowhere."""
     if quiet:
         return QuietProgress()
     # Not what FORCE_COLOR says: it asks for colours in a log, not for moving bars.
-    return (
-        BarProgress(console)
-        if sys.stderr.isatty() and os.environ.get("TERM") not in DUMB
-        else LineProgress(_write_line)
-    )
+    if sys.stderr.isatty() and os.environ.get("TERM") not in DUMB:
+        return BarProgress(console)
+    return LineProgress(lambda line: print(neutral.escape_terminal(line), file=sys.stderr, flush=True))
 
 
 @dataclass(frozen=True)
@@ -143,13 +136,7 @@ class CommandOutput:
                 print_line(f"{'artefact' if name == 'folder' else name}: {where}")
 
     def print_artefact(self, command: str, folder: Path, **more: Path | None) -> None:
-        """Print verdict and tables of what a run made, and where they and its page are.
-
-        Args:
-            command: Whose document it is.
-            folder: The artefact.
-            more: What else was written, by name.
-        """
+        """Print verdict and tables of what a run made, and where they and its page are."""
         from freemoe.core.ledger import openings_text
         from freemoe.results import read_result
         from freemoe.systems import SYSTEMS
@@ -238,11 +225,7 @@ def read_domains(texts: list[str]) -> dict[str, tuple[str, ...]]:
 
 
 def print_recipe(recipe: Recipe, as_json: bool) -> None:
-    """Print the YAML that ``freemoe run`` repeats.
-
-    Raises:
-        RecipeError: JSON was asked for.
-    """
+    """Print the YAML that ``freemoe run`` repeats."""
     if as_json:
         raise RecipeError("--print-recipe prints YAML, and --json asks for a JSON document: give one of them.")
     sys.stdout.write(dump(recipe))

@@ -77,25 +77,14 @@ def _format_value(value: Any, unit: str) -> str:
     if isinstance(value, list | tuple):
         said = [_format_value(v, unit) for v in value]
         return ("; " if any("," in s for s in said) else ", ").join(said) or "none"
-    if isinstance(value, int | float):
-        return _format_number(value, unit)
-    return str(value)
-
-
-def _format_number(value: float, unit: str) -> str:
+    if not isinstance(value, int | float):
+        return str(value)
     if unit == "bytes":
         return format_bytes(value)
-    if unit == "seconds":
-        return _format_seconds(value)
     if unit == "share":
         return f"{100 * value:.3g} %"
-    told = f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
-    return f"{told} {unit}".rstrip()
-
-
-def _format_seconds(seconds: float) -> str:
-    if seconds < 1:
-        return f"{1000 * seconds:.1f} ms"
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+    if unit != "seconds":
+        return (f"{value:,} {unit}" if isinstance(value, int) else f"{value:,.4g} {unit}").rstrip()
+    if value < 90:
+        return f"{1000 * value:.1f} ms" if value < 1 else f"{value:.0f} s"
+    return f"{value / 60:.0f} minutes" if value < 5400 else f"{value / 3600:.1f} hours"

@@ -34,12 +34,7 @@ _NO_PATH = ("Symlink loop", "Could not determine home directory", "embedded null
 
 
 def tell_error(error: FreeMoEError, arguments: list[str]) -> int:
-    """Print an error made on purpose; returns the exit code.
-
-    Args:
-        error: What was raised.
-        arguments: The command line, for ``--json``.
-    """
+    """Print an error made on purpose; returns the exit code."""
     stopped = isinstance(error, Stopped)
     said = str(error)
     if len(said) > _LONGEST:
@@ -68,11 +63,7 @@ def tell_usage(error: Any, arguments: list[str]) -> int:
 
 
 def require_text(arguments: list[str]) -> None:
-    """Raise for an argument that is no text: bytes that are not UTF-8 arrive as characters that nothing can write down.
-
-    Raises:
-        RecipeError: With its place.
-    """
+    """Raise for an argument that is no text: bytes that are not UTF-8 arrive as characters that nothing can write down."""
     for number, argument in enumerate(arguments, start=1):
         if text_fault(argument):
             raise RecipeError(

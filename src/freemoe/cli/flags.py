@@ -246,12 +246,7 @@ def system_command(system: ArtefactSystem) -> RecipeCommand:
 
 
 def run_options(dry_run: str, resumes: bool = True) -> dict[str, tuple[Any, Any]]:
-    """The options of every command that runs a recipe.
-
-    Args:
-        dry_run: What ``--dry-run`` prints.
-        resumes: Whether an unfinished run goes on.
-    """
+    """The options of every command that runs a recipe."""
     return {
         **({"resume": (options.Resume, True)} if resumes else {}),
         "overwrite": (options.Overwrite, False),

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -8,9 +8,6 @@ from freemoe.cli import completion, options
 from freemoe.cli.common import calm_libraries, console, print_json, print_line
 from freemoe.core.registry import unknown_name
 from freemoe.hub.fetch import require_in_reach
-
-if TYPE_CHECKING:
-    from freemoe.evals.engine.answering import LoadedArtifact
 
 HELP = """Continue a prompt: with the expert that the router picks, or one you name; with a converted, trimmed or plain model.
 
@@ -20,20 +17,6 @@ Example:
   freemoe generate experts "Q: 3 + 4 =" --expert auto
   freemoe generate trimmed "Q: 3 + 4 =" --expert base
 """
-
-
-def _format_prompt(opened: LoadedArtifact, prompt: str, chat: str, artefact: str) -> str:
-    """The prompt, as a message of the user where it shall be one."""
-    from freemoe.core.artifacts import read_manifest
-    from freemoe.systems import system_of
-    from freemoe.text.chat import MODES, as_prompt, uses_template
-
-    if chat not in MODES:
-        raise unknown_name("--chat", chat, list(MODES))
-    built_so = system_of(artefact) is not None and bool(read_manifest(artefact, check=False).get("chat"))
-    if not uses_template(opened.tokenizer, chat, built_so):
-        return prompt
-    return as_prompt(opened.tokenizer, [{"role": "user", "content": prompt}], "the prompt")
 
 
 def run_command(
@@ -62,9 +45,16 @@ def run_command(
     import torch
 
     from freemoe.artefacts import load
+    from freemoe.core.artifacts import read_manifest
+    from freemoe.systems import system_of
+    from freemoe.text.chat import MODES, as_prompt, uses_template
 
     opened = load(artefact, base, dtype=dtype, device=device)
-    prompt = _format_prompt(opened, prompt, chat, artefact)
+    if chat not in MODES:
+        raise unknown_name("--chat", chat, list(MODES))
+    built_so = system_of(artefact) is not None and bool(read_manifest(artefact, check=False).get("chat"))
+    if uses_template(opened.tokenizer, chat, built_so):
+        prompt = as_prompt(opened.tokenizer, [{"role": "user", "content": prompt}], "the prompt")
     torch.manual_seed(seed)
     wanted = 1 if dry_run else max_new_tokens
     text, chosen = opened.generate_text(prompt, expert=expert, max_new_tokens=wanted, do_sample=sample)

@@ -65,8 +65,7 @@ def run_command(
     calm_libraries()
     found = {k: _listing_rows(k) for k in ([kind] if kind else KINDS)}
     if as_json:
-        print_json("ls", found)
-        return
+        return print_json("ls", found)
     for name, rows in found.items():
         table = Table(title=name, title_justify="left", box=None, pad_edge=False)
         for column in rows[0]:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -71,16 +71,10 @@ def run_command(
     how = {"op": op, "base": base, "gguf": gguf, "shrink": shrink, "pad": pad, "overwrite": overwrite}
     how["allow_rejected"] = allow_rejected
     if dry_run:
-        print_fields("merge-plan", merge(artefact, expert, output, dry=True, **how), as_json)
-        return
-    found = merge(artefact, expert, output, dtype=dtype, device=device, **how)
+        return print_fields("merge-plan", merge(artefact, expert, output, dry=True, **how), as_json)
+    merged = merge(artefact, expert, output, dtype=dtype, device=device, **how)
     if as_json:
-        print_json("merge", found)
-    else:
-        _print_merged(found)
-
-
-def _print_merged(merged: dict[str, Any]) -> None:
+        return print_json("merge", merged)
     if merged["shrink"]:
         print_line(f"{merged['expert']}: its units are cut out; the logits are those of the expert on the whole base")
     else:

@@ -84,11 +84,7 @@ def dry_run_option(text: str, panel: str | None = None) -> Any:
 
 
 def allowed_code(written: str | None) -> bool | Literal["unsafe"]:
-    """What ``--allow-code-execution`` says, where no recipe reads it.
-
-    Raises:
-        RecipeError: Anything but the flag alone and ``=unsafe``.
-    """
+    """What ``--allow-code-execution`` says, where no recipe reads it."""
     if written not in (None, "true", "unsafe"):
         raise RecipeError(f"{CODE}={written}: it stands alone, or is {CODE}=unsafe.")
     return "unsafe" if written == "unsafe" else written == "true"

@@ -39,14 +39,12 @@ def run_command(
 
     file = Path(artefact) if artefact.endswith(".json") and not Path(artefact).is_dir() else None
     if file is not None and isinstance(result := read_result(file), EvaluationResult):
-        _print_evaluation(file, result, dry_run, as_json)
-        return
+        return _print_evaluation(file, result, dry_run, as_json)
     place = fetch_artefact(artefact if file is None else file.parent, required=True)
     read_manifest(place, check=False)
     result = read_result(place)
     if as_json:
-        print_json("report", {"folder": artefact, "result": plain_result(place)})
-        return
+        return print_json("report", {"folder": artefact, "result": plain_result(place)})
     from freemoe.artefacts import write_page
     from freemoe.evals.held_out import record_text
     from freemoe.systems import SYSTEMS
@@ -64,8 +62,7 @@ def run_command(
 def _print_evaluation(path: Path, result: EvaluationResult, dry_run: bool, as_json: bool) -> None:
     """The table and the page of an evaluation."""
     if as_json:
-        print_json("eval", plain_result(path))
-        return
+        return print_json("eval", plain_result(path))
     from freemoe.report.evaluation import page, page_of
     from freemoe.report.page import write_page
     from freemoe.report.tables import evaluation_table

@@ -94,17 +94,13 @@ def _field_bound(field: FieldInfo, which: str) -> Any:
 )
 def run_command(line: typer.Context, **values: Any) -> None:
     """Run ``freemoe serve`` with these options."""
-    sources = {name: line.get_parameter_source(name) for name in values}
-    _run_server(values, [name for name, source in sources.items() if source and source.name == "COMMANDLINE"])
-
-
-def _run_server(values: Mapping[str, Any], given: list[str]) -> None:
-    """Serve what was asked for, or print what would be served."""
     settings = ServeSettings(**{name: values[name] for name in ServeSettings.model_fields})
     key = values["api_key"] or os.environ.get(KEY) or None
     if values["engine"] not in ENGINES:
         raise RecipeError(f"--engine is {values['engine']!r}; allowed: {', '.join(ENGINES)}.")
     if values["engine"] == "vllm":
+        sources = {name: line.get_parameter_source(name) for name in values}
+        given = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
         _with_vllm(settings, key, values, given)
     else:
         _with_own_engine(settings, key, values)
@@ -121,8 +117,7 @@ def _with_vllm(settings: ServeSettings, key: str | None, values: Mapping[str, An
     calm_libraries()
     plan, command, environment = build_launch_command(served, python, key, values["port"])
     if values["dry_run"]:
-        print_fields("serve-plan", plan | {"command": shlex.join(command)}, values["as_json"])
-        return
+        return print_fields("serve-plan", plan | {"command": shlex.join(command)}, values["as_json"])
     require_free(settings.host, values["port"])
     _print_status(f"models: {', '.join(plan['models'])}")
     os.execve(command[0], command, {**os.environ, **environment})
@@ -149,8 +144,7 @@ def _with_own_engine(settings: ServeSettings, key: str | None, values: Mapping[s
     calm_libraries()
     logging.getLogger("uvicorn.access").setLevel(logging.WARNING if values["quiet"] else logging.INFO)
     if values["dry_run"]:
-        print_fields("serve-plan", served.dry_run_plan(), values["as_json"])
-        return
+        return print_fields("serve-plan", served.dry_run_plan(), values["as_json"])
     if place.address is None:
         require_free(settings.host, port)
     _print_status(f"models: {served}")
@@ -169,11 +163,7 @@ def _print_status(line: str) -> None:
 
 
 def require_serve() -> None:
-    """Raise where the server's packages are not installed.
-
-    Raises:
-        RecipeError: Says how to install them.
-    """
+    """Raise where the server's packages are not installed."""
     from importlib.util import find_spec
 
     missing = [name for name in ("fastapi", "uvicorn", "prometheus_client") if find_spec(name) is None]

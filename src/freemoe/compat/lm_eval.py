@@ -36,9 +36,6 @@ def lm_eval_main() -> Callable[[], None]:
 def official_config(yaml: str) -> dict[str, Any]:
     """lm-eval's own configuration of a task, as a dict; functions resolved.
 
-    Args:
-        yaml: The task's file, below the folder of all tasks.
-
     Raises:
         VersionError: The installed release reads its YAML elsewhere, or has no such task.
     """
@@ -249,13 +246,7 @@ def stop_strings(until: Any, eos: str | None) -> list[str]:
 
 
 def rolling_windows(tokens: list[int], prefix: int, length: int) -> list[tuple[list[int], list[int]]]:
-    """A whole text as pairs of context and continuation, in which each token is predicted once.
-
-    Args:
-        tokens: Of the text.
-        prefix: The token that stands before it.
-        length: Longest input.
-    """
+    """A whole text as pairs of context and continuation, in which each token is predicted once."""
     purpose = "cut a text into windows as lm-eval does"
     roll = name_of(_PACKAGE, "lm_eval.utils:get_rolling_token_windows", purpose)
     disjoint = name_of(_PACKAGE, "lm_eval.utils:make_disjoint_window", purpose)

@@ -27,11 +27,6 @@ _SOURCE = str(Path(__file__).parents[2])
 def render_template(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **how: Any) -> str:
     """Messages as a tokenizer's chat template writes them.
 
-    Args:
-        tokenizer: With a template.
-        messages: The conversation.
-        how: ``add_generation_prompt``, ``continue_final_message``.
-
     Raises:
         ValueError: The template refuses them, or does not keep its bounds.
     """

@@ -53,11 +53,7 @@ def unwrap_peft(model: Any) -> Any:
 
 @contextmanager
 def panics_as_errors() -> Iterator[None]:
-    """Inside, a panic of the Rust code of tokenizers is an error of ours: it derives from no ``Exception``, and cannot be imported.
-
-    Raises:
-        DataError: The code panicked.
-    """
+    """Inside, a panic of the Rust code of tokenizers is an error of ours: it derives from no ``Exception``, and cannot be imported."""
     try:
         yield
     except BaseException as error:
@@ -110,14 +106,7 @@ def attention_of(config: Any) -> str | None:
 
 
 def make_uninitialised(model_class: Any, config: Any, dtype: Any, attention: str | None) -> Any:
-    """A model of a class whose tensors hold anything, to be filled at once.
-
-    Args:
-        model_class: A class of transformers models.
-        config: Its configuration.
-        dtype: Of its tensors.
-        attention: As `attention_of`.
-    """
+    """A model of a class whose tensors hold anything, to be filled at once."""
     purpose = "make a model without drawing weights that are replaced at once"
     no_init_weights = name_of(_PACKAGE, "transformers.initialization:no_init_weights", purpose)
     make = attribute_of(model_class, "_from_config", _PACKAGE, purpose)

@@ -13,10 +13,6 @@ from freemoe.core.errors import VersionError
 def around_steps(runner: Any, step: Callable[[], AbstractContextManager[Any]]) -> None:
     """Enter a context around every forward pass of vLLM's first model runner.
 
-    Args:
-        runner: vLLM's.
-        step: Makes the context of one pass, when the batch of the pass is known.
-
     Raises:
         VersionError: The installed release runs its passes elsewhere.
     """

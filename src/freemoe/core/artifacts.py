@@ -159,12 +159,7 @@ def write_manifest(folder: Path, body: Mapping[str, Any]) -> None:
 
 
 class ArtefactManifest(dict[str, Any]):
-    """What an artefact says of itself, as `ManifestSchema` has it; to ask for an entry that it lacks is an ArtifactError.
-
-    Args:
-        content: Its entries.
-        path: Where it was read.
-    """
+    """What an artefact says of itself, as `ManifestSchema` has it; to ask for an entry that it lacks is an ArtifactError."""
 
     def __init__(self, content: Mapping[str, Any], path: Path) -> None:
         super().__init__(content)
@@ -178,10 +173,6 @@ class ArtefactManifest(dict[str, Any]):
 
 def read_manifest(folder: str | Path, check: bool = True) -> ArtefactManifest:
     """Read an artefact's manifest and check it and every file but the model card against its checksums.
-
-    Args:
-        folder: The artefact.
-        check: Compare the checksums too.
 
     Raises:
         ArtifactError: When the folder is no artefact, is of another format, or a file is missing, cut short or edited.
@@ -239,11 +230,6 @@ def tensor_checksums(folder: str | Path) -> dict[str, str] | None:
 
 def read_tensors(folder: str | Path, name: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """The tensors of a safetensors file of an artefact, every one of them finite.
-
-    Args:
-        folder: The artefact, its files checked.
-        name: Of the file.
-        manifest: The artefact's.
 
     Raises:
         ArtifactError: The manifest does not vouch for the file, it cannot be read, or holds NaN, infinity or floats of 8 bits.

@@ -53,10 +53,6 @@ def describe_environment() -> dict[str, Any]:
 def require_cores(what: str, count: int) -> None:
     """Refuse more threads or processes than a machine can make use of; far too many of them end a process without a word.
 
-    Args:
-        what: Name of the field.
-        count: What it says.
-
     Raises:
         RecipeError: More than four for every core, and more than 16.
     """

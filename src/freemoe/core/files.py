@@ -118,13 +118,7 @@ _ADVICE = {
 
 
 def disk_error(error: OSError, path: Path, size: int | None = None) -> DiskError:
-    """What to say when the system refuses to write ``path``: what, where, how much room there is, what to do.
-
-    Args:
-        error: The system's.
-        path: The file or folder.
-        size: Bytes that were to be written, where known.
-    """
+    """What to say when the system refuses to write ``path``: what, where, how much room there is, what to do."""
     cause, advice = _ADVICE.get(error.errno or 0, ("", ""))
     if not cause:
         return DiskError(f"{path} could not be written: {error.strerror or error}.")

@@ -7,10 +7,6 @@ def format_decimals(value: float, places: int) -> str:
     """A number with so many decimals, or with two significant digits where those decimals would show less.
 
     A ratio of 0.0004 is not "0.000", and a share of 0.00012 is not "0.0 %".
-
-    Args:
-        value: The number; zero is zero.
-        places: Decimals.
     """
     small = 0 < abs(value) < 10.0**-places
     return f"{value:.2g}" if small else f"{value:.{places}f}"

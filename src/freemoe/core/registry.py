@@ -82,9 +82,6 @@ def unknown_name(kind: str, name: str, known: list[str], advice: str = "") -> Un
 def check_name(kind: str, name: str, allowed: list[str]) -> str:
     """Check a name in a recipe, where the registry itself is not loaded.
 
-    Returns:
-        The name.
-
     Raises:
         ValueError: When it is none of those that are built in or that another package adds; pydantic says where it stands.
     """

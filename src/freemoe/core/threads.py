@@ -69,9 +69,6 @@ class ModelLock:
     references, the first one alive has the turn, and each step on it is a single call into C. What keeps a place alive is a
     `memoryview`, whose ``with`` block is entered and left in C: the turn ends with the block, and even where the block was
     never entered the turn ends with the frames that knew of it.
-
-    Attributes:
-        shared: What users keep beside it, by name.
     """
 
     def __init__(self) -> None:
@@ -168,11 +165,7 @@ class ModelLock:
 
 
 def require_threads(value: str) -> Threads:
-    """The setting itself.
-
-    Raises:
-        RecipeError: It is neither ``wait`` nor ``raise``.
-    """
+    """The setting, where it is ``wait`` or ``raise``."""
     if value not in ("wait", "raise"):
         raise RecipeError(
             f"threads is {value!r}; allowed: wait (for a turn), raise (BusyError while another thread has it)."

@@ -140,13 +140,6 @@ def validate_strict(
 ) -> T:
     """Plain data as a pydantic type says it is: a number is no text, and a text no number.
 
-    Args:
-        schema: The type.
-        value: As JSON has it.
-        where: What it is called, for messages.
-        error: What is raised.
-        advice: What to do, at its end.
-
     Raises:
         FreeMoEError: It is not; with the places, what is allowed there, and what was seen.
     """
@@ -202,11 +195,6 @@ def dump_yaml(value: Any) -> str:
 
 def parse_yaml(text: str, where: str, error: type[FreeMoEError] = DataError) -> Any:
     """What a YAML document says.
-
-    Args:
-        text: The document.
-        where: What it is called, for messages.
-        error: What is raised.
 
     Raises:
         FreeMoEError: When it is no YAML, too long, too deep, names a key twice, has anchors, aliases or tags, or holds what no

@@ -30,12 +30,7 @@ class WorkerActor:
         sys.path += [place for place in path if place not in sys.path and Path(place).exists()]
 
     def begin(self, needs: Sequence[str], expected: dict[str, str]) -> bytes:
-        """See whether units can be done here: a pickled pair like an answer's, with this process's number and machine.
-
-        Args:
-            needs: Paths that units read here.
-            expected: The first process's version of every package that decides results.
-        """
+        """See whether units can be done here: a pickled pair like an answer's, with this process's number and machine."""
         try:
             if Path(self._folder).is_dir():
                 os.chdir(self._folder)
@@ -58,15 +53,7 @@ class WorkerActor:
 
 
 def require_alike(needs: Sequence[str], expected: dict[str, str]) -> None:
-    """Raise unless this machine has what the first one has.
-
-    Args:
-        needs: Paths that are read here.
-        expected: The first process's version of every package that decides results.
-
-    Raises:
-        WorkerError: Says what is missing here, or other.
-    """
+    """Raise unless this machine has what the first one has."""
     here = socket.gethostname()
     missing = [path for path in needs if not Path(path).exists()]
     if missing:

@@ -55,11 +55,7 @@ def require_place(recipe: Any) -> None:
 
 
 def require_cluster(address: str) -> None:
-    """Raise where nobody answers at a cluster's address, ``ray://HOST:PORT``.
-
-    Raises:
-        WorkerError: Says how a cluster is started.
-    """
+    """Raise where nobody answers at a cluster's address, ``ray://HOST:PORT``."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()

@@ -206,9 +206,6 @@ def connect_ray(address: str | None, cpus: int) -> bool:
     Args:
         address: ``ray://HOST:PORT``; a Ray of this machine alone if None.
         cpus: That a Ray of this machine has.
-
-    Raises:
-        WorkerError: There is no Ray.
     """
     if address is None:
         set_auth_token()

@@ -31,9 +31,6 @@ class LoadedExperts:
     """Which experts can be asked for: all that are on the engine, from the start or since they were loaded.
 
     Used on the server's event loop.
-
-    Args:
-        engine: The engine.
     """
 
     def __init__(self, engine: InferenceEngine) -> None:
@@ -72,11 +69,7 @@ class LoadedExperts:
         return names
 
     async def drop_expert(self, name: str) -> None:
-        """Let nobody ask for an expert any more, and wait until those who did have their answers.
-
-        Raises:
-            UnknownNameError: There is no such expert.
-        """
+        """Let nobody ask for an expert any more, and wait until those who did have their answers."""
         await asyncio.wrap_future(self._engine.drop_expert(name))
         self._changes += 1
 
@@ -166,12 +159,7 @@ class ExpertCatalogue:
 
 
 def model_names(experts: Sequence[str], has_router: bool) -> list[str]:
-    """What ``model`` can be; unions ``base:a+b`` and intersections ``base:a&b`` of experts beside them.
-
-    Args:
-        experts: Names of those that can be asked for.
-        has_router: Whether ``auto`` can be.
-    """
+    """What ``model`` can be; unions ``base:a+b`` and intersections ``base:a&b`` of experts beside them."""
     return [BASE, *([AUTO] if has_router else []), *(PREFIX + name for name in experts)]
 
 
@@ -288,11 +276,7 @@ class OnDemandExperts(LoadedExperts):
         return loaded
 
     async def drop_expert(self, name: str) -> None:
-        """Let nobody ask for an expert any more, and wait until it is gone.
-
-        Raises:
-            UnknownNameError: There is no such expert.
-        """
+        """Let nobody ask for an expert any more, and wait until it is gone."""
         if self.catalogue.find_entry(name) is None:
             raise unknown_name("expert", name, self.expert_names)
         self.update_catalogue(self.catalogue.without_expert(name))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -67,11 +66,7 @@ class ServeTarget:
         return ", ".join(f"{name} (rejected)" if name in self.rejected_models else name for name in self.served_models)
 
     def base_config(self) -> tuple[str, Any]:
-        """The base, and its config; None where a GGUF file tells it only once it is loaded.
-
-        Raises:
-            FreeMoEError: There is no such base.
-        """
+        """The base, and its config; None where a GGUF file tells it only once it is loaded."""
         named = self.base
         if (Path(self.base) / MANIFEST).is_file():
             named = str(read_manifest(self.base, check=False).get("base_model_name_or_path") or self.base)
@@ -106,7 +101,32 @@ class ServeTarget:
 
     def load_host(self) -> tuple[Any, EngineLimits]:
         """The base with all experts on it, and what the engine takes on."""
-        host = open_host(self.base, self.sources, self.settings.dtype, self.settings.device)
+        # Not for a dry run.
+        from freemoe.artefacts import load
+        from freemoe.domain_experts.mixture import FreeMoE
+        from freemoe.serve.engine.hosts import VariantHost
+
+        how: Any = {"dtype": self.settings.dtype, "device": self.settings.device}
+        more = list(self.sources)
+        if more and not (Path(self.base) / MANIFEST).is_file():
+            first = more.pop(0)
+            host: Any = FreeMoE.from_pretrained(self.base, first.folder, **how)
+            if first.prefix:
+                # The router knows the experts by the names that they were built with, so they keep them where there is one.
+                raise RecipeError(
+                    "The first folder's router knows its experts by their own names: put no prefix before them."
+                )
+        else:
+            host = opened = load(self.base, **how)
+            if not isinstance(opened, FreeMoE):
+                host = VariantHost(opened)  # type: ignore[arg-type]
+                if list(opened.ways) == ["base"]:  # type: ignore[attr-defined]
+                    try:
+                        host = FreeMoE(opened.model, [], None, opened.tokenizer)
+                    except FamilyError:
+                        log.warning("This family is unknown, so that no experts can be loaded.")
+        for source in more:
+            host.load_expert(source.folder, prefix=source.prefix)
         return host, self.engine_limits(host.model, host.tokenizer)
 
     def engine_limits(self, model: Any, tokenizer: Any = None) -> EngineLimits:
@@ -115,9 +135,6 @@ class ServeTarget:
         Args:
             model: Or what has its ``config``.
             tokenizer: It may read less than the model does.
-
-        Raises:
-            RecipeError: A longer context is asked for than the model reads.
         """
         settings, longest = self.settings, context_length(model, tokenizer)
         if settings.context is not None and settings.context > longest:
@@ -135,10 +152,6 @@ class ServeTarget:
 
 def resolve_settings(settings: ServeSettings, key: str | None) -> ServeTarget:
     """Check settings, and find what they name, before anything is loaded.
-
-    Args:
-        settings: What is served.
-        key: That requests have to show.
 
     Raises:
         RecipeError: Something of it cannot be served, or could be reached by others without a key.
@@ -170,11 +183,7 @@ def resolve_settings(settings: ServeSettings, key: str | None) -> ServeTarget:
 
 
 def _read_source(text: str) -> ExpertSource:
-    """Read ``--experts [PREFIX=]DIR``.
-
-    Raises:
-        RecipeError: It is no artefact of domain experts.
-    """
+    """Read ``--experts [PREFIX=]DIR``; a RecipeError unless domain experts lie there."""
     prefix, equals, folder = text.partition("=")
     if not equals or Path(text).exists():
         prefix, folder = "", text
@@ -185,34 +194,3 @@ def _read_source(text: str) -> ExpertSource:
             f"--experts {str(found)!r} holds {kind!r}; only domain experts are put on a base. Serve it as it is: freemoe serve {found}"
         )
     return ExpertSource(found.absolute(), prefix)
-
-
-def open_host(base: str, sources: Sequence[ExpertSource], dtype: str, device: str) -> Any:
-    """The base with all experts on it, as the engine takes it."""
-    # Not for a dry run.
-    from freemoe.artefacts import load
-    from freemoe.domain_experts.mixture import FreeMoE
-    from freemoe.serve.engine.hosts import VariantHost
-
-    more = list(sources)
-    if more and not (Path(base) / MANIFEST).is_file():
-        first = more.pop(0)
-        host: Any = FreeMoE.from_pretrained(base, first.folder, dtype=dtype, device=device)
-        if first.prefix:
-            # The router knows the experts by the names that they were built with, so they keep them where there is one.
-            raise RecipeError(
-                "The first folder's router knows its experts by their own names: put no prefix before them."
-            )
-    else:
-        opened = load(base, dtype=dtype, device=device)  # type: ignore[arg-type]
-        host = opened
-        if not isinstance(opened, FreeMoE):
-            host = VariantHost(opened)  # type: ignore[arg-type]
-            if list(opened.ways) == ["base"]:  # type: ignore[attr-defined]
-                try:
-                    host = FreeMoE(opened.model, [], None, opened.tokenizer)
-                except FamilyError:
-                    log.warning("This family is unknown, so that no experts can be loaded.")
-    for source in more:
-        host.load_expert(source.folder, prefix=source.prefix)
-    return host

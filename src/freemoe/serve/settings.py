@@ -94,11 +94,7 @@ class ServeSettings(BaseModel):
 
 
 def require_key(host: str, key: str | None) -> None:
-    """Raise for a server that others could reach without a key.
-
-    Raises:
-        RecipeError: Also for a key that no header can carry.
-    """
+    """Raise for a server that others could reach without a key."""
     if key is None:
         if host not in LOOPBACK:
             raise RecipeError(
@@ -110,11 +106,7 @@ def require_key(host: str, key: str | None) -> None:
 
 
 def require_free(host: str, port: int) -> None:
-    """Raise where nothing can listen.
-
-    Raises:
-        RecipeError: With what the system says.
-    """
+    """Raise where nothing can listen."""
     try:
         for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
             with socket.socket(family, kind, protocol) as found:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
-import socket
-import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from benchmarks.serve.material import run_in_thread
+from freemoe.serve.http.server import EngineServer
 from freemoe.serve.page import load_page
 
 PATIENCE = 30.0
+CHAT = "/v1/chat/completions"
 CUT = object()
 """A step: the connection breaks."""
 QUIET = object()
@@ -34,6 +41,13 @@ class Refusal:
     headers: dict[str, str] = field(default_factory=dict)
     code: str | None = None
 
+    @property
+    def response(self) -> Response:
+        if self.message is None:
+            return HTMLResponse("<h1>no</h1>", self.status, self.headers)
+        error = {"message": self.message, "type": "invalid_request_error", "code": self.code}
+        return JSONResponse({"error": error}, self.status, self.headers)
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -42,9 +56,6 @@ class Asked:
     path: str
     key: str | None
     body: dict[str, Any]
-
-
-Step = str | dict[str, Any] | threading.Event | object
 
 
 class StandIn:
@@ -67,7 +78,7 @@ class StandIn:
     def __init__(self) -> None:
         self.models = ["base", "base:law", "base:math", "auto"]
         self.rejected: Sequence[str] = ()
-        self.says: dict[str, Sequence[Step]] = {}
+        self.says: dict[str, Sequence[Any]] = {}
         self.refuses: dict[str, list[Refusal]] = {}
         self.route: dict[str, Any] = {
             "expert": "math",
@@ -82,144 +93,66 @@ class StandIn:
         self.gone = threading.Event()
         self.address = ""
 
-    def bodies(self, path: str = "/v1/chat/completions") -> list[dict[str, Any]]:
+    def bodies(self, path: str = CHAT) -> list[dict[str, Any]]:
         """What was asked of a path, in order."""
         return [asked.body for asked in self.asked if asked.path == path]
 
+    async def page(self, request: Request) -> Response:
+        return Response(self.html, headers=self.headers)
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    stand_in: StandIn
+    async def list_models(self, request: Request) -> Response:
+        rows = [{"id": n, "object": "model"} | ({"rejected": True} if n in self.rejected else {}) for n in self.models]
+        return self.refusal(request, "/v1/models") or JSONResponse({"object": "list", "data": rows})
 
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
+    async def answer(self, request: Request) -> Response:
+        body, path = await request.json(), request.url.path
+        self.asked.append(Asked(path, request.headers.get("authorization"), body))
+        model = body.get("model", "")
+        if refused := self.refusal(request, path, model):
+            return refused
+        if path == "/v1/freemoe/route":
+            return JSONResponse(self.route)
+        if path == CHAT and not self.template:
+            return Refusal(400, "This base has no chat template; ask /v1/completions.").response
+        expert = self.route["expert"] if model == "auto" else model.removeprefix("base:")
+        headers = {"x-freemoe-expert": quote(expert, safe="/+&:-_.~ ")}
+        headers |= {"x-freemoe-confidence": str(self.route["confidence"])} if model == "auto" else {}
+        steps = self.says.get(model, [f"I am {expert}."])
+        return StreamingResponse(self.pieces(steps, path == CHAT), headers=headers, media_type="text/event-stream")
 
-    def do_GET(self) -> None:
-        told = self.stand_in
-        if self.path == "/":
-            self.whole(200, told.html, told.headers)
-        elif self.path == "/v1/models" and self.may("/v1/models"):
-            rows = [
-                {"id": n, "object": "model"} | ({"rejected": True} if n in told.rejected else {}) for n in told.models
-            ]
-            self.document({"object": "list", "data": rows})
-        elif self.path != "/v1/models":
-            self.refuse(Refusal(404, None))
+    def refusal(self, request: Request, *what: str) -> Response | None:
+        """What a request gets that is not let through."""
+        if self.key is not None and request.headers.get("authorization") != f"Bearer {self.key}":
+            return Refusal(401, "Wrong or missing API key.").response
+        return next((self.refuses[one].pop(0).response for one in what if self.refuses.get(one)), None)
 
-    def do_POST(self) -> None:
-        told = self.stand_in
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        told.asked.append(Asked(self.path, self.headers["authorization"], body))
-        if not (self.may(self.path) and self.may(body.get("model", ""))):
-            return
-        if self.path == "/v1/freemoe/route":
-            self.document(told.route)
-        elif self.path == "/v1/chat/completions" and not told.template:
-            self.refuse(Refusal(400, "This base has no chat template; ask /v1/completions."))
-        else:
-            with contextlib.suppress(ConnectionError):
-                self.stream(body["model"], chat=self.path == "/v1/chat/completions")
+    async def pieces(self, steps: Sequence[Any], chat: bool) -> AsyncIterator[bytes]:
+        def event(told: Any) -> bytes:
+            piece = {"choices": [{"delta": {"content": told}} if chat else {"text": told}]}
+            return f"data: {json.dumps(piece if isinstance(told, str) else told)}\n\n".encode()
 
-    def may(self, what: str) -> bool:
-        """Whether a request is let through; where not it has been refused."""
-        told = self.stand_in
-        if told.key is not None and self.headers["authorization"] != f"Bearer {told.key}":
-            self.refuse(Refusal(401, "Wrong or missing API key."))
-        elif told.refuses.get(what):
-            self.refuse(told.refuses[what].pop(0))
-        else:
-            return True
-        return False
-
-    def refuse(self, refusal: Refusal) -> None:
-        error = {"message": refusal.message, "type": "invalid_request_error", "code": refusal.code}
-        body = b"<h1>no</h1>" if refusal.message is None else json.dumps({"error": error}).encode()
-        self.whole(refusal.status, body, refusal.headers)
-
-    def document(self, told: Any) -> None:
-        self.whole(200, json.dumps(told).encode(), {"content-type": "application/json"})
-
-    def whole(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for name, value in {**headers, "content-length": str(len(body)), "connection": "close"}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
-        self.close_connection = True
-
-    def stream(self, model: str, chat: bool) -> None:
-        told = self.stand_in
-        expert = told.route["expert"] if model == "auto" else model.removeprefix("base:")
-        self.send_response(200)
-        self.send_header("content-type", "text/event-stream")
-        self.send_header("transfer-encoding", "chunked")
-        self.send_header("connection", "close")
-        self.send_header("x-freemoe-expert", quote(expert, safe="/+&:-_.~ "))
-        if model == "auto":
-            self.send_header("x-freemoe-confidence", str(told.route["confidence"]))
-        self.end_headers()
-        self.close_connection = True
-        steps = told.says.get(model, [f"I am {expert}."])
         for step in steps:
             if step is CUT:
-                self.connection.shutdown(socket.SHUT_RDWR)
-                return
+                raise ConnectionError("planted")
             if step is QUIET:
-                self.chunk(b"")
                 return
-            self.carry_out(step, chat)
+            if isinstance(step, threading.Event):
+                until = time.monotonic() + PATIENCE
+                while not step.is_set():
+                    assert time.monotonic() < until, "the test has not let the next piece go"
+                    await asyncio.sleep(0.01)
+            elif step is UNTIL_GONE:
+                try:
+                    while True:
+                        yield event("more ")
+                        await asyncio.sleep(0.02)
+                finally:
+                    self.gone.set()
+            else:
+                yield step if isinstance(step, bytes) else event(step)
         if pieces := sum(isinstance(step, str) for step in steps):
-            self.event({"choices": [], "usage": {"completion_tokens": pieces}})
-        self.chunk(b"data: [DONE]\n\n")
-        self.chunk(b"")
-
-    def carry_out(self, step: Step, chat: bool) -> None:
-        if isinstance(step, str):
-            self.event({"choices": [{"delta": {"content": step}} if chat else {"text": step}]})
-        elif isinstance(step, dict):
-            self.event(step)
-        elif isinstance(step, bytes):
-            self.chunk(step)
-        elif isinstance(step, threading.Event):
-            assert step.wait(PATIENCE), "the test has not let the next piece go"
-        elif step is UNTIL_GONE:
-            try:
-                for _ in range(int(PATIENCE / 0.02)):
-                    self.carry_out("more ", chat)
-                    time.sleep(0.02)
-            except ConnectionError:
-                self.stand_in.gone.set()
-                raise
-
-    def event(self, told: dict[str, Any]) -> None:
-        self.chunk(f"data: {json.dumps(told)}\n\n".encode())
-
-    def chunk(self, data: bytes) -> None:
-        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-
-    def __init__(self, *args: Any) -> None:
-        self.taken: list[socket.socket] = []
-        super().__init__(*args)
-
-    def get_request(self) -> tuple[socket.socket, Any]:
-        connection, address = super().get_request()
-        self.taken.append(connection)
-        return connection, address
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exception(), ConnectionError):
-            super().handle_error(request, client_address)
-
-    def hang_up(self) -> None:
-        """End all connections, those too that a browser opened in case it might need them."""
-        for connection in self.taken:
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+            yield event({"choices": [], "usage": {"completion_tokens": pieces}})
+        yield b"data: [DONE]\n\n"
 
 
 @contextlib.contextmanager
@@ -230,13 +163,9 @@ def standing_in(told: StandIn, port: int = 0) -> Iterator[StandIn]:
         told: What to answer; its ``address`` is filled in.
         port: 0 takes a free one.
     """
-    with _Server(("127.0.0.1", port), type("Handler", (_Handler,), {"stand_in": told})) as server:
-        told.address = f"http://127.0.0.1:{server.server_address[1]}/"
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        try:
-            yield told
-        finally:
-            server.shutdown()
-            thread.join()
-            server.hang_up()
+    routes = [Route("/", told.page), Route("/v1/models", told.list_models)]
+    app = Starlette(routes=[*routes, Route("/{path:path}", told.answer, methods=["POST"])])
+    no_engine: Any = SimpleNamespace(failure=None, stop=lambda: None)
+    with run_in_thread(EngineServer(app, no_engine, "127.0.0.1", port)) as url:
+        told.address = f"{url}/"
+        yield told

@@ -50,4 +50,4 @@ def test_the_page_talks_to_the_server(tab: Browser, there: Any) -> None:
     tab.click("document.getElementById('beside')")
     send(tab, PROMPT)
     tab.until(f"document.querySelectorAll('.turn').length === 3 && {IDLE}")
-    assert "to fit the context of 128" in read(tab, ".error p")[0]
+    assert "maximum context length is 128 tokens" in read(tab, ".error p")[0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 from freemoe.core.run.away import RunFiles, run_remote_part
@@ -16,6 +17,7 @@ from freemoe.core.run.pool import WorkerPool
 from freemoe.core.run.units import Unit
 
 
+@dataclass(eq=False)
 class ParallelStages:
     """Lets workers do parts of a run; alive inside its ``with``.
 
@@ -28,27 +30,21 @@ class ParallelStages:
         needs: Stage, name of a part, name of a unit whose tensors the run keeps -> whether that part reads them.
     """
 
-    def __init__(
-        self,
-        run: RunFolder,
-        executor: WorkerPool,
-        function: str,
-        known: dict[str, Any],
-        needs: Callable[[str, str, str], bool],
-    ) -> None:
-        self._run = run
-        self._executor = executor
-        self._function = function
-        self._known = known
-        self._needs = needs
-        share = getattr(executor, "share", None)
-        self._luggage = RunFiles(run, share) if share is not None else None
+    run: RunFolder
+    executor: WorkerPool
+    function: str
+    known: dict[str, Any]
+    needs: Callable[[str, str, str], bool]
+
+    def __post_init__(self) -> None:
+        share = getattr(self.executor, "share", None)
+        self._luggage = RunFiles(self.run, share) if share is not None else None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._executor.close()
+        self.executor.close()
 
     def run_stage(self, stage: str, names: Sequence[str], on_done: Callable[[str], None]) -> set[str]:
         """Fill the journal with parts of a stage, in their order whoever is done first.
@@ -70,22 +66,22 @@ class ParallelStages:
         units = [self._stage_unit(stage, part, name) for part, name in parts.items()]
         order, finished = list(parts), set[str]()
         try:
-            with contextlib.closing(self._executor.run(units)) as results:
+            with contextlib.closing(self.executor.run(units)) as results:
                 for unit, found in results:
                     if self._luggage is not None:
                         self._luggage.write_results(unit.name, found)
                     on_done(parts[unit.name])
                     finished.add(unit.name)
                     while order and order[0] in finished:
-                        self._run.merge_parts(order.pop(0))
+                        self.run.merge_parts(order.pop(0))
         finally:
-            self._run.merge_parts()
+            self.run.merge_parts()
         return set(names)
 
     def _stage_unit(self, stage: str, part: str, name: str) -> Unit:
-        arguments = {**self._known, "stage": stage, "name": name, "output": str(self._run.output)}
+        arguments = {**self.known, "stage": stage, "name": name, "output": str(self.run.output)}
         if self._luggage is None:
-            return Unit(part, self._function, arguments)
-        files = self._luggage.upload_files(lambda unit: self._needs(stage, name, unit))
-        away = {"function": self._function, "arguments": arguments, "part": part, "files": files}
+            return Unit(part, self.function, arguments)
+        files = self._luggage.upload_files(lambda unit: self.needs(stage, name, unit))
+        away = {"function": self.function, "arguments": arguments, "part": part, "files": files}
         return Unit(part, f"{run_remote_part.__module__}:{run_remote_part.__name__}", away)

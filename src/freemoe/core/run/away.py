@@ -12,7 +12,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,26 +25,12 @@ PREFIX = "freemoe-worker-"
 """How workers' folders begin, in the machine's folder for temporary files."""
 
 
-@dataclass(frozen=True)
-class FileRef:
-    """A file of the run's folder.
-
-    Attributes:
-        digest: Of its bytes: who has them does not fetch them again.
-        parcel: Its ``get`` gives the bytes, wherever a worker is.
-    """
-
-    digest: str
-    parcel: Any
+FileRef = tuple[str, Any]
+"""The digest of a file's bytes, by which who has them does not fetch them again, and what gives them by its ``get`` to any worker."""
 
 
 class RunFiles:
-    """What workers need of a run's folder; every file is put up for them once.
-
-    Args:
-        run: The run.
-        share: Puts bytes where workers find them.
-    """
+    """What workers need of a run's folder; every file is put up for them once."""
 
     def __init__(self, run: RunFolder, share: Callable[[bytes], Any]) -> None:
         self._run = run
@@ -66,7 +51,7 @@ class RunFiles:
         if known is not None and known[0] == mark:
             return known[1]
         blob = path.read_bytes()
-        sent = FileRef(hashlib.sha256(blob).hexdigest(), self._share(blob))
+        sent = hashlib.sha256(blob).hexdigest(), self._share(blob)
         self._sent[path] = (mark, sent)
         return sent
 
@@ -94,20 +79,19 @@ def run_remote_part(
     """
     output = _worker_folder() / json_digest(arguments["output"]) / "run"
     partial = _partial_of(output)
-    for path, sent in ((partial / name, sent) for name, sent in files.items()):
+    for name, (digest, parcel) in files.items():
+        path = partial / name
         # Fetched unless it is here already.
-        if _here.get(path) != sent.digest:
-            blob = sent.parcel.get()
+        if _here.get(path) != digest:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(path, blob)
-            _here[path] = sent.digest
+            write_atomic(path, parcel.get())
+            _here[path] = digest
     before = set(partial.glob("units/*"))
     Unit(part, function, {**arguments, "output": str(output)}).work()
-    found = {}
-    for path in sorted(set(partial.glob("units/*.safetensors")) - before):
-        found[str(path.relative_to(partial))] = path.read_bytes()
-    for path in _part_files(partial, part):
-        found[str(path.relative_to(partial))] = path.read_bytes()
+    parts = _part_files(partial, part)
+    units = sorted(set(partial.glob("units/*.safetensors")) - before)
+    found = {str(path.relative_to(partial)): path.read_bytes() for path in (*units, *parts)}
+    for path in parts:
         # From now on it stands in the journal, which comes with the next part.
         path.unlink()
     return found

@@ -109,9 +109,6 @@ def publish_run(
         card: The model card, from the result.
         page: Draws `PAGES` into the folder that it is given, before that appears under its name.
 
-    Returns:
-        The artefact's folder.
-
     Raises:
         ArtifactError: Its type or its readers refuse it.
     """

@@ -318,10 +318,6 @@ class RunPart(RunFolder):
 
     It reads what is finished there. What it finishes itself lies beside that, until the other one joins it: nothing is lost
     whichever of them is killed.
-
-    Args:
-        output: Where the finished folder shall stand.
-        unit: The part.
     """
 
     def __init__(self, output: str | Path, unit: str) -> None:

@@ -25,10 +25,6 @@ _OURS: dict[tuple[int, int], int] = {}
 def acquire_lock(path: Path, output: Path) -> int | None:
     """Lock a file, which is made where it is missing; returns what `release_lock` takes.
 
-    Args:
-        path: The file.
-        output: What it stands for, in the message.
-
     Returns:
         None where nothing can be locked, or where this thread has it already: it may come back to what it left.
 
@@ -56,7 +52,10 @@ def acquire_lock(path: Path, output: Path) -> int | None:
             f"{str(output)!r} is being written by another run (process {owner or 'unknown'}). Wait until it ends, stop it, or "
             "choose another -o."
         ) from None
-    if not _is_still(path, mark):
+    still = False
+    with contextlib.suppress(OSError):
+        still = os.path.samestat(found, path.stat())
+    if not still:  # its holder has moved or removed it meanwhile
         os.close(opened)
         raise LockedError(f"{str(output)!r} was finished by another run just now. Look at what it wrote.")
     _OURS[mark] = threading.get_ident()
@@ -65,14 +64,6 @@ def acquire_lock(path: Path, output: Path) -> int | None:
         os.ftruncate(opened, 0)
         os.write(opened, str(os.getpid()).encode())
     return opened
-
-
-def _is_still(path: Path, mark: tuple[int, int]) -> bool:
-    """Whether a file that was opened is the one of that name: its holder may have moved or removed it meanwhile."""
-    with contextlib.suppress(OSError):
-        found = path.stat()
-        return (found.st_dev, found.st_ino) == mark
-    return False
 
 
 def release_lock(opened: int | None) -> None:

@@ -39,10 +39,6 @@ class ExecutorSpec:
 def parse_executor_spec(text: str, workers: int = 1) -> ExecutorSpec:
     """Read where units are done.
 
-    Args:
-        text: As a recipe spells it.
-        workers: How many the recipe asks for besides.
-
     Raises:
         RecipeError: It is none of what is allowed, or asks for two numbers of workers.
     """

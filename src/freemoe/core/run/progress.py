@@ -52,11 +52,7 @@ class QuietProgress:
 
 
 class BarProgress:
-    """Progress bars with elapsed time and ETA, on standard error or in a notebook; standard output stays for results.
-
-    Args:
-        console: Where to draw.
-    """
+    """Progress bars with elapsed time and ETA, on standard error or in a notebook; standard output stays for results."""
 
     def __init__(self, console: Console) -> None:
         self.console = console

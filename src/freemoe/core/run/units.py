@@ -36,12 +36,7 @@ class Unit:
 
 
 def run_pickled(unit: Unit, where: str) -> bytes:
-    """Do a unit for another process: a pickled pair, whether it went well, and the result or the error.
-
-    Args:
-        unit: What to do.
-        where: How the error's note calls this process.
-    """
+    """Do a unit for another process: a pickled pair, whether it went well, and the result or the error."""
     try:
         # Pickled here and not by what carries it: torch would hand tensors over as files that end with this process.
         return pickle.dumps((True, unit.work()))

@@ -51,11 +51,7 @@ class ByExpert:
 
 
 class InOnePass(ByExpert):
-    """Rows of several experts in one pass, where that is quicker and the experts allow it; else one pass per expert.
-
-    Args:
-        host: A `FreeMoE`.
-    """
+    """Rows of several experts in one pass, where that is quicker and the experts allow it; else one pass per expert."""
 
     def __init__(self, host: Any) -> None:
         super().__init__(host)

@@ -103,10 +103,6 @@ class SlotLayer(DynamicLayer):
 class SlotCache(Cache):
     """Slots that are kept without gaps: sequences have numbers, and where they stand may change between two passes.
 
-    Args:
-        slots: Sequences at most.
-        context: Tokens of each at most.
-
     Attributes:
         places: Where each sequence stands, by its number.
         lengths: Tokens of each; what was written behind them is padding.

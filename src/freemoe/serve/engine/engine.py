@@ -39,11 +39,6 @@ class InferenceEngine:
 
     Its thread has the base's turn while there are requests; what else needs the base is done between two steps (`run_between_steps`).
 
-    Args:
-        host: A base and its experts: a `FreeMoE`, or what looks like one to it (`hosts.VariantHost`).
-        limits: What is taken on.
-        watch: Is told what happens.
-
     Attributes:
         failure: What ended it, where it was no `stop`: it takes no more requests.
         is_closed: Whether no more requests are taken.
@@ -128,13 +123,7 @@ class InferenceEngine:
         return future
 
     def drop_expert(self, name: str) -> Future[None]:
-        """Let go of an expert: nobody can ask for it any more, and once those who did have their answers it is gone.
-
-        Raises:
-            UnknownNameError: There is no such expert.
-            StoppingError: No expert can be let go of any more.
-            EngineError: It has failed.
-        """
+        """Let go of an expert: nobody can ask for it any more, and once those who did have their answers it is gone."""
         with self._lock:
             if self._ending:
                 raise self._closed_error("has ended")
@@ -233,12 +222,7 @@ def _resolve_future(future: Future[Any], work: Callable[[], Any]) -> None:
 
 
 def require_fit(prompt: Sequence[int], max_tokens: int, context: int) -> None:
-    """Raise where a sequence does not fit the context; in OpenAI's words, by which clients know it.
-
-    Raises:
-        DataError: The prompt has no tokens.
-        ContextError: It has too many.
-    """
+    """Raise where a sequence does not fit the context; in OpenAI's words, by which clients know it."""
     if not prompt:
         raise DataError("The prompt is empty; at least 1 token is needed.")
     if len(prompt) + max_tokens > context:

@@ -13,11 +13,7 @@ from freemoe.evals.engine.answering import BASE, Answering
 
 
 class VariantHost:
-    """A converted, trimmed or plain model as a host: its ways are its experts; ``base`` is the model as it is.
-
-    Args:
-        opened: The model and its ways.
-    """
+    """A converted, trimmed or plain model as a host: its ways are its experts; ``base`` is the model as it is."""
 
     router = None
 
@@ -32,11 +28,7 @@ class VariantHost:
         return [name for name in self._ways if name != BASE]
 
     def require(self, name: str) -> None:
-        """Raise unless there is such a way.
-
-        Raises:
-            UnknownNameError: Names those that there are.
-        """
+        """Raise unless there is such a way."""
         if name != BASE and name not in self._ways:
             raise unknown_name("expert", name, [BASE, *self.experts])
 
@@ -62,19 +54,11 @@ class VariantHost:
             self._inside.enter_context(self._ways[name]())
 
     def load_expert(self, artefact: Any, name: str | None = None, *, prefix: str = "") -> list[str]:
-        """There is nothing to put experts on.
-
-        Raises:
-            DataError: Always.
-        """
+        """There is nothing to put experts on."""
         raise DataError(
             "This server runs a model without a base for experts; serve a base, or an artefact of domain experts."
         )
 
     def delete_expert(self, name: str) -> None:
-        """A way is part of the model.
-
-        Raises:
-            DataError: Always.
-        """
+        """A way is part of the model."""
         raise DataError(f"{name!r} is a way to run this model, and cannot be unloaded.")

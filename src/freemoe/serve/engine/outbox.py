@@ -15,9 +15,6 @@ class EventQueue:
 
     Args:
         most: Events that are kept for a reader that does not read; the last one always has room.
-
-    Attributes:
-        is_closed: Whether the reader is gone.
     """
 
     def __init__(self, most: int) -> None:

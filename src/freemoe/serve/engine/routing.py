@@ -29,16 +29,7 @@ class RoutedPrompt:
 
 
 def route_prompts(host: Any, prompts: Sequence[Sequence[int]], known: Sequence[str] = ()) -> list[RoutedPrompt]:
-    """What the router says of prompts, as `FreeMoE.generate_text` would take it.
-
-    Args:
-        host: Has the router.
-        prompts: Token ids.
-        known: Experts that can be asked for, on the host or not yet.
-
-    Raises:
-        DataError: There is no router.
-    """
+    """What the router says of prompts, as `FreeMoE.generate_text` would take it."""
     if getattr(host, "router", None) is None:
         raise DataError(
             "There is no router here, so that 'auto' cannot pick. Name an expert, or serve an artefact that has a router."

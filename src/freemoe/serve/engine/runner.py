@@ -40,10 +40,6 @@ class ModelRunner:
     """Runs a step: one pass per row, each sequence with a cache of the model's own kind, as transformers' generate runs it.
 
     For whatever `SlotRunner` cannot do, and where no sequence's logits may depend on its neighbours.
-
-    Args:
-        model: The base.
-        acting: How rows of different experts share its passes.
     """
 
     def __init__(self, model: Any, acting: ByExpert) -> None:

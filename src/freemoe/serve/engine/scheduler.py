@@ -22,13 +22,7 @@ from freemoe.serve.settings import EngineLimits
 
 
 class BatchScheduler:
-    """The sequences that wait and those that run.
-
-    Args:
-        runner: Runs a step.
-        limits: What is taken on.
-        watch: Is told what happens.
-    """
+    """The sequences that wait and those that run."""
 
     def __init__(self, runner: ModelRunner, limits: EngineLimits, watch: ServerMetrics) -> None:
         self.waiting: deque[SequenceState] = deque()

@@ -27,12 +27,6 @@ from freemoe.serve.engine.text import IncrementalDetokeniser, StopTexts
 class SequenceState:
     """A sequence and where it stands.
 
-    Args:
-        ask: What is wanted.
-        outbox: Where its events go.
-        tokenizer: Of the base.
-        ends: Tokens that end a text.
-
     Attributes:
         number: By which the runner knows it.
         fed: Tokens of its prompt that were read.

@@ -97,13 +97,7 @@ class ResponseBuilder:
         }
 
     def build_choice(self, number: int, choice: AnswerChoice, echoed: str | None) -> dict[str, Any]:
-        """A finished answer.
-
-        Args:
-            number: Among all answers.
-            choice: The answer.
-            echoed: The prompt's text, where it is repeated.
-        """
+        """A finished answer, behind the prompt where that is echoed."""
         told = self._build_logprobs(choice.tokens, len(echoed or ""))
         if told is not None and echoed is not None:
             read = completion_logprobs(choice.read, self.decode)

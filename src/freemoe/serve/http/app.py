@@ -40,16 +40,7 @@ def make_app(
     key: str | None = None,
     host: str = "127.0.0.1",
 ) -> AuthMiddleware:
-    """The server as an ASGI app.
-
-    Args:
-        engine: Who writes; it should be told to watch with ``metrics``.
-        metrics: Counts.
-        bounds: Of requests.
-        roots: Folders below which experts may be loaded.
-        key: That has to be shown.
-        host: On which it listens.
-    """
+    """The server as an ASGI app."""
     bounds = bounds or RequestLimits()
     return AuthMiddleware(make_paths(engine, LoadedExperts(engine), metrics, bounds, roots), metrics, bounds, key, host)
 
@@ -62,16 +53,7 @@ def make_paths(
     roots: Sequence[Path],
     render: Callable[[], Awaitable[bytes]] | None = None,
 ) -> FastAPI:
-    """The same for whoever has come in.
-
-    Args:
-        engine: Who writes.
-        experts: Those that can be asked for.
-        metrics: Counts.
-        bounds: Of requests.
-        roots: Folders below which experts may be loaded.
-        render: What ``/metrics`` says, where it is not ``metrics`` alone.
-    """
+    """The same for whoever has come in."""
     began, preparing = int(time.time()), RequestPreprocessor(engine, experts, bounds)
     completing, managing = CompletionService(preparing, metrics), ExpertService(preparing, roots)
 

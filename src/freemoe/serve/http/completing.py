@@ -21,12 +21,7 @@ from freemoe.serve.metrics import ServerMetrics
 
 
 class CompletionService:
-    """Answers prompts and conversations.
-
-    Args:
-        preparing: Makes asks of bodies.
-        metrics: Counts what the router does.
-    """
+    """Answers prompts and conversations, whole or streamed."""
 
     def __init__(self, preparing: RequestPreprocessor, metrics: ServerMetrics) -> None:
         self._preparing, self._engine, self._metrics = preparing, preparing.engine, metrics

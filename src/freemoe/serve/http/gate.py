@@ -59,7 +59,10 @@ class AuthMiddleware:
 
     def _check_access(self, scope: Any) -> RequestError | None:
         headers = Headers(scope=scope)
-        if self._local and (named := _host_name(headers.get("host", ""))) not in LOOPBACK:
+        named = headers.get("host", "")
+        # Without its port.
+        named = named[1:].partition("]")[0] if named.startswith("[") else named.partition(":")[0].lower()
+        if self._local and named not in LOOPBACK:
             return RequestError(
                 403, f"This server answers on {', '.join(LOOPBACK)}, and was asked as {one_line(named, 80)!r}."
             )
@@ -82,10 +85,3 @@ class AuthMiddleware:
                 headers=RETRY,
             )
         return None
-
-
-def _host_name(header: str) -> str:
-    """The name in a ``Host`` header, without its port."""
-    if header.startswith("["):
-        return header[1:].partition("]")[0]
-    return header.partition(":")[0].lower()

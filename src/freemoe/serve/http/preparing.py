@@ -25,13 +25,7 @@ Found = TypeVar("Found")
 
 
 class RequestPreprocessor:
-    """Makes prompts and asks of bodies, for one engine.
-
-    Args:
-        engine: Who will answer.
-        experts: Those that can be asked for.
-        bounds: Of requests.
-    """
+    """Makes prompts and asks of bodies, for one engine."""
 
     def __init__(self, engine: InferenceEngine, experts: LoadedExperts, bounds: RequestLimits) -> None:
         self.engine, self.experts, self.bounds = engine, experts, bounds
@@ -44,11 +38,7 @@ class RequestPreprocessor:
         return model_names(self.experts.expert_names, getattr(self.engine.host, "router", None) is not None)
 
     def expert_of(self, model: str) -> str:
-        """The expert, or ``auto``, that a model's name means: ``base``, ``auto``, ``base:math``, ``math``, ``base:math+code``.
-
-        Raises:
-            RequestError: There is no such model.
-        """
+        """The expert, or ``auto``, that a model's name means: ``base``, ``auto``, ``base:math``, ``math``, ``base:math+code``."""
         name = model.removeprefix(PREFIX).strip()
         if name == AUTO:
             return AUTO
@@ -134,11 +124,7 @@ class RequestPreprocessor:
         return routed
 
     async def route_prompts(self, prompts: Sequence[Sequence[int]]) -> list[RoutedPrompt]:
-        """What the router says of prompts.
-
-        Raises:
-            DataError: There is none.
-        """
+        """What the router says of prompts."""
         host, known = self.engine.host, self.experts.expert_names
         return await asyncio.wrap_future(self.engine.run_between_steps(lambda: route_prompts(host, prompts, known)))
 
@@ -147,11 +133,14 @@ class RequestPreprocessor:
         temperature = 1.0 if body.temperature is None else body.temperature
         seed = secrets.randbits(62) if body.seed is None else body.seed
         sampling = SamplingConfig(1, temperature, 1.0 if body.top_p is None else body.top_p, seed)
+        context = self.engine.limits.context
+        # OpenAI's 16 of a completion, and of a chat all that fit.
+        most = context if isinstance(body, ChatBody) else 16
         return [
             SequenceRequest(
                 prompt.ids,
                 prompt.expert,
-                _max_tokens(body, self.engine.limits.context - len(prompt.ids)),
+                min(most, context - len(prompt.ids)) if body.max_new_tokens is None else body.max_new_tokens,
                 sampling,
                 top_k=max(0, body.top_k or 0),
                 min_p=body.min_p or 0.0,
@@ -166,10 +155,3 @@ class RequestPreprocessor:
             for prompt in prompts
             for choice in range(body.n or 1)
         ]
-
-
-def _max_tokens(body: CompletionBody | ChatBody, room: int) -> int:
-    """New tokens at most: what is asked for; else OpenAI's 16 of a completion, and of a chat all that fit."""
-    if body.max_new_tokens is not None:
-        return body.max_new_tokens
-    return room if isinstance(body, ChatBody) else min(16, room)

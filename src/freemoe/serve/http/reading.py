@@ -54,11 +54,7 @@ class _ReadRequest(Request):
 
 
 async def read_json_body(request: Request, bounds: RequestLimits) -> dict[str, Any]:
-    """The object that a body of JSON is.
-
-    Raises:
-        RequestError: As `BoundedRoute`.
-    """
+    """The object that a body of JSON is."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise RequestError(
@@ -78,11 +74,7 @@ async def read_json_body(request: Request, bounds: RequestLimits) -> dict[str, A
 
 
 async def read_bytes(request: Request, bounds: RequestLimits) -> bytes:
-    """A body as it came.
-
-    Raises:
-        RequestError: It is too large or too slow.
-    """
+    """A body as it came."""
     too_large = RequestError(
         413, f"The body has more than {format_bytes(bounds.bytes)}, the most that is read.", code="body_too_large"
     )

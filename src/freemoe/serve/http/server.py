@@ -86,14 +86,7 @@ class EngineServer(uvicorn.Server):
 
 
 def serve_here(served: ServeTarget, key: str | None, port: int, tell: Callable[[str], None]) -> None:
-    """Open what is served, and answer as this process until a signal.
-
-    Args:
-        served: What is served.
-        key: That requests have to show.
-        port: Where to listen.
-        tell: Is told the address.
-    """
+    """Open what is served, and answer as this process until a signal."""
     settings = served.settings
     use_threads(settings.threads)
     host, limits = served.load_host()

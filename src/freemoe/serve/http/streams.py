@@ -39,11 +39,7 @@ async def merge_events(outboxes: Sequence[EventQueue]) -> AsyncIterator[tuple[in
 
 
 async def cancel_on_disconnect(receive: Callable[[], Any], work: Coroutine[Any, Any, Found]) -> Found:
-    """What some work returns; it is ended where the client is gone before. The request's body must have been read.
-
-    Raises:
-        ClientGoneError: The client is gone.
-    """
+    """What some work returns; it is ended where the client is gone before. The request's body must have been read."""
 
     async def wait_for_disconnect() -> None:
         while (await receive())["type"] != "http.disconnect":

@@ -39,9 +39,6 @@ def app(args: dict[str, Any]) -> Any:
 
     Args:
         args: Fields of `ServeSettings`.
-
-    Raises:
-        FreeMoEError: As of `freemoe serve`.
     """
     settings = ServeSettings.model_validate(args)
     key = os.environ.get(KEY) or None
@@ -125,11 +122,7 @@ def _wants_accelerator(settings: ServeSettings) -> bool:
 
 
 def require_room(replicas: int, cpus: float, accelerator: bool) -> None:
-    """Raise where the cluster, as it is now, has no room for all replicas; ``cpus`` and ``accelerator`` are each one's.
-
-    Raises:
-        WorkerError: Says what it has.
-    """
+    """Raise where the cluster, as it is now, has no room for all replicas; ``cpus`` and ``accelerator`` are each one's."""
     import ray
 
     has = ray.cluster_resources()
@@ -151,13 +144,6 @@ def serve_on_ray(
     served: ServeTarget, key: str | None, port: int, tell: Callable[[str], None], address: str | None
 ) -> None:
     """Serve until a signal; then no more requests are taken, and those that run are finished.
-
-    Args:
-        served: What is served.
-        key: That requests have to show.
-        port: Where to listen.
-        tell: Is told the address.
-        address: Of the cluster; None for a Ray of this machine alone.
 
     Raises:
         WorkerError: There is no room for the replicas, they do not start, or an application of this name runs already.

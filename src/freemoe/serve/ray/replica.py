@@ -77,11 +77,7 @@ class EngineReplica:
         return answer
 
     def check_health(self) -> None:
-        """Ray Serve asks, and replaces a replica that raises.
-
-        Raises:
-            WorkerError: The engine has ended.
-        """
+        """Ray Serve asks, and replaces a replica that raises."""
         if not self._engine.is_alive:
             raise WorkerError("The engine has ended.")
 

@@ -10,11 +10,7 @@ from freemoe.serve.vllm.settings import serve_command
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Become vLLM's server.
-
-    Args:
-        arguments: Of the command line; this process's own if absent.
-    """
+    """Become vLLM's server, as the arguments say."""
     import os
 
     parser = argparse.ArgumentParser(prog="python -m freemoe.serve.vllm", description=__doc__, allow_abbrev=False)

@@ -50,9 +50,6 @@ def require_heeded(given: Collection[str]) -> None:
 
     Args:
         given: Names of options, with ``_`` for ``-``.
-
-    Raises:
-        RecipeError: Names it, and why.
     """
     for option, why in _NOT_HEEDED.items():
         if option in given:
@@ -106,12 +103,6 @@ def build_launch_command(
     served: ServeTarget, python: str, key: str | None, port: int
 ) -> tuple[dict[str, Any], list[str], dict[str, str]]:
     """What is served, as a dry run tells it; the command that serves it; and what is added to this process's environment for it.
-
-    Args:
-        served: What is served.
-        python: As `python_of_vllm` gives it.
-        key: That requests have to show.
-        port: Where to listen.
 
     Raises:
         FreeMoEError: vLLM cannot serve that: experts of several folders, or with a prefix, or on an artefact; a GGUF file.

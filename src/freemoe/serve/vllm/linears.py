@@ -61,12 +61,7 @@ class ExpertLinear(UnquantizedLinearMethod):
 
 
 class ExpertConfig(QuantizationConfig):
-    """Our entry of a model's config: ``{"quant_method": "freemoe", "experts": FOLDER}``.
-
-    Attributes:
-        folder: The artefact.
-        names: Its experts.
-    """
+    """Our entry of a model's config: ``{"quant_method": "freemoe", "experts": FOLDER}``."""
 
     def __init__(self, folder: str) -> None:
         super().__init__()

@@ -94,9 +94,6 @@ class ExpertMasks:
         linears: Name of every linear -> what it holds.
         weights: Name of every linear -> ``(out, in)``, the base's, live.
 
-    Attributes:
-        device: Where they are.
-
     Raises:
         ArtifactError: The artefact is damaged, was made for another base, or has off what is in no linear of vLLM's.
     """

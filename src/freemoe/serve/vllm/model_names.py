@@ -22,9 +22,6 @@ class ModelNames:
     ``base:NAME`` asks for an expert, ``base:a+b`` for the union of two; ``vllm_xargs: {"expert": NAME}`` says the same. Which expert
     answers stands in the header ``x-freemoe-expert``. A request for an unknown one is left as it is: vLLM answers that there is no
     such model, once it knows that the client may ask at all.
-
-    Args:
-        app: What it comes before.
     """
 
     def __init__(self, app: Any) -> None:
@@ -51,11 +48,7 @@ class ModelNames:
 
 
 def _rewrite_body(raw: bytes) -> tuple[bytes, str]:
-    """The body as vLLM is to read it, and the expert that it asks for.
-
-    Raises:
-        RecipeError: It is asked for in a way that vLLM would pass over in silence.
-    """
+    """The body as vLLM is to read it, and the expert that it asks for."""
     try:
         asked = json.loads(raw)
     except (ValueError, RecursionError):

@@ -21,11 +21,7 @@ offered: set[str] = set()
 
 
 def expert_of(params: Any) -> str:
-    """The expert that sampling parameters ask for, ``base`` where none is named; pooling has none.
-
-    Raises:
-        DataError: What is named is no name.
-    """
+    """The expert that sampling parameters ask for, ``base`` where none is named; pooling has none."""
     name = (getattr(params, "extra_args", None) or {}).get(EXPERT)
     if name is None:
         return BASE
@@ -35,11 +31,7 @@ def expert_of(params: Any) -> str:
 
 
 def require_expert(name: str, known: Collection[str]) -> None:
-    """Raise unless a name is ``base``, an expert, or a combination of experts (``a+b``, ``a&b``).
-
-    Raises:
-        DataError: It is none.
-    """
+    """Raise unless a name is ``base``, an expert, or a combination of experts (``a+b``, ``a&b``)."""
     if name == BASE or name in known:
         return
     try:
@@ -52,10 +44,6 @@ def salt_of(name: str, given: str | None) -> str | None:
     """The salt of a request's cached prefix: no two experts share one, whatever salt the client gave.
 
     A client's own salt, which keeps its prompts apart from other clients', is kept inside.
-
-    Args:
-        name: The expert.
-        given: The client's salt.
     """
     return None if name == BASE and not given else json.dumps([name, given])
 
@@ -71,11 +59,7 @@ class ExpertCheck(LogitsProcessorV1, LogitsProcessorV2):
 
     @classmethod
     def validate_params(cls, sampling_params: Any) -> None:
-        """Raise unless the request's expert is known.
-
-        Raises:
-            DataError: It is not.
-        """
+        """Raise unless the request's expert is known."""
         require_expert(expert_of(sampling_params), offered)
 
     def apply(self, logits: Any, ctx: Any = None) -> Any:

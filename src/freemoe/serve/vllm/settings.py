@@ -114,11 +114,7 @@ def llm_arguments(folder: str | Path, base: str | Path | None = None) -> dict[st
 
 
 def served_names(folder: str | Path) -> list[str]:
-    """What a request can name as its model, by the names that freemoe's own server has; of a trimmed mixture not its base.
-
-    Raises:
-        ArtifactError: As `expert_names`.
-    """
+    """What a request can name as its model, by the names that freemoe's own server has; of a trimmed mixture not its base."""
     kind = _artefact_kind(folder)
     if kind is None:
         return [BASE]
@@ -137,9 +133,6 @@ def serve_command(
         base: Folder of the base; what the artefact names if absent.
         more: More options of vLLM's server, as on its command line; the last of two that disagree counts.
         python: Of the environment in which vLLM lives.
-
-    Raises:
-        ArtifactError: As `llm_arguments`.
     """
     given = llm_arguments(folder, base) | {"served_model_name": served_names(folder), "host": "127.0.0.1"}
     if "worker_cls" in given:
