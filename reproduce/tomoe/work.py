@@ -131,7 +131,7 @@ def scaled(recipe: dict[str, Any], scene: Scene, tasks: dict[str, str]) -> dict[
         raise DataError(SMALL_MODEL if scene.model is None else NO_DATA)
     tiny = scene.scale == "tiny"
     short = {} if scene.limit is None else SHORT
-    found = {k: v for k, v in recipe.items() if k not in ("profile", "mix", "text")}
+    found = {k: v for k, v in recipe.items() if k not in ("profile", "mix")}
     found["train"] = {**recipe.get("train", {}), **(TINY if tiny else SMALL), **short}
     gates = dict(recipe.get("gates", {}))
     if gates.get("attention") == "heads" and scene.profile in (None, "default"):
@@ -140,7 +140,7 @@ def scaled(recipe: dict[str, Any], scene: Scene, tasks: dict[str, str]) -> dict[
     found |= {"gates": gates, "dtype": "float32", "device": "auto"}
     if tiny:
         # One of three texts stands for one of three data sets.
-        domains = DOMAINS[-1:] if recipe.get("text") else DOMAINS
+        domains = DOMAINS[-1:] if recipe["mix"] == "wikitext" else DOMAINS
         found |= {
             "model": scene.model or "freemoe-demo",
             "text": [str(benchmark_path(d, "reference")) for d in domains],
@@ -149,8 +149,7 @@ def scaled(recipe: dict[str, Any], scene: Scene, tasks: dict[str, str]) -> dict[
     else:
         root = scene.data_root
         assert root is not None
-        text = {"text": [str(root / "wikitext-2-raw/wiki.train.raw")]} if recipe.get("text") else {"mix": "paper"}
-        found |= {"model": scene.model, "data_root": str(root), **text}
+        found |= {"model": scene.model, "data_root": str(root), "mix": recipe["mix"]}
         own = {name: task for name, task in tasks.items() if task.partition("@")[0] in IN_DATA}
     return found | {"arguments": {"tasks": own, "data": {"limit": TINY_DOCUMENTS if tiny else SMALL_DOCUMENTS, **data}}}
 

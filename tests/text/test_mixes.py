@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from freemoe.core.errors import DataError
+from freemoe.text import mixes
 from freemoe.text.mixes import MIXES, instruction_text, read_mix
 from tests.rows import write_rows
 
@@ -33,6 +34,34 @@ def test_sources_have_equal_parts_in_turns(tmp_path: Path) -> None:
 def test_an_instruction_is_one_text() -> None:
     assert instruction_text({"instruction": "Add.", "input": "1 2", "output": "3"}) == "Task: Add.\n\n1 2\n\nAnswer: 3"
     assert instruction_text({"instruction": "Sing.", "input": "", "output": "La"}) == "Task: Sing.\n\nAnswer: La"
+    assert (
+        instruction_text({"instruction": "Sing.", "input": "", "output": "La", "text": "as Alpaca has it"})
+        == "as Alpaca has it"
+    )
+
+
+def test_of_several_files_the_whole_set_is_read_and_a_part_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path)
+    part = [{"instruction": f"P{i}", "input": "", "output": "part " * 20} for i in range(60)]
+    write_rows(tmp_path / "alpaca" / "alpaca_2k_gumbelsoft.json", [json.dumps(part)])
+    assert not any("Task: P" in text for text in read_mix("paper", tmp_path))
+    assert "is a part of" not in caplog.text
+    (tmp_path / "alpaca" / "alpaca_data.json").unlink()
+    assert any("Task: P" in text for text in read_mix("paper", tmp_path))
+    assert "alpaca_2k_gumbelsoft.json is a part of the data set 'alpaca'" in caplog.text
+
+
+def test_wikitext_of_the_hub_is_one_text_not_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    lines = [line for n in range(30) for line in ("", f" = Article {n} = \n", "", " Some words of it . \n" * 300)]
+    monkeypatch.setattr(mixes, "load_hub_data", lambda *_: [{"text": line} for line in lines])
+    (tmp_path / "wikitext-2-raw").mkdir()
+    (tmp_path / "wikitext-2-raw" / "wiki.train.raw").write_text("".join(lines), encoding="utf-8")
+    texts = read_mix("wikitext", None)
+    assert "".join(texts).count("= Article") == 30
+    assert texts == read_mix("wikitext", tmp_path)
+    assert min(map(len, texts)) > 1000, "a heading is no passage of its own"
 
 
 def test_a_missing_source_is_named(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from freemoe.text.blocks import cut_passages
 from freemoe.text.documents import read_documents
 from freemoe.text.hub_data import load_hub_data
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class MixSource:
@@ -21,19 +24,23 @@ class MixSource:
 
     Attributes:
         name: What it is called.
-        files: Where its files may lie below the data folder; all that exist are read.
+        files: Where its files may lie below the data folder, the whole set before parts of it; the first that is there is read.
         hub: Repository, configuration and split on the hub.
         text: A record's text.
+        is_running_text: Its records are lines of one text rather than documents.
     """
 
     name: str
     files: tuple[str, ...]
     hub: tuple[str, str | None, str]
     text: Callable[[dict[str, Any]], str]
+    is_running_text: bool = False
 
 
 def instruction_text(record: dict[str, Any]) -> str:
-    """An instruction, its input if it has one, and the answer, as one text."""
+    """The set's own column ``text`` where it has one (Alpaca's on the hub), else instruction, input and answer as one text."""
+    if "text" in record:
+        return record["text"]
     asked = record["instruction"].strip()
     given = (record.get("input") or "").strip()
     return "\n\n".join(part for part in (f"Task: {asked}", given, f"Answer: {record['output'].strip()}") if part)
@@ -41,13 +48,13 @@ def instruction_text(record: dict[str, Any]) -> str:
 
 ALPACA = MixSource(
     "alpaca",
-    ("alpaca/alpaca_2k_gumbelsoft.json", "alpaca/alpaca_data.json"),
+    ("alpaca/alpaca_data.json", "alpaca/alpaca_2k_gumbelsoft.json"),
     ("tatsu-lab/alpaca", None, "train"),
     instruction_text,
 )
 CODE_ALPACA = MixSource(
     "code_alpaca",
-    ("code_alpaca/code_alpaca_2k.json", "code_alpaca/code_alpaca_20k.json"),
+    ("code_alpaca/code_alpaca_20k.json", "code_alpaca/code_alpaca_2k.json"),
     ("sahil2801/CodeAlpaca-20k", None, "train"),
     instruction_text,
 )
@@ -66,13 +73,15 @@ WIZARD_LM = MixSource(
 )
 WIKITEXT = MixSource(
     "wikitext",
-    ("wikitext-2-raw/wikitext2_train_5k.txt", "wikitext-2-raw/wiki.train.raw"),
+    ("wikitext-2-raw/wiki.train.raw", "wikitext-2-raw/wikitext2_train_5k.txt"),
     ("Salesforce/wikitext", "wikitext-103-raw-v1", "train"),
     lambda record: record["text"],
+    is_running_text=True,
 )
 
 MIXES: Registry[tuple[MixSource, ...]] = Registry("mix")
 MIXES.add("paper", (ALPACA, CODE_ALPACA, WIKITEXT), "Alpaca, CodeAlpaca and WikiText in equal parts (ToMoE Sec. 4.1)")
+MIXES.add("wikitext", (WIKITEXT,), "WikiText alone (the other setting of ToMoE Sec. 4.1)")
 MIXES.add(
     "authors",
     (ALPACA, WIKITEXT, CODE_ALPACA, WIZARD_LM),
@@ -113,24 +122,21 @@ def _take_characters(texts: Iterable[str], characters: int) -> list[str]:
 def _read_mix_source(source: MixSource, root: str | Path | None) -> list[str]:
     if root is None:
         try:
-            records = load_hub_data(*source.hub)
+            records: Any = load_hub_data(*source.hub)
         except DataError as error:
             raise type(error)(f"{error} Or give a folder with its files: --data-root FOLDER.") from error
-        return cut_passages([text for record in records if (text := source.text(record)).strip()])  # pyright: ignore
-    found: list[str] = []
-    for name in source.files:
-        path = Path(root).expanduser() / name
-        if not path.is_file():
-            continue
-        if path.suffix != ".json":
-            found += cut_passages(read_documents(path))
-            continue
-        records = read_json(path)
-        if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
-            raise DataError(f"{path} is not the data set's original file: a list of objects is needed. Fetch it again.")
-        found += map(source.text, records)
-    if not found:
+        texts = map(source.text, records)
+        return cut_passages(["".join(texts)] if source.is_running_text else [text for text in texts if text.strip()])
+    path = next((path for name in source.files if (path := Path(root).expanduser() / name).is_file()), None)
+    if path is None:
         raise DataError(
             f"Data set {source.name!r} is not under {Path(root).absolute()} (--data-root): looked for {', '.join(source.files)}."
         )
-    return found
+    if not path.match(source.files[0]):
+        log.warning("%s is a part of the data set %r; the whole would be %s.", path, source.name, source.files[0])
+    if path.suffix != ".json":
+        return cut_passages(read_documents(path))
+    records = read_json(path)
+    if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
+        raise DataError(f"{path} is not the data set's original file: a list of objects is needed. Fetch it again.")
+    return list(map(source.text, records))

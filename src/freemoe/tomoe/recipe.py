@@ -241,7 +241,9 @@ class ConvertRecipe(Recipe):
     text: tuple[str, ...] = Field(
         default=(), max_length=1000, description="Text files, rows of any shape (docs/data.md), or hf:owner/name:split."
     )
-    mix: Literal["paper", "authors"] | None = Field(default=None, description="A mix of data sets under data_root.")
+    mix: Literal["paper", "wikitext", "authors"] | None = Field(
+        default=None, description="A mix of data sets under data_root."
+    )
     data_root: str | None = Field(default=None, description="Folder with the data sets; the hub if absent.")
     output: Output = "freemoe-converted"
     preset: Preset = "standard"
