@@ -17,7 +17,8 @@ from benchmarks.real_llm.protocol import Protocol
 from freemoe.core.errors import DataError
 from freemoe.domain_experts.recipe import SaliencySection
 from freemoe.domain_experts.select.choice import split_by_share
-from freemoe.evals.tasks.benchmarks import BENCHMARKS, find_benchmark
+from freemoe.evals.tasks.benchmark import TaskName
+from freemoe.evals.tasks.benchmarks import find_benchmark
 from freemoe.evals.tasks.documents import Document, FrozenChoice, content_key
 from freemoe.evals.tasks.domains import join_tasks, load_domain
 from freemoe.evals.tasks.harness.rows import MBPP_IDS
@@ -184,7 +185,7 @@ def _stories(root: Path) -> Texts:
 
 def _named(name: str, spec: str, about: str) -> Material:
     """A benchmark of the table that `freemoe build` knows; ``spec`` without its count of few-shot examples."""
-    row = BENCHMARKS[find_benchmark(spec)[0].name]
+    row, _ = find_benchmark(TaskName.parse(spec))
     files = tuple(dict.fromkeys(path.replace("{subject}", "*") for path in row.paths.values()))
 
     def load(root: Path, tokenizer: Any, protocol: Protocol, shots: int) -> DomainData:

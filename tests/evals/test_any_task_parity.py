@@ -3,9 +3,11 @@
 import pytest
 
 from freemoe.evals.engine.scorer import Scorer
+from freemoe.evals.evaluation import evaluate_target
 from freemoe.evals.tasks.domains import make_task
 from freemoe.models.checkpoints.loading import load_base
-from freemoe.recipes import DataSection
+from freemoe.recipes import DataSection, EvalRecipe
+from freemoe.results import read_result
 from tests.evals.test_lm_eval_parity import arguments, same_choices
 from tests.lm_eval_files import CHOICE, GENERATE, SIZES, TARGET, write_task
 
@@ -53,6 +55,29 @@ def test_answers_and_scores_are_lm_evals_own(form, kind, shots, tmp_path, demo):
     assert task.metric == "acc"
     assert 0 < sum(scored) < len(scored) or kind is TARGET
     assert "left out: no mean over documents" in task.note
+
+
+@pytest.mark.parametrize(("metric", "other"), [("acc_norm", "acc"), ("acc", "acc_norm")])
+def test_the_figure_is_the_metric_that_is_named_and_the_other_stands_beside_it(metric, other, tmp_path, demo):
+    # Choices of different lengths, so that both accuracies differ.
+    folder = write_task(tmp_path, **CHOICE | {"doc_to_choice": "{{[first, second ~ '\\n12+1=13\\n', third]}}"})
+    samples = lm_eval_samples(folder, "sums", *demo, 0)
+    theirs = {name: 100 * sum(s[name] for s in samples) / len(samples) for name in (metric, other)}
+    recipe = EvalRecipe(
+        artefact="freemoe-demo",
+        domains={"d": (f"lm_eval:sums@0:{metric}",)},
+        output=str(tmp_path / "result.json"),
+        dtype="float32",
+        data=DataSection(task_folder=str(folder)),
+    )
+    evaluate_target(recipe)
+    (domain,) = read_result(tmp_path / "result.json").domains
+    row = domain.rows["base"]
+    assert theirs[metric] != theirs[other]
+    assert (row.score, row.also[other].score) == pytest.approx((theirs[metric], theirs[other]))
+    assert list(row.also) == [other]
+    assert domain.documents[0]["id"].startswith(f"sums@0:{metric}/")
+    assert domain.notes[0].startswith(f"sums@0:{metric} of lm-eval: ")
 
 
 def test_generations_and_scores_are_lm_evals_own(tmp_path, demo):

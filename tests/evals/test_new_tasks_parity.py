@@ -9,7 +9,7 @@ import pytest
 from freemoe.compat.lm_eval import official_config
 from freemoe.core.errors import DataError
 from freemoe.evals.engine.scorer import Scorer
-from freemoe.evals.tasks.benchmarks import find_benchmark
+from freemoe.evals.tasks.benchmarks import BENCHMARKS
 from freemoe.evals.tasks.domains import load_domain, make_task
 from freemoe.recipes import DataSection
 from tests.evals.test_lm_eval_parity import answering, arguments, lm_eval_samples, rows_of, same_choices
@@ -67,7 +67,7 @@ def made_up(tmp_path_factory):
         write_rows(root / f"piqa/{part}.jsonl", goals)
         write_rows(root / f"piqa/{part}-labels.lst", [i % 2 for i in range(14)])
     write_rows(root / "truthfulqa/mc_task.json", [json.dumps([_truthful(i) for i in range(24)])])
-    row = find_benchmark("hendrycks_math")[0]
+    row = BENCHMARKS["hendrycks_math"]
     for subject in row.subjects:
         for part in ("train", "test"):
             for i in range(12):
@@ -160,7 +160,7 @@ def test_minerva_grades(made_up):
 
 def test_all_subjects_of_math_are_one_task(made_up):
     data = load_domain("math", ["hendrycks_math"], DataSection(root=str(made_up), limit=14))
-    assert {d.field for d in data.reference.documents} == set(find_benchmark("hendrycks_math")[1])
+    assert {d.field for d in data.reference.documents} == set(BENCHMARKS["hendrycks_math"].subjects)
     assert "reference train, reported test" in data.notes[0]
 
 

@@ -186,15 +186,6 @@ def test_a_model_that_cannot_share_is_run_whole_and_says_so(kind, why, caplog):
     assert found == whole.loglikelihoods(pairs)
 
 
-def test_a_model_that_cannot_share_still_generates():
-    prompts = [p for p, _ in documents()[:12:3]]
-    model = broken("raises")
-    scorer = Scorer(model, tiny_tokenizer())
-    scorer._checked, scorer.fallback = True, "known"
-    model.forward = type(model).forward.__get__(model)
-    assert scorer.generate(prompts, ("b",), 6) == Scorer(model, tiny_tokenizer()).generate(prompts, ("b",), 6)
-
-
 def test_branches_are_left_out_where_masks_are_not_dense(monkeypatch):
     model = tiny_model("llama")
     pairs = [("What is the answer?", answer) for answer in (" one.", " two.", " none.")]

@@ -162,11 +162,14 @@ def _extra_metrics(
     documents: Sequence[Document],
     draws: Sequence[Sequence[DocumentScore]],
 ) -> dict[str, Any]:
-    """The same of every other figure that all documents have: pass@10 from the samples of pass@1."""
-    mine, theirs = [dict(s.also) for s in scores], [dict(s.also) for s in base]
-    shared = [n for n in mine[0] if all(n in found for found in (*mine, *theirs))] if mine else []
+    """The same of every other figure that all documents have: acc_norm beside acc, pass@10 from the samples of pass@1."""
     found = {}
-    for name in shared:
+    for name in shared_figures([*scores, *base]):
         gain, _ = paired_gain(scores, base, documents, draws, lambda score, name=name: dict(score.also)[name])
-        found[name] = {"score": 100 * float(np.mean([a[name] for a in mine])), "gain": gain.as_json()}
+        found[name] = {"score": 100 * float(np.mean([dict(s.also)[name] for s in scores])), "gain": gain.as_json()}
     return found
+
+
+def shared_figures(scores: Sequence[DocumentScore]) -> list[str]:
+    """Names of the other figures that all scores have, in the order of the first one's."""
+    return [name for name, _ in scores[0].also if all(name in dict(s.also) for s in scores)] if scores else []

@@ -14,7 +14,7 @@ ROWS = ("base", "expert", "routed", "control", "oracle")
 
 
 class SecondaryScore(ResultPart):
-    """Another figure of the same answers, such as pass@10 beside pass@1."""
+    """Another figure of the same answers, such as acc_norm beside acc, or pass@10 beside pass@1."""
 
     score: float = Field(description="Per cent.")
     gain: IntervalResult = Field(description="Points over the base.")
@@ -41,7 +41,7 @@ class ScoreRow(ResultPart):
     )
     seeds: list[float] | None = Field(None, description="Gains of the controls' single draws.")
     also: dict[str, SecondaryScore] | None = Field(
-        None, description="Other figures of the same generated answers, by name."
+        None, description="Other figures of the same answers, by name."
     )
 
 

@@ -149,6 +149,18 @@ def test_the_papers_oracle_has_no_base_to_fall_back_on(fallback, expected):
     assert found["rows"]["oracle"]["also"]["pass@10"]["score"] == 100.0
 
 
+def test_the_oracle_of_tasks_with_different_figures_shows_those_that_all_have():
+    def score(unit, off, wanted):
+        also = {"0": (("acc_norm", 1.0), ("acc", 0.0)), "1": (("acc", 1.0),)}
+        return [DocumentScore(1.0, -1.0, 1, also[d.id]) for d in wanted]
+
+    candidates = {"d/a": {"one": dict}}
+    found = domain_evidence(
+        documents(2), [0] * 2, ["d/a"], [("base", "d/a", 0.0)] * 2, {}, candidates, lambda name, r: {}, 0, score
+    )
+    assert {name: row["score"] for name, row in found["rows"]["oracle"]["also"].items()} == {"acc": 50.0}
+
+
 def test_without_controls_and_oracle():
     found = domain_evidence(
         documents(2), [0, 0], ["d/a", "d/empty"], [("base", "d/a", 0.0)] * 2, {}, {},

@@ -4,13 +4,13 @@ import json
 import pytest
 
 from freemoe.compat.lm_eval import official_config
-from freemoe.core.errors import DataError, SandboxError
+from freemoe.core.errors import DataError, RecipeError, SandboxError
 from freemoe.evals.sandbox.code_metric import SandboxedCodeEval, sandboxed_code_eval
 from freemoe.evals.tasks import benchmark_files as files
-from freemoe.evals.tasks.benchmark import SplitSources
-from freemoe.evals.tasks.benchmarks import BENCHMARKS, TABLE, find_benchmark
+from freemoe.evals.tasks.benchmark import TaskName
+from freemoe.evals.tasks.benchmarks import BENCHMARKS, MMLU_SUBJECTS, TABLE, find_benchmark
 from freemoe.evals.tasks.documents import FrozenChoice
-from freemoe.evals.tasks.domains import load_domain, make_task
+from freemoe.evals.tasks.domains import is_file_spec, load_domain, make_task
 from freemoe.evals.tasks.splits import carve_by_key, draw_balanced
 from freemoe.recipes import DataSection
 from tests.rows import write_rows
@@ -48,13 +48,24 @@ def test_rows_agree_with_lm_evals_yaml(row):
     assert (row.hub or row.local).reported == (config.get("test_split") or config.get("validation_split"))
 
 
-def test_specs():
-    row, subjects, shots, extra = find_benchmark("mmlu")
-    assert (row.name, len(subjects), shots, extra) == ("mmlu", 57, None, ())
-    assert find_benchmark("mmlu_virology@0")[1:] == (("virology",), 0, ())
-    assert find_benchmark("mbpp+train@3")[2:] == (3, ("train",))
-    assert find_benchmark("humaneval+train")[3] == ("train",)
-    assert SplitSources("validation", "test").with_references(["train"]).reference_splits == ["validation", "train"]
+@pytest.mark.parametrize(
+    ("spec", "name", "splits", "shots", "metric", "label"),
+    [
+        ("mmlu", "mmlu", (), None, "", "mmlu"),
+        ("mmlu_virology@0", "mmlu_virology", (), 0, "", "mmlu_virology"),
+        ("mbpp+train@3", "mbpp", ("train",), 3, "", "mbpp"),
+        ("arc_challenge@25:acc_norm", "arc_challenge", (), 25, "acc_norm", "arc_challenge@25:acc_norm"),
+        ("humaneval+train:pass@10", "humaneval", ("train",), None, "pass@10", "humaneval+train:pass@10"),
+        ("lm_eval:sums+carve@2:acc_norm", "sums", ("carve",), 2, "acc_norm", "sums+carve@2:acc_norm"),
+    ],
+)
+def test_names_of_tasks(spec, name, splits, shots, metric, label):
+    task = TaskName.parse(spec)
+    assert (task.name, task.splits, task.shots, task.metric, task.label) == (name, splits, shots, metric, label)
+    assert not is_file_spec(spec)
+    if not spec.startswith("lm_eval:"):
+        row, subjects = find_benchmark(task)
+        assert name in (row.name, f"{row.name}_{subjects[0] if subjects else ''}")
 
 
 def test_carve_and_draw():
@@ -81,7 +92,7 @@ def made_up(tmp_path_factory):
     write_rows(root / "gsm8k/train.jsonl", [{"question": f"train {i}?", "answer": f"so\n#### {i}"} for i in range(30)])
     test = [{"question": f"test {i}?", "answer": f"so\n#### {i}"} for i in range(9)]
     write_rows(root / "gsm8k/test.jsonl", [*test, {"question": "TRAIN 3?", "answer": "#### 3"}])
-    for subject in find_benchmark("mmlu")[1]:
+    for subject in MMLU_SUBJECTS:
         for part, count in (("dev", 5), ("val", 3), ("test", 4)):
             rows = [f'"{subject}, {part} {i}?",w,x,y,z,{"ABCD"[i % 4]}' for i in range(count)]
             write_rows(root / f"mmlu/{part}/{subject}_{part}.csv", rows)
@@ -132,7 +143,7 @@ def test_gsm8k_grades_by_both_filters_and_reports_the_flexible_one(made_up):
 
 def test_mmlu_is_balanced_over_subjects(made_up):
     task = make_task("mmlu", DataSection(root=str(made_up), limit=114))
-    assert sorted(d.field for d in task.reported()) == sorted(find_benchmark("mmlu")[1] * 2)
+    assert sorted(d.field for d in task.reported()) == sorted(MMLU_SUBJECTS * 2)
     document = task.reference()[0]
     assert document.answers == (" A", " B", " C", " D")
     assert document.prompt.count("\nAnswer: ") == 5
@@ -180,6 +191,29 @@ def test_too_many_shots(made_up, spec, there):
     name = spec.partition("@")[0]
     with pytest.raises(DataError, match=rf"few-shot examples asked for, {there} there. Write {name}@{there}"):
         make_task(spec, DataSection(root=str(made_up)))
+
+
+@pytest.mark.parametrize(
+    ("spec", "known"),
+    [
+        ("mmlu_virology:acc_norm", "mmlu_virology has no metric 'acc_norm', but acc"),
+        ("gsm8k@2:acc", "gsm8k has no metric 'acc', but exact_match"),
+        ("rte:acc@5", "rte has no metric 'acc@5', but acc. A name is NAME@SHOTS:METRIC"),
+        ("mbpp:pass@100", "mbpp has no metric 'pass@100', but pass@1, pass@10"),
+    ],
+)
+def test_a_metric_that_the_task_does_not_have(made_up, spec, known):
+    with pytest.raises(RecipeError, match=known):
+        make_task(spec, DataSection(root=str(made_up), samples=10))
+
+
+def test_a_lender_reports_the_metric_of_the_borrower(made_up):
+    data = DataSection(root=str(made_up), samples=10, allow_code_execution=True)
+    graders = load_domain("d", ["humaneval+train:pass@10"], data).graders
+    assert {name: grader.metric for name, grader in graders.items()} == {
+        "humaneval+train:pass@10": "pass@10",
+        "mbpp+train:pass@10": "pass@10",
+    }
 
 
 def test_which_examples_were_shown_is_on_record(made_up):
@@ -299,4 +333,4 @@ def test_real_files(name, data_root, stories):
     assert all(d.reference.strip() for d in [*reference, *reported])
     assert not {d.key for d in reference} & {d.key for d in reported}
     if name == "mmlu":
-        assert {d.field for d in reference} == {d.field for d in reported} == set(find_benchmark("mmlu")[1])
+        assert {d.field for d in reference} == {d.field for d in reported} == set(MMLU_SUBJECTS)

@@ -40,10 +40,25 @@ def test_unknown_names_get_near_misses():
         load_domain("d", ["gsm8"])
     with pytest.raises(UnknownNameError, match="Did you mean 'mmlu_anatomy'"):
         load_domain("d", ["mmlu_anatomie"])
-    with pytest.raises(RecipeError, match="no few-shot count"):
-        load_domain("d", ["gsm8k@five"])
-    with pytest.raises(RecipeError, match="allowed: mbpp\\+train"):
-        load_domain("d", ["mbpp+test"])
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ("gsm8k@five", "'five' is no few-shot count; write gsm8k@5"),
+        ("gsm8k@-1", "'-1' is no few-shot count"),
+        ("gsm8k@", "'' is no few-shot count"),
+        (f"gsm8k@{'9' * 5000}", "is no few-shot count"),
+        ("gsm8k:", "names no metric behind its colon"),
+        ("lm_eval:sums@1:", "names no metric behind its colon; write lm_eval:sums:acc"),
+        ("@5", "names no task"),
+        ("mbpp+test", r"allowed: mbpp\+train"),
+        ("wikitext@5", "plain text takes no few-shot examples"),
+    ],
+)
+def test_names_that_cannot_be_read(spec, told):
+    with pytest.raises(RecipeError, match=told):
+        load_domain("d", [spec])
 
 
 def test_missing_files_name_the_path(tmp_path):

@@ -23,7 +23,7 @@ import numpy as np
 from freemoe.domain_experts.context import MakeMask
 from freemoe.evals.engine.evaluator import DocumentScore
 from freemoe.evals.statistics import Interval, mean_of_means
-from freemoe.evals.summary import mean_scores, paired_gain, reported_metric, summarise_scores
+from freemoe.evals.summary import mean_scores, paired_gain, reported_metric, shared_figures, summarise_scores
 from freemoe.evals.tasks.documents import Document
 from freemoe.models.mask import Mask
 from freemoe.models.weights import WeightMatrix
@@ -142,7 +142,7 @@ def _best_row(
     rows = rows if base is None else {"base": base, **rows}
     name, scores = max(rows.items(), key=lambda row: sum(score.value for score in row[1]))
     further = {
-        key: max(rows.values(), key=lambda row: sum(dict(s.also)[key] for s in row)) for key, _ in scores[0].also
+        key: max(rows.values(), key=lambda row: sum(dict(s.also)[key] for s in row)) for key in shared_figures(scores)
     }
     return name, [
         DocumentScore(*score[:3], tuple((key, dict(row[i].also)[key]) for key, row in further.items()))

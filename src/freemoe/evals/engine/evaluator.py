@@ -20,7 +20,8 @@ class DocumentScore(NamedTuple):
         value: The reported figure, higher is better: 1 or 0 for right or wrong, the log-likelihood per token for text.
         loglikelihood: Of the gold answer in nats, or NaN where it was not asked for.
         tokens: Tokens that the log-likelihood sums over.
-        also: Other figures of a generated answer, by name: pass@10 beside pass@1, the strict filter beside the flexible one.
+        also: Other figures of the same answer, by name: acc_norm beside acc, pass@10 beside pass@1, the strict filter beside the
+            flexible one.
     """
 
     value: float
@@ -78,9 +79,9 @@ class Evaluator:
             total, tokens = answers[0].loglikelihood, answers[0].tokens
             return DocumentScore(total / tokens, total, tokens)
         grader = self.graders[document.task]
-        graded = grader.grade(document, [(a.loglikelihood, a.is_greedy) for a in answers])
         gold = answers[document.gold or 0]
-        return DocumentScore(float(graded[grader.metric]), gold.loglikelihood, gold.tokens)
+        graded = grader.grade(document, [(a.loglikelihood, a.is_greedy) for a in answers])
+        return _graded_score(grader, graded, gold.loglikelihood, gold.tokens)
 
     def _score_generations(
         self, documents: Sequence[Document], wanted: list[int], results: list[DocumentScore | None]
@@ -98,7 +99,11 @@ class Evaluator:
                 gold = dict(zip(members, scored, strict=True))
             for i, answers in zip(members, texts, strict=True):
                 grader = self.graders[documents[i].task]
-                graded = {name: float(value) for name, value in grader.grade(documents[i], answers).items()}
-                value = graded.pop(grader.metric)
                 likelihood, tokens = (gold[i].loglikelihood, gold[i].tokens) if gold else (float("nan"), 0)
-                results[i] = DocumentScore(value, likelihood, tokens, tuple(graded.items()))
+                results[i] = _graded_score(grader, grader.grade(documents[i], answers), likelihood, tokens)
+
+
+def _graded_score(grader: TaskGrader, graded: dict[str, float], likelihood: float, tokens: int) -> DocumentScore:
+    """The reported figure, and the task's others beside it."""
+    also = tuple((name, float(value)) for name, value in graded.items() if name != grader.metric)
+    return DocumentScore(float(graded[grader.metric]), likelihood, tokens, also)

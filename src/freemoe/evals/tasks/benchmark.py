@@ -5,8 +5,70 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from freemoe.core.errors import RecipeError
 from freemoe.evals.tasks.benchmark_files import Reader, Row
 from freemoe.evals.tasks.documents import Kind
+
+LM_EVAL = "lm_eval:"
+"""Before the name of a task of lm-eval that the table of benchmarks does not hold."""
+
+
+@dataclass(frozen=True)
+class TaskName:
+    """What names a task: ``NAME[+SPLIT][@SHOTS][:METRIC]``, of lm-eval's other tasks after ``lm_eval:``.
+
+    Attributes:
+        spec: As it was written.
+        name: Of the task, or of one subject of it.
+        splits: What is to be done beyond its own splits: ``train``, ``carve``.
+        shots: Few-shot examples; None where the name does not say.
+        metric: The figure that is searched and reported; empty where the name does not say: the task's own then.
+    """
+
+    spec: str
+    name: str
+    splits: tuple[str, ...] = ()
+    shots: int | None = None
+    metric: str = ""
+
+    @classmethod
+    def parse(cls, spec: str) -> TaskName:
+        """Read a task's name.
+
+        Raises:
+            RecipeError: When a part of it cannot be read.
+        """
+        prefix = LM_EVAL if spec.startswith(LM_EVAL) else ""
+        rest, colon, metric = spec.removeprefix(prefix).partition(":")
+        rest, at, count = rest.partition("@")
+        name, *splits = (part.strip() for part in rest.split("+"))
+        if not name:
+            raise RecipeError(f"Task {spec!r} names no task; write {prefix}NAME, for example {prefix}sciq.")
+        if at and not (count.isdecimal() and len(count) < 10):
+            raise RecipeError(
+                f"Task {spec!r}: {count!r} is no few-shot count; write {prefix}{name}@5 for five examples."
+            )
+        if colon and not metric.strip():
+            raise RecipeError(f"Task {spec!r} names no metric behind its colon; write {prefix}{name}:acc, for example.")
+        return cls(spec, name, tuple(splits), int(count) if at else None, metric.strip())
+
+    @property
+    def label(self) -> str:
+        """What results call the task: all that was written where a metric is part of it, else the name alone."""
+        return self.spec.removeprefix(LM_EVAL) if self.metric else self.name
+
+    def require_metric(self, known: Sequence[str]) -> str:
+        """The metric to report: the one that is named, or else the first of those that the task has.
+
+        Raises:
+            RecipeError: The task has no such metric.
+        """
+        if self.metric and self.metric not in known:
+            raise RecipeError(
+                f"Task {self.spec!r}: {self.name} has no metric {self.metric!r}, but {', '.join(known)}. "
+                "A name is NAME@SHOTS:METRIC."
+            )
+        return self.metric or known[0]
 
 
 @dataclass(frozen=True)

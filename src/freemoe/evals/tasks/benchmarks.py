@@ -13,7 +13,7 @@ from typing import Any
 from freemoe.core.errors import RecipeError
 from freemoe.core.registry import unknown_name
 from freemoe.evals.tasks import benchmark_files as files
-from freemoe.evals.tasks.benchmark import BenchmarkSpec, SplitSources
+from freemoe.evals.tasks.benchmark import BenchmarkSpec, SplitSources, TaskName
 from freemoe.evals.tasks.benchmark_files import Row
 
 _SUBJECTS = """
@@ -281,21 +281,14 @@ TABLE: tuple[BenchmarkSpec, ...] = (
 BENCHMARKS: dict[str, BenchmarkSpec] = {row.name: row for row in TABLE}
 
 
-def find_benchmark(spec: str) -> tuple[BenchmarkSpec, tuple[str, ...], int | None, tuple[str, ...]]:
-    """Read ``task``, ``task@N`` or ``task_SUBJECT``, each also as ``task+train`` to search on train too.
-
-    Returns:
-        The row, the subjects that are meant, the few-shot count if the spec has one, and the added splits.
+def find_benchmark(task: TaskName) -> tuple[BenchmarkSpec, tuple[str, ...]]:
+    """The row of a task's name, and the subjects that are meant.
 
     Raises:
         UnknownNameError: With near misses, when nothing has that name.
         RecipeError: When ``@N`` or ``+SPLIT`` is none that the task knows.
     """
-    rest, at, count = spec.partition("@")
-    name, *extra = rest.split("+")
-    if at and not count.isdecimal():
-        raise RecipeError(f"Task {spec!r}: {count!r} is no few-shot count; write {name}@5 for five examples.")
-    shots = int(count) if at else None
+    name = task.name
     whole = next((b for b in TABLE if b.subjects and name.startswith(f"{b.name}_")), None)
     if whole is not None:
         subject = name.removeprefix(f"{whole.name}_")
@@ -308,11 +301,11 @@ def find_benchmark(spec: str) -> tuple[BenchmarkSpec, tuple[str, ...], int | Non
     else:
         advice = "A file of your own: FILE.jsonl, or text:FILE for plain text."
         raise unknown_name("task", name, list(BENCHMARKS), advice)
-    if shots and row.kind == "text":
-        raise RecipeError(f"Task {spec!r}: plain text takes no few-shot examples; write {name}.")
+    if task.shots and row.kind == "text":
+        raise RecipeError(f"Task {task.spec!r}: plain text takes no few-shot examples; write {name}.")
     lends = BENCHMARKS[row.lender] if row.lender else row
-    for split in extra:
+    for split in task.splits:
         if split != "train" or split not in lends.paths:
             allowed = f"{name}+train" if "train" in lends.paths else f"{name} alone"
-            raise RecipeError(f"Task {spec!r}: {split!r} cannot be added to its reference; allowed: {allowed}.")
-    return row, subjects, shots, tuple(extra)
+            raise RecipeError(f"Task {task.spec!r}: {split!r} cannot be added to its reference; allowed: {allowed}.")
+    return row, subjects

@@ -1,8 +1,8 @@
 """A domain: a name and its tasks, loaded into one reference split and one reported split.
 
 A task is named by
-``gsm8k`` (a benchmark of the table in `benchmarks`; ``gsm8k@5`` for five few-shot examples,
-``mbpp+train`` to search on train too), ``lm_eval:sciq`` (any other task of lm-eval, see `harness.any_task`),
+``gsm8k`` (a benchmark of the table in `benchmarks`; ``gsm8k@5`` for five few-shot examples, ``arc_easy:acc_norm`` for another of
+its metrics, ``mbpp+train`` to search on train too), ``lm_eval:sciq`` (any other task of lm-eval, see `harness.any_task`),
 ``FILE`` (carved; JSONL, JSON, CSV, TSV, parquet, or plain text), ``REFERENCE::TEST``, a folder with ``reference.jsonl`` and
 ``test.jsonl``, ``hf:owner/name:split`` (a data set), any of these after the shape its rows have (``chat:FILE``, ``text:FILE``;
 recognised otherwise), ``demo:math`` (``code``, ``general``: the bundled benchmark), ``sampled:FILE`` (prompts with targets that
@@ -21,6 +21,7 @@ from freemoe.assets import DOMAINS, SPLITS, benchmark_path
 from freemoe.core.errors import DataError, RecipeError
 from freemoe.core.registry import unknown_name
 from freemoe.evals.sandbox.runner import require_permission
+from freemoe.evals.tasks.benchmark import LM_EVAL
 from freemoe.evals.tasks.benchmarks import BENCHMARKS
 from freemoe.evals.tasks.documents import Document, ReferenceSplit, ReportedSplit, check_disjoint, join_splits
 from freemoe.evals.tasks.task import DomainData, EvalTask, TaskGrader
@@ -34,7 +35,6 @@ from freemoe.text.shapes import detect_shape
 
 DEMO = "demo:"
 TEXT_SUFFIXES = (".txt", ".md")
-LM_EVAL = "lm_eval:"
 SAMPLED = "sampled:"
 PAIR = "::"
 
@@ -63,7 +63,7 @@ def parse_domain(text: str) -> tuple[str, tuple[str, ...]]:
 def is_file_spec(spec: str) -> bool:
     """Whether a task spec names data of the user rather than a benchmark."""
     # A benchmark's name stays one in a folder that has a folder of that name.
-    if re.split(r"[@+]", spec)[0] in BENCHMARKS or spec.startswith(LM_EVAL):
+    if re.split("[@+:]", spec)[0] in BENCHMARKS or spec.startswith(LM_EVAL):
         return False
     shape, source = split_shape(spec.removeprefix(SAMPLED))
     return (

@@ -18,15 +18,13 @@ from freemoe.compat.lm_eval import ListedTask, averaged_metrics, find_task, know
 from freemoe.compat.lm_eval import templates_compiled_once as compiled_once
 from freemoe.core.errors import DataError, FreeMoEError, RecipeError
 from freemoe.core.registry import unknown_name
-from freemoe.evals.tasks.benchmark import BenchmarkSpec, SplitSources
+from freemoe.evals.tasks.benchmark import LM_EVAL, BenchmarkSpec, SplitSources, TaskName
 from freemoe.evals.tasks.benchmark_files import Row
 from freemoe.evals.tasks.documents import Kind
 from freemoe.evals.tasks.harness.rows import LmEvalSubtask, gold_index, require_lm_eval
 from freemoe.evals.tasks.harness.tasks import LmEvalTask, shots_text
 from freemoe.hub.reach import hub_session
 from freemoe.recipes import DataSection
-
-PREFIX = "lm_eval:"  # as `domains` has it
 
 CARVE, TRAIN = "carve", "train"
 
@@ -41,7 +39,7 @@ def any_task(spec: str, data: DataSection, seed: int) -> LmEvalTask:
     """Build the task of lm-eval's that a spec names.
 
     Args:
-        spec: ``lm_eval:NAME``, ``lm_eval:NAME@5``, ``lm_eval:NAME+carve``, ``lm_eval:NAME+train``.
+        spec: ``lm_eval:NAME``, ``lm_eval:NAME@5``, ``lm_eval:NAME:acc_norm``, ``lm_eval:NAME+carve``, ``lm_eval:NAME+train``.
         data: With the folder of the user's own YAML files; the task's own few-shot count holds where neither spec nor ``data`` say.
         seed: Of the draw and of the carving.
 
@@ -51,41 +49,27 @@ def any_task(spec: str, data: DataSection, seed: int) -> LmEvalTask:
         DataError: When the task is of a kind that cannot be searched and reported here, says which and why; when its data cannot
             be read.
     """
-    name, extra, asked = read_spec(spec)
-    require_lm_eval(spec)
-    config = _load_config(spec, _find_yaml_task(spec, name, data.task_folder))
-    sources = _choose_splits(spec, name, config, extra)
-    shots = next(n for n in (asked, data.fewshot, config.get("num_fewshot"), 0) if n is not None)
-    sources = replace(sources, shots=_shots_split(config, sources))
-    rows = _load_rows(spec, config, sources, shots)
-    row, config, said = _make_benchmark(spec, name, config, sources, rows[sources.reported])
-    part = LmEvalSubtask(row, config, "", False, shots)
-    with compiled_once():
-        part.assign_roles(rows, sources, seed)
-        part.separate_splits({part.row_content_key(r) for _, r in part.rows["reported"]}, sources, seed)
-    made = LmEvalTask(row, name, [part], data, seed, _task_note(name, part, sources, data.limit, said))
-    _check_grading(spec, made)
-    return made
-
-
-def read_spec(spec: str) -> tuple[str, tuple[str, ...], int | None]:
-    """The name, what was added to it, and the few-shot count, if there is one.
-
-    Raises:
-        RecipeError: When a part of it cannot be read.
-    """
-    rest, at, count = spec.removeprefix(PREFIX).partition("@")
-    name, *extra = (part.strip() for part in rest.split("+"))
-    if not name:
-        raise RecipeError(f"Task {spec!r} names no task; write {PREFIX}NAME, for example {PREFIX}sciq.")
-    if at and not count.isdecimal():
-        raise RecipeError(f"Task {spec!r}: {count!r} is no few-shot count; write {PREFIX}{name}@5 for five examples.")
+    wanted = TaskName.parse(spec)
+    name, extra = wanted.name, wanted.splits
     if len(extra) > 1 or not {*extra} <= {CARVE, TRAIN}:
         raise RecipeError(
             f"Task {spec!r}: allowed after the name are +{CARVE} (the reported split is cut in two by content key) or +{TRAIN} "
             f"(the training split may be searched on too), one of them, and @N."
         )
-    return name, tuple(extra), int(count) if at else None
+    require_lm_eval(spec)
+    config = _load_config(spec, _find_yaml_task(spec, name, data.task_folder))
+    sources = _choose_splits(spec, name, config, extra)
+    shots = next(n for n in (wanted.shots, data.fewshot, config.get("num_fewshot"), 0) if n is not None)
+    sources = replace(sources, shots=_shots_split(config, sources))
+    rows = _load_rows(spec, config, sources, shots)
+    row, config, said = _make_benchmark(wanted, config, sources, rows[sources.reported])
+    part = LmEvalSubtask(row, config, "", False, shots)
+    with compiled_once():
+        part.assign_roles(rows, sources, seed)
+        part.separate_splits({part.row_content_key(r) for _, r in part.rows["reported"]}, sources, seed)
+    made = LmEvalTask(row, wanted, [part], data, seed, _task_note(wanted.label, part, sources, data.limit, said))
+    _check_grading(spec, made)
+    return made
 
 
 def _find_yaml_task(spec: str, name: str, folder: str | None) -> ListedTask:
@@ -101,7 +85,7 @@ def _find_yaml_task(spec: str, name: str, folder: str | None) -> ListedTask:
         first = ", ".join(found.members[:5]) + (", ..." if len(found.members) > 5 else "")
         raise DataError(
             f"Task {spec!r}: {name} is a group of {len(found.members)} tasks of lm-eval ({first}). Name its tasks: "
-            f"{','.join(PREFIX + member for member in found.members[:2])}"
+            f"{','.join(LM_EVAL + member for member in found.members[:2])}"
         )
     if found.kind == "class":
         raise DataError(f"Task {spec!r}: {name} is written in Python (class); only tasks of one YAML file are taken.")
@@ -134,7 +118,7 @@ def _refusal_reason(config: Mapping[str, Any]) -> str:
     if config.get("unsafe_code"):
         return (
             "it runs generated programs. In freemoe's sandbox only humaneval and mbpp run: name those without "
-            f"{PREFIX} and give --allow-code-execution."
+            f"{LM_EVAL} and give --allow-code-execution."
         )
     if config.get("doc_to_image") or config.get("doc_to_audio"):
         return "its documents hold pictures or sound; only text is taken."
@@ -165,7 +149,7 @@ def _choose_splits(spec: str, name: str, config: Mapping[str, Any], extra: tuple
     if not reference:
         raise DataError(
             f"Task {spec!r}: {name} has one split only ({reported}), and what is searched on cannot be reported on. "
-            f"{PREFIX}{name}+{CARVE} cuts it in two halves by content key."
+            f"{LM_EVAL}{name}+{CARVE} cuts it in two halves by content key."
         )
     if extra == (TRAIN,) and (not train or train in (reference, reported)):
         raise DataError(
@@ -246,19 +230,20 @@ class _ContentKeys:
 
 
 def _make_benchmark(
-    spec: str, name: str, config: dict[str, Any], sources: SplitSources, rows: list[Row]
+    wanted: TaskName, config: dict[str, Any], sources: SplitSources, rows: list[Row]
 ) -> tuple[BenchmarkSpec, dict[str, Any], str]:
     """The task as a row of the table would say it, the configuration to render with, and what to say of the metric."""
+    spec = wanted.spec
     own = {k: v for k, v in config["fewshot_config"].items() if k not in ("split", "process_docs", "fewshot_indices")}
     config = {**config, "process_docs": None, "fewshot_config": own}
     kind = KINDS[config.get("output_type", "generate_until")]
     filter_name = (config.get("filter_list") or [{}])[0].get("name", "")
-    bare = BenchmarkSpec(name=PREFIX + name, kind=kind, local=sources, key=lambda row: (), filter=filter_name)
+    bare = BenchmarkSpec(name=LM_EVAL + wanted.name, kind=kind, local=sources, key=lambda row: (), filter=filter_name)
     view = LmEvalSubtask(bare, config, "", False, 0)
     view.rows = {"reported": [(f"{sources.reported}:0", rows[0])]}
     try:
         task = view.lm_eval_task
-        metric, said, config["metric_list"] = _choose_metric(spec, name, task, config.get("metric_list"))
+        metric, said, config["metric_list"] = _choose_metric(wanted, task, config.get("metric_list"))
         if task.multiple_input:
             raise DataError(
                 f"Task {spec!r}: its choices are different prompts, not different answers; that is not taken."
@@ -273,22 +258,23 @@ def _make_benchmark(
     return replace(bare, metric=metric, key=keys, gold=gold), config, said
 
 
-def _choose_metric(spec: str, name: str, task: Any, listed: Any) -> tuple[str, str, Any]:
-    """The first metric that is a mean over documents, what to say of those before it, and the list of metrics less the others."""
+def _choose_metric(wanted: TaskName, task: Any, listed: Any) -> tuple[str, str, Any]:
+    """The metric that is named, or the first that is a mean over documents; what to say of it; the list of metrics of that kind."""
     averaged = averaged_metrics(task)
     averaged["acc_mutual_info"] = False  # it asks for each answer without its question too
     usable = [metric for metric, mean in averaged.items() if mean]
     if not usable:
         known = ", ".join(metric for metric in averaged if metric in task.aggregation()) or "none"
         raise DataError(
-            f"Task {spec!r}: {name} has no metric that is a mean over documents and better when it is higher; lm-eval has {known}. "
-            "A gain is compared document by document here."
+            f"Task {wanted.spec!r}: {wanted.name} has no metric that is a mean over documents and better when it is higher; lm-eval has "
+            f"{known}. A gain is compared document by document here."
         )
     before = [metric for metric in task.aggregation() if metric not in usable]
     left = f" ({', '.join(before)} left out: no mean over documents)" if before else ""
     # A metric's name, or its function.
     kept = listed and [entry for entry in listed if getattr(entry["metric"], "__name__", entry["metric"]) in usable]
-    return usable[0], f"metric {usable[0]}{left}", kept
+    metric = wanted.require_metric(usable)
+    return metric, f"metric {metric}{left}", kept
 
 
 def _gold_text(task: Any, kind: Kind, row: Row) -> str:

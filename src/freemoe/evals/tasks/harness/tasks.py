@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from freemoe.compat.lm_eval import filters_of, official_config, templates_compiled_once
+from freemoe.compat.lm_eval import averaged_metrics, filters_of, official_config, templates_compiled_once
 from freemoe.core.errors import DataError
 from freemoe.evals.sandbox.code_metric import SandboxedCodeEval, sandboxed_code_eval
 from freemoe.evals.sandbox.runner import PASS_AT, passed_at, require_permission
-from freemoe.evals.tasks.benchmark import BenchmarkSpec, SplitSources, describe_splits
+from freemoe.evals.tasks.benchmark import BenchmarkSpec, SplitSources, TaskName, describe_splits
 from freemoe.evals.tasks.benchmark_files import Row
 from freemoe.evals.tasks.benchmarks import find_benchmark
 from freemoe.evals.tasks.documents import Document
@@ -32,7 +32,7 @@ class LmEvalTask:
 
     Args:
         row: Its row.
-        name: Name within its domain (``mmlu_anatomy`` for one subject).
+        task: How it was named: its name within its domain, and which metric it reports.
         parts: One per subject, filled with rows.
         data: How many documents each split has at most, and how pass@k of code is reported.
         seed: Seed of the draw.
@@ -43,15 +43,20 @@ class LmEvalTask:
     def __init__(
         self,
         row: BenchmarkSpec,
-        name: str,
+        task: TaskName,
         parts: list[LmEvalSubtask],
         data: DataSection,
         seed: int,
         note: str,
         lender: EvalTask | None = None,
     ) -> None:
-        self.row, self.name, self.lender, self.note = row, name, lender, note
-        self.metric = f"pass@{data.pass_at}" if row.kind == "code" else row.metric
+        self.row, self.name, self.lender, self.note = row, task.label, lender, note
+        known = [row.metric]
+        if row.kind == "code":
+            known = [f"pass@{k}" for k in (data.pass_at, *PASS_AT) if k <= (data.samples or data.pass_at)]
+        elif task.metric:
+            known += [metric for metric, mean in averaged_metrics(parts[0].lm_eval_task).items() if mean]
+        self.metric = task.require_metric(list(dict.fromkeys(known)))
         self._parts, self._data, self._seed = parts, data, seed
         self._made: dict[str, list[Document]] = {}
         self._rows: dict[str, tuple[LmEvalSubtask, Row]] = {}
@@ -137,13 +142,14 @@ def named_task(spec: str, data: DataSection, tokenizer: Any, seed: int) -> EvalT
         UnknownNameError: When no benchmark has that name.
         DataError: When lm-eval or the files are missing, or the hub cannot be reached.
     """
-    row, subjects, asked, extra = find_benchmark(spec)
+    task = TaskName.parse(spec)
+    row, subjects = find_benchmark(task)
     require_lm_eval(row.name, row.needs, row.extra)
     root = Path(data.root).expanduser() if data.root is not None else None
-    sources = (row.local if root else row.hub or row.local).with_references(extra)
+    sources = (row.local if root else row.hub or row.local).with_references(task.splits)
     if row.kind == "text":
         return _text_benchmark(row, root, sources, tokenizer, data.limit)
-    shots = next(n for n in (asked, data.fewshot, row.num_fewshot) if n is not None)
+    shots = next(n for n in (task.shots, data.fewshot, row.num_fewshot) if n is not None)
     code = SandboxedCodeEval(allowed=data.allow_code_execution) if row.kind == "code" else None
     parts = []
     for subject in subjects or ("",):
@@ -157,10 +163,13 @@ def named_task(spec: str, data: DataSection, tokenizer: Any, seed: int) -> EvalT
     known = {part.row_content_key(r) for part in parts for _, r in part.rows["reported"]}
     for part in parts:
         part.separate_splits(known, sources, seed)
-    lender = named_task("+".join((row.lender, *extra)), data, tokenizer, seed) if row.lender else None
-    name = row.name if len(subjects) != 1 else f"{row.name}_{subjects[0]}"
-    note = _benchmark_note(row, name, parts, sources, data.limit)
-    return LmEvalTask(row, name, parts, data, seed, note, lender)
+    lender = None
+    if row.lender:
+        loan = "+".join((row.lender, *task.splits)) + (f":{task.metric}" if task.metric else "")
+        lender = named_task(loan, data, tokenizer, seed)
+    return LmEvalTask(
+        row, task, parts, data, seed, _benchmark_note(row, task.label, parts, sources, data.limit), lender
+    )
 
 
 def _benchmark_note(
