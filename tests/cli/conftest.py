@@ -51,16 +51,15 @@ def started(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     cache: Path,
-    faults: bool = False,
     start: Callable[[], None] = main,
 ) -> Iterator[Freemoe]:
-    """Run a command line, ``freemoe`` where no other is given, and say how it ended."""
+    """Run a command line, ``freemoe`` where no other is given, and say how it ended; a fault of freemoe itself fails the test."""
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()
     monkeypatch.setenv("FREEMOE_CACHE", str(cache))
 
-    def run(*arguments: str) -> Done:
+    def run(*arguments: str, faults: bool = False) -> Done:
         monkeypatch.setattr(sys, "argv", ["freemoe", *arguments])
         capsys.readouterr()
         code = 0
@@ -80,16 +79,8 @@ def started(
 def freemoe(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Freemoe]:
-    """Run ``freemoe ARGUMENTS`` and say how it ended; a fault of freemoe itself fails the test."""
+    """Run ``freemoe ARGUMENTS`` and say how it ended; ``faults=True`` where a fault is what is tested."""
     yield from started(capsys, monkeypatch, tmp_path_factory.mktemp("cache"))
-
-
-@pytest.fixture
-def any_freemoe(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Freemoe]:
-    """The same where a fault is what is tested."""
-    yield from started(capsys, monkeypatch, tmp_path_factory.mktemp("cache"), faults=True)
 
 
 @pytest.fixture

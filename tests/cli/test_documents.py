@@ -16,7 +16,7 @@ from freemoe.cli.common import CommandOutput
 from freemoe.cli.documents import FORMAT, lines_of, print_json
 from freemoe.cli.schemas import DOCUMENTS
 from tests.cli.conftest import Freemoe, document, numbers_are_numbers
-from tests.cli.test_refusals import REFUSED, SMALL, interrupt
+from tests.cli.test_refusals import SMALL
 
 
 def test_nothing_is_printed_that_json_has_no_word_for(capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,9 +70,8 @@ def test_every_document_that_is_printed_has_a_type() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
                 name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
-                if name in ("print_json", "print_fields", "print_result", "print_artefact") and isinstance(
-                    node.args[0], ast.Constant
-                ):
+                prints = ("print_json", "print_fields", "print_found", "print_result", "print_artefact")
+                if name in prints and isinstance(node.args[0], ast.Constant):
                     printed.add(node.args[0].value)
     plans = {f"{name}-plan" for name in ("build", "convert", "trim", "eval")}
     assert printed | plans == set(DOCUMENTS)
@@ -182,21 +181,6 @@ def test_a_summary_is_the_verdict_and_the_path(built: dict, freemoe: Freemoe) ->
     assert "documents" not in found["domains"][0]
 
 
-@pytest.mark.parametrize("case", ["unknown metric", "no artefact to report", "broken recipe", "unknown kind"])
-def test_a_refusal_is_a_document_too(case: str, folder: Path, freemoe: Freemoe) -> None:
-    (folder / "there").mkdir()
-    (folder / "there" / "mine").write_text("x")
-    (folder / "broken.yaml").write_text("{model: m, domains: {law: law.jsonl}, bnads: {p: 2}}")
-    arguments, parts = REFUSED[case]
-    done = freemoe(*arguments, "--json")
-    found = document(done, "error")
-    assert found["exit_code"] == done.code == 2
-    assert all(part in found["error"] for part in parts)
-    assert found["kind"] in ("UnknownNameError", "RecipeError", "ArtifactError")
-    # The line for people stays.
-    assert f"error: {found['error']}\n" in done.err
-
-
 def test_what_cannot_be_parsed_is_a_document_too(freemoe: Freemoe) -> None:
     done = freemoe("build", "m", "--metrc", "wanda", "--json")
     found = document(done, "error")
@@ -212,30 +196,6 @@ def test_yaml_is_no_document(command: str, folder: Path, freemoe: Freemoe) -> No
     (folder / "recipe.yaml").write_text("{model: m, domains: {law: law.jsonl}}")
     done = freemoe(*command.split(), "--print-recipe", "--json")
     assert "give one of them" in document(done, "error")["error"]
-
-
-def test_ctrl_c_is_a_document_too(folder: Path, freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("freemoe.evals.engine.evaluator.Evaluator.score", interrupt)
-    done = freemoe("eval", "freemoe-demo", "--domain", "law=law.jsonl", "--json")
-    assert (done.code, document(done, "error")["kind"]) == (130, "Stopped")
-    assert "Run the same command" in document(done, "error")["error"]
-    assert "error:" not in done.err
-
-
-@pytest.mark.parametrize(
-    ("line", "near"),
-    [
-        ("biuld m", "Did you mean 'build'?"),
-        ("build m --metrc wanda", "No such option: --metrc. Did you mean '--metric'"),
-        ("eval m --expart base", "Did you mean '--expert'"),
-        ("schema conver", "Did you mean 'convert' or 'converted'"),
-    ],
-)
-def test_near_misses_are_named(line: str, near: str, freemoe: Freemoe) -> None:
-    done = freemoe(*line.split())
-    assert done.code == 2
-    assert near in done.err
-    assert "Traceback" not in done.err
 
 
 def test_the_page_names_every_document() -> None:

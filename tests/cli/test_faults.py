@@ -33,10 +33,10 @@ def kept() -> list[Path]:
     return sorted(cache_folder().glob("fault-*.txt"))
 
 
-def test_a_fault_is_told_and_its_traceback_kept(any_freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_is_told_and_its_traceback_kept(freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch) -> None:
     breaks(monkeypatch, ZeroDivisionError("a \x1b[2J b\nmore"))
     monkeypatch.setattr(failures, "report_page", lambda: "https://example.org/issues")
-    done = any_freemoe("ls", "--json")
+    done = freemoe("ls", "--json", faults=True)
     assert done.code == 70
     assert "Traceback" not in done.err
     assert done.err.count("\n") == 1
@@ -53,26 +53,26 @@ def test_a_fault_is_told_and_its_traceback_kept(any_freemoe: Freemoe, monkeypatc
 
 
 def test_a_fault_where_no_folder_takes_the_traceback(
-    any_freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     breaks(monkeypatch, TypeError())
     (tmp_path / "file").touch()
     monkeypatch.setenv("FREEMOE_CACHE", str(tmp_path / "file"))
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "file"))
-    done = any_freemoe("ls")
+    done = freemoe("ls", faults=True)
     assert done.code == 70
     assert "(TypeError)" in done.err
     assert "could not be written" in done.err
 
 
 def test_the_cache_that_is_closed_gives_way_to_the_temporary_folder(
-    any_freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     breaks(monkeypatch, TypeError("x"))
     (tmp_path / "file").touch()
     monkeypatch.setenv("FREEMOE_CACHE", str(tmp_path / "file"))
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-    any_freemoe("ls")
+    freemoe("ls", faults=True)
     assert [path.parent for path in tmp_path.glob("fault-*.txt")] == [tmp_path]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from freemoe.core.run.journal import RunJournal
-from tests.cli.conftest import Done, Freemoe
+from tests.cli.conftest import Done, Freemoe, document
 
 LAW = ["--domain", "law=law.jsonl"]
 SMALL = ["build", "freemoe-demo", *LAW, "--metric", "wanda", "--ratio", "0.5", "--theta", "0:1:0.5"]
@@ -76,6 +76,7 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
     "domain twice to eval": (["eval", "m", "-d", "a=gsm8k", "-d", "a=mathqa"], ["'a' is given twice"]),
     "domain without a task": (["build", "m", "-d", "law"], ["'law' cannot be read", "NAME=TASK"]),
     "unknown kind": (["ls", "task"], ["Unknown kind 'task'", "Did you mean 'tasks'"]),
+    "unknown document": (["schema", "conver"], ["Did you mean 'convert' or 'converted'"]),
     "no artefact to report": (["report", "there"], ["'there' is not an artefact"]),
     "no artefact to generate with": (["generate", "there", "hi"], ["'there' is not an artefact"]),
     "neither artefact nor model": (["eval", "there", *LAW], ["neither an artefact", "nor a model"]),
@@ -101,7 +102,12 @@ def test_refused_in_words(case: str, folder: Path, freemoe: Freemoe) -> None:
     (folder / "there" / "mine").write_text("x")
     (folder / "broken.yaml").write_text("{model: m, domains: {law: law.jsonl}, bnads: {p: 2}}")
     arguments, parts = REFUSED[case]
-    check_refusal(freemoe(*arguments), parts)
+    done = freemoe(*arguments, "--json")
+    check_refusal(done._replace(out=""), parts)
+    # The same as a document.
+    found = document(done, "error")
+    assert (found["exit_code"], f"error: {found['error']}\n" in done.err) == (2, True)
+    assert found["kind"] in ("UnknownNameError", "RecipeError", "ArtifactError", "DataError")
     assert (folder / "there" / "mine").read_text() == "x"
     assert not (folder / "freemoe-out").exists()
 
@@ -128,12 +134,21 @@ def test_code_needs_permission_before_anything_is_generated(
     check_refusal(done, ["--allow-code-execution"])
 
 
-@pytest.mark.parametrize("arguments", [["build"], ["build", "m", "--nope"], ["biuld"], ["build", "m", "--limit", "x"]])
-def test_what_cannot_be_parsed_shows_the_usage(arguments: list[str], freemoe: Freemoe) -> None:
-    done = freemoe(*arguments)
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("build", ""),
+        ("build m --nope", ""),
+        ("build m --limit x", ""),
+        ("biuld m", "Did you mean 'build'?"),
+        ("build m --metrc wanda", "No such option: --metrc. Did you mean '--metric'"),
+        ("eval m --expart base", "Did you mean '--expert'"),
+    ],
+)
+def test_what_cannot_be_parsed_shows_the_usage_and_near_misses(line: str, words: str, freemoe: Freemoe) -> None:
+    done = freemoe(*line.split())
     assert done.code == 2
-    assert "Usage: freemoe" in done.err
-    assert "Error: " in done.err
+    assert all(part in done.err for part in ("Usage: freemoe", "Error: ", words))
     assert "Traceback" not in done.err
 
 
@@ -160,9 +175,11 @@ def test_ctrl_c_before_any_work(folder: Path, freemoe: Freemoe, monkeypatch: pyt
 
 def test_ctrl_c_in_an_evaluation(folder: Path, freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("freemoe.evals.engine.evaluator.Evaluator.score", interrupt)
-    done = freemoe("eval", "freemoe-demo", *LAW, "-o", "result.json")
-    assert done.code == 130
-    assert "nothing was written. Run the same command" in done.err
+    done = freemoe("eval", "freemoe-demo", *LAW, "-o", "result.json", "--json")
+    assert (done.code, document(done, "error")["kind"]) == (130, "Stopped")
+    for said in (done.err, document(done, "error")["error"]):
+        assert "nothing was written. Run the same command" in said
+    assert "error:" not in done.err
     assert not (folder / "result.json").exists()
 
 

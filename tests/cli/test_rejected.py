@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from freemoe import FreeMoE
 from freemoe.core.errors import ArtifactError
 from freemoe.domain_experts.artefact import inspect_artefact
-from freemoe.serve.catalogue import ExpertCatalogue, OnDemandExperts
+from freemoe.serve.catalogue import ExpertCatalogue
 from tests.cli.conftest import Freemoe
 from tests.domain_experts.conftest import artefact, world  # noqa: F401  (fixtures)
 from tests.domain_experts.structured.artefacts import unit_artefact
@@ -85,7 +85,7 @@ def test_models_mark_it(built: Path) -> None:
         experts = there.client.get("/v1/freemoe/experts").json()["data"]
         assert [row["name"] for row in experts if row["accepted"] is False] == ["law/none"]
     # The same where experts are put onto the base when they are asked for.
-    assert OnDemandExperts(None, ExpertCatalogue().with_artefact(built, "x-")).rejected_experts == ["x-law/none"]  # type: ignore[arg-type]
+    assert ExpertCatalogue().with_artefact(built, "x-").rejected_experts == ["x-law/none"]
 
 
 def test_inspect_says_what_the_build_found(artefact: Path) -> None:  # noqa: F811

@@ -128,7 +128,7 @@ def test_a_plain_model_and_other_kinds_can_be_hosts(folders: SimpleNamespace) ->
 @pytest.mark.parametrize("quiet", [[], ["--quiet"]])
 def test_requests_are_logged_and_an_engine_that_fails_ends_the_command(
     folders: SimpleNamespace,
-    any_freemoe: Freemoe,
+    freemoe: Freemoe,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     quiet: list[str],
@@ -142,7 +142,7 @@ def test_requests_are_logged_and_an_engine_that_fails_ends_the_command(
                 raise RuntimeError("planted")
 
     monkeypatch.setattr(InferenceEngine, "_wait_for_work", fail)
-    done = any_freemoe("serve", str(folders.own), "--port", str(port), *quiet)
+    done = freemoe("serve", str(folders.own), "--port", str(port), *quiet, faults=True)
     assert done.code == 70
     assert ('"GET /health HTTP/1.1" 200' in caplog.text) is not bool(quiet)
     assert "RuntimeError: planted" in " ".join(done.err.split())

@@ -14,14 +14,10 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from benchmarks.serve.material import run_in_thread
 from freemoe import FreeMoE
-from freemoe.core.artifacts import write_manifest
 from freemoe.domain_experts.route.router import DomainRouter, train_router
-from freemoe.models.checkpoints.fingerprint import fingerprint_model
-from freemoe.models.checkpoints.identity import IDENTITY, identify_base
 from freemoe.serve.engine.engine import InferenceEngine
 from freemoe.serve.engine.requests import SequenceDone, SequenceFailed, SequenceRequest, TextChunk
 from freemoe.serve.http.app import make_app
@@ -56,21 +52,8 @@ def moe() -> FreeMoE:
 
 def write_artefact(folder: Path, base: Path, model: Any, names: str) -> Path:
     """Random experts as an artefact of domain experts, with a router, for a base that lies in a folder."""
-    folder.mkdir()
-    experts, router = experts_on(model, names), router_to(names)
-    save_file({k: v for e in experts for k, v in e.to_tensors().items()}, folder / "experts.safetensors")
-    save_file(router.to_tensors(), folder / "router.safetensors")
-    body = {
-        "kind": "domain-experts",
-        "base_model_name_or_path": str(base),
-        "base_fingerprint": fingerprint_model(model),
-        IDENTITY: identify_base(model, tiny_tokenizer()),
-        "experts": [e.manifest_entry() for e in experts],
-        "router": router.describe(),
-        "chat": False,
-    }
-    write_manifest(folder, {**body, "freemoe_version": "0", "revision": None})
-    return folder
+    moe = FreeMoE(model, experts_on(model, names), router_to(names), tiny_tokenizer())
+    return moe.save_pretrained(folder, base=str(base))
 
 
 @pytest.fixture(scope="session")
@@ -88,6 +71,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
         more=write_artefact(root / "more", root / "base", model, "cd"),
         other=write_artefact(root / "other", root / "elsewhere", held, "ef"),
     )
+
+
+@pytest.fixture(scope="session")
+def whole(folders: SimpleNamespace) -> FreeMoE:
+    """All experts on a base of their own, for one request at a time: the reference."""
+    host = FreeMoE.from_pretrained(str(folders.base), folders.own, device="cpu")
+    host.load_expert(folders.more)
+    return host
 
 
 @contextlib.contextmanager

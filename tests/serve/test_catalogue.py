@@ -13,18 +13,10 @@ import pytest
 
 from freemoe import FreeMoE
 from freemoe.core.errors import DataError, FreeMoEError, UnknownNameError
-from freemoe.serve.catalogue import ExpertCatalogue, NotLoadedError, OnDemandExperts
+from freemoe.serve.catalogue import ExpertCatalogue, NotLoadedError, ServedExperts
 from freemoe.serve.engine.routing import route_prompts
 from tests.serve.conftest import alone, ask, engine_on, read, write_artefact
 from tests.tiny import tiny_model
-
-
-@pytest.fixture(scope="module")
-def whole(folders: SimpleNamespace) -> FreeMoE:
-    """All experts on a base of their own, as the reference."""
-    host = FreeMoE.from_pretrained(str(folders.base), folders.own, device="cpu")
-    host.load_expert(folders.more)
-    return host
 
 
 @pytest.fixture
@@ -34,7 +26,7 @@ def there(folders: SimpleNamespace) -> Iterator[Any]:
     bare = FreeMoE(opened.model, [], opened.router, opened.tokenizer)
     with engine_on(bare) as engine:
         yield SimpleNamespace(
-            engine=engine, host=bare, experts=OnDemandExperts(engine, ExpertCatalogue().with_artefact(folders.own))
+            engine=engine, host=bare, experts=ServedExperts(engine, ExpertCatalogue().with_artefact(folders.own))
         )
 
 
@@ -43,7 +35,7 @@ def said(there: Any, name: str, tokens: int = 12) -> str:
 
 
 def test_an_expert_is_there_when_it_is_asked_for(there: Any, whole: FreeMoE) -> None:
-    assert there.experts.expert_names == ["a", "b"]
+    assert there.experts.catalogue.expert_names == ["a", "b"]
     with pytest.raises(UnknownNameError):
         said(there, "a")
     asyncio.run(there.experts.ensure_loaded("base"))
@@ -72,7 +64,7 @@ def test_the_router_picks_what_is_not_loaded_yet(there: Any, whole: FreeMoE) -> 
     prompts = [tuple(whole.tokenizer(text)["input_ids"]) for text in ("court?", "x", "", "3 + 4")]
     true = route_prompts(whole, prompts)
     assert {one.expert for one in true} & {"a", "b"}
-    assert route_prompts(there.host, prompts, there.experts.expert_names) == true
+    assert route_prompts(there.host, prompts, there.experts.catalogue.expert_names) == true
     # Where they cannot be asked for either, the base answers.
     assert {one.expert for one in route_prompts(there.host, prompts)} == {"base"}
 
@@ -83,12 +75,12 @@ def test_a_newer_catalogue_is_taken_over_and_an_older_one_is_not(there: Any, fol
     second = first.without_expert("a").with_artefact(folders.more, "x-")
     assert second.version > first.version
     there.experts.update_catalogue(second)
-    assert there.experts.expert_names == ["b", "x-c", "x-d"]
+    assert there.experts.catalogue.expert_names == ["b", "x-c", "x-d"]
     # Nobody can ask for it from now on, though it may not be gone yet.
     assert there.engine.experts == ["b"]
     there.experts.update_catalogue(first)
-    assert there.experts.expert_names == ["b", "x-c", "x-d"]
-    asyncio.run(there.experts.wait_all_dropped())
+    assert there.experts.catalogue.expert_names == ["b", "x-c", "x-d"]
+    asyncio.run(there.experts.wait_dropped())
     assert there.host.experts == ["b"]
     asyncio.run(there.experts.ensure_loaded("x-c"))
     assert there.engine.experts == ["b", "x-c"]
@@ -137,7 +129,7 @@ def test_what_is_loaded_while_it_runs(there: Any, folders: SimpleNamespace, whol
     assert said(there, "x-c") == alone(whole, "court?", "c")
     asyncio.run(there.experts.drop_expert("x-c"))
     assert there.host.experts == ["x-d"]
-    assert there.experts.expert_names == ["a", "b", "x-d"]
+    assert there.experts.catalogue.expert_names == ["a", "b", "x-d"]
     for name in ("x-c", "base"):
         with pytest.raises(UnknownNameError):
             asyncio.run(there.experts.drop_expert(name))

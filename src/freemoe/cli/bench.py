@@ -7,6 +7,7 @@ from rich.table import Table
 
 from freemoe.cli import options
 from freemoe.cli.common import calm_libraries, print_json, print_line, print_table
+from freemoe.cli.flags import with_signature
 from freemoe.hub.fetch import require_in_reach
 
 HELP = """Time an artefact on this machine: each expert beside the base, switching, a batch of several experts at once, memory.
@@ -23,20 +24,25 @@ measured from a clone of it: python -m benchmarks.
 """
 
 
+@with_signature(
+    {
+        "artefact": options.ANY_ARTEFACT,
+        "base": (options.Base, None),
+        "against": (str, typer.Option(None, help="Another model or artefact to hold it against.")),
+        "prompt_tokens": (int, typer.Option(128, min=1, help="Tokens of the prompt.")),
+        "new_tokens": (int, typer.Option(32, min=3, help="Tokens of the answer.")),
+        "batch": (int, typer.Option(4, min=2, help="Sequences of the batch of several experts.")),
+        "rounds": (int, typer.Option(5, min=1, help="Times each side is timed.")),
+        "experts": (int, typer.Option(3, min=1, help="Of so many experts each is timed.")),
+        "dtype": (options.Dtype, "auto"),
+        "device": (options.Device, "auto"),
+        "threads": (options.Threads, None),
+        "dry_run": (Annotated[bool, options.dry_run_option("Say what would be timed; time nothing.")], False),
+        "as_json": (options.Json, False),
+    }
+)
 def run_command(
-    artefact: options.AnyArtefact,
-    base: options.Base = None,
-    against: str = typer.Option(None, help="Another model or artefact to hold it against."),
-    prompt_tokens: int = typer.Option(128, min=1, help="Tokens of the prompt."),
-    new_tokens: int = typer.Option(32, min=3, help="Tokens of the answer."),
-    batch: int = typer.Option(4, min=2, help="Sequences of the batch of several experts."),
-    rounds: int = typer.Option(5, min=1, help="Times each side is timed."),
-    experts: int = typer.Option(3, min=1, help="Of so many experts each is timed."),
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-    dry_run: Annotated[bool, options.dry_run_option("Say what would be timed; time nothing.")] = False,
-    as_json: options.Json = False,
+    artefact: str, base: str | None, against: str | None, dry_run: bool, as_json: bool, **values: Any
 ) -> None:
     """Run ``freemoe bench`` with these options."""
     require_in_reach(artefact)
@@ -45,18 +51,18 @@ def run_command(
     from freemoe.core.environment import use_threads
     from freemoe.evals.bench import BenchSizes, benchmark_artifact
 
-    sizes = BenchSizes(prompt_tokens, new_tokens, batch, rounds)
+    sizes = BenchSizes(*(values[name] for name in ("prompt_tokens", "new_tokens", "batch", "rounds")))
     if dry_run and as_json:
         return print_json("bench-plan", {"artefact": artefact, "against": against, "sizes": vars(sizes)})
     if dry_run:
         return print_line(
-            f"{artefact}{f' beside {against}' if against else ''}: prompts of {prompt_tokens} tokens, answers of {new_tokens}, "
-            f"batches of {batch}, {rounds} rounds"
+            f"{artefact}{f' beside {against}' if against else ''}: prompts of {sizes.prompt} tokens, answers of {sizes.new}, "
+            f"batches of {sizes.batch}, {sizes.rounds} rounds"
         )
-    if threads:
-        use_threads(threads)
-    other = None if against is None else load(against, dtype=dtype, device=device)
-    found = benchmark_artifact(load(artefact, base, dtype=dtype, device=device), sizes, other, experts)
+    use_threads(values["threads"])
+    how = {"dtype": values["dtype"], "device": values["device"]}
+    other = None if against is None else load(against, **how)
+    found = benchmark_artifact(load(artefact, base, **how), sizes, other, values["experts"])
     return print_json("bench", found) if as_json else _print_timings(found)
 
 

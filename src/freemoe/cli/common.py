@@ -34,10 +34,7 @@ DUMB = ("dumb", "unknown")
 def make_console(stderr: bool, terminal: bool, environ: Mapping[str, str]) -> Console:
     """A console that heeds COLUMNS, NO_COLOR, FORCE_COLOR, CLICOLOR, CLICOLOR_FORCE and TERM=dumb.
 
-    Args:
-        stderr: Print to standard error.
-        terminal: Whether a terminal shows it.
-        environ: The environment. NO_COLOR wins over what forces colours.
+    NO_COLOR wins over what forces colours.
     """
     columns = environ.get("COLUMNS", "")
     width = int(columns) if columns.isdecimal() and int(columns) else None
@@ -92,15 +89,10 @@ def progress_of(quiet: bool) -> Progress:
 
 @dataclass(frozen=True)
 class CommandOutput:
-    """How a command says what it does and what it found.
+    """How a command says what it does and what it found."""
 
-    Attributes:
-        as_json: One JSON document on standard output.
-        summary: The verdict's lines and where the artefact is; no tables. With ``as_json``, no per-document result.
-        quiet: No progress.
-    """
-
-    as_json: bool = False
+    as_json: bool = False  # One JSON document on standard output
+    # The verdict's lines and where the artefact is; no tables. With ``as_json``, no per-document result.
     summary: bool = False
     quiet: bool = False
 
@@ -113,27 +105,31 @@ class CommandOutput:
     ) -> None:
         """Print what a run made.
 
-        Args:
-            command: Whose document it is.
-            folder: The artefact.
-            headlines: The verdict in lines.
-            tables: Makes the tables, which stand above the headlines.
-            more: What else was written, by name.
+        The tables stand above the headlines, which are the verdict in lines; ``more`` is what else was written, by name.
         """
         from freemoe.report.page import REPORT
 
         made = {"folder": folder, "report": folder / REPORT, **more}
+        result = {"result": plain_result(folder)} if self.as_json and not self.summary else {}
+        places = [f"{'artefact' if name == 'folder' else name}: {where}" for name, where in made.items() if where]
+        found = {**made, "headlines": headlines, **result}
+        self.print_found(command, found, tables, headlines + places, headlines + places[:1])
+
+    def print_found(
+        self,
+        command: str,
+        document: Mapping[str, Any],
+        tables: Callable[[], list[Table]],
+        lines: list[str],
+        summary: list[str],
+    ) -> None:
+        """Print what a command found as a document, as a summary's lines, or as tables and lines."""
         if self.as_json:
-            result = {} if self.summary else {"result": plain_result(folder)}
-            print_json(command, {**made, "headlines": headlines, **result})
-            return
+            return print_json(command, document)
         for table in [] if self.summary else tables():
             print_table(table)
-        for line in headlines:
+        for line in summary if self.summary else lines:
             print_line(line)
-        for name, where in made.items():
-            if where and (name == "folder" or not self.summary):
-                print_line(f"{'artefact' if name == 'folder' else name}: {where}")
 
     def print_artefact(self, command: str, folder: Path, **more: Path | None) -> None:
         """Print verdict and tables of what a run made, and where they and its page are."""

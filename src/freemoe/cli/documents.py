@@ -18,9 +18,7 @@ FORMAT = 1
 def print_json(command: str, value: Mapping[str, Any]) -> None:
     """Print the one JSON document of a command on standard output.
 
-    Args:
-        command: Whose document, e.g. ``build`` or ``build-plan``: it begins with ``"schema": "freemoe.build/1"``.
-        value: Plain data. Paths become text; NaN and infinity, which JSON does not know, become null.
+    Paths become text; NaN and infinity, which JSON does not know, become null.
     """
     document = {"schema": f"freemoe.{command}/{FORMAT}", **_to_json_value(value)}
     # Characters beyond ASCII are escaped, so that no terminal obeys one; DEL is ASCII.

@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from freemoe.cli import completion, options
-from freemoe.cli.common import (
-    CommandOutput,
-    calm_libraries,
-    print_fields,
-    print_json,
-    print_line,
-    print_table,
-)
+from freemoe.cli.common import CommandOutput, calm_libraries, print_fields
 from freemoe.cli.flags import SHARED, SIDE_BY_SIDE, RecipeCommand, flags_of, output_options
 from freemoe.core.ledger import openings_text
 from freemoe.recipes import EvalRecipe
@@ -93,26 +86,20 @@ def run_recipe(recipe: EvalRecipe, *, overwrite: bool, resume: bool, shown: Comm
     """Score, print a table; there is nothing that could be resumed."""
     del resume
     from freemoe.artefacts import evaluate
+    from freemoe.evals.guessing import guessing_text
     from freemoe.report.tables import evaluation_table
     from freemoe.results import EvaluationResult
 
     result = evaluate(recipe, progress=shown.make_progress(), overwrite=overwrite)
-    if shown.as_json:
-        if shown.summary:
-            domains = [{name: value for name, value in d.items() if name != "documents"} for d in result["domains"]]
-            result = {**result, "domains": domains}
-        print_json("eval", result)
-        return
     found = EvaluationResult.model_validate(result)
+    notes = [guessing_text(d.name, d.guessing) for d in found.domains if d.guessing]
+    notes += openings_text(found.cost.openings)
+    where = [f"result: {recipe.output}"] if recipe.output else []
     if shown.summary:
-        for line in [*_verdict_lines(found), *_guessing_lines(found), *openings_text(found.cost.openings)]:
-            print_line(line)
-        if recipe.output:
-            print_line(f"result: {recipe.output}")
-        return
-    print_table(evaluation_table(found))
-    for line in [*cost_lines(found.costs), *_guessing_lines(found), *openings_text(found.cost.openings)]:
-        print_line(line)
+        domains = [{name: value for name, value in d.items() if name != "documents"} for d in result["domains"]]
+        result = {**result, "domains": domains}
+    lines, verdict = [*cost_lines(found.costs), *notes], [*_verdict_lines(found), *notes, *where]
+    shown.print_found("eval", result, lambda: [evaluation_table(found)], lines, verdict)
 
 
 def cost_lines(costs: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -124,13 +111,6 @@ def cost_lines(costs: Mapping[str, Mapping[str, Any]]) -> list[str]:
             f"{way}: Act {cost['act']:.3f} (per layer {layers}), {cost['active']:,} active of {cost['total']:,} parameters"
         )
     return lines
-
-
-def _guessing_lines(result: EvaluationResult) -> list[str]:
-    """A line for each domain on which the base is no better than guessing."""
-    from freemoe.evals.guessing import guessing_text
-
-    return [guessing_text(d.name, d.guessing) for d in result.domains if d.guessing]
 
 
 def _verdict_lines(result: EvaluationResult) -> list[str]:
@@ -166,15 +146,10 @@ def _own_text(values: Mapping[str, Any]) -> bool:
     shown = output_options(values)
     where = (str(place), values["base"], values["dtype"] or "auto", values["device"] or "auto", values["threads"])
     table, found = system.part(system.own_text)(*where, shown.make_progress())
-    if shown.as_json:
-        print_json("eval-text", found)
-    elif shown.summary:
-        losses = ", ".join(f"{name} {row['ce']:.4f}" for name, row in found["rows"].items())
-        print_line(f"own text, loss on {found['tokens']:,} tokens of its test part: {losses}")
-    else:
-        print_table(table)
-        for line in [*cost_lines(found.get("costs", {})), *openings_text(found.get("cost", {}).get("openings"))]:
-            print_line(line)
+    losses = ", ".join(f"{name} {row['ce']:.4f}" for name, row in found["rows"].items())
+    verdict = [f"own text, loss on {found['tokens']:,} tokens of its test part: {losses}"]
+    lines = [*cost_lines(found.get("costs", {})), *openings_text(found.get("cost", {}).get("openings"))]
+    shown.print_found("eval-text", found, lambda: [table], lines, verdict)
     return True
 
 

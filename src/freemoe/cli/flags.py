@@ -36,22 +36,16 @@ from freemoe.tomoe.recipe import METHODS
 
 @dataclass(frozen=True)
 class RecipeFlag:
-    """An option whose name or way of writing is not its field's own.
+    """An option whose name or way of writing is not its field's own."""
 
-    Attributes:
-        path: The field, as ``--set`` has it, where that is not the one that a keyword of the flag's name says; several with
-            blanks between.
-        names: How it is written, where ``--name`` is not all.
-        help: What it says, where it is written otherwise than the field.
-        read: What the field holds when this was written, where pydantic cannot read it; a value for each of several fields.
-        kind: What is written, where that is not the field's type.
-    """
-
+    # The field, as ``--set`` has it, where that is not the one that a keyword of the flag's name says; several with blanks
+    # between
     path: str = ""
-    names: tuple[str, ...] = ()
-    help: str | None = None
+    names: tuple[str, ...] = ()  # How it is written, where ``--name`` is not all
+    help: str | None = None  # What it says, where it is written otherwise than the field
+    # What the field holds when this was written, where pydantic cannot read it; a value for each of several fields
     read: Callable[[Any], Any] | None = None
-    kind: type | None = None
+    kind: type | None = None  # What is written, where that is not the field's type
 
 
 Flags = Mapping[str, RecipeFlag]
@@ -97,35 +91,22 @@ TIMING: tuple[str | Flags, ...] = ({"speed": _SPEED}, "new_tokens rounds")
 
 @dataclass(frozen=True)
 class RecipeCommand:
-    """A command that makes a recipe and runs it.
-
-    Attributes:
-        name: Of the command.
-        help: With an example that works.
-        recipe: What it makes.
-        arguments: Parameters that are no flags: name -> (type, typer's argument or option). ``domain`` and ``expert`` make the
-            fields ``domains`` and ``experts``, any other one the field of its name.
-        flags: Its flags.
-        common: Names of the flags that ``--help`` shows; ``--help-all`` shows the others too.
-        run: Runs a recipe: ``run(recipe, overwrite=, resume=, shown=)``.
-        plan: ``module:function`` that says what it would do, as plain data whose keys name the units.
-        dry_run: What ``--dry-run`` prints.
-        example: Of ``--set``.
-        resumes: Whether an unfinished run goes on.
-        instead: Acts on the parameters' values where no recipe is made of them, and says so.
-    """
+    """A command that makes a recipe and runs it."""
 
     name: str
-    help: str
+    help: str  # With an example that works
     recipe: type[Recipe]
+    # Parameters that are no flags: name -> (type, typer's argument or option). ``domain`` and ``expert`` make the fields
+    # ``domains`` and ``experts``, any other one the field of its name.
     arguments: dict[str, tuple[Any, Any]]
     flags: Flags
-    common: str
-    run: Callable[..., Any]
-    plan: str
-    dry_run: str
-    example: str
-    resumes: bool = True
+    common: str  # Names of the flags that ``--help`` shows; ``--help-all`` shows the others too
+    run: Callable[..., Any]  # Runs a recipe: ``run(recipe, overwrite=, resume=, shown=)``
+    plan: str  # ``module:function`` that says what it would do, as plain data whose keys name the units
+    dry_run: str  # What ``--dry-run`` prints
+    example: str  # Of ``--set``
+    resumes: bool = True  # Whether an unfinished run goes on
+    # Acts on the parameters' values where no recipe is made of them, and says so
     instead: Callable[[Mapping[str, Any]], bool] = field(default=lambda values: False)
 
     def read_recipe(self, values: Mapping[str, Any]) -> Recipe:
@@ -261,8 +242,7 @@ def run_options(dry_run: str, resumes: bool = True) -> dict[str, tuple[Any, Any]
 def with_signature(parameters: Mapping[str, tuple[Any, Any]]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a function of keywords the signature that typer reads.
 
-    Args:
-        parameters: Name -> (type, typer's argument or option).
+    Parameters are name -> (type, typer's argument or option).
     """
 
     def sign(command: Callable[..., None]) -> Callable[..., None]:

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from freemoe.cli import completion, options
 from freemoe.cli.common import calm_libraries, print_fields, print_json, print_line
+from freemoe.cli.flags import with_signature
 
 HELP = """Write one expert as a plain model folder that needs no freemoe, and as a GGUF file where the base was one.
 
@@ -36,43 +37,62 @@ An expert of whole units (build --unit), cut out: a smaller and faster model of 
 """
 
 
-def run_command(
-    artefact: str = typer.Argument(
-        help="Folder written by freemoe build or demo, or owner/name of the hub.",
-        autocompletion=completion.complete_artefacts,
-    ),
-    expert: list[str] = typer.Argument(
-        help="An expert's name (see freemoe inspect), or base; several with --op.",
-        autocompletion=completion.complete_experts,
-    ),
-    output: Path = typer.Option(Path("freemoe-merged"), "--output", "-o", help="Folder to write."),
-    op: str = typer.Option(
-        None,
-        help="How several experts are combined: union or intersection.",
-        autocompletion=completion.complete_names(("union", "intersection")),
-    ),
-    gguf: str = typer.Option(None, help="Also write model-TYPE.gguf into it: f32, f16 or q8_0; needs a GGUF base."),
-    shrink: bool = typer.Option(False, "--shrink", help="Cut the expert's units out: a smaller model."),
-    pad: bool = typer.Option(False, "--pad", help="With --shrink: fill layers up to the largest (layout --free)."),
-    base: options.Base = None,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "cpu",
-    allow_rejected: bool = typer.Option(
-        False, "--allow-rejected", help="Write the base for an expert that the significance test rejected."
-    ),
-    overwrite: options.Overwrite = False,
-    dry_run: Annotated[bool, options.dry_run_option("Check the names and say what would be written.")] = False,
-    as_json: options.Json = False,
-) -> None:
+@with_signature(
+    {
+        "artefact": (
+            str,
+            typer.Argument(
+                help="Folder written by freemoe build or demo, or owner/name of the hub.",
+                autocompletion=completion.complete_artefacts,
+            ),
+        ),
+        "expert": (
+            list[str],
+            typer.Argument(
+                help="An expert's name (see freemoe inspect), or base; several with --op.",
+                autocompletion=completion.complete_experts,
+            ),
+        ),
+        "output": (Path, typer.Option(Path("freemoe-merged"), "--output", "-o", help="Folder to write.")),
+        "op": (
+            str,
+            typer.Option(
+                None,
+                help="How several experts are combined: union or intersection.",
+                autocompletion=completion.complete_names(("union", "intersection")),
+            ),
+        ),
+        "gguf": (
+            str,
+            typer.Option(None, help="Also write model-TYPE.gguf into it: f32, f16 or q8_0; needs a GGUF base."),
+        ),
+        "shrink": (bool, typer.Option(False, "--shrink", help="Cut the expert's units out: a smaller model.")),
+        "pad": (
+            bool,
+            typer.Option(False, "--pad", help="With --shrink: fill layers up to the largest (layout --free)."),
+        ),
+        "base": (options.Base, None),
+        "dtype": (options.Dtype, "auto"),
+        "device": (options.Device, "cpu"),
+        "allow_rejected": (
+            bool,
+            typer.Option(
+                False, "--allow-rejected", help="Write the base for an expert that the significance test rejected."
+            ),
+        ),
+        "overwrite": (options.Overwrite, False),
+        "dry_run": (Annotated[bool, options.dry_run_option("Check the names and say what would be written.")], False),
+        "as_json": (options.Json, False),
+    }
+)
+def run_command(artefact: str, expert: list[str], output: Path, dry_run: bool, as_json: bool, **how: Any) -> None:
     """Run ``freemoe merge`` with these options."""
     calm_libraries()
     from freemoe.artefacts import merge
 
-    how = {"op": op, "base": base, "gguf": gguf, "shrink": shrink, "pad": pad, "overwrite": overwrite}
-    how["allow_rejected"] = allow_rejected
+    merged = merge(artefact, expert, output, dry=dry_run, **how)
     if dry_run:
-        return print_fields("merge-plan", merge(artefact, expert, output, dry=True, **how), as_json)
-    merged = merge(artefact, expert, output, dtype=dtype, device=device, **how)
+        return print_fields("merge-plan", merged, as_json)
     if as_json:
         return print_json("merge", merged)
     if merged["shrink"]:

@@ -14,13 +14,13 @@ from freemoe.core.errors import RecipeError
 CODE = "--allow-code-execution"
 DATA, SEARCH, METHOD, COMPUTE, OUTPUT = "Data", "Search", "Method", "Compute", "Output"
 
-AnyArtefact = Annotated[
+ANY_ARTEFACT: tuple[type, Any] = (
     str,
     typer.Argument(
         help="Folder written by freemoe, a model, or owner/name of the hub.",
         autocompletion=completion.complete_artefacts_and_models,
     ),
-]
+)
 Base = Annotated[str | None, typer.Option(help="Base model; the artefact's own if absent.")]
 Dtype = Annotated[
     str,
@@ -93,10 +93,7 @@ def allowed_code(written: str | None) -> bool | Literal["unsafe"]:
 class GroupedCommand(TyperCommand):
     """A command whose help has its options in groups; its ``--allow-code-execution`` may stand alone, or be ``=unsafe``.
 
-    Args:
-        args: As of typer's command.
-        common: Parameters that ``--help`` shows; the others stand in ``--help-all``. None: all.
-        kwargs: As of typer's command.
+    ``common``: parameters that ``--help`` shows; the others stand in ``--help-all``. None: all.
     """
 
     def __init__(self, *args: Any, common: Collection[str] | None = None, **kwargs: Any) -> None:

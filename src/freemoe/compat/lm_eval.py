@@ -109,21 +109,13 @@ _KINDS = {"TASK": "task", "PY_TASK": "class", "GROUP": "group", "TAG": "group"}
 
 @dataclass(frozen=True)
 class ListedTask:
-    """What lm-eval's index has under a name.
-
-    Attributes:
-        name: The name.
-        kind: ``task`` (a YAML file), ``class`` (a task that is written in Python) or ``group``.
-        yaml: The file; None for a group that is none.
-        config: What the file says, functions by name only.
-        members: Names of a group's tasks.
-    """
+    """What lm-eval's index has under a name."""
 
     name: str
-    kind: str
-    yaml: Path | None
-    config: Mapping[str, Any]
-    members: tuple[str, ...] = ()
+    kind: str  # ``task`` (a YAML file), ``class`` (a task that is written in Python) or ``group``
+    yaml: Path | None  # The file; None for a group that is none
+    config: Mapping[str, Any]  # What the file says, functions by name only
+    members: tuple[str, ...] = ()  # Names of a group's tasks
 
 
 def find_task(name: str, folder: Path | None = None) -> ListedTask | None:
@@ -171,11 +163,7 @@ def averaged_metrics(task: Any) -> dict[str, bool]:
 
 
 def _search_folders(folder: Path | None) -> list[Path]:
-    """Where tasks are looked for; the files of a user's folder are such that they can be read.
-
-    Raises:
-        DataError: One of them is a pipe, too large, too deep, or has YAML's anchors.
-    """
+    """Where tasks are looked for; the files of a user's folder are such that they can be read."""
     for file in sorted(folder.rglob("*.yaml")) if folder else ():
         require_safe_yaml(file)
     return [*([folder] if folder else []), _tasks_folder()]

@@ -46,13 +46,7 @@ def quiet_loggers(*names: str) -> Iterator[None]:
 def name_of(package: str, path: str, purpose: str) -> Any:
     """What stands at a path inside another package.
 
-    Args:
-        package: One of `TRIED`.
-        path: Module and name, ``lm_eval.utils:env``, or a module alone.
-        purpose: What it is needed for, to complete "freemoe needs it to ...".
-
-    Raises:
-        VersionError: The installed release has no such name.
+    ``path``: module and name, ``lm_eval.utils:env``, or a module alone; ``purpose`` completes "freemoe needs it to ...".
     """
     module, _, name = path.partition(":")
     try:
@@ -63,11 +57,7 @@ def name_of(package: str, path: str, purpose: str) -> Any:
 
 
 def attribute_of(thing: Any, name: str, package: str, purpose: str) -> Any:
-    """A private attribute of another package's object.
-
-    Raises:
-        VersionError: The object has no such attribute.
-    """
+    """A private attribute of another package's object."""
     try:
         return getattr(thing, name)
     except AttributeError as error:

@@ -25,11 +25,7 @@ _SOURCE = str(Path(__file__).parents[2])
 
 
 def render_template(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **how: Any) -> str:
-    """Messages as a tokenizer's chat template writes them.
-
-    Raises:
-        ValueError: The template refuses them, or does not keep its bounds.
-    """
+    """Messages as a tokenizer's chat template writes them."""
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
     template = tokenizer.get_chat_template(None, None)
     conversation = [dict(message) for message in messages]

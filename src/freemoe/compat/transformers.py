@@ -131,10 +131,8 @@ def experts_backend(config: Any) -> str:
 def experts_run_by(model: Any, name: str, function: Callable[..., Tensor]) -> Iterator[None]:
     """While open, a mixture's fused experts are run by a function of ours, afterwards by what ran them before; it nests.
 
-    Args:
-        model: A mixture model.
-        name: The function's name in the list of all models' ways, where it stays.
-        function: Called with the experts' module and the arguments of its forward.
+    The name stays in the list of all models' ways; the function is called with the experts' module and the arguments of its
+    forward.
     """
     known = name_of(_PACKAGE, "transformers.integrations.moe:ALL_EXPERTS_FUNCTIONS", "run experts in a way of its own")
     if name not in known.valid_keys():

@@ -11,11 +11,7 @@ from freemoe.core.errors import VersionError
 
 
 def around_steps(runner: Any, step: Callable[[], AbstractContextManager[Any]]) -> None:
-    """Enter a context around every forward pass of vLLM's first model runner.
-
-    Raises:
-        VersionError: The installed release runs its passes elsewhere.
-    """
+    """Enter a context around every forward pass of vLLM's first model runner."""
     run = _require_attribute(runner, type(runner).__name__, "_model_forward", "tell which token is which expert's")
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -28,12 +24,7 @@ def around_steps(runner: Any, step: Callable[[], AbstractContextManager[Any]]) -
 def mixtures_made_with(module: Any, arguments: Callable[[str], Mapping[str, Any]]) -> AbstractContextManager[None]:
     """While open, mixtures that a module of vLLM's models makes get other arguments.
 
-    Args:
-        module: The module of a family's classes.
-        arguments: A mixture's name in the model -> what replaces its arguments (``top_k``, ``custom_routing_function``).
-
-    Raises:
-        VersionError: The installed release makes its mixtures otherwise.
+    ``arguments``: a mixture's name in the model -> what replaces its arguments (``top_k``, ``custom_routing_function``).
     """
     make = _require_attribute(module, module.__name__, "FusedMoEFactory", "give every layer its own experts per token")
 

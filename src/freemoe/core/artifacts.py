@@ -259,10 +259,7 @@ def read_tensors(folder: str | Path, name: str, manifest: Mapping[str, Any]) -> 
 def describe_artefact(folder: Path, manifest: Mapping[str, Any], base: str | None) -> dict[str, Any]:
     """What every artefact says of itself, as plain data for `freemoe inspect`.
 
-    Args:
-        folder: The artefact, its files checked.
-        manifest: Its manifest.
-        base: The base that it was found to fit; None where none was given, and ``fits_base`` is None then.
+    ``fits_base`` is None where no base was given.
     """
     return {
         "artefact": str(folder),

@@ -67,10 +67,7 @@ def write_synced(stream: BinaryIO, data: bytes, what: str) -> None:
 def write_atomic(path: Path, data: bytes, what: str = "") -> None:
     """Write a file so that it is there whole or not at all, and survives a power cut.
 
-    Args:
-        path: The file.
-        data: All of it.
-        what: What `WATCHERS` call it; its name if absent.
+    ``what`` is what `WATCHERS` call it; its name if absent.
 
     Raises:
         DiskError: The system refuses; what stood there before still stands.
@@ -132,9 +129,7 @@ def disk_error(error: OSError, path: Path, size: int | None = None) -> DiskError
 def as_disk_error(error: BaseException, path: Path) -> DiskError | None:
     """What another package's failed write says of the disk; None where it is about something else.
 
-    Args:
-        error: What was raised: the system's error, or one that quotes it, as safetensors' own does.
-        path: What was being written.
+    The error is the system's, or one that quotes it, as safetensors' own does.
     """
     number = error.errno if isinstance(error, OSError) and not isinstance(error, ArtifactError) else None
     quoted = re.search(r"os error (\d+)", str(error)) if type(error).__name__ == "SafetensorError" else None

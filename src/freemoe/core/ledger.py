@@ -37,9 +37,7 @@ def keep_none() -> None:
 def count_openings(contents: Iterable[str], opening: object) -> int | None:
     """Note that test documents were opened, and count how often they were.
 
-    Args:
-        contents: What each document says; case and white space do not matter.
-        opening: What opened them, as plain data: the same again is not counted again.
+    Case and white space of the contents do not matter; the same ``opening`` again is not counted again.
 
     Returns:
         Openings so far, this one among them, of the document that was opened most often; None where no ledger can be kept,

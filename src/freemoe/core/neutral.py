@@ -32,9 +32,7 @@ def escape_terminal(text: object) -> str:
 def one_line(text: object, most: int | None = None) -> str:
     """Text for a terminal on one line.
 
-    Args:
-        text: Any.
-        most: Characters at most; what is longer is cut in its middle.
+    ``most``: characters; what is longer is cut in its middle.
     """
     line = escape_terminal(" ".join(str(text).split()))
     if most is None or len(line) <= most:

@@ -65,11 +65,7 @@ _LONGEST_SHOWN = 120
 def unknown_name(kind: str, name: str, known: list[str], advice: str = "") -> UnknownNameError:
     """Build the error for a name that nothing answers to, with near misses first.
 
-    Args:
-        kind: What was looked for, e.g. ``"metric"``.
-        name: The name that was asked for.
-        known: Every name that would have worked.
-        advice: One more sentence: what to do.
+    ``advice`` is one more sentence: what to do.
     """
     if len(str(name)) > _LONGEST_SHOWN:  # else it is a page, and looking for near misses takes minutes
         name = f"{str(name)[:_LONGEST_SHOWN]}..."
@@ -97,10 +93,8 @@ class Registry(Generic[T]):
 
     What other packages add (`plugins`) is there from the first look on.
 
-    Args:
-        kind: What they are, for messages.
-        allowed: Names that a recipe's field may hold; grows with what is added, so that another package's entries may
-            stand in recipes.
+    ``allowed``: names that a recipe's field may hold; grows with what is added, so that another package's entries may stand
+    in recipes.
     """
 
     def __init__(self, kind: str, allowed: list[str] | None = None) -> None:

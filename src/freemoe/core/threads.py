@@ -98,9 +98,7 @@ class ModelLock:
     ) -> AbstractContextManager[object]:
         """Wait for the turn, and have it until the end of a ``with`` block over what is returned; it nests.
 
-        Args:
-            threads: Whether to wait for it.
-            given_up: Once set, nobody waits here any more.
+        Nobody waits here any more once ``given_up`` is set.
 
         Raises:
             BusyError: Another thread has it and ``threads`` is ``raise``; another asyncio task of this very thread has it;

@@ -61,13 +61,7 @@ def require_file(path: Path, error: type[FreeMoEError] = DataError) -> int:
 def read_bytes(path: Path, most: int, error: type[FreeMoEError] = DataError) -> bytes:
     """A file's bytes.
 
-    Args:
-        path: The file.
-        most: Bytes at most; also no more than a quarter of the free memory.
-        error: What is raised.
-
-    Raises:
-        FreeMoEError: As `require_file`, or when it is larger or cannot be read.
+    So many at most, and no more than a quarter of the free memory.
     """
     size = require_file(path, error)
     room = min(most, available_memory_bytes() // 4)
@@ -103,11 +97,8 @@ def read_json(path: Path, error: type[FreeMoEError] = DataError, finite: bool = 
 def parse_json(text: str, where: str, error: type[FreeMoEError] = DataError, finite: bool = True) -> Any:
     """What a JSON document says.
 
-    Args:
-        text: The document.
-        where: What it is called, for messages: file, or file and line.
-        error: What is raised.
-        finite: Refuse NaN and infinity, which JSON does not have and Python writes all the same.
+    ``where`` is what messages call it; ``finite`` refuses NaN and infinity, which JSON does not have and Python writes all
+    the same.
 
     Raises:
         FreeMoEError: When it is no JSON, too long, too deep, names a key twice, or holds what no text and no number is.
@@ -218,11 +209,7 @@ def parse_yaml(text: str, where: str, error: type[FreeMoEError] = DataError) -> 
 
 
 def require_safe_yaml(path: Path) -> None:
-    """Refuse a YAML file that another library shall read: as `parse_yaml`, but tags, and whether it is YAML, are that library's.
-
-    Raises:
-        DataError: It is no file of text, too long, too deep, or has anchors or aliases.
-    """
+    """Refuse a YAML file that another library shall read: as `parse_yaml`, but tags, and whether it is YAML, are that library's."""
     import yaml
 
     text = read_text(path, MOST_YAML)

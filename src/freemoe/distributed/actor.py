@@ -18,10 +18,8 @@ from freemoe.core.run.units import Unit, run_pickled
 class WorkerActor:
     """A worker of the cluster; Ray makes it, in a process of its own.
 
-    Args:
-        folder: Where the first process works; paths of units are relative to it.
-        path: Where the first process finds modules; what of it is on this machine counts here too.
-        threads: CPU threads in torch; torch's own number if None.
+    Paths of units are relative to ``folder``, where the first process works; what of its ``path`` for modules is on this
+    machine counts here too.
     """
 
     def __init__(self, folder: str, path: Sequence[str], threads: int | None) -> None:

@@ -19,11 +19,7 @@ _READ = ("model", "base", "artefact", "text", "domains", "root", "data_root", "t
 
 
 def executor_of(recipe: Any) -> WorkerPool:
-    """Who does a recipe's units: processes of this machine, or actors on Ray.
-
-    Raises:
-        WorkerError: There is no such Ray, or no room on it.
-    """
+    """Who does a recipe's units: processes of this machine, or actors on Ray."""
     plain = recipe.model_dump(mode="json")
     return make_pool(
         executor_spec_of(recipe),
@@ -75,13 +71,8 @@ def make_pool(
 ) -> WorkerPool:
     """Workers at a place.
 
-    Args:
-        place: Where, and how many.
-        threads: CPU threads of each; by default they share those of this process. Sums depend on it: one that is asked for is
-            that of every worker, however many there are.
-        device: What bases are loaded on.
-        limit: Seconds that a unit may take.
-        needs: Paths that units read, checked on every machine.
+    ``threads``: CPU threads of each; by default they share those of this process. Sums depend on it: one that is asked for is
+    that of every worker, however many there are. ``needs`` are paths that units read, checked on every machine.
     """
     import torch
 

@@ -36,13 +36,9 @@ STORE_BYTES = 256 << 20
 class RayPool(WorkerPool):
     """Does units by actors of a Ray cluster. They end with `close`, and so does a local Ray that was started for them.
 
-    Args:
-        address: ``ray://HOST:PORT``; a Ray of this machine alone if None, unless this process is connected to one already.
-        count: Most actors at a time; one for every accelerator, or machine, if None.
-        threads: CPU threads of each, and what it asks the cluster for; one if None.
-        accelerator: Whether each has an accelerator to itself.
-        limit: Seconds after which a unit counts as hung, see `WorkerPool`.
-        needs: Paths that units read, on every machine of the cluster.
+    ``address`` is ``ray://HOST:PORT``; a Ray of this machine alone if None, unless this process is connected to one already.
+    There are ``count`` actors at most, one for every accelerator, or machine, if None; ``threads`` is also what each asks the
+    cluster for.
 
     Raises:
         WorkerError: There is no cluster at the address, or it has no room for a worker.
@@ -203,9 +199,7 @@ def explain_exit() -> subprocess.Popen[bytes] | None:
 def connect_ray(address: str | None, cpus: int) -> bool:
     """Connect this process to a cluster, if it is not; whether a local Ray was started for that, or a connection made.
 
-    Args:
-        address: ``ray://HOST:PORT``; a Ray of this machine alone if None.
-        cpus: That a Ray of this machine has.
+    A Ray of this machine alone, with so many CPUs, if the address is None.
     """
     if address is None:
         set_auth_token()

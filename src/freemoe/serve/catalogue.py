@@ -7,7 +7,6 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import FreeMoEError
 from freemoe.core.registry import unknown_name
 from freemoe.recipes.expert_names import AUTO, BASE, PREFIX, ExpertRef, require_new_names
+from freemoe.serve.engine.hosts import VariantHost
 
 if TYPE_CHECKING:
     from freemoe.serve.engine.engine import InferenceEngine
@@ -27,84 +27,24 @@ class NotLoadedError(FreeMoEError):
     """An expert that stands in the catalogue and could not be put onto the base."""
 
 
-class LoadedExperts:
-    """Which experts can be asked for: all that are on the engine, from the start or since they were loaded.
-
-    Used on the server's event loop.
-    """
-
-    def __init__(self, engine: InferenceEngine) -> None:
-        self._engine = engine
-        self._changes = 0
-
-    @property
-    def expert_names(self) -> list[str]:
-        """Names of the experts that the engine has."""
-        return self._engine.experts
-
-    @property
-    def rejected_experts(self) -> list[str]:
-        """Those of them that were rejected: they are the base."""
-        return getattr(self._engine.host, "rejected", [])
-
-    @property
-    def state_version(self) -> int:
-        """A number that grows whenever other experts can be asked for."""
-        return self._changes
-
-    async def ensure_loaded(self, name: str) -> None:
-        """Have an expert, or all parts of a combination, on the engine."""
-
-    async def load_experts(self, folder: Path, prefix: str) -> list[str]:
-        """Let the experts of an artefact be asked for too, under the names that are returned.
-
-        Raises:
-            FreeMoEError: As `FreeMoE.load_expert`; nothing has changed.
-        """
-        host = self._engine.host
-        names = await asyncio.wrap_future(
-            self._engine.run_between_steps(lambda: host.load_expert(folder, prefix=prefix))
-        )
-        self._changes += 1
-        return names
-
-    async def drop_expert(self, name: str) -> None:
-        """Let nobody ask for an expert any more, and wait until those who did have their answers."""
-        await asyncio.wrap_future(self._engine.drop_expert(name))
-        self._changes += 1
-
-
 @dataclass(frozen=True)
 class CatalogueEntry:
-    """Where an expert is read.
+    """Where an expert is read."""
 
-    Attributes:
-        name: By which it is asked for.
-        folder: Its artefact, under the same path on every machine.
-        original: Its name there.
-        since: The version of the catalogue that it came with: files that are read anew are another expert.
-        kind: See `domain_experts.expert.DomainExpert`.
-    """
-
-    name: str
-    folder: str
-    original: str
-    since: int
-    kind: str = ""
+    name: str  # By which it is asked for
+    folder: str  # Its artefact, under the same path on every machine
+    original: str  # Its name there
+    since: int  # The version of the catalogue that it came with: files that are read anew are another expert
+    kind: str = ""  # See `domain_experts.expert.DomainExpert`
 
 
 @dataclass(frozen=True)
 class ExpertCatalogue:
-    """Experts that can be asked for, loaded or not.
+    """Experts that can be asked for, loaded or not."""
 
-    Attributes:
-        version: Nanoseconds since 1970, or one more than the version before where the clock stands behind it.
-        entries: In the order of their coming.
-        dropped: Of experts that were dropped, by name, the version since which they are gone.
-    """
-
-    version: int = 0
-    entries: tuple[CatalogueEntry, ...] = ()
+    version: int = 0  # Nanoseconds since 1970, or one more than the version before where the clock stands behind it
+    entries: tuple[CatalogueEntry, ...] = ()  # In the order of their coming
+    # Of experts that were dropped, by name, the version since which they are gone
     dropped: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -163,64 +103,40 @@ def model_names(experts: Sequence[str], has_router: bool) -> list[str]:
     return [BASE, *([AUTO] if has_router else []), *(PREFIX + name for name in experts)]
 
 
-class OnDemandExperts(LoadedExperts):
-    """Experts of a catalogue, each put onto the engine when it is first asked for.
+class ServedExperts:
+    """Experts of a catalogue, each put onto the engine when it is first asked for; of no catalogue those that the engine has.
 
-    Args:
-        engine: Its host is a `FreeMoE` without experts.
-        catalogue: Those that can be asked for.
-        announce: Lets others know the catalogue after a change.
+    Used on the server's event loop. ``announce`` lets others know the catalogue after a change.
     """
 
     def __init__(
         self,
         engine: InferenceEngine,
-        catalogue: ExpertCatalogue,
+        catalogue: ExpertCatalogue | None = None,
         announce: Callable[[ExpertCatalogue], Awaitable[None]] | None = None,
     ) -> None:
-        super().__init__(engine)
-        self.catalogue = catalogue
-        self._announce = announce
-        self._loaded: dict[str, CatalogueEntry] = {}
-        self._leaving: dict[str, Future[None]] = {}
+        rejected = getattr(engine.host, "rejected", ())
+        here = (CatalogueEntry(name, "", name, 1, BASE if name in rejected else "") for name in engine.experts)
+        self.catalogue = catalogue or ExpertCatalogue(entries=tuple(here))
+        self._engine, self._announce = engine, announce
+        self._loaded = {entry.name: entry for entry in self.catalogue.entries if entry.name in engine.experts}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-
-    @property
-    def expert_names(self) -> list[str]:
-        """Names of all experts, loaded or not."""
-        return self.catalogue.expert_names
-
-    @property
-    def rejected_experts(self) -> list[str]:
-        """Those of them that were rejected: they are the base."""
-        return self.catalogue.rejected_experts
-
-    @property
-    def state_version(self) -> int:
-        """The version of the catalogue."""
-        return self.catalogue.version
 
     def update_catalogue(self, catalogue: ExpertCatalogue) -> None:
         """Take over what is newer in a catalogue; what was dropped, or is read elsewhere now, is let go of."""
         self.catalogue = self.catalogue.merge(catalogue)
         for name, entry in list(self._loaded.items()):
             if self.catalogue.find_entry(name) != entry:
-                self._start_drop(name)
+                del self._loaded[name]
+                self._engine.drop_expert(name)
 
-    async def wait_all_dropped(self) -> None:
-        """Wait until what was let go of is gone."""
-        await asyncio.gather(*(asyncio.wrap_future(future) for future in list(self._leaving.values())))
-
-    def _start_drop(self, name: str) -> None:
-        del self._loaded[name]
-        self._leaving[name] = self._engine.drop_expert(name)
+    async def wait_dropped(self, *names: str) -> None:
+        """Wait until these experts, where they were let go of, are gone; all that were if none is named."""
+        leaving = self._engine.leaving.copy()
+        await asyncio.gather(*(asyncio.wrap_future(leaving[name]) for name in names or leaving if name in leaving))
 
     async def ensure_loaded(self, name: str) -> None:
-        """Have an expert, or all parts of a combination, on the engine.
-
-        Raises:
-            NotLoadedError: Its files are not what they were.
-        """
+        """Have an expert, or all parts of a combination, on the engine."""
         for part in dict.fromkeys(ExpertRef.parse(name).names):
             async with self._locks[part]:
                 await self._load_expert(part)
@@ -229,7 +145,7 @@ class OnDemandExperts(LoadedExperts):
         entry = self.catalogue.find_entry(name)
         if entry is None or self._loaded.get(name) == entry:
             return
-        await self._wait_dropped(name)
+        await self.wait_dropped(name)
         host = self._engine.host
         try:
             await asyncio.wrap_future(
@@ -247,14 +163,10 @@ class OnDemandExperts(LoadedExperts):
 
     def _mark_loaded(self, entry: CatalogueEntry) -> None:
         """Note that an expert is on the engine now; the catalogue may be another one meanwhile."""
-        self._loaded[entry.name] = entry
-        if self.catalogue.find_entry(entry.name) != entry:
-            self._start_drop(entry.name)
-
-    async def _wait_dropped(self, name: str) -> None:
-        """Wait until an expert of this name that was let go of is gone."""
-        if name in self._leaving:
-            await asyncio.wrap_future(self._leaving[name])
+        if self.catalogue.find_entry(entry.name) == entry:
+            self._loaded[entry.name] = entry
+        else:
+            self._engine.drop_expert(entry.name)
 
     async def load_experts(self, folder: Path, prefix: str) -> list[str]:
         """Let the experts of an artefact be asked for too; they are put onto the engine at once, which shows that they belong there.
@@ -264,9 +176,11 @@ class OnDemandExperts(LoadedExperts):
         """
         # Refused before anything is read: a name that is taken by an expert that nobody has asked for yet.
         names = self.catalogue.with_artefact(folder, prefix).expert_names[len(self.catalogue.entries) :]
-        for name in names:
-            await self._wait_dropped(name)
-        loaded = await super().load_experts(folder, prefix)
+        await self.wait_dropped(*names)
+        host = self._engine.host
+        loaded = await asyncio.wrap_future(
+            self._engine.run_between_steps(lambda: host.load_expert(folder, prefix=prefix))
+        )
         self.catalogue = self.catalogue.with_artefact(folder, prefix)
         for entry in self.catalogue.entries:
             if entry.name in loaded:
@@ -278,8 +192,10 @@ class OnDemandExperts(LoadedExperts):
     async def drop_expert(self, name: str) -> None:
         """Let nobody ask for an expert any more, and wait until it is gone."""
         if self.catalogue.find_entry(name) is None:
-            raise unknown_name("expert", name, self.expert_names)
+            raise unknown_name("expert", name, self.catalogue.expert_names)
+        if isinstance(self._engine.host, VariantHost):
+            self._engine.host.delete_expert(name)  # refused
         self.update_catalogue(self.catalogue.without_expert(name))
         if self._announce is not None:
             await self._announce(self.catalogue)
-        await self.wait_all_dropped()
+        await self.wait_dropped()

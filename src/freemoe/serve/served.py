@@ -33,23 +33,14 @@ class ExpertSource(NamedTuple):
 
 @dataclass(frozen=True)
 class ServeTarget:
-    """What settings mean on this machine.
-
-    Attributes:
-        settings: What was asked for.
-        base: A folder, a file, or a repository of the hub.
-        sources: Folders of experts besides the base's own.
-        catalogue: All experts.
-        has_router: Whether ``auto`` can be asked for.
-        roots: Folders below which experts may be loaded.
-    """
+    """What settings mean on this machine."""
 
     settings: ServeSettings
-    base: str
-    sources: tuple[ExpertSource, ...]
+    base: str  # A folder, a file, or a repository of the hub
+    sources: tuple[ExpertSource, ...]  # Folders of experts besides the base's own
     catalogue: ExpertCatalogue
-    has_router: bool
-    roots: tuple[Path, ...]
+    has_router: bool  # Whether ``auto`` can be asked for
+    roots: tuple[Path, ...]  # Folders below which experts may be loaded
 
     @property
     def served_models(self) -> list[str]:
@@ -73,12 +64,7 @@ class ServeTarget:
         return named, load_config(self.base if (Path(self.base) / "config.json").is_file() else named)
 
     def dry_run_plan(self) -> dict[str, Any]:
-        """What would be served, without loading weights.
-
-        Raises:
-            DataError: The base is a GGUF file.
-            RecipeError: A longer context is asked for than the model reads.
-        """
+        """What would be served, without loading weights."""
         named, config = self.base_config()
         if config is None:
             raise DataError(
@@ -132,9 +118,7 @@ class ServeTarget:
     def engine_limits(self, model: Any, tokenizer: Any = None) -> EngineLimits:
         """What the engine takes on; tokens of a sequence: what is asked for, else the model's own length, at most 4096.
 
-        Args:
-            model: Or what has its ``config``.
-            tokenizer: It may read less than the model does.
+        The model may be whatever has its ``config``; a tokenizer may read less than the model does.
         """
         settings, longest = self.settings, context_length(model, tokenizer)
         if settings.context is not None and settings.context > longest:
@@ -151,12 +135,7 @@ class ServeTarget:
 
 
 def resolve_settings(settings: ServeSettings, key: str | None) -> ServeTarget:
-    """Check settings, and find what they name, before anything is loaded.
-
-    Raises:
-        RecipeError: Something of it cannot be served, or could be reached by others without a key.
-        FreeMoEError: Something of it is not there.
-    """
+    """Check settings, and find what they name, before anything is loaded."""
     require_key(settings.host, key)
     require_one_device(settings.device, "A served model")  # pyright: ignore[reportArgumentType]
     require_in_reach(settings.base)

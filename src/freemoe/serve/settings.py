@@ -18,42 +18,26 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """What the engine takes on.
+    """What the engine takes on."""
 
-    Attributes:
-        context: Tokens of a sequence at most, prompt and answer together.
-        batch: Sequences that are run side by side; each has a slot of the cache.
-        queue: Sequences that may wait for a slot.
-        prefill: Tokens of prompts that are read per step, so that running sequences do not stall.
-        pieces: Events of a stream that are kept for a reader that does not read.
-        batch_invariant: Every sequence is computed by itself, so that its logits are the same bits whoever else asks.
-    """
-
-    context: int
-    batch: int = 16
-    queue: int = 256
-    prefill: int = 256
-    pieces: int = 1024
+    context: int  # Tokens of a sequence at most, prompt and answer together
+    batch: int = 16  # Sequences that are run side by side; each has a slot of the cache
+    queue: int = 256  # Sequences that may wait for a slot
+    prefill: int = 256  # Tokens of prompts that are read per step, so that running sequences do not stall
+    pieces: int = 1024  # Events of a stream that are kept for a reader that does not read
+    # Every sequence is computed by itself, so that its logits are the same bits whoever else asks
     batch_invariant: bool = False
 
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """Of a request.
-
-    Attributes:
-        bytes: Of its body.
-        seconds: Until its body is there, and until a reader takes the next piece of an answer.
-        choices: Answers to one request, prompts times ``n``.
-        stops: Stop texts of one request.
-        at_once: Requests that are open at one time.
-    """
+    """What a request may ask for, and how long it may take."""
 
     bytes: int = 4 << 20
-    seconds: float = 30
-    choices: int = 128
-    stops: int = 16
-    at_once: int = 512
+    seconds: float = 30  # Until its body is there, and until a reader takes the next piece of an answer
+    choices: int = 128  # Answers to one request, prompts times ``n``
+    stops: int = 16  # Stop texts of one request
+    at_once: int = 512  # Requests that are open at one time
 
 
 class ServeSettings(BaseModel):

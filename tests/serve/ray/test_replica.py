@@ -65,13 +65,6 @@ def replicas(served: ServeTarget) -> Iterator[list[Replica]]:
         replica._engine.stop()
 
 
-@pytest.fixture(scope="module")
-def whole(folders: SimpleNamespace) -> FreeMoE:
-    host = FreeMoE.from_pretrained(str(folders.base), folders.own, device="cpu")
-    host.load_expert(folders.more)
-    return host
-
-
 def test_each_answers_as_the_single_server_and_loads_what_it_is_asked_for(
     replicas: list[Replica], whole: FreeMoE
 ) -> None:

@@ -34,12 +34,6 @@ TOKENS = 230
 
 
 @pytest.fixture(scope="module")
-def whole(folders: SimpleNamespace) -> FreeMoE:
-    """The same experts, for one request at a time."""
-    return FreeMoE.from_pretrained(str(folders.base), folders.own, device="cpu")
-
-
-@pytest.fixture(scope="module")
 def true(whole: FreeMoE) -> dict[str, str]:
     return {name: alone(whole, "court?", name, TOKENS) for name in NAMES}
 

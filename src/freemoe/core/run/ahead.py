@@ -19,21 +19,15 @@ from freemoe.core.run.units import Unit
 
 @dataclass(eq=False)
 class ParallelStages:
-    """Lets workers do parts of a run; alive inside its ``with``.
+    """Lets workers do parts of a run; alive inside its ``with``."""
 
-    Args:
-        run: The run's folder.
-        executor: Who does the work; closed at the end.
-        function: Does a part, as ``package.module:function``: called with ``output``, ``stage``, ``name`` and what is known, it
-            leaves what it finished in the `RunPart` named ``STAGE|NAME`` of that output.
-        known: More arguments of the function: plain data that is the same for every part.
-        needs: Stage, name of a part, name of a unit whose tensors the run keeps -> whether that part reads them.
-    """
-
-    run: RunFolder
-    executor: WorkerPool
+    run: RunFolder  # The run's folder
+    executor: WorkerPool  # Who does the work; closed at the end
+    # Does a part, as ``package.module:function``: called with ``output``, ``stage``, ``name`` and what is known, it leaves
+    # what it finished in the `RunPart` named ``STAGE|NAME`` of that output
     function: str
-    known: dict[str, Any]
+    known: dict[str, Any]  # More arguments of the function: plain data that is the same for every part
+    # Stage, name of a part, name of a unit whose tensors the run keeps -> whether that part reads them
     needs: Callable[[str, str, str], bool]
 
     def __post_init__(self) -> None:
@@ -49,10 +43,7 @@ class ParallelStages:
     def run_stage(self, stage: str, names: Sequence[str], on_done: Callable[[str], None]) -> set[str]:
         """Fill the journal with parts of a stage, in their order whoever is done first.
 
-        Args:
-            stage: What is done.
-            names: Of its parts.
-            on_done: Called with each name as its part is finished.
+        ``on_done`` is called with each name as its part is finished.
 
         Returns:
             The names of what was done: none where there is nothing to do side by side.

@@ -68,11 +68,7 @@ def run_remote_part(
 ) -> dict[str, bytes]:
     """Do a part of a run (`ParallelStages`) whose folder is elsewhere.
 
-    Args:
-        function: What does it.
-        arguments: Its arguments; ``output`` is where the run's folder stands there.
-        part: The part's name.
-        files: What of the run's folder it reads.
+    ``output`` among the arguments is where the run's folder stands there.
 
     Returns:
         The files that it finished: path in the run's folder -> bytes.

@@ -37,23 +37,14 @@ RESULT_FORMAT = 1
 
 @dataclass(frozen=True)
 class RunOutput:
-    """What a run made, beside the tensors that it wrote into its folder.
+    """What a run made, beside the tensors that it wrote into its folder."""
 
-    Attributes:
-        base_fingerprint: Of the base it was made from.
-        result: The system's part of ``result.json``.
-        manifest: The system's part of the manifest.
-        seen: The record of what the making saw, as both tell it.
-        reported: What each reported document says, for the count of openings.
-        cost: More to tell of what it cost.
-    """
-
-    base_fingerprint: str
-    result: dict[str, Any]
-    manifest: dict[str, Any]
-    seen: dict[str, Any]
-    reported: Iterable[str] = ()
-    cost: dict[str, Any] = field(default_factory=dict)
+    base_fingerprint: str  # Of the base it was made from
+    result: dict[str, Any]  # The system's part of ``result.json``
+    manifest: dict[str, Any]  # The system's part of the manifest
+    seen: dict[str, Any]  # The record of what the making saw, as both tell it
+    reported: Iterable[str] = ()  # What each reported document says, for the count of openings
+    cost: dict[str, Any] = field(default_factory=dict)  # More to tell of what it cost
 
 
 def identity_fields(recipe: Any, *others: str) -> dict[str, Any]:
@@ -69,11 +60,6 @@ def is_finished(recipe: Any) -> bool:
 @contextlib.contextmanager
 def open_run(recipe: Any, *, overwrite: bool = False, resume: bool = True) -> Iterator[RunFolder]:
     """The working folder of a recipe's run, for as long as it lasts.
-
-    Args:
-        recipe: Everything that decides the result.
-        overwrite: Replace a finished artefact of the same name.
-        resume: Go on with an unfinished run of the same recipe.
 
     Raises:
         FreeMoEError: What goes wrong inside; no folder named like the output is left half written.
@@ -100,17 +86,8 @@ def publish_run(
 ) -> Path:
     """Write result, card and manifest of what a run made, and let its folder appear under its name.
 
-    Args:
-        run: Where the tensors are.
-        typed: The result's type, whose ``kind`` is the artefact's: what it refuses is not published.
-        recipe: Everything that decided the result.
-        output: What the run made.
-        check: Opens everything that was written, as its readers do: what they refuse is not published.
-        card: The model card, from the result.
-        page: Draws `PAGES` into the folder that it is given, before that appears under its name.
-
-    Raises:
-        ArtifactError: Its type or its readers refuse it.
+    ``check`` opens everything that was written, as its readers do. ``page`` draws `PAGES` into the folder before that appears
+    under its name.
     """
     (kind,) = get_args(typed.model_fields["kind"].annotation)
     openings = count_openings(output.reported, [output.base_fingerprint, identity_fields(recipe, "output")])

@@ -78,12 +78,8 @@ def interrupted_message(output: str | Path) -> str:
 class RunFolder:
     """The working folder of one run and its journal.
 
-    Args:
-        output: Where the finished folder shall stand.
-        identity: Everything that decides the result (the recipe); a resumed run must have the same, and the same versions
-            of the packages that compute it.
-        overwrite: Replace a finished folder, and forget an unfinished run of another identity.
-        resume: Go on with an unfinished run of the same identity.
+    A resumed run must have the same ``identity`` (the recipe), and the same versions of the packages that compute it.
+    ``overwrite`` replaces a finished folder, and forgets an unfinished run of another identity.
 
     Raises:
         ArtifactError: When something is in the way, cannot be written to, or another process is writing there.
@@ -159,8 +155,7 @@ class RunFolder:
     def discard_if_idle(self, refused: bool = False) -> None:
         """Remove the working folder if no unit of work was finished: nothing is lost, and nothing lies about.
 
-        Args:
-            refused: The run cannot go on as it is, so that units that only prepare are of no use either.
+        A run that is ``refused`` cannot go on as it is, so that units that only prepare are of no use either.
         """
         nothing = PREPARING if refused else (INPUTS,)
         if not self._state_files() and all(name.partition("|")[0] in nothing for name in self.journal.unit_names()):
@@ -173,11 +168,7 @@ class RunFolder:
         self._claim = None
 
     def require_same_inputs(self, now: dict[str, Any]) -> None:
-        """Write down what the run reads, by what it is; a resumed run must read the same.
-
-        Raises:
-            DataError: When it reads something else; says what.
-        """
+        """Write down what the run reads, by what it is; a resumed run must read the same."""
         then = self.journal.run_unit(INPUTS, lambda: now)
         for what, value in now.items():
             # A run that an older freemoe began knows less of them.

@@ -20,10 +20,8 @@ class RunJournal:
 
     A line that was cut short by a crash does not count; neither does anything behind it.
 
-    Args:
-        path: The file.
-        known: Files of other processes, which are only read, and may be written meanwhile: what `path` gets is a part of another
-            one's work, for its `merge_file`.
+    ``known`` are files of other processes, which are only read, and may be written meanwhile: what ``path`` gets is a part of
+    another one's work, for its `merge_file`.
     """
 
     def __init__(self, path: Path, known: Sequence[Path] = ()) -> None:

@@ -79,8 +79,7 @@ def release_lock(opened: int | None) -> None:
 def output_lock(output: Path) -> Iterator[None]:
     """While open, no other process writes a file or folder: a hidden file beside it is locked, and removed at the end.
 
-    Args:
-        output: What will be written; its folder is made where it is missing.
+    Its folder is made where it is missing.
 
     Raises:
         LockedError: Another process writes it; at once.

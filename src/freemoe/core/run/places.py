@@ -18,17 +18,11 @@ _CLUSTER = re.compile(r"ray://[^\s/:@]+:([0-9]{1,5})|ray://\[[0-9a-fA-F:]+\]:([0
 
 @dataclass(frozen=True)
 class ExecutorSpec:
-    """Where units are done.
+    """Where units of work are done, and by how many."""
 
-    Attributes:
-        ray: On Ray, and not by processes of this machine.
-        workers: By how many; None for as many as Ray has room for.
-        address: Of the cluster; None for a Ray of this machine alone.
-    """
-
-    ray: bool = False
-    workers: int | None = 1
-    address: str | None = None
+    ray: bool = False  # On Ray, and not by processes of this machine
+    workers: int | None = 1  # By how many; None for as many as Ray has room for
+    address: str | None = None  # Of the cluster; None for a Ray of this machine alone
 
     @property
     def is_parallel(self) -> bool:
@@ -37,11 +31,7 @@ class ExecutorSpec:
 
 
 def parse_executor_spec(text: str, workers: int = 1) -> ExecutorSpec:
-    """Read where units are done.
-
-    Raises:
-        RecipeError: It is none of what is allowed, or asks for two numbers of workers.
-    """
+    """Read where units are done."""
     kind, _, rest = text.partition(":")
     if text == "local":
         return ExecutorSpec(workers=workers)

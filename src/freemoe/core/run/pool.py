@@ -29,19 +29,13 @@ class PoolWorker(Protocol):
 
     def send(self, unit: Unit) -> None:
         """Let it begin a unit; one that is dead already shows when it is asked for its answer."""
-        ...
 
     def receive(self) -> tuple[bool, Any]:
-        """Its answer, of a worker that has one: whether it went well, and the result or the error; a new one's is empty.
-
-        Raises:
-            WorkerDied: Instead of an answer.
-        """
+        """Its answer, of a worker that has one: whether it went well, and the result or the error; a new one's is empty."""
         ...
 
     def end(self) -> None:
         """Kill it, unless it is dead."""
-        ...
 
 
 class WorkerPool(ABC):
@@ -49,11 +43,8 @@ class WorkerPool(ABC):
 
     What a function keeps in its module is there for the next unit of the same worker.
 
-    Args:
-        count: Most workers at a time.
-        again: How often a unit is begun again whose worker died.
-        limit: Seconds after which a unit counts as hung: its worker is ended, and another one begins it again, once. No limit
-            if None.
+    A unit whose worker died is begun again ``again`` times. One that takes longer than ``limit`` seconds counts as hung: its
+    worker is ended, and another one begins it again, once.
     """
 
     def __init__(self, count: int, again: int = 1, limit: float | None = None) -> None:

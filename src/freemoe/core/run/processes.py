@@ -20,10 +20,7 @@ from freemoe.core.run.units import Unit, run_pickled
 class ProcessPool(WorkerPool):
     """Does units in several processes of this machine. A process ends with this one.
 
-    Args:
-        count: Most processes at a time.
-        threads: CPU threads of each in torch; torch's own number if None.
-        limit: Seconds after which a unit counts as hung, see `WorkerPool`.
+    ``threads``: CPU threads of each in torch; torch's own number if None.
     """
 
     def __init__(self, count: int, threads: int | None = None, limit: float | None = None) -> None:

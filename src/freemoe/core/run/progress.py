@@ -34,7 +34,6 @@ class Progress(Protocol):
 
     def say(self, line: str) -> None:
         """Print a line that stays."""
-        ...
 
 
 class QuietProgress:
@@ -122,14 +121,10 @@ class StageTimer:
 
     A run that goes on finds its finished steps within moments; they soon lie before that half and count no more. Steps may
     be as long as they like: the last finished one counts however long ago it was.
-
-    Args:
-        total: Steps of the stage.
-        clock: Seconds that only grow.
     """
 
-    total: int
-    clock: Callable[[], float] = time.monotonic
+    total: int  # Steps of the stage
+    clock: Callable[[], float] = time.monotonic  # Seconds that only grow
     done: int = 0
     _samples: list[tuple[float, int]] = field(init=False)
 
@@ -172,10 +167,7 @@ class LineProgress:
 
         progress: search 3/12 (25 %) elapsed 0:01:10 left 0:03:30
 
-    Args:
-        write: Takes a line.
-        clock: Seconds that only grow.
-        event: What a stage sets when it ends, and its lines wait for in between.
+    ``event`` is what a stage sets when it ends, and its lines wait for in between.
     """
 
     def __init__(

@@ -39,10 +39,7 @@ _SUM = 64
 class UnitState:
     """The state of one unit of work, or of a part of it.
 
-    Args:
-        folder: Where states lie; None keeps nothing.
-        unit: Name of the unit.
-        part: Of the unit, where it has several.
+    Nothing is kept where there is no folder.
     """
 
     def __init__(self, folder: Path | None, unit: str, part: str = "") -> None:
@@ -74,10 +71,6 @@ class UnitState:
     def write_state(self, state: Callable[[], State], *, now: bool = False) -> bool:
         """Keep a state, if it is time to; says whether it was.
 
-        Args:
-            state: Makes it.
-            now: Whatever the time.
-
         Raises:
             DiskError: The disk refuses; the state before this one still stands.
         """
@@ -106,11 +99,8 @@ class UnitState:
     ) -> Iterator[T]:
         """The items of a pass that sums something up, without those that an earlier process has added already.
 
-        Args:
-            items: The same ones, in the same order, every time.
-            state: The sums, after an item was added and the next one is asked for.
-            load: Go on from such sums.
-            skipped: Told how many items were added already, if any.
+        The items are the same ones, in the same order, every time. ``state`` gives the sums after an item was added and the
+        next one is asked for; ``skipped`` is told how many were added already, if any.
         """
         import torch
 
@@ -134,9 +124,7 @@ class UnitState:
     def map_items(self, items: Iterable[T], work: Callable[[T], State]) -> list[State]:
         """What the work returns of every item, in their order; kept in a file for some of them after the other.
 
-        Args:
-            items: The same ones, in the same order, every time.
-            work: Done for each item that an earlier process has not done.
+        The items are the same ones, in the same order, every time.
         """
         found: list[State] = []
         files = 0

@@ -18,17 +18,11 @@ from freemoe.core.errors import FreeMoEError
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit of work.
+    """A unit of work, named so that any process can do it."""
 
-    Attributes:
-        name: What errors call it; no two units of one run share it.
-        function: ``package.module:function``, at the top of its module.
-        arguments: Its keyword arguments: what JSON can say. What it returns can be pickled.
-    """
-
-    name: str
-    function: str
-    arguments: Mapping[str, Any]
+    name: str  # What errors call it; no two units of one run share it
+    function: str  # ``package.module:function``, at the top of its module
+    arguments: Mapping[str, Any]  # Its keyword arguments: what JSON can say. What it returns can be pickled.
 
     def work(self) -> Any:
         """Do it here and now."""

@@ -17,8 +17,7 @@ _PATIENCE = 16
 class ByExpert:
     """How rows of different experts share forward passes: one pass per expert, which stays switched in until another is needed.
 
-    Args:
-        host: Has ``expert(name)``, a context manager, and ``set_expert(name)`` to change to another inside of it.
+    The host has ``expert(name)``, a context manager, and ``set_expert(name)`` to change to another inside of it.
     """
 
     def __init__(self, host: Any) -> None:
@@ -28,9 +27,7 @@ class ByExpert:
     def group_rows(self, names: Sequence[str], tokens: int) -> list[list[int]]:
         """Which rows go together; first those of the expert that is switched in.
 
-        Args:
-            names: The expert of every row.
-            tokens: Of all rows, padding too.
+        ``tokens`` are those of all rows, padding too.
         """
         found = rows_by_key(names)
         return [found[name] for name in sorted(found, key=lambda n: (n != self._name, n))]

@@ -19,19 +19,13 @@ _FIRST_LENGTH = 128
 
 @dataclass
 class SlotMapping:
-    """Where the next forward pass writes: row i goes to slot ``slots[i]``, behind its ``starts[i]`` tokens.
+    """Where the next forward pass writes: row i goes to slot ``slots[i]``, behind its ``starts[i]`` tokens."""
 
-    Attributes:
-        slots: Of every row, ascending.
-        starts: Tokens that each row's slot holds.
-        places: ``(2, B)`` both, on the model's device: sent once for all layers.
-        longest: Slots and tokens there can be at most; buffers grow no further but for padding.
-    """
-
-    slots: list[int] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)  # Of every row, ascending
+    starts: list[int] = field(default_factory=list)  # Tokens that each row's slot holds
+    # ``(2, B)`` both, on the model's device: sent once for all layers
     places: Tensor = field(default_factory=lambda: torch.zeros(2, 0, dtype=torch.int64))
-    longest: tuple[int, int] = (1, 1)
+    longest: tuple[int, int] = (1, 1)  # Slots and tokens there can be at most; buffers grow no further but for padding
 
 
 class SlotLayer(DynamicLayer):
@@ -147,9 +141,7 @@ class SlotCache(Cache):
 def token_bytes(config: Any, element: int) -> int:
     """Bytes of the cache per token of a sequence, from a model's config alone.
 
-    Args:
-        config: Of the model.
-        element: Bytes of a number.
+    ``element``: bytes of a number.
     """
     text = config.get_text_config(decoder=True)
     heads = text.num_attention_heads

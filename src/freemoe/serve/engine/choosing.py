@@ -74,9 +74,7 @@ class TokenSampler:
 def sample_batch(choosers: Sequence[TokenSampler], logits: Tensor) -> list[int]:
     """One token for each row; the host waits as often for many as for one.
 
-    Args:
-        choosers: B of them.
-        logits: ``(B, V)``, no NaN among them.
+    Logits are ``(B, V)``, no NaN among them.
     """
     logits = _apply_penalties(choosers, logits)
     groups = rows_by_key([chooser.rule for chooser in choosers])
@@ -119,10 +117,8 @@ def gather_logprobs(
 ) -> list[tuple[float | None, tuple[tuple[int, float], ...]]]:
     """Log-probability of each token, and the likeliest ones with theirs; the host waits as often for many as for one.
 
-    Args:
-        logits: ``(B, V)`` of any type; the softmax is taken in fp32.
-        tokens: One for each row.
-        tops: How many of the likeliest, for each row; None for no log-probability at all.
+    Logits are ``(B, V)`` of any type; the softmax is taken in fp32. ``tops``: how many of the likeliest, for each row; None
+    for no log-probability at all.
     """
     wanted = [row for row, top in enumerate(tops) if top is not None]
     found: list[tuple[float | None, tuple[tuple[int, float], ...]]] = [(None, ())] * len(tops)

@@ -52,7 +52,7 @@ class InferenceEngine:
         self._scheduler = BatchScheduler(self.runner, limits, watch or ServerMetrics())
         self._lock = threading.Condition()
         self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
-        self._leaving: dict[str, Future[None]] = {}
+        self.leaving: dict[str, Future[None]] = {}
         self._ending = self.is_closed = False
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run_loop, name="freemoe engine", daemon=True)
@@ -67,7 +67,7 @@ class InferenceEngine:
     @property
     def experts(self) -> list[str]:
         """Names of the experts that can be asked for."""
-        return [name for name in self.host.experts if name not in self._leaving]
+        return [name for name in self.host.experts if name not in self.leaving]
 
     @property
     def is_alive(self) -> bool:
@@ -98,7 +98,7 @@ class InferenceEngine:
             if self.is_closed:
                 raise self._closed_error("is about to end and takes no more requests. Ask again in a moment")
             for ask in {ask.expert: ask for ask in asks}.values():
-                if any(map(ask.uses_expert, self._leaving)):
+                if any(map(ask.uses_expert, self.leaving)):
                     raise unknown_name("expert", ask.expert, [BASE, AUTO, *self.experts])
                 self.host.require(ask.expert)
             free = self.limits.batch - len(self._scheduler.running)
@@ -127,11 +127,11 @@ class InferenceEngine:
         with self._lock:
             if self._ending:
                 raise self._closed_error("has ended")
-            if name in self._leaving:
-                return self._leaving[name]
+            if name in self.leaving:
+                return self.leaving[name]
             if name not in self.host.experts:
                 raise unknown_name("expert", name, self.experts)
-            future = self._leaving[name] = Future()
+            future = self.leaving[name] = Future()
             self._lock.notify_all()
         return future
 
@@ -175,21 +175,21 @@ class InferenceEngine:
     def _wait_for_work(self) -> bool:
         """Wait for something to do; False at the end."""
         with self._lock:
-            self._lock.wait_for(lambda: self._ending or self._jobs or self._leaving or self.num_unfinished)
+            self._lock.wait_for(lambda: self._ending or self._jobs or self.leaving or self.num_unfinished)
             return not self._ending
 
     def _run_jobs(self) -> None:
         with self._lock:
             jobs = len(self._jobs)
-            gone = [n for n in self._leaving if not any(s.ask.uses_expert(n) for s in self._scheduler.all_sequences)]
+            gone = [n for n in self.leaving if not any(s.ask.uses_expert(n) for s in self._scheduler.all_sequences)]
             if jobs or gone or not self.num_unfinished:
                 self.runner.release_model()
         for _ in range(jobs):
             _resolve_future(*self._jobs.popleft())
         for name in gone:
-            _resolve_future(self._leaving[name], lambda name=name: self.host.delete_expert(name))
+            _resolve_future(self.leaving[name], lambda name=name: self.host.delete_expert(name))
             with self._lock:
-                del self._leaving[name]
+                del self.leaving[name]
 
     def _fail_pending(self, failure: BaseException | None) -> None:
         """Tell everybody who waits; nobody can be added any more."""
@@ -197,7 +197,7 @@ class InferenceEngine:
             self.is_closed = self._ending = True
             self.failure = failure
             error = self._closed_error("has ended before this answer did")
-            futures = [future for future, _ in self._jobs] + list(self._leaving.values())
+            futures = [future for future, _ in self._jobs] + list(self.leaving.values())
             self._jobs.clear()
         try:
             self._scheduler.fail_all(error)

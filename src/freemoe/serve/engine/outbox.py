@@ -13,8 +13,7 @@ from freemoe.serve.engine.requests import Event, SequenceDone, SequenceFailed
 class EventQueue:
     """The events of one sequence, in order; the last is `SequenceDone` or `SequenceFailed`.
 
-    Args:
-        most: Events that are kept for a reader that does not read; the last one always has room.
+    ``most`` are kept for a reader that does not read; the last one always has room.
     """
 
     def __init__(self, most: int) -> None:

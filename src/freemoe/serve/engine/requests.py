@@ -32,38 +32,25 @@ class EngineError(WorkerError):
 
 @dataclass(frozen=True)
 class SequenceRequest:
-    """One sequence to write.
+    """One sequence to write, and how its tokens are chosen."""
 
-    Attributes:
-        prompt: Token ids, at least one.
-        expert: Whose weights write it; never ``auto``.
-        max_tokens: New tokens at most.
-        sampling: How tokens are drawn.
-        top_k: Only so many likeliest tokens are drawn from; 0 for all.
-        min_p: Only tokens are drawn from that have this share of the likeliest one's probability (Nguyen et al. 2024).
-        presence: Taken from the logits of tokens that were written already.
-        frequency: The same, times how often they were written.
-        repetition: Divides positive logits of tokens of the prompt and the answer, and multiplies negative ones (Keskar et al.
-            2019); 1 leaves them.
-        choice: Number among the answers to one prompt; each draws other numbers.
-        stop: Texts that end the answer and are not part of it.
-        logprobs: How many likeliest tokens to name beside each token; None for no log-probabilities at all.
-        echo: Log-probabilities of the prompt's tokens are wanted too.
-    """
-
-    prompt: tuple[int, ...]
-    expert: str
+    prompt: tuple[int, ...]  # Token ids, at least one
+    expert: str  # Whose weights write it; never ``auto``
     max_tokens: int
     sampling: SamplingConfig = GREEDY
-    top_k: int = 0
+    top_k: int = 0  # Only so many likeliest tokens are drawn from; 0 for all
+    # Only tokens are drawn from that have this share of the likeliest one's probability (Nguyen et al. 2024).
     min_p: float = 0.0
-    presence: float = 0.0
-    frequency: float = 0.0
+    presence: float = 0.0  # Taken from the logits of tokens that were written already
+    frequency: float = 0.0  # The same, times how often they were written
+    # Divides positive logits of tokens of the prompt and the answer, and multiplies negative ones (Keskar et al. 2019); 1
+    # leaves them.
     repetition: float = 1.0
-    choice: int = 0
-    stop: tuple[str, ...] = ()
+    choice: int = 0  # Number among the answers to one prompt; each draws other numbers
+    stop: tuple[str, ...] = ()  # Texts that end the answer and are not part of it
+    # How many likeliest tokens to name beside each token; None for no log-probabilities at all
     logprobs: int | None = None
-    echo: bool = False
+    echo: bool = False  # Log-probabilities of the prompt's tokens are wanted too
 
     def uses_expert(self, name: str) -> bool:
         """Whether an expert is, or is part of, the one that was asked for."""
@@ -81,19 +68,13 @@ class SequenceRequest:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A token and how likely it was.
-
-    Attributes:
-        id: Its number.
-        offset: Characters of the answer (or, of a prompt's tokens, of the prompt) before it.
-        logprob: Natural logarithm of its probability at temperature 1; None at the beginning of a prompt, or if not asked for.
-        top: The likeliest tokens with theirs, the likeliest first.
-    """
+    """A token and how likely it was."""
 
     id: int
-    offset: int
+    offset: int  # Characters of the answer (or, of a prompt's tokens, of the prompt) before it
+    # Natural logarithm of its probability at temperature 1; None at the beginning of a prompt, or if not asked for
     logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
+    top: tuple[tuple[int, float], ...] = ()  # The likeliest tokens with theirs, the likeliest first
 
 
 @dataclass(frozen=True)
@@ -113,15 +94,10 @@ class PromptRead:
 
 @dataclass(frozen=True)
 class SequenceDone:
-    """The end of an answer.
+    """The end of an answer."""
 
-    Attributes:
-        reason: ``stop`` at a stop string or the token that ends a text, ``length`` at the most tokens.
-        tokens: New tokens, the one that ends a text not counted.
-    """
-
-    reason: str
-    tokens: int
+    reason: str  # ``stop`` at a stop string or the token that ends a text, ``length`` at the most tokens
+    tokens: int  # New tokens, the one that ends a text not counted
 
 
 @dataclass(frozen=True)

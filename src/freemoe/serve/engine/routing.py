@@ -15,16 +15,11 @@ from freemoe.evals.engine.answering import BASE
 
 @dataclass(frozen=True)
 class RoutedPrompt:
-    """A prompt and who continues it.
-
-    Attributes:
-        ids: Its tokens.
-        expert: Who continues it; of the router ``base`` where that is not sure enough.
-        confidence: Of the most likely subdomain, also where it is too low; None where nobody asked the router.
-    """
+    """A prompt and who continues it."""
 
     ids: tuple[int, ...]
-    expert: str
+    expert: str  # Who continues it; of the router ``base`` where that is not sure enough
+    # Of the most likely subdomain, also where it is too low; None where nobody asked the router
     confidence: float | None = None
 
 

@@ -21,19 +21,12 @@ from freemoe.serve.settings import EngineLimits
 
 @dataclass(frozen=True)
 class BatchRow:
-    """Tokens of one sequence, behind those that it has.
+    """Tokens of one sequence, behind those that it has."""
 
-    Attributes:
-        number: Of the sequence, as `ModelRunner.add_sequence` was told.
-        tokens: At least one.
-        expert: Whose weights read them.
-        wanted: Logits after its last token, after every token, or none.
-    """
-
-    number: int
-    tokens: tuple[int, ...]
-    expert: str
-    wanted: Literal["last", "every", "none"] = "last"
+    number: int  # Of the sequence, as `ModelRunner.add_sequence` was told
+    tokens: tuple[int, ...]  # At least one
+    expert: str  # Whose weights read them
+    wanted: Literal["last", "every", "none"] = "last"  # Logits after its last token, after every token, or none
 
 
 class ModelRunner:

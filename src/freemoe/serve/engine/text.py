@@ -14,8 +14,7 @@ _LONG = 32
 class IncrementalDetokeniser:
     """Text of tokens, piece by piece; the pieces together are what the tokenizer makes of all of them.
 
-    Args:
-        tokenizer: Special tokens are left out.
+    Special tokens are left out.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -58,8 +57,7 @@ class IncrementalDetokeniser:
 class StopTexts:
     """Passes text on up to the first of several texts, and holds back what may be the beginning of one.
 
-    Args:
-        texts: Those that end an answer; none of them empty.
+    None of the texts is empty.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:

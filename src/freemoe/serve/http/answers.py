@@ -18,48 +18,28 @@ Decode = Callable[[int], str]
 
 @dataclass
 class AnswerChoice:
-    """One answer as far as it is known.
+    """One answer as far as it is known."""
 
-    Attributes:
-        prompt: Which of the prompts it answers.
-        text: So far.
-        tokens: Of the text, with their log-probabilities.
-        read: The prompt's tokens with theirs, where they were asked for.
-        reason: Why it ended; empty while it has not.
-        written: New tokens.
-    """
-
-    prompt: int
+    prompt: int  # Which of the prompts it answers
     text: str = ""
-    tokens: list[TokenLogprob] = field(default_factory=list)
-    read: list[TokenLogprob] = field(default_factory=list)
-    reason: str = ""
+    tokens: list[TokenLogprob] = field(default_factory=list)  # Of the text, with their log-probabilities
+    read: list[TokenLogprob] = field(default_factory=list)  # The prompt's tokens with theirs, where they were asked for
+    reason: str = ""  # Why it ended; empty while it has not
     written: int = 0
 
 
 @dataclass(frozen=True)
 class ResponseBuilder:
-    """What every document of one answer begins with.
-
-    Attributes:
-        model: As it was asked for.
-        prompts: And who continues them.
-        chat: Which endpoint.
-        decode: A token's text.
-        logprobs: Whether log-probabilities are told.
-        ignored: Fields of the request that do nothing.
-        id: Of the answer.
-        created: Seconds since 1970.
-    """
+    """What every document of one answer begins with."""
 
     model: str
     prompts: Sequence[RoutedPrompt]
     chat: bool
-    decode: Decode
-    logprobs: bool
-    ignored: Sequence[str] = ()
+    decode: Decode  # A token's text
+    logprobs: bool  # Whether log-probabilities are told
+    ignored: Sequence[str] = ()  # Fields of the request that do nothing
     id: str = field(default_factory=lambda: secrets.token_hex(12))
-    created: int = field(default_factory=lambda: int(time.time()))
+    created: int = field(default_factory=lambda: int(time.time()))  # Seconds since 1970
 
     def build_document(self, choices: list[dict[str, Any]], streamed: bool = False) -> dict[str, Any]:
         """Choices with what stands around them."""
@@ -120,13 +100,8 @@ class ResponseBuilder:
     ) -> dict[str, Any]:
         """A part of an answer that is streamed.
 
-        Args:
-            number: Among all answers.
-            text: The part.
-            tokens: Those that are told with it.
-            before: Characters of a prompt that is repeated.
-            first: Whether it is the first part of a chat's answer, which says whose it is.
-            reason: Why the answer ends here.
+        ``before``: characters of a prompt that is repeated; ``first``: whether it is the first part of a chat's answer, which
+        says whose it is.
         """
         if self.chat:
             said: dict[str, Any] = {"delta": {"role": "assistant"} if first else {}}
@@ -146,10 +121,7 @@ class ResponseBuilder:
 def completion_logprobs(tokens: Sequence[TokenLogprob], decode: Decode, before: int = 0) -> dict[str, Any]:
     """Log-probabilities as ``/v1/completions`` has them.
 
-    Args:
-        tokens: In order.
-        decode: A token's text.
-        before: Characters that stand before the text their offsets count in.
+    ``before``: characters that stand before the text their offsets count in.
     """
     return {
         "tokens": [decode(token.id) for token in tokens],

@@ -18,7 +18,7 @@ from freemoe.core.errors import FreeMoEError
 from freemoe.core.neutral import one_line
 from freemoe.core.version import __version__
 from freemoe.recipes.expert_names import PREFIX
-from freemoe.serve.catalogue import LoadedExperts
+from freemoe.serve.catalogue import ServedExperts
 from freemoe.serve.engine.engine import InferenceEngine
 from freemoe.serve.http.completing import CompletionService
 from freemoe.serve.http.errors import SERVER, RequestError, request_error_of
@@ -42,12 +42,12 @@ def make_app(
 ) -> AuthMiddleware:
     """The server as an ASGI app."""
     bounds = bounds or RequestLimits()
-    return AuthMiddleware(make_paths(engine, LoadedExperts(engine), metrics, bounds, roots), metrics, bounds, key, host)
+    return AuthMiddleware(make_paths(engine, ServedExperts(engine), metrics, bounds, roots), metrics, bounds, key, host)
 
 
 def make_paths(
     engine: InferenceEngine,
-    experts: LoadedExperts,
+    experts: ServedExperts,
     metrics: ServerMetrics,
     bounds: RequestLimits,
     roots: Sequence[Path],
@@ -59,7 +59,7 @@ def make_paths(
 
     def model_entry(name: str) -> dict[str, Any]:
         found = {"id": name, "object": "model", "created": began, "owned_by": "freemoe"}
-        return found | ({"rejected": True} if name.removeprefix(PREFIX) in experts.rejected_experts else {})
+        return found | ({"rejected": True} if name.removeprefix(PREFIX) in experts.catalogue.rejected_experts else {})
 
     async def models() -> Any:
         return {"object": "list", "data": [model_entry(name) for name in preparing.served_models]}

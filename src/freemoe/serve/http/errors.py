@@ -18,13 +18,7 @@ INVALID, SERVER = "invalid_request_error", "server_error"
 class RequestError(FreeMoEError):
     """An error as it is said over HTTP; raised where a request is refused.
 
-    Args:
-        status: Of the response.
-        message: For people.
-        kind: OpenAI's ``type``.
-        param: The field that is wrong.
-        code: A word for programs.
-        headers: More headers.
+    ``kind`` is OpenAI's ``type``, ``code`` a word for programs.
     """
 
     def __init__(

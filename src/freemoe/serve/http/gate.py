@@ -19,13 +19,8 @@ OPEN = ("/", "/health", "/ready")
 class AuthMiddleware:
     """Stands before the app: every answer that is not the app's own has OpenAI's shape.
 
-    Args:
-        app: What answers.
-        metrics: Counts responses.
-        bounds: How many at once.
-        key: That has to be shown; None for none.
-        host: On which the server listens. On the loopback alone the ``Host`` header has to say so too: a web page that makes its
-            own name mean this machine gets nothing.
+    Where the server listens on the loopback alone, the ``Host`` header has to say so too: a web page that makes its own name
+    mean this machine gets nothing.
     """
 
     def __init__(self, app: Any, metrics: ServerMetrics, bounds: RequestLimits, key: str | None, host: str) -> None:

@@ -18,9 +18,7 @@ from freemoe.serve.http.preparing import RequestPreprocessor
 class ExpertService:
     """Loads, drops and lists experts, and asks the router.
 
-    Args:
-        preparing: Makes tokens; has the engine and the experts that can be asked for.
-        roots: Folders below which (or which themselves) experts may be loaded.
+    Experts may be loaded from ``roots`` and from below them.
     """
 
     def __init__(self, preparing: RequestPreprocessor, roots: Sequence[Path]) -> None:
@@ -30,7 +28,7 @@ class ExpertService:
 
     async def experts(self) -> dict[str, Any]:
         """``GET /v1/freemoe/experts``: each with what it switches off and what its build measured."""
-        state = self._experts.state_version, self._experts.expert_names
+        state = self._experts.catalogue.version, self._experts.catalogue.expert_names
         if self._cached is None or self._cached[0] != state:
             for name in state[1]:
                 await self._experts.ensure_loaded(name)

@@ -12,7 +12,7 @@ from freemoe.core.registry import unknown_name
 from freemoe.evals.engine.answering import require_tokenizer, text_ids
 from freemoe.evals.engine.sampling import SamplingConfig
 from freemoe.recipes.expert_names import AUTO, BASE, PREFIX, ExpertRef
-from freemoe.serve.catalogue import LoadedExperts, model_names
+from freemoe.serve.catalogue import ServedExperts, model_names
 from freemoe.serve.engine.engine import InferenceEngine, require_fit
 from freemoe.serve.engine.requests import SequenceRequest
 from freemoe.serve.engine.routing import RoutedPrompt, route_prompts
@@ -27,7 +27,7 @@ Found = TypeVar("Found")
 class RequestPreprocessor:
     """Makes prompts and asks of bodies, for one engine."""
 
-    def __init__(self, engine: InferenceEngine, experts: LoadedExperts, bounds: RequestLimits) -> None:
+    def __init__(self, engine: InferenceEngine, experts: ServedExperts, bounds: RequestLimits) -> None:
         self.engine, self.experts, self.bounds = engine, experts, bounds
         # One thread: a tokenizer is not made for several that change its settings.
         self._pool = ThreadPoolExecutor(1, "freemoe tokens")
@@ -35,7 +35,7 @@ class RequestPreprocessor:
     @property
     def served_models(self) -> list[str]:
         """Names that a request's ``model`` can have."""
-        return model_names(self.experts.expert_names, getattr(self.engine.host, "router", None) is not None)
+        return model_names(self.experts.catalogue.expert_names, getattr(self.engine.host, "router", None) is not None)
 
     def expert_of(self, model: str) -> str:
         """The expert, or ``auto``, that a model's name means: ``base``, ``auto``, ``base:math``, ``math``, ``base:math+code``."""
@@ -43,7 +43,7 @@ class RequestPreprocessor:
         if name == AUTO:
             return AUTO
         ref = ExpertRef.parse(name)
-        if name != BASE and not set(ref.names) <= set(self.experts.expert_names):
+        if name != BASE and not set(ref.names) <= set(self.experts.catalogue.expert_names):
             error = unknown_name("model", model, self.served_models, "Experts are combined as base:a+b.")
             raise RequestError(404, str(error), param="model", code="model_not_found")
         return str(ExpertRef(tuple(sorted(set(ref.names))), ref.operation))
@@ -125,7 +125,7 @@ class RequestPreprocessor:
 
     async def route_prompts(self, prompts: Sequence[Sequence[int]]) -> list[RoutedPrompt]:
         """What the router says of prompts."""
-        host, known = self.engine.host, self.experts.expert_names
+        host, known = self.engine.host, self.experts.catalogue.expert_names
         return await asyncio.wrap_future(self.engine.run_between_steps(lambda: route_prompts(host, prompts, known)))
 
     def build_requests(self, body: CompletionBody | ChatBody, prompts: Sequence[RoutedPrompt]) -> list[SequenceRequest]:

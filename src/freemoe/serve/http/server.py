@@ -26,12 +26,7 @@ class EngineServer(uvicorn.Server):
     Meanwhile ``/ready`` says 503, so that a load balancer goes elsewhere. A second signal ends it at once. Where the engine has
     failed it ends too, once those who wait have been told.
 
-    Args:
-        app: What answers.
-        engine: What writes the answers; it ends with the server.
-        host: Where to listen.
-        port: The same; 0 takes a free one.
-        drain_seconds: For running requests at most.
+    Port 0 takes a free one; the engine ends with the server.
     """
 
     def __init__(self, app: Any, engine: InferenceEngine, host: str, port: int, drain_seconds: float = 30.0) -> None:

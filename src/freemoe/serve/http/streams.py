@@ -66,11 +66,8 @@ def event_line(document: Any) -> bytes:
 class EventStream(Response):
     """Server-sent events. It ends when they do, when the client is gone, or when it takes nothing for too long.
 
-    Args:
-        chunks: Bytes to send.
-        close: Called once at the end, whichever it is.
-        patience: Seconds in which the client has to make room for the next bytes.
-        headers: More headers.
+    ``close`` is called once at the end, whichever it is; ``patience``: seconds in which the client has to make room for the
+    next bytes.
     """
 
     media_type = "text/event-stream"

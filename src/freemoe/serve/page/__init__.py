@@ -34,8 +34,7 @@ def load_page() -> tuple[bytes, Mapping[str, str]]:
 def content_security_policy(html: str) -> str:
     """The policy of a page that stands in one file: its inline scripts and styles by their SHA-256, no other.
 
-    Args:
-        html: The page, with line feeds as its line ends: so a browser takes the hash.
+    The page has line feeds as its line ends: so a browser takes the hash.
     """
     hashes: dict[str, list[str]] = {"script": [], "style": []}
     for kind, inside in _INLINE.findall(html):

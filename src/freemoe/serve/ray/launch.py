@@ -37,8 +37,7 @@ def app(args: dict[str, Any]) -> Any:
 
     The key stands in the environment (`FREEMOE_API_KEY`), not in the file.
 
-    Args:
-        args: Fields of `ServeSettings`.
+    ``args`` are fields of `ServeSettings`.
     """
     settings = ServeSettings.model_validate(args)
     key = os.environ.get(KEY) or None
@@ -50,11 +49,7 @@ def app(args: dict[str, Any]) -> Any:
 def build_application(served: ServeTarget, key: str | None, threads: int, cpus: float) -> Any:
     """What Ray Serve runs: replicas behind its proxy.
 
-    Args:
-        served: What is served.
-        key: That requests have to show.
-        threads: CPU threads of each replica.
-        cpus: That each replica asks Ray for; may be a part of one.
+    The ``cpus`` that each replica asks Ray for may be a part of one.
     """
     from ray import serve
 
@@ -143,11 +138,7 @@ def share_of(cpus: float, replicas: int, threads: int) -> float:
 def serve_on_ray(
     served: ServeTarget, key: str | None, port: int, tell: Callable[[str], None], address: str | None
 ) -> None:
-    """Serve until a signal; then no more requests are taken, and those that run are finished.
-
-    Raises:
-        WorkerError: There is no room for the replicas, they do not start, or an application of this name runs already.
-    """
+    """Serve until a signal; then no more requests are taken, and those that run are finished."""
     if address is None:
         # Before ray is imported.
         set_auth_token()

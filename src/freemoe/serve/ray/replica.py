@@ -15,7 +15,7 @@ from freemoe.core.environment import use_threads
 from freemoe.core.errors import WorkerError
 from freemoe.distributed.actor import require_alike
 from freemoe.domain_experts.mixture import FreeMoE
-from freemoe.serve.catalogue import ExpertCatalogue, LoadedExperts, OnDemandExperts
+from freemoe.serve.catalogue import ExpertCatalogue, ServedExperts
 from freemoe.serve.engine.engine import InferenceEngine
 from freemoe.serve.http.app import make_paths
 from freemoe.serve.http.gate import AuthMiddleware
@@ -34,12 +34,7 @@ _PERIOD = 30.0
 class EngineReplica:
     """Answers as the single server does; experts are loaded when they are asked for, and all replicas know the same ones.
 
-    Args:
-        served: What is served, by paths that are the same on every machine.
-        key: That requests have to show; None for none.
-        threads: CPU threads.
-        needs: Paths that are read.
-        versions: Of the packages that decide results.
+    Paths are the same on every machine; ``needs`` are those that are read.
 
     Raises:
         WorkerError: This machine lacks a file, or has other versions.
@@ -52,14 +47,13 @@ class EngineReplica:
         use_threads(threads)
         host, limits = served.load_host()
         bounds, self._metrics = served.settings.request_limits, ServerMetrics()
-        can_load = isinstance(host, FreeMoE)
-        if can_load:
+        catalogue = None
+        if isinstance(host, FreeMoE):
             # Its experts, which have been read and fit, are put onto it when they are asked for.
-            host = FreeMoE(host.model, [], host.router, host.tokenizer)
+            host, catalogue = FreeMoE(host.model, [], host.router, host.tokenizer), served.catalogue
         self._engine = InferenceEngine(host, limits, self._metrics).start()
-        self._on_demand = OnDemandExperts(self._engine, served.catalogue, self._announce) if can_load else None
-        experts = self._on_demand or LoadedExperts(self._engine)
-        app = make_paths(self._engine, experts, self._metrics, bounds, served.roots, self.render_metrics)
+        self._experts = ServedExperts(self._engine, catalogue, self._announce)
+        app = make_paths(self._engine, self._experts, self._metrics, bounds, served.roots, self.render_metrics)
         self._gate = AuthMiddleware(app, self._metrics, bounds, key, served.settings.host)
         loaded = Gauge("freemoe_loaded_experts", "Experts on the base.", registry=self._metrics.registry)
         loaded.set_function(lambda: len(self._engine.experts))
@@ -83,13 +77,12 @@ class EngineReplica:
 
     async def adopt(self, catalogue: ExpertCatalogue) -> None:
         """Learn what was loaded and dropped elsewhere; returns when what was dropped is gone."""
-        if self._on_demand is not None:
-            self._on_demand.update_catalogue(catalogue)
-            await self._on_demand.wait_all_dropped()
+        self._experts.update_catalogue(catalogue)
+        await self._experts.wait_dropped()
 
     def catalogue(self) -> ExpertCatalogue:
         """Which experts can be asked for."""
-        return ExpertCatalogue() if self._on_demand is None else self._on_demand.catalogue
+        return self._experts.catalogue
 
     def counts(self) -> tuple[str, list[Metric]]:
         """Its name, and what it has counted."""
@@ -122,9 +115,8 @@ class EngineReplica:
     async def _follow_catalogue(self) -> None:
         while True:
             try:
-                if self._on_demand is not None:
-                    for catalogue in await self.call_replicas("catalogue", seconds=_SECONDS):
-                        self._on_demand.update_catalogue(catalogue)
+                for catalogue in await self.call_replicas("catalogue", seconds=_SECONDS):
+                    self._experts.update_catalogue(catalogue)
             finally:
                 self._known.set()
             await asyncio.sleep(_PERIOD)

@@ -48,8 +48,7 @@ _LOOK = (
 def require_heeded(given: Collection[str]) -> None:
     """Raise for an option that was given and that vLLM would pass over in silence.
 
-    Args:
-        given: Names of options, with ``_`` for ``-``.
+    Names of options have ``_`` for ``-``.
     """
     for option, why in _NOT_HEEDED.items():
         if option in given:
@@ -63,11 +62,7 @@ def require_heeded(given: Collection[str]) -> None:
 def python_of_vllm(given: str | None) -> str:
     """The python of the environment in which vLLM lives: what is named, or this one where it has vLLM.
 
-    Args:
-        given: Path or name of a python; the environment's `PYTHON` if absent.
-
-    Raises:
-        RecipeError: None is named or it cannot be run, or it has no vLLM, or not this freemoe.
+    What is named is a path or a name; the environment's `PYTHON` if absent.
     """
     named = given or os.environ.get(PYTHON) or None
     if named is None:
@@ -102,11 +97,7 @@ def python_of_vllm(given: str | None) -> str:
 def build_launch_command(
     served: ServeTarget, python: str, key: str | None, port: int
 ) -> tuple[dict[str, Any], list[str], dict[str, str]]:
-    """What is served, as a dry run tells it; the command that serves it; and what is added to this process's environment for it.
-
-    Raises:
-        FreeMoEError: vLLM cannot serve that: experts of several folders, or with a prefix, or on an artefact; a GGUF file.
-    """
+    """What is served, as a dry run tells it; the command that serves it; and what is added to this process's environment for it."""
     folder, base, sources = served.base, None, served.sources
     if Path(folder).is_file():
         raise RecipeError(

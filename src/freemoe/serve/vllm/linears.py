@@ -27,11 +27,7 @@ from freemoe.serve.vllm.step import now
 def masked_linear(x: Tensor, weight: Tensor, bias: Tensor | None, name: str) -> Tensor:
     """A linear of vLLM in which every token leaves out what its expert has off.
 
-    Args:
-        x: ``(..., in)``, the tokens of the step, flattened in vLLM's order.
-        weight: ``(out, in)``, the base's.
-        bias: ``(out,)``.
-        name: Of the linear.
+    ``x`` ``(..., in)`` are the tokens of the step, flattened in vLLM's order; the weight is ``(out, in)``, the base's.
 
     Returns:
         ``(..., out)``.
@@ -89,11 +85,7 @@ class ExpertConfig(QuantizationConfig):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> ExpertConfig:
-        """Read the entry.
-
-        Raises:
-            ArtifactError: It names no artefact, or one that is damaged.
-        """
+        """Read the entry that `llm_arguments` makes."""
         if not config.get(FOLDER):
             raise ArtifactError(
                 f"quantization='{METHOD}' needs the folder of an artefact. Take freemoe.serve.vllm.settings.llm_arguments."
@@ -101,11 +93,7 @@ class ExpertConfig(QuantizationConfig):
         return cls(config[FOLDER])
 
     def get_quant_method(self, layer: Any, prefix: str) -> Any:
-        """Ours for linears; vLLM's own for all else.
-
-        Raises:
-            RecipeError: vLLM was started without what tells the linears which token is whose.
-        """
+        """Ours for linears; vLLM's own for all else."""
         if not isinstance(layer, LinearBase):
             return None
         config = get_current_vllm_config()

@@ -24,48 +24,31 @@ _SPARSE = 0.05
 
 @dataclass(frozen=True)
 class FusedLinear:
-    """One of vLLM's linears.
+    """One of vLLM's linears, which may hold several matrices."""
 
-    Attributes:
-        parts: The base's matrices in it, from above, and how many rows each has.
-        columns: Its inputs.
-    """
-
-    parts: Sequence[tuple[str, int]]
+    parts: Sequence[tuple[str, int]]  # The base's matrices in it, from above, and how many rows each has
     columns: int
 
 
 @dataclass(frozen=True, eq=False)
 class SubtractedMask:
-    """Few weights of a linear are off for one expert: their share of the output is taken away.
+    """Few weights of a linear are off for one expert: their share of the output is taken away."""
 
-    Attributes:
-        values: ``(out, in)`` sparse rows, fp32: the base's weights where they are off.
-    """
-
-    values: Tensor
+    values: Tensor  # ``(out, in)`` sparse rows, fp32: the base's weights where they are off
 
     def apply_mask(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """``y - values @ x``: what the linear gives without what is off, ``(n, out)``.
 
-        Args:
-            x: ``(n, in)``.
-            y: ``(n, out)``, what the whole linear gives.
-            weight: ``(out, in)``.
-            bias: ``(out,)``.
+        Shapes: x ``(n, in)``; y ``(n, out)``, what the whole linear gives; weight ``(out, in)``; bias ``(out,)``.
         """
         return (y.float() - (self.values @ x.float().t()).t()).to(y.dtype)
 
 
 @dataclass(frozen=True, eq=False)
 class ZeroedMask:
-    """Many are off: the product is made anew, with zeros in a copy of the weight that lives as long.
+    """Many are off: the product is made anew, with zeros in a copy of the weight that lives as long."""
 
-    Attributes:
-        parts: Row where each masked matrix begins, its rows, and what is off of it.
-    """
-
-    parts: Sequence[tuple[int, int, TensorMask]]
+    parts: Sequence[tuple[int, int, TensorMask]]  # Row where each masked matrix begins, its rows, and what is off of it
 
     def apply_mask(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """``x @ (weight with zeros)``; as `SubtractedMask.apply_mask`."""
@@ -88,11 +71,7 @@ Parts = Mapping[str, LinearMask]
 class ExpertMasks:
     """What the experts of an artefact have off of a model's linears; an expert takes memory beyond its mask once it is used.
 
-    Args:
-        folder: The artefact.
-        base: Folder of the base.
-        linears: Name of every linear -> what it holds.
-        weights: Name of every linear -> ``(out, in)``, the base's, live.
+    ``linears``: what every linear holds; ``weights``: the base's ``(out, in)`` of each, live.
 
     Raises:
         ArtifactError: The artefact is damaged, was made for another base, or has off what is in no linear of vLLM's.

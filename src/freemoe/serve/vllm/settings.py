@@ -47,11 +47,7 @@ NAMES = f"{_ROOM}.model_names.ModelNames"
 
 
 def expert_names(artefact: str | Path) -> list[str]:
-    """The experts of an artefact, as its manifest names them.
-
-    Raises:
-        ArtifactError: The folder is no artefact, damaged, or holds another kind.
-    """
+    """The experts of an artefact, as its manifest names them."""
     manifest = read_manifest(artefact)
     if manifest.get("kind") != EXPERTS:
         raise ArtifactError(
@@ -128,11 +124,7 @@ def serve_command(
 ) -> list[str]:
     """The command that starts vLLM's OpenAI server, whose models are `served_names`.
 
-    Args:
-        folder: As `llm_arguments`.
-        base: Folder of the base; what the artefact names if absent.
-        more: More options of vLLM's server, as on its command line; the last of two that disagree counts.
-        python: Of the environment in which vLLM lives.
+    ``more``: options of vLLM's server, as on its command line; the last of two that disagree counts.
     """
     given = llm_arguments(folder, base) | {"served_model_name": served_names(folder), "host": "127.0.0.1"}
     if "worker_cls" in given:

@@ -15,12 +15,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class StepMasks:
-    """The step that runs now; one at a time runs in a worker's process.
+    """The step that runs now; one at a time runs in a worker's process."""
 
-    Attributes:
-        groups: Token numbers (n,) int64, and what is off for them; the base's tokens are in none.
-    """
-
+    # Token numbers (n,) int64, and what is off for them; the base's tokens are in none
     groups: list[tuple[Tensor, Parts]] = field(default_factory=list)
 
 
@@ -30,9 +27,7 @@ now = StepMasks()
 def tokens_of(names: Sequence[str], starts: Sequence[int]) -> dict[str, Tensor]:
     """The tokens of every expert that acts in a step.
 
-    Args:
-        names: One per request, in the order of its tokens.
-        starts: Where every request's tokens begin, and where the last one's end: one more than names.
+    ``starts`` are where every request's tokens begin, and where the last one's end: one more than names.
 
     Returns:
         Expert -> (n,) int64, ascending.

@@ -22,11 +22,7 @@ else:
 
 
 class ExpertWorker(Worker):
-    """vLLM's worker with an artefact's experts.
-
-    Raises:
-        RecipeError: vLLM is to split the model, to guess tokens ahead, to replay graphs, or to take keys and values from elsewhere.
-    """
+    """vLLM's worker with an artefact's experts."""
 
     def init_device(self) -> None:
         """Refuse what experts cannot do with, then as vLLM does."""
@@ -59,10 +55,7 @@ class ExpertWorker(Worker):
 def _set_step_masks(masks: Any, names: list[str], starts: Any) -> None:
     """Tell the linears which tokens of the coming step are whose.
 
-    Args:
-        masks: What the experts have off.
-        names: The expert of every request, in the order of its tokens.
-        starts: (requests + 1,) where each one's tokens begin and the last one's end.
+    ``starts`` (requests + 1,) are where each one's tokens begin and the last one's end.
     """
     now.groups = [
         (tokens.to(masks.device), masks.linear_masks(name))

@@ -54,18 +54,19 @@ class _PagedAttention(nn.Module):
 
 
 class _ConvertedModel(nn.Module):
-    """Comes before a family's class of vLLM: exchanges attention and MLP of its layers.
-
-    Raises:
-        RecipeError: vLLM is to run the model in a way that was not made for it.
-    """
+    """Comes before a family's class of vLLM: exchanges attention and MLP of its layers."""
 
     exported: Any
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         require_plain(vllm_config, "Converted models", "serve the dense model", eager=True)
         config = vllm_config.model_config.hf_config
-        _require_rotary(config)
+        kind = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+        if kind in _ROTARY:
+            raise RecipeError(
+                f"This model turns its heads by rope_type {kind!r}, which depends on what else is in a batch. Serve it with "
+                "freemoe's own engine."
+            )
         super().__init__(vllm_config=vllm_config, prefix=prefix)  # pyright: ignore[reportCallIssue]
         device = next(self.parameters()).device
         made = _exported_modules(type(self).exported, config, vllm_config.model_config.dtype)
@@ -115,15 +116,6 @@ def _exported_modules(exported: Any, config: Any, dtype: torch.dtype) -> Any:
     own = type(exported.__name__, (exported,), {"attention": attention})
     with torch.device("meta"):
         return make_uninitialised(own, config, dtype, "eager").model
-
-
-def _require_rotary(config: Any) -> None:
-    kind = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if kind in _ROTARY:
-        raise RecipeError(
-            f"This model turns its heads by rope_type {kind!r}, which depends on what else is in a batch. Serve it with freemoe's own "
-            "engine."
-        )
 
 
 class ToMoELlamaForCausalLM(_ConvertedModel, LlamaForCausalLM):

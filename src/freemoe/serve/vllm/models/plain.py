@@ -13,14 +13,7 @@ from freemoe.core.errors import RecipeError
 def require_plain(config: Any, what: str, instead: str, eager: bool = False) -> None:
     """Raise unless vLLM is to run one worker that computes each step plainly.
 
-    Args:
-        config: vLLM's.
-        what: What is served, as the error begins.
-        instead: What else can be done.
-        eager: Compiled models are refused as well; without it graphs of an accelerator alone.
-
-    Raises:
-        RecipeError: The model is to be split, tokens guessed ahead, graphs replayed, or keys and values taken from elsewhere.
+    ``eager``: compiled models are refused as well; without it graphs of an accelerator alone.
     """
     parallel = config.parallel_config
     world = parallel.tensor_parallel_size * parallel.pipeline_parallel_size * parallel.data_parallel_size

@@ -33,19 +33,12 @@ _LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 @dataclass(frozen=True)
 class LayerRouting:
-    """How one layer's tokens choose their experts.
+    """How one layer's tokens choose their experts."""
 
-    Attributes:
-        active: Experts that run.
-        full: Experts that the base's gate chooses.
-        normalise: Whether the base scales the weights of those that its gate chooses to a sum of one.
-        rescale: The artefact's rule for the weights (`hookmoe.plans.apply.applied`).
-    """
-
-    active: int
-    full: int
-    normalise: bool
-    rescale: str
+    active: int  # Experts that run
+    full: int  # Experts that the base's gate chooses
+    normalise: bool  # Whether the base scales the weights of those that its gate chooses to a sum of one
+    rescale: str  # The artefact's rule for the weights (`hookmoe.plans.apply.applied`)
 
     def __call__(self, hidden_states: Tensor, gating_output: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
         """As vLLM asks: logits (tokens, experts) -> weights float32 and experts int32, each (tokens, active)."""
@@ -61,10 +54,7 @@ class LayerRouting:
 class _HookedBlock(nn.Module):
     """A mixture block with its hook.
 
-    Args:
-        block: vLLM's.
-        hook: The layer's.
-        before: Whether it bends what the block sees, or adds to what it gives.
+    ``before``: whether it bends what the block sees, or adds to what it gives.
     """
 
     def __init__(self, block: nn.Module, hook: Hook, before: bool) -> None:
@@ -79,12 +69,7 @@ class _HookedBlock(nn.Module):
 
 
 class _TrimmedModel(nn.Module):
-    """Comes before a family's class of vLLM: trims its mixtures.
-
-    Raises:
-        RecipeError: vLLM is to run the model in a way that was not made for it.
-        ArtifactError: The artefact is damaged, or was made for another base.
-    """
+    """Comes before a family's class of vLLM: trims its mixtures."""
 
     block: str
 
