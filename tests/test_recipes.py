@@ -169,6 +169,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("data.root", 5, "valid string"),
     ("data.limit", 0, "greater than or equal to 1"),
     ("data.fewshot", -1, "greater than or equal to 0"),
+    ("data.fewshot_draw", "each", "'task' or 'document'"),
     ("data.chat", "always", "'auto', 'on' or 'off'"),
     ("data.group_by", "", "at least 1 character"),
     ("data.overflow", "cut", "'truncate' or 'error'"),

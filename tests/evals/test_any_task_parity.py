@@ -40,17 +40,26 @@ def demo():
 
 
 @pytest.mark.parametrize(
-    ("form", "kind", "shots"),
-    [("json", CHOICE, 0), ("parquet", CHOICE, 2), ("csv", TARGET, 0)],
-    ids=["choice", "few-shot choice", "target"],
+    ("form", "kind", "shots", "draw"),
+    [
+        ("json", CHOICE, 0, "task"),
+        ("parquet", CHOICE, 2, "task"),
+        ("json", CHOICE, 2, "document"),
+        ("csv", TARGET, 0, "task"),
+    ],
+    ids=["choice", "few-shot choice", "examples drawn for every document", "target"],
 )
-def test_answers_and_scores_are_lm_evals_own(form, kind, shots, tmp_path, demo):
+def test_answers_and_scores_are_lm_evals_own(form, kind, shots, draw, tmp_path, demo):
     # lm-eval draws few-shot examples anew for every document unless the task says not to.
-    folder = write_task(tmp_path, form=form, **kind, fewshot_config={"sampler": "first_n"})
+    folder = write_task(tmp_path, form=form, **kind, fewshot_config={"sampler": "first_n"} if draw == "task" else None)
     samples = lm_eval_samples(folder, "sums", *demo, shots)
-    task = make_task(f"lm_eval:sums@{shots}", DataSection(task_folder=str(folder)))
+    data = DataSection(task_folder=str(folder), fewshot_draw=draw)
+    task = make_task(f"lm_eval:sums@{shots}", data)
     documents = task.reported()
     assert len(documents) == len(samples) == SIZES["test"]
+    # A part of the documents has the same prompts.
+    part = make_task(f"lm_eval:sums@{shots}", data.model_copy(update={"limit": 6})).reported()
+    assert [d.prompt for d in part] == [documents[d.index].prompt for d in part]
     scored = same_choices(task, documents, samples, Scorer(*demo, max_length=128))
     assert task.metric == "acc"
     assert 0 < sum(scored) < len(scored) or kind is TARGET

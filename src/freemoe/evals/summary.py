@@ -102,6 +102,8 @@ def summarise_scores(
     if is_text(documents):
         row["ratio"] = exponential(gain.scaled(-1)).as_json()
         row["much_worse"] = float(np.mean([a.value - b.value < -HEAVY_LOSS for a, b in zip(scores, base, strict=True)]))
+        if also := _per_word(scores, base, documents, draws):
+            row["also"] = also
         return row
     if also := _extra_metrics(scores, base, documents, draws):
         row["also"] = also
@@ -167,6 +169,25 @@ def _extra_metrics(
     for name in shared_figures([*scores, *base]):
         gain, _ = paired_gain(scores, base, documents, draws, lambda score, name=name: dict(score.also)[name])
         found[name] = {"score": 100 * float(np.mean([dict(s.also)[name] for s in scores])), "gain": gain.as_json()}
+    return found
+
+
+def _per_word(
+    scores: Sequence[DocumentScore],
+    base: Sequence[DocumentScore],
+    documents: Sequence[Document],
+    draws: Sequence[Sequence[DocumentScore]],
+) -> dict[str, Any]:
+    """The same of text per word, where that is known of all documents."""
+
+    def with_words(row: Sequence[DocumentScore]) -> list[DocumentScore]:
+        values = [dict(score.also)[name] for score in row]
+        return [DocumentScore(v, v * d.words, d.words) for v, d in zip(values, documents, strict=True)]
+
+    found = {}
+    for name in shared_figures([*scores, *base]):
+        row = summarise_scores(with_words(scores), with_words(base), documents, [with_words(draw) for draw in draws])
+        found[name] = {figure: row[figure] for figure in ("score", "gain", "ratio")}
     return found
 
 

@@ -60,6 +60,10 @@ class DataSection(RecipeSection):
     task_folder: str | None = Field(
         default=None, description="Folder of further lm-eval tasks: YAML files for lm_eval:NAME."
     )
+    fewshot_draw: Literal["task", "document"] = Field(
+        default="task",
+        description="Few-shot examples: one draw for all documents of a task, or anew for every document as lm-eval draws them.",
+    )
 
     @model_validator(mode="after")
     def _enough_samples(self) -> DataSection:

@@ -82,8 +82,7 @@ def count_text(count: int, noun: str) -> str:
 def gain_text(row: ScoreRow | SecondaryScore, unit: str) -> str:
     """A row's paired difference to the base with its interval, where it has one, in words."""
     if unit == "perplexity":
-        seen = row.ratio if isinstance(row, ScoreRow) else None
-        return f"x {with_ends(seen, lambda end: format_decimals(end, 3))}"
+        return f"x {with_ends(row.ratio, lambda end: format_decimals(end, 3))}"
     return with_ends(row.gain, "{:+.1f}".format)
 
 

@@ -16,8 +16,9 @@ ROWS = ("base", "expert", "routed", "control", "oracle")
 class SecondaryScore(ResultPart):
     """Another figure of the same answers, such as acc_norm beside acc, or pass@10 beside pass@1."""
 
-    score: float = Field(description="Per cent.")
-    gain: IntervalResult = Field(description="Points over the base.")
+    score: float = Field(description="Per cent; of text, perplexity per word.")
+    gain: IntervalResult = Field(description="Points over the base; of text, nats per word.")
+    ratio: IntervalResult | None = Field(None, description="Perplexity over the base's; text only.")
 
 
 class ScoreRow(ResultPart):
@@ -40,9 +41,7 @@ class ScoreRow(ResultPart):
         None, description="The expert's gain over the control, document by document: points; of text, nats per token."
     )
     seeds: list[float] | None = Field(None, description="Gains of the controls' single draws.")
-    also: dict[str, SecondaryScore] | None = Field(
-        None, description="Other figures of the same answers, by name."
-    )
+    also: dict[str, SecondaryScore] | None = Field(None, description="Other figures of the same answers, by name.")
 
 
 class ScoredDomain(ResultPart):

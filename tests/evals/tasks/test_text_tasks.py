@@ -1,12 +1,18 @@
 import json
+import math
 import re
+from contextlib import nullcontext
 
 import pytest
+import torch
 
-from freemoe.core.errors import DataError
+from freemoe.core.errors import DataError, RecipeError
 from freemoe.domain_experts.select.choice import split_by_share, split_folds
+from freemoe.evals.engine.evaluator import DocumentScore
+from freemoe.evals.evaluation import EvalTarget, evaluate_target, make_variant
+from freemoe.evals.summary import summarise_scores
 from freemoe.evals.tasks.documents import FrozenChoice
-from freemoe.evals.tasks.domains import load_domain
+from freemoe.evals.tasks.domains import load_domain, make_task
 from freemoe.evals.tasks.text_tasks import (
     TextTask,
     cut_into_blocks,
@@ -14,12 +20,15 @@ from freemoe.evals.tasks.text_tasks import (
     split_tail,
     subsample_paragraphs,
 )
-from freemoe.recipes import DataSection
+from freemoe.recipes import DataSection, EvalRecipe
+from freemoe.report.tables import evaluation_table
+from freemoe.results import EvaluationResult
 from freemoe.text.documents import read_documents
 from freemoe.text.files import evenly_spaced, split_paragraphs
 from freemoe.text.groups import TextPassage
 from tests.rows import write_rows
 from tests.text.test_groups import FORMS, WORDS
+from tests.tiny import tiny_model, tiny_tokenizer
 
 
 class Letters:
@@ -193,6 +202,66 @@ def test_offsets_of_the_real_tokenizer(stories, data_root):
     assert list(first.tokens) == whole[:256]
     for document in task.reference():
         assert document.reference.strip() in text
+
+
+@pytest.fixture
+def wikitext(tmp_path):
+    """A data root with WikiText-2's two files, as they look, and the text of the second."""
+    for part, words in (("valid", WORDS[:3]), ("test", WORDS[3:])):
+        write_rows(tmp_path / f"wikitext-2-raw/wiki.{part}.raw", [" \n" + "".join(map(FORMS["wikitext"], words))])
+    return tmp_path, (tmp_path / "wikitext-2-raw/wiki.test.raw").read_text()
+
+
+def test_one_text_in_windows_has_the_perplexity_of_gptqs_code(wikitext):
+    root, text = wikitext
+    model, tokenizer = tiny_model("llama"), tiny_tokenizer()
+    # As a data set has it: a row a line, blank ones empty; joined by GPTQ's code.
+    rows = [line if line.strip() else "" for line in text.splitlines(keepends=True)]
+    joined = "\n\n".join(rows)
+    ids = torch.tensor([tokenizer.encode(joined, add_special_tokens=False)])
+    windows = [ids[:, i : i + 100] for i in range(0, ids.shape[1] - 99, 100)]
+    with torch.no_grad():
+        losses = [model(w).logits[0, :-1].log_softmax(-1).gather(-1, w[0, 1:, None]).sum().item() for w in windows]
+    words = len(tokenizer.decode(ids[0, : 100 * len(windows)]).split())
+    recipe = EvalRecipe(artefact="m", domains={"w": ("wikitext2@100",)}, data=DataSection(root=str(root)))
+    result = evaluate_target(recipe, lambda _: EvalTarget(model, tokenizer, {"base": make_variant(nullcontext)}))
+    (domain,) = EvaluationResult.model_validate(result).domains
+    row = domain.rows["base"]
+    assert row.score == pytest.approx(math.exp(-sum(losses) / (99 * len(windows))), rel=1e-4)
+    assert math.log(row.also["word_perplexity"].score) == pytest.approx(-sum(losses) / words, rel=1e-4)
+    assert (row.documents, row.clusters, domain.unit) == (len(windows), len(windows), "perplexity")
+    assert "wikitext2@100: reference validation, reported test, each as one text; windows of 100" in domain.notes[0]
+    cells = list(evaluation_table(EvaluationResult.model_validate(result)).columns[1].cells)
+    assert [str(cell) for cell in cells] == ["base", "base, word_perplexity"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "said"),
+    [
+        ("wikitext2@1", DataError, "windows of at least 2 tokens"),
+        ("wikitext2@99999", DataError, "the reference text .* gives no window of 99999 tokens"),
+        ("wikitext2:acc", RecipeError, "wikitext2 has no metric 'acc', but perplexity"),
+        ("wikitext:acc", RecipeError, "wikitext has no metric 'acc', but raw_block_nll"),
+    ],
+)
+def test_windows_that_cannot_be_cut(wikitext, spec, error, said):
+    with pytest.raises(error, match=said):
+        make_task(spec, DataSection(root=str(wikitext[0])), tokenizer=tiny_tokenizer())
+
+
+def test_the_gain_per_word_is_the_gain_per_token_in_other_units(wikitext):
+    documents = make_task("wikitext2@64", DataSection(root=str(wikitext[0])), tokenizer=tiny_tokenizer()).reported()
+
+    def scores(loss):
+        return [DocumentScore(-loss, -63 * loss, 63, (("word_perplexity", -63 * loss / d.words),)) for d in documents]
+
+    row = summarise_scores(scores(2.5), scores(3.0), documents)
+    per_word = row["also"]["word_perplexity"]
+    tokens, words = 63 * len(documents), sum(d.words for d in documents)
+    assert row["gain"]["mean"] == pytest.approx(0.5)
+    assert per_word["gain"]["mean"] == pytest.approx(0.5 * tokens / words)
+    assert math.log(per_word["score"]) == pytest.approx(2.5 * tokens / words)
+    assert math.log(per_word["ratio"]["mean"]) == pytest.approx(-0.5 * tokens / words)
 
 
 def words_of(documents):

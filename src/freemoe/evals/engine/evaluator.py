@@ -21,7 +21,7 @@ class DocumentScore(NamedTuple):
         loglikelihood: Of the gold answer in nats, or NaN where it was not asked for.
         tokens: Tokens that the log-likelihood sums over.
         also: Other figures of the same answer, by name: acc_norm beside acc, pass@10 beside pass@1, the strict filter beside the
-            flexible one.
+            flexible one; of text the log-likelihood per word.
     """
 
     value: float
@@ -77,7 +77,8 @@ class Evaluator:
     def _score_likelihoods(self, document: Document, answers: list) -> DocumentScore:
         if document.kind == "text":
             total, tokens = answers[0].loglikelihood, answers[0].tokens
-            return DocumentScore(total / tokens, total, tokens)
+            per_word = (("word_perplexity", total / document.words),) if document.words else ()
+            return DocumentScore(total / tokens, total, tokens, per_word)
         grader = self.graders[document.task]
         gold = answers[document.gold or 0]
         graded = grader.grade(document, [(a.loglikelihood, a.is_greedy) for a in answers])

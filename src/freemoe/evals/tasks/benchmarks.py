@@ -103,6 +103,19 @@ def _truthfulqa_benchmark(name: str, about: str) -> BenchmarkSpec:
     )
 
 
+def _wikitext(name: str, about: str, metric: str = "raw_block_nll") -> BenchmarkSpec:
+    return BenchmarkSpec(
+        name=name,
+        about=about,
+        kind="text",
+        metric=metric,
+        paths={"validation": "wikitext-2-raw/wiki.valid.raw", "test": "wikitext-2-raw/wiki.test.raw"},
+        read=lambda path: [{"text": files.read_text_file(path)}],
+        local=SplitSources("validation", "test"),
+        key=lambda row: (row["text"],),
+    )
+
+
 TABLE: tuple[BenchmarkSpec, ...] = (
     BenchmarkSpec(
         name="mmlu",
@@ -265,16 +278,11 @@ TABLE: tuple[BenchmarkSpec, ...] = (
         "truthfulqa_mc1", "Questions that people answer wrongly: is the one true answer the likeliest"
     ),
     _truthfulqa_benchmark("truthfulqa_mc2", "The same: share of the probability that the true answers have"),
-    BenchmarkSpec(
-        name="wikitext",
-        about="WikiText-2, raw text in blocks of 256 tokens, nats per token (no rolling word perplexity)",
-        yaml="",
-        kind="text",
-        metric="raw_block_nll",
-        paths={"validation": "wikitext-2-raw/wiki.valid.raw", "test": "wikitext-2-raw/wiki.test.raw"},
-        read=lambda path: [{"text": files.read_text_file(path)}],
-        local=SplitSources("validation", "test"),
-        key=lambda row: (row["text"],),
+    _wikitext("wikitext", "WikiText-2, raw text in blocks of 256 tokens, nats per token (no rolling word perplexity)"),
+    _wikitext(
+        "wikitext2",
+        "WikiText-2 as one text in windows of 2,048 tokens (wikitext2@4096: of 4,096), perplexity per token and per word",
+        metric="perplexity",
     ),
 )
 
@@ -301,7 +309,7 @@ def find_benchmark(task: TaskName) -> tuple[BenchmarkSpec, tuple[str, ...]]:
     else:
         advice = "A file of your own: FILE.jsonl, or text:FILE for plain text."
         raise unknown_name("task", name, list(BENCHMARKS), advice)
-    if task.shots and row.kind == "text":
+    if task.shots and row.kind == "text" and row.metric != "perplexity":
         raise RecipeError(f"Task {task.spec!r}: plain text takes no few-shot examples; write {name}.")
     lends = BENCHMARKS[row.lender] if row.lender else row
     for split in task.splits:

@@ -47,6 +47,7 @@ class Document:
         about: What it asks, as its row has it (no examples, no template), and what else makes it another document: the right
             answer. Documents about the same are copies, whatever their keys (`splits.join_copies`). Empty for plain text.
         row_key: The key that its row had, where copies made it join another.
+        words: For ``text`` only: words that begin in it, where a perplexity per word is reported.
         given: For ``text`` only: leading tokens that are context and not scored, such as a response's prompt; 0 puts the
             beginning-of-text token before the block.
     """
@@ -63,6 +64,7 @@ class Document:
     max_new_tokens: int = 256
     about: tuple[str, ...] = field(default=(), repr=False)
     row_key: str = field(default="", repr=False)
+    words: int = field(default=0, repr=False)
     field: str = ""
     index: int = 0
     tokens: tuple[int, ...] = ()

@@ -15,7 +15,8 @@ from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 from freemoe.core.errors import DataError
-from freemoe.evals.tasks.documents import Document
+from freemoe.evals.tasks.benchmark import TaskName
+from freemoe.evals.tasks.documents import Document, content_key
 from freemoe.evals.tasks.splits import large_group_text
 from freemoe.evals.tasks.task import Response, per_token
 from freemoe.text.files import encode_with_places, evenly_spaced, split_paragraphs
@@ -31,7 +32,7 @@ from freemoe.text.groups import (
 )
 from freemoe.text.words import split_words
 
-BLOCK = 256
+BLOCK, WINDOW = 256, 2048
 SHARE = 0.3  # of one text's characters, at its end, that is reported
 CAPS = {"reference": 600, "reported": 300}
 # No tokenizer in use makes a token of more characters than this on average, so that much text is always
@@ -260,6 +261,63 @@ class TextTask:
     def reported(self) -> list[Document]:
         """Blocks that are only reported on."""
         return list(self._reported)
+
+    def grade(self, document: Document, responses: Sequence[Response]) -> dict[str, float]:
+        """Nats per scored token, under the name of the metric."""
+        return {self.metric: per_token(document, responses)}
+
+
+class WindowTask:
+    """One whole text in windows that follow each other, whatever article they lie in: the perplexity of GPTQ and its followers.
+
+    Each window is scored after its own first token; what fills no window at the text's end is left out. The perplexity per word
+    stands beside it: as lm-eval counts them, runs of characters that are no white space.
+
+    Args:
+        task: How it was named, with the tokens of a window in the place of few-shot examples (2,048 if absent).
+        texts: The reference and the reported text.
+        source: Where they come from, for the note.
+        tokenizer: Of the model to be scored.
+        limit: Windows of each split at most, evenly spaced.
+    """
+
+    def __init__(self, task: TaskName, texts: Sequence[str], source: str, tokenizer: Any, limit: int | None) -> None:
+        window = WINDOW if task.shots is None else task.shots
+        self.name, self.metric = f"{task.name}@{window}", task.require_metric(["perplexity"])
+        if tokenizer is None or window < 2:
+            needs = (
+                "windows of at least 2 tokens" if window < 2 else "the model's tokenizer: load_domain(..., tokenizer=)"
+            )
+            raise DataError(f"Task {task.spec!r} cuts text into windows of tokens and needs {needs}.")
+        self._sides: dict[str, list[Document]] = {}
+        sizes = []
+        for side, text in zip(("reference", "reported"), texts, strict=True):
+            blocks = cut_into_blocks(tokenizer, [TextPassage(text)], window)
+            if not blocks:
+                raise DataError(
+                    f"Task {task.spec!r}: the {side} text ({len(text):,} characters) gives no window of {window} tokens."
+                )
+            self._sides[side] = [
+                self._document(side, blocks, i) for i in evenly_spaced(len(blocks), limit or len(blocks))
+            ]
+            sizes.append(f"{side} {len(self._sides[side])} of {len(blocks)}")
+        self.note = f"{self.name}: {source}, each as one text; windows of {window} tokens, {', '.join(sizes)}"
+
+    def _document(self, side: str, blocks: Sequence[TextBlock], index: int) -> Document:
+        tokens, text, _ = blocks[index]
+        # A word that lies in two windows counts where it begins.
+        goes_on = index > 0 and not (text[:1].isspace() or blocks[index - 1].text[-1:].isspace())
+        words = max(1, len(text.split()) - goes_on)
+        common: dict[str, Any] = {"answers": (text,), "reference": text, "tokens": tokens, "given": 1, "words": words}
+        return Document(self.name, f"{side}:{index}", content_key(text), "text", "", index=index, **common)
+
+    def reference(self) -> list[Document]:
+        """Windows that may be searched on."""
+        return list(self._sides["reference"])
+
+    def reported(self) -> list[Document]:
+        """Windows that are only reported on."""
+        return list(self._sides["reported"])
 
     def grade(self, document: Document, responses: Sequence[Response]) -> dict[str, float]:
         """Nats per scored token, under the name of the metric."""

@@ -63,7 +63,7 @@ def any_task(spec: str, data: DataSection, seed: int) -> LmEvalTask:
     sources = replace(sources, shots=_shots_split(config, sources))
     rows = _load_rows(spec, config, sources, shots)
     row, config, said = _make_benchmark(wanted, config, sources, rows[sources.reported])
-    part = LmEvalSubtask(row, config, "", False, shots)
+    part = LmEvalSubtask(row, config, "", False, shots, data.fewshot_draw)
     with compiled_once():
         part.assign_roles(rows, sources, seed)
         part.separate_splits({part.row_content_key(r) for _, r in part.rows["reported"]}, sources, seed)
@@ -326,7 +326,7 @@ def _task_note(name: str, part: LmEvalSubtask, sources: SplitSources, limit: int
         words = f"reference {sources.reference} {told['reference']}, reported {sources.reported} {told['reported']}"
     if part.dropped:
         words += f" ({part.dropped} reference documents dropped as also reported)"
-    return f"{name} of lm-eval: {words}; {scoring}; {shots_text(part.shots, sources)}"
+    return f"{name} of lm-eval: {words}; {scoring}; {shots_text(part, sources)}"
 
 
 def _error_line(error: Exception) -> str:

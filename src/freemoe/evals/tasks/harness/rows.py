@@ -1,7 +1,7 @@
 """Rows of a benchmark by role, and lm-eval's task object over them, which renders and grades.
 
-Few-shot examples are one fixed draw per task, so that all its documents share a prefix and a subset of
-documents changes no prompt (lm-eval's default sampler draws anew for each document, in order).
+Few-shot examples are one fixed draw per task, so that all its documents share a prefix, or one for each document as lm-eval's
+default sampler draws them, one document after the other. A subset of documents changes no prompt in either way.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import importlib.util
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from freemoe.compat.lm_eval import generation_settings, task_of
@@ -25,6 +26,9 @@ SHOT_SHARE = 0.1
 
 MOST_TOKENS = 256
 """Tokens of a generation where a task does not say, as lm-eval has it."""
+
+DRAW_SEED = 1234
+"""Of lm-eval's draws of few-shot examples, where nobody asks for another one."""
 
 MBPP_IDS = {"train": range(601, 975), "validation": range(511, 601), "test": range(11, 511)}
 
@@ -79,8 +83,15 @@ def hub_rows(row: BenchmarkSpec, config: dict[str, Any], splits: Sequence[str]) 
 class LmEvalSubtask:
     """One task of lm-eval's (a subject, or a whole benchmark): its rows by role, its object when needed."""
 
-    def __init__(self, row: BenchmarkSpec, config: dict[str, Any], subject: str, local: bool, shots: int) -> None:
+    def __init__(
+        self, row: BenchmarkSpec, config: dict[str, Any], subject: str, local: bool, shots: int, draw: str = "task"
+    ) -> None:
         self.row, self.config, self.subject, self.local, self.shots = row, config, subject, local, shots
+        # The first ones are for every document where the task says so: MMLU's are fixed by its authors.
+        self.is_fixed = config.get("fewshot_config", {}).get("sampler") == "first_n"
+        self.draws_each = draw == "document" and shots > 0 and not self.is_fixed
+        self._random, self._draws, self._pool = Random(DRAW_SEED), list[list[int]](), list[Row]()
+        self._pool_keys = list[str]()
         self.rows: dict[str, list[tuple[str, Row]]] = {}  # role -> (name in the source, row)
         self.dropped = 0
         self._task: Any = None
@@ -103,8 +114,8 @@ class LmEvalSubtask:
         if pool and sources.shots in sources.reference_splits:
             first, second = carve_by_key([self.row_content_key(r) for _, r in kept], SHOT_SHARE, seed)
             pool, kept = [kept[i] for i in first], [kept[i] for i in second]
-        if self.config.get("fewshot_config", {}).get("sampler") != "first_n":
-            # Ours to draw: no example is a document of either split. (MMLU's are fixed by its authors.)
+        if not (self.is_fixed or self.draws_each):
+            # Ours to draw: no example is a document of either split.
             taken = reported | {self.row_content_key(r) for _, r in kept}
             pool = [item for item in pool if self.row_content_key(item[1]) not in taken]
             pool.sort(key=lambda item: seeded_rank(seed, "shots", item[0]))
@@ -156,14 +167,29 @@ class LmEvalSubtask:
             self._task = task_of(config)
         return self._task
 
+    def _draw_shots(self, number: int, key: str) -> list[Row]:
+        """The examples of the document with a number in its split: the draw of that number, as lm-eval goes through a split.
+
+        Where lm-eval would show the document itself, the next row of the pool stands.
+        """
+        if not self._draws:
+            self._pool = list(self.lm_eval_task.sampler.fewshot_docs())
+            self._pool_keys = [self.row_content_key(row) for _, row in self.rows["shots"]] or [""] * len(self._pool)
+        while len(self._draws) <= number:
+            self._draws.append(self._random.sample(range(len(self._pool)), self.shots))
+        others = (i if self._pool_keys[i] != key else (i + 1) % len(self._pool) for i in self._draws[number])
+        return [self._pool[i] for i in others]
+
     def render_document(self, role: str, place: int, task: str) -> tuple[Document, Row]:
         """Render one row through lm-eval; also return the row as lm-eval sees it."""
         row, lm_task = self.row, self.lm_eval_task
         name, _ = self.rows[role][place]
         doc = lm_task.dataset[role][place]
+        split, _, number = name.partition(":")
+        if self.draws_each:
+            lm_task.sampler.replace_df(self._draw_shots(int(number), self.row_content_key(self.rows[role][place][1])))
         context = lm_task.fewshot_context(doc, num_fewshot=self.shots, gen_prefix=lm_task.doc_to_prefix(doc))
         made = lm_task.construct_requests(doc=doc, ctx=context, metadata=(task, place, 1))
-        split, _, number = name.partition(":")
         common: dict[str, Any] = {
             "task": task,
             "id": ":".join(p for p in (split, self.subject, number) if p),

@@ -23,7 +23,7 @@ from freemoe.evals.tasks.documents import Document
 from freemoe.evals.tasks.harness.rows import LmEvalSubtask, hub_rows, local_rows, require_lm_eval
 from freemoe.evals.tasks.splits import draw_balanced
 from freemoe.evals.tasks.task import EvalTask, Response, check_completions, check_likelihoods
-from freemoe.evals.tasks.text_tasks import TextTask
+from freemoe.evals.tasks.text_tasks import TextTask, WindowTask
 from freemoe.recipes import DataSection
 
 
@@ -148,14 +148,14 @@ def named_task(spec: str, data: DataSection, tokenizer: Any, seed: int) -> EvalT
     root = Path(data.root).expanduser() if data.root is not None else None
     sources = (row.local if root else row.hub or row.local).with_references(task.splits)
     if row.kind == "text":
-        return _text_benchmark(row, root, sources, tokenizer, data.limit)
+        return _text_benchmark(row, task, root, sources, tokenizer, data.limit)
     shots = next(n for n in (task.shots, data.fewshot, row.num_fewshot) if n is not None)
     code = SandboxedCodeEval(allowed=data.allow_code_execution) if row.kind == "code" else None
     parts = []
     for subject in subjects or ("",):
         with sandboxed_code_eval(code):
             config = official_config(row.yaml.format(subject=subject))
-        part = LmEvalSubtask(row, config, subject, root is not None, shots)
+        part = LmEvalSubtask(row, config, subject, root is not None, shots, data.fewshot_draw)
         splits = sources.required_splits(bool(shots))
         rows = local_rows(row, root, subject, splits) if root else hub_rows(row, config, splits)
         part.assign_roles(rows, sources, seed)
@@ -184,33 +184,33 @@ def _benchmark_note(
     if not row.lender:
         words.append(f"reference {taken['reference']} of {sizes['reference']}")
     words.append(f"reported {taken['reported']} of {sizes['reported']}")
-    return f"{name}: " + "; ".join([*words, shots_text(parts[0].shots, sources)])
+    return f"{name}: " + "; ".join([*words, shots_text(parts[0], sources)])
 
 
-def shots_text(shots: int, sources: SplitSources) -> str:
-    """How many few-shot examples there are, and where they come from."""
-    if not shots:
+def shots_text(part: LmEvalSubtask, sources: SplitSources) -> str:
+    """How many few-shot examples there are, where they come from, and how they are drawn."""
+    if not part.shots:
         return "0-shot"
     pool = "a tenth of the reference, kept apart" if sources.shots in sources.reference_splits else sources.shots
-    return f"{shots}-shot from {pool or 'the examples of the YAML'}, the same for every document"
+    drawn = "drawn anew for every document" if part.draws_each else "the same for every document"
+    return f"{part.shots}-shot from {pool or 'the examples of the YAML'}, {drawn}"
 
 
 def _text_benchmark(
-    row: BenchmarkSpec, root: Path | None, sources: SplitSources, tokenizer: Any, limit: int | None
-) -> TextTask:
+    row: BenchmarkSpec, task: TaskName, root: Path | None, sources: SplitSources, tokenizer: Any, limit: int | None
+) -> TextTask | WindowTask:
     splits = sources.required_splits(False)
     if root is not None:
         rows = local_rows(row, root, "", splits)
     else:
         rows = hub_rows(row, {"dataset_path": "Salesforce/wikitext", "dataset_name": "wikitext-2-raw-v1"}, splits)
     # The hub's copy has an empty row for each empty line of the file.
-    texts = {split: "".join(r["text"] or " \n" for r in rows[split]) for split in splits}
-    return TextTask(
-        row.name,
-        [texts[sources.reference]],
-        [texts[sources.reported]],
-        source=describe_splits(sources),
-        tokenizer=tokenizer,
-        limit=limit,
-        metric=row.metric,
-    )
+    texts = ["".join(r["text"] or " \n" for r in rows[split]) for split in (sources.reference, sources.reported)]
+    about = describe_splits(sources)
+    if row.metric == "perplexity":
+        # The hub's rows with blank lines between them, as GPTQ's code and all that follow it join them.
+        lines = [[f"{line}\n" if line.strip() else "" for line in text.split("\n")[:-1]] for text in texts]
+        return WindowTask(task, ["\n\n".join(text) for text in lines], about, tokenizer, limit)
+    first, second = ([text] for text in texts)
+    task.require_metric([row.metric])
+    return TextTask(row.name, first, second, source=about, tokenizer=tokenizer, limit=limit, metric=row.metric)
