@@ -20,7 +20,7 @@ from freemoe.core import neutral
 from freemoe.core.errors import FreeMoEError, RecipeError
 from freemoe.core.run.progress import BarProgress, LineProgress, Progress, QuietProgress
 from freemoe.core.untrusted import parse_yaml, read_json
-from freemoe.recipes import Recipe, dump, set_path
+from freemoe.recipes import set_path
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -218,13 +218,6 @@ def read_domains(texts: list[str]) -> dict[str, tuple[str, ...]]:
             raise RecipeError(f"--domain {name!r} is given twice; list its tasks in one: --domain {name}=TASK,TASK")
         found[name] = tasks
     return found
-
-
-def print_recipe(recipe: Recipe, as_json: bool) -> None:
-    """Print the YAML that ``freemoe run`` repeats."""
-    if as_json:
-        raise RecipeError("--print-recipe prints YAML, and --json asks for a JSON document: give one of them.")
-    sys.stdout.write(dump(recipe))
 
 
 def parse_numbers(text: str, flag: str, count: int, kind: type = float) -> list[Any]:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -40,14 +39,25 @@ A trimmed mixture (see trim) is measured against its base and its plan alone; wi
 def plan_evaluation(recipe: EvalRecipe) -> dict[str, Any]:
     """How many documents would be scored."""
     from freemoe.core.artifacts import read_manifest
+    from freemoe.domain_experts.result import KIND
+    from freemoe.evals.evaluation import require_plain
     from freemoe.evals.held_out import read_record, resolve_seed, set_aside
     from freemoe.evals.tasks.domains import load_domains
     from freemoe.hub.fetch import fetch_artefact
     from freemoe.models.checkpoints.loading import load_tokenizer
+    from freemoe.recipes.expert_names import AUTO, BASE, ExpertRef
+    from freemoe.systems import system_of
 
     place = fetch_artefact(recipe.artefact)
     record = read_record(place)
-    _require_known(recipe, place)
+    # An expert that there is not is refused as the evaluation would; what can be run elsewhere depends on the base.
+    if system_of(place) is None:
+        require_plain(recipe)
+    elif (manifest := read_manifest(place))["kind"] == KIND:
+        known = [described["name"] for described in manifest["experts"]]
+        for name in recipe.experts:
+            if name not in (BASE, AUTO):
+                ExpertRef.parse(name).require_known(known, (BASE, AUTO))
     source = recipe.base or (recipe.artefact if record is None else read_manifest(place)["base_model_name_or_path"])
     loaded = load_domains(resolve_seed(recipe, record), load_tokenizer(source))
     domains = {name: set_aside(data, record)[0] for name, data in loaded.items()}
@@ -60,26 +70,6 @@ def plan_evaluation(recipe: EvalRecipe) -> dict[str, Any]:
         "document_scores": len(experts) * sum(len(data.reported) for data in domains.values()),
         "output": recipe.output,
     }
-
-
-def _require_known(recipe: EvalRecipe, place: Path) -> None:
-    """Raise for an expert that there is not, as the evaluation would."""
-    from freemoe.core.artifacts import read_manifest
-    from freemoe.domain_experts.result import KIND
-    from freemoe.evals.evaluation import require_plain
-    from freemoe.recipes.expert_names import AUTO, BASE, ExpertRef
-    from freemoe.systems import system_of
-
-    if system_of(place) is None:
-        return require_plain(recipe)
-    manifest = read_manifest(place)
-    if manifest["kind"] != KIND:
-        return None  # what can be run there depends on the base
-    known = [described["name"] for described in manifest["experts"]]
-    for name in recipe.experts:
-        if name not in (BASE, AUTO):
-            ExpertRef.parse(name).require_known(known, (BASE, AUTO))
-    return None
 
 
 def run_recipe(recipe: EvalRecipe, *, overwrite: bool, resume: bool, shown: CommandOutput) -> None:

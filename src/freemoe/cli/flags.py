@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import pkgutil
+import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,14 +21,13 @@ from freemoe.cli.common import (
     apply_sets,
     calm_libraries,
     print_fields,
-    print_recipe,
     read_domains,
 )
 from freemoe.cli.options import CODE, GroupedCommand
 from freemoe.core.errors import RecipeError
 from freemoe.domain_experts.recipe import METRICS, PURIFICATIONS, ROUTERS, SEARCHES
 from freemoe.hub.fetch import require_in_reach
-from freemoe.recipes import Recipe, recipe_from, set_path
+from freemoe.recipes import Recipe, dump, recipe_from, set_path
 from freemoe.recipes.keywords import path_of
 from freemoe.recipes.sections import is_section
 from freemoe.systems import ArtefactSystem
@@ -142,12 +142,13 @@ class RecipeCommand:
     def execute_recipe(self, recipe: Any, values: Mapping[str, Any]) -> None:
         """Print a recipe, or what it would do, or run it, as the values of `run_options` say; ctrl-C is told with what was kept."""
         if values["print_recipe_"]:
-            print_recipe(recipe, values["as_json"])
+            if values["as_json"]:
+                raise RecipeError("--print-recipe prints YAML, and --json asks for a JSON document: give one of them.")
+            sys.stdout.write(dump(recipe))
             return
         calm_libraries()
         if values["dry_run"]:
-            print_fields(f"{self.name}-plan", pkgutil.resolve_name(self.plan)(recipe), values["as_json"])
-            return
+            return print_fields(f"{self.name}-plan", pkgutil.resolve_name(self.plan)(recipe), values["as_json"])
         resume, shown = values.get("resume", False), output_options(values)
         try:
             self.run(recipe, overwrite=values["overwrite"], resume=resume, shown=shown)

@@ -146,14 +146,13 @@ _DOCUMENTS: dict[str, type[ResultPart]] = {
 }
 
 
-def _with_schema_name(command: str, document: type[ResultPart]) -> type[ResultPart]:
-    name = cast(Any, Literal[f"freemoe.{command}/1"])
-    found = create_model(document.__name__, __base__=document, schema_=(name, Field(alias="schema")))
-    found.__doc__ = document.__doc__
-    return found
-
-
 DOCUMENTS: dict[str, type[ResultPart]] = {
-    command: _with_schema_name(command, found) for command, found in _DOCUMENTS.items()
+    command: create_model(
+        document.__name__,
+        __base__=document,
+        __doc__=document.__doc__,
+        schema_=(cast(Any, Literal[f"freemoe.{command}/1"]), Field(alias="schema")),
+    )
+    for command, document in _DOCUMENTS.items()
 }
 """By the command; of a dry run, with ``-plan``."""

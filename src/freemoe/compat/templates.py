@@ -45,7 +45,7 @@ def _template_process(process: int) -> _TemplateProcess:
 class _TemplateProcess:
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[str] | None = None
+        self._process: Any = None
 
     def render_request(self, request: dict[str, Any]) -> str:
         """One conversation, one at a time."""
@@ -62,45 +62,38 @@ class _TemplateProcess:
                     encoding="utf-8",
                     env={**os.environ, "PYTHONPATH": path},
                 )
-                _exchange_lines(self._process, "", START)
-            said = _exchange_lines(self._process, line + "\n", SECONDS)
+                self._exchange_lines("", START)
+            said = self._exchange_lines(line + "\n", SECONDS)
         if "text" not in said:
             raise ValueError(said["error"])
         return said["text"]
 
     def kill_process(self) -> None:
         if self._process is not None:
-            _kill_and_close(self._process)
+            self._process.kill()
+            self._process.wait()
+            for pipe in (self._process.stdin, self._process.stdout):
+                with contextlib.suppress(OSError):
+                    pipe.close()
 
-
-def _kill_and_close(process: subprocess.Popen[str]) -> None:
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        with contextlib.suppress(OSError):
-            pipe.close()  # type: ignore[union-attr]
-
-
-def _exchange_lines(process: subprocess.Popen[str], line: str, seconds: float) -> dict[str, Any]:
-    """Write a line and read the answer; the process is ended where that takes too long."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    clock = threading.Timer(seconds, process.kill)
-    clock.daemon = True
-    clock.start()
-    try:
-        process.stdin.write(line)
-        process.stdin.flush()
-        answer = process.stdout.readline()
-    except BrokenPipeError:
-        answer = ""
-    except BaseException:
-        # Stopped in between: its answer would be taken for the next one's.
-        _kill_and_close(process)
-        raise
-    finally:
-        clock.cancel()
-    if not answer:
-        _kill_and_close(process)
-        raise ValueError(f"it was not done after {seconds:g} seconds, or brought its process down")
-    return json.loads(answer)
+    def _exchange_lines(self, line: str, seconds: float) -> dict[str, Any]:
+        """Write a line and read the answer; the process is ended where that takes too long."""
+        clock = threading.Timer(seconds, self._process.kill)
+        clock.daemon = True
+        clock.start()
+        try:
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+            answer = self._process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        except BaseException:
+            # Stopped in between: its answer would be taken for the next one's.
+            self.kill_process()
+            raise
+        finally:
+            clock.cancel()
+        if not answer:
+            self.kill_process()
+            raise ValueError(f"it was not done after {seconds:g} seconds, or brought its process down")
+        return json.loads(answer)

@@ -51,6 +51,18 @@ def unwrap_peft(model: Any) -> Any:
     return unwrap() if callable(unwrap) else model
 
 
+def reading_hooks(module: nn.Module) -> Iterator[Any]:
+    """A module's hooks of accelerate (1.0 to 1.15) that read its weights while it computes, by themselves or among others.
+
+    Each has a mapping ``weights_map`` from the names of the module's own parameters to their values, which may be
+    replaced, and an ``execution_device``.
+    """
+    hook: Any = getattr(module, "_hf_hook", None)
+    for part in getattr(hook, "hooks", (hook,)):
+        if getattr(part, "offload", False) and getattr(part, "weights_map", None) is not None:
+            yield part
+
+
 @contextmanager
 def panics_as_errors() -> Iterator[None]:
     """Inside, a panic of the Rust code of tokenizers is an error of ours: it derives from no ``Exception``, and cannot be imported."""

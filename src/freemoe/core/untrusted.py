@@ -120,9 +120,7 @@ def parse_json(text: str, where: str, error: type[FreeMoEError] = DataError, fin
             if depth > DEPTH and isinstance(held, dict | list):
                 raise _depth_error(where, error)
     if _UNSURE.search(text):
-        for _, held in walk_values(value):
-            if isinstance(held, str) and (fault := text_fault(held)):
-                raise error(f"{where}: {held!r:.60} holds {fault}.")
+        _require_texts(value, where, error)
     return value
 
 
@@ -158,6 +156,12 @@ def text_fault(text: str) -> str:
     except UnicodeEncodeError:
         return "half of a surrogate pair, which is no character"
     return ""
+
+
+def _require_texts(value: Any, where: str, error: type[FreeMoEError]) -> None:
+    for _, held in walk_values(value):
+        if isinstance(held, str) and (fault := text_fault(held)):
+            raise error(f"{where}: {held!r:.60} holds {fault}.")
 
 
 def walk_values(value: Any) -> Iterator[tuple[int, Any]]:
@@ -202,9 +206,7 @@ def parse_yaml(text: str, where: str, error: type[FreeMoEError] = DataError) -> 
         raise error(f"{where} is not valid YAML: {trouble}") from None
     except ValueError as trouble:  # numbers and dates that look like some and are none
         raise error(f"{where}: {trouble}.") from None
-    for _, held in walk_values(value):
-        if isinstance(held, str) and (fault := text_fault(held)):
-            raise error(f"{where}: {held!r:.60} holds {fault}.")
+    _require_texts(value, where, error)
     return value
 
 

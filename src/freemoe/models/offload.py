@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from freemoe.compat.accelerate import reading_hooks
+from freemoe.compat.transformers import reading_hooks
 
 Edit = Callable[[Tensor], Tensor]
 

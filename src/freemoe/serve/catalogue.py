@@ -118,7 +118,7 @@ class ServedExperts:
         rejected = getattr(engine.host, "rejected", ())
         here = (CatalogueEntry(name, "", name, 1, BASE if name in rejected else "") for name in engine.experts)
         self.catalogue = catalogue or ExpertCatalogue(entries=tuple(here))
-        self._engine, self._announce = engine, announce
+        self.engine, self._announce = engine, announce
         self._loaded = {entry.name: entry for entry in self.catalogue.entries if entry.name in engine.experts}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -128,11 +128,11 @@ class ServedExperts:
         for name, entry in list(self._loaded.items()):
             if self.catalogue.find_entry(name) != entry:
                 del self._loaded[name]
-                self._engine.drop_expert(name)
+                self.engine.drop_expert(name)
 
     async def wait_dropped(self, *names: str) -> None:
         """Wait until these experts, where they were let go of, are gone; all that were if none is named."""
-        leaving = self._engine.leaving.copy()
+        leaving = self.engine.leaving.copy()
         await asyncio.gather(*(asyncio.wrap_future(leaving[name]) for name in names or leaving if name in leaving))
 
     async def ensure_loaded(self, name: str) -> None:
@@ -146,10 +146,10 @@ class ServedExperts:
         if entry is None or self._loaded.get(name) == entry:
             return
         await self.wait_dropped(name)
-        host = self._engine.host
+        host = self.engine.host
         try:
             await asyncio.wrap_future(
-                self._engine.run_between_steps(
+                self.engine.run_between_steps(
                     lambda: host.load_expert(entry.folder, entry.original, prefix=name.removesuffix(entry.original))
                 )
             )
@@ -166,7 +166,7 @@ class ServedExperts:
         if self.catalogue.find_entry(entry.name) == entry:
             self._loaded[entry.name] = entry
         else:
-            self._engine.drop_expert(entry.name)
+            self.engine.drop_expert(entry.name)
 
     async def load_experts(self, folder: Path, prefix: str) -> list[str]:
         """Let the experts of an artefact be asked for too; they are put onto the engine at once, which shows that they belong there.
@@ -177,9 +177,9 @@ class ServedExperts:
         # Refused before anything is read: a name that is taken by an expert that nobody has asked for yet.
         names = self.catalogue.with_artefact(folder, prefix).expert_names[len(self.catalogue.entries) :]
         await self.wait_dropped(*names)
-        host = self._engine.host
+        host = self.engine.host
         loaded = await asyncio.wrap_future(
-            self._engine.run_between_steps(lambda: host.load_expert(folder, prefix=prefix))
+            self.engine.run_between_steps(lambda: host.load_expert(folder, prefix=prefix))
         )
         self.catalogue = self.catalogue.with_artefact(folder, prefix)
         for entry in self.catalogue.entries:
@@ -193,8 +193,8 @@ class ServedExperts:
         """Let nobody ask for an expert any more, and wait until it is gone."""
         if self.catalogue.find_entry(name) is None:
             raise unknown_name("expert", name, self.catalogue.expert_names)
-        if isinstance(self._engine.host, VariantHost):
-            self._engine.host.delete_expert(name)  # refused
+        if isinstance(self.engine.host, VariantHost):
+            self.engine.host.delete_expert(name)  # refused
         self.update_catalogue(self.catalogue.without_expert(name))
         if self._announce is not None:
             await self._announce(self.catalogue)

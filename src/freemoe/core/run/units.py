@@ -35,14 +35,9 @@ def run_pickled(unit: Unit, where: str) -> bytes:
         # Pickled here and not by what carries it: torch would hand tensors over as files that end with this process.
         return pickle.dumps((True, unit.work()))
     except Exception as error:
-        return pickle.dumps((False, picklable_error(error, unit, where)))
-
-
-def picklable_error(error: Exception, unit: Unit, where: str) -> Exception:
-    """The error with its traceback as a note, or where it cannot be pickled, one that says the same."""
-    error.add_note(f"in {where}, in {unit.name!r}:\n{traceback.format_exc()}")
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return FreeMoEError(f"{unit.name!r}: {type(error).__name__}: {error}")
-    return error
+        error.add_note(f"in {where}, in {unit.name!r}:\n{traceback.format_exc()}")
+        try:
+            pickle.loads(blob := pickle.dumps((False, error)))
+        except Exception:  # of a class that cannot be pickled
+            blob = pickle.dumps((False, FreeMoEError(f"{unit.name!r}: {type(error).__name__}: {error}")))
+        return blob

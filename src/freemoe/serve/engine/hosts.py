@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from freemoe.core.errors import DataError
@@ -32,14 +32,10 @@ class VariantHost:
         if name != BASE and name not in self._ways:
             raise unknown_name("expert", name, [BASE, *self.experts])
 
-    def turn(self) -> AbstractContextManager[object]:
-        """Have the model for this thread alone."""
-        return model_lock_of(self.model).hold_lock()
-
     @contextmanager
     def expert(self, name: str) -> Iterator[None]:
         """Let the model answer in a way inside a ``with`` block."""
-        with self.turn():
+        with model_lock_of(self.model).hold_lock():
             try:
                 self.set_expert(name)
                 yield

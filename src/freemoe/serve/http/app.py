@@ -42,11 +42,10 @@ def make_app(
 ) -> AuthMiddleware:
     """The server as an ASGI app."""
     bounds = bounds or RequestLimits()
-    return AuthMiddleware(make_paths(engine, ServedExperts(engine), metrics, bounds, roots), metrics, bounds, key, host)
+    return AuthMiddleware(make_paths(ServedExperts(engine), metrics, bounds, roots), metrics, bounds, key, host)
 
 
 def make_paths(
-    engine: InferenceEngine,
     experts: ServedExperts,
     metrics: ServerMetrics,
     bounds: RequestLimits,
@@ -54,7 +53,7 @@ def make_paths(
     render: Callable[[], Awaitable[bytes]] | None = None,
 ) -> FastAPI:
     """The same for whoever has come in."""
-    began, preparing = int(time.time()), RequestPreprocessor(engine, experts, bounds)
+    began, engine, preparing = int(time.time()), experts.engine, RequestPreprocessor(experts, bounds)
     completing, managing = CompletionService(preparing, metrics), ExpertService(preparing, roots)
 
     def model_entry(name: str) -> dict[str, Any]:

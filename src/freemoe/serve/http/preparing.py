@@ -13,7 +13,7 @@ from freemoe.evals.engine.answering import require_tokenizer, text_ids
 from freemoe.evals.engine.sampling import SamplingConfig
 from freemoe.recipes.expert_names import AUTO, BASE, PREFIX, ExpertRef
 from freemoe.serve.catalogue import ServedExperts, model_names
-from freemoe.serve.engine.engine import InferenceEngine, require_fit
+from freemoe.serve.engine.engine import require_fit
 from freemoe.serve.engine.requests import SequenceRequest
 from freemoe.serve.engine.routing import RoutedPrompt, route_prompts
 from freemoe.serve.http.bodies import ChatBody, CommonBody, CompletionBody, Message
@@ -27,8 +27,8 @@ Found = TypeVar("Found")
 class RequestPreprocessor:
     """Makes prompts and asks of bodies, for one engine."""
 
-    def __init__(self, engine: InferenceEngine, experts: ServedExperts, bounds: RequestLimits) -> None:
-        self.engine, self.experts, self.bounds = engine, experts, bounds
+    def __init__(self, experts: ServedExperts, bounds: RequestLimits) -> None:
+        self.engine, self.experts, self.bounds = experts.engine, experts, bounds
         # One thread: a tokenizer is not made for several that change its settings.
         self._pool = ThreadPoolExecutor(1, "freemoe tokens")
 

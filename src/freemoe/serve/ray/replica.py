@@ -53,7 +53,7 @@ class EngineReplica:
             host, catalogue = FreeMoE(host.model, [], host.router, host.tokenizer), served.catalogue
         self._engine = InferenceEngine(host, limits, self._metrics).start()
         self._experts = ServedExperts(self._engine, catalogue, self._announce)
-        app = make_paths(self._engine, self._experts, self._metrics, bounds, served.roots, self.render_metrics)
+        app = make_paths(self._experts, self._metrics, bounds, served.roots, self.render_metrics)
         self._gate = AuthMiddleware(app, self._metrics, bounds, key, served.settings.host)
         loaded = Gauge("freemoe_loaded_experts", "Experts on the base.", registry=self._metrics.registry)
         loaded.set_function(lambda: len(self._engine.experts))

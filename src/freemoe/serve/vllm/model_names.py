@@ -30,21 +30,30 @@ class ModelNames:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Pass one request on, with its expert named in the way that the engine reads."""
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in _SERVED:
-            await self.app(scope, receive, send)
-            return
+            return await self.app(scope, receive, send)
         raw = await _read_body(receive)
         if raw is None:
-            await _error_response(413, f"The body is larger than {_LARGEST:,} bytes.")(scope, receive, send)
-            return
+            return await _error_response(413, f"The body is larger than {_LARGEST:,} bytes.")(scope, receive, send)
         try:
             raw, expert = _rewrite_body(raw)
         except RecipeError as error:
-            await _error_response(400, str(error))(scope, receive, send)
-            return
+            return await _error_response(400, str(error))(scope, receive, send)
+        body = iter([{"type": "http.request", "body": raw, "more_body": False}])
+
+        async def replay_body() -> Any:
+            return next(body, None) or await receive()
+
+        async def send_with_expert(message: Any) -> None:
+            if message["type"] == "http.response.start" and message["status"] == 200:
+                # Headers are Latin-1; a name may be any text.
+                value = expert.encode("latin-1", "backslashreplace").decode("latin-1")
+                MutableHeaders(scope=message)["x-freemoe-expert"] = value.replace("\r", " ").replace("\n", " ")
+            await send(message)
+
         headers = MutableHeaders(raw=list(scope["headers"]))
         headers["content-length"] = str(len(raw))
         del headers["transfer-encoding"]
-        await self.app({**scope, "headers": headers.raw}, _replay_body(raw, receive), _with_expert_header(send, expert))
+        return await self.app({**scope, "headers": headers.raw}, replay_body, send_with_expert)
 
 
 def _rewrite_body(raw: bytes) -> tuple[bytes, str]:
@@ -85,30 +94,6 @@ async def _read_body(receive: Any) -> bytes | None:
             return None
         if message["type"] == "http.disconnect" or not message.get("more_body"):
             return b"".join(parts)
-
-
-def _replay_body(raw: bytes, receive: Any) -> Any:
-    given = False
-
-    async def replay_receive() -> Any:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": raw, "more_body": False}
-
-    return replay_receive
-
-
-def _with_expert_header(send: Any, expert: str) -> Any:
-    async def send_with_header(message: Any) -> None:
-        if message["type"] == "http.response.start" and message["status"] == 200:
-            # Headers are Latin-1; a name may be any text.
-            value = expert.encode("latin-1", "backslashreplace").decode("latin-1")
-            MutableHeaders(scope=message)["x-freemoe-expert"] = value.replace("\r", " ").replace("\n", " ")
-        await send(message)
-
-    return send_with_header
 
 
 def _error_response(status: int, what: str) -> JSONResponse:
