@@ -36,12 +36,13 @@ Examples:
   python -m benchmarks gain --data-root ./data
   python -m benchmarks real --model MODEL --data-root ./data --list
   python -m benchmarks real --model MODEL --data-root ./data --only "text/wikitext/*" --minutes 60
+  python -m benchmarks real --papers --model MODEL --data-root ./data
   python -m benchmarks rivals --data-root ./data --only "*/lora*,*/switches*,*/base/*"
   python -m benchmarks all --quick
 """
 
 ALL = "all"
-_BY_CELLS = "real, rivals, tomoe-quality"
+_BY_CELLS = "real, papers, rivals, tomoe-quality"
 _ONLY = (
     f"Measure parts of these names only: cells of {_BY_CELLS} ('*/wikitext/*'), parts of large and hookmoe, masks of tomoe-speed, "
     "bases of mixed ('135M*')."
@@ -49,12 +50,17 @@ _ONLY = (
 
 _MINUTES = f"{_BY_CELLS}, null: begin no cell after so many minutes."
 
-NEEDS_MODEL, NEEDS_DEVICE = ("real",), ("large",)
+NEEDS_MODEL, NEEDS_DEVICE = ("real", "papers"), ("large",)
 """Benchmarks that ``all`` leaves out: while no model is given; always, as their base has 7B."""
 
 
-def names_of(asked: list[str], model: str | None = None) -> list[str]:
-    """The benchmarks that were asked for, each once, in order; ``all`` leaves out those that need a ``model``."""
+def names_of(asked: list[str], model: str | None = None, papers: bool = False) -> list[str]:
+    """The benchmarks that were asked for, each once, in order; ``all`` leaves out those that need a ``model``.
+
+    ``real-llm`` is another name of `real`, whose part ``papers`` is a benchmark of its own.
+    """
+    real = "papers" if papers else "real"
+    asked = [real if name in ("real", "real-llm") else name for name in asked]
     for name in asked:
         if name in HARDENING:
             raise RecipeError(
@@ -84,6 +90,7 @@ def _command(
     ),
     only: str = typer.Option(None, help=_ONLY),
     minutes: float = typer.Option(None, min=0, help=_MINUTES),
+    papers: bool = typer.Option(False, "--papers", help="real: each paper's own method instead of ours (papers)."),
     place: str = typer.Option(
         "local", "--on", help=f"local, local:N, ray or ray://HOST:PORT; for {', '.join(SIDE_BY_SIDE)}."
     ),
@@ -98,7 +105,7 @@ def _command(
     as_json: bool = typer.Option(False, "--json", help="Print the results as JSON."),
     quiet: options.Quiet = False,
 ) -> None:
-    wanted = names_of(names, model)
+    wanted = names_of(names, model, papers)
     if dry_run:
         _tell_plan(wanted, as_json)
         return

@@ -1,7 +1,6 @@
 """Mixtures that nobody made for trimming: the shapes of OLMoE and of Qwen3-MoE, trained from a seed on real text.
 
-    python -m benchmarks.hookmoe.mixtures --data-root FOLDER --dry-run
-    python -m benchmarks.hookmoe.mixtures --data-root FOLDER --shape olmoe --steps 400
+    python -m benchmarks.hookmoe.mixtures FOLDER --steps 400
 
 25 million parameters of each stand in its experts, 0.3 million in its embeddings. What is trained on are passages of
 WikiText-2, TinyStories, C4 and GSM8K; one passage in seven is kept away from the model and written beside it, as the text that
@@ -10,16 +9,15 @@ a trim reads. Both are kept in the user's cache folder.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import typer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     OlmoeConfig,
@@ -39,8 +37,6 @@ from freemoe.text.documents import read_documents
 from scripts.make_demo_model import END, PAD, WEIGHT_DECAY, provenance, save, train
 
 SEED, STEPS = 21, 400
-SECONDS_PER_STEP = {"olmoe": 3.0, "qwen3_moe": 2.1}
-"""Of one thread of a server core with AVX-512, unshared; only for the estimate of --dry-run."""
 ROWS, LENGTH, VOCABULARY = 16, 256, 1024
 LEARNING_RATE, BALANCE = 3e-3, 0.02
 UNSEEN = 0.14
@@ -199,30 +195,12 @@ def make_mixture(
     return folder
 
 
-def main(given: Sequence[str] | None = None) -> None:
-    """Train one mixture, or all, into the cache folder."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-root", type=Path, required=True, help="folder of the benchmark files")
-    parser.add_argument("--shape", choices=[*SHAPES, "all"], default="all", help="default %(default)s")
-    parser.add_argument("--seed", type=int, default=SEED, help="weights and order (default %(default)s)")
-    parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps (default %(default)s)")
-    parser.add_argument("--cache", type=Path, default=cache_folder(), help="default: the user's cache folder")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="a tiny one, to see that this works")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
-    args = parser.parse_args(given)
-    for name in ("steps", "threads"):
-        if getattr(args, name) < 1:
-            parser.error(f"--{name} is {getattr(args, name)}; it must be 1 or more")
-    torch.set_num_threads(args.threads)
-    for shape in SHAPES if args.shape == "all" else [args.shape]:
-        folder = folder_of(args.cache, shape, args.seed, args.steps, args.quick)
-        minutes = args.steps * SECONDS_PER_STEP[shape] / 60
-        tokens = args.steps * ROWS * LENGTH / 1e6
-        print(f"{shape}: {args.steps} steps, {tokens:.1f}M tokens, about {minutes:.0f} min -> {folder}", flush=True)
-        if not args.dry_run:
-            make_mixture(folder, args.data_root, shape, args.seed, args.steps, args.quick)
+def main(data_root: Path, steps: int = STEPS, threads: int = 1) -> None:
+    """Train a mixture of every shape into the cache folder, on the text below a data folder: ten to twenty minutes each."""
+    torch.set_num_threads(threads)
+    for shape in SHAPES:
+        print(make_mixture(folder_of(cache_folder(), shape, steps=steps), data_root, shape, steps=steps), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    typer.run(main)

@@ -288,7 +288,7 @@ def on_mixture(shape: str, settings: Settings) -> tuple[list[Figure], dict[str, 
         folder = mixtures.folder_of(settings.cache, shape, steps=steps, quick=settings.quick)
         mixtures.make_mixture(folder, settings.data_root, shape, steps=steps, quick=settings.quick)
     if folder is None:
-        note = "needs real text to train the mixture on: --data-root FOLDER, or scripts/make_mixtures.py"
+        note = "needs real text to train the mixture on: --data-root FOLDER"
         return [not_measured(f"lost loss won back: several hooks, {shape}", RECOVERED, " %", note)], {}
     bench = prepare(settings, str(folder / "model"), str(folder / "unseen.jsonl"))
     figures, details = run(bench, settings, shape)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from freemoe.hookmoe.plans.layers import decoder_layers
-from freemoe.models.hooks import forward_hook
-from freemoe.models.spec import family_of
+from freemoe.models.hooks import combined_hooks, forward_hook
+from freemoe.models.weights import find_weights
 
 
 class LowRank(nn.Module):
@@ -21,37 +19,19 @@ class LowRank(nn.Module):
 
     def __init__(self, model: Any, parameters: int, seed: int) -> None:
         super().__init__()
-        self.paths = [
-            (number, path)
-            for number, layer in enumerate(decoder_layers(model))
-            for group in family_of(model).attention
-            for path in group
-            if _linear(layer, path) is not None
-        ]
-        linears = [_linear(decoder_layers(model)[n], path) for n, path in self.paths]
-        sizes = [(m.in_features, m.out_features) for m in linears if m is not None]
+        weights = [w for w in find_weights(model) if w.sublayer == "attention" and isinstance(w.module, nn.Linear)]
+        self.paths = [w.name.removesuffix(".weight") for w in weights]
+        sizes = [(w.num_columns, w.num_rows) for w in weights]
         self.rank = -(-parameters // sum(i + o for i, o in sizes))
         generator = torch.Generator().manual_seed(seed)
         self.a = nn.ParameterList(torch.randn(self.rank, i, generator=generator) * i**-0.5 for i, _ in sizes)
         self.b = nn.ParameterList(torch.zeros(o, self.rank) for _, o in sizes)
 
-    @contextmanager
-    def attached(self, model: Any) -> Iterator[None]:
+    def attached(self, model: Any) -> AbstractContextManager[Any]:
         """While open, the linears have their low-rank partner."""
-        with ExitStack() as stack:
-            for (number, path), a, b in zip(self.paths, self.a, self.b, strict=True):
-                linear = decoder_layers(model)[number].get_submodule(path)
 
-                def beside(module: nn.Module, args: Any, output: Tensor, a: Tensor = a, b: Tensor = b) -> Tensor:
-                    return output + (args[0] @ a.T) @ b.T
+        def beside(a: Tensor, b: Tensor) -> Any:
+            return lambda module, args, output: output + (args[0] @ a.T) @ b.T
 
-                stack.enter_context(forward_hook(linear, beside))
-            yield
-
-
-def _linear(layer: nn.Module, path: str) -> nn.Linear | None:
-    try:
-        found = layer.get_submodule(path)
-    except AttributeError:
-        return None
-    return found if isinstance(found, nn.Linear) else None
+        pairs = zip(self.paths, self.a, self.b, strict=True)
+        return combined_hooks(*(forward_hook(model.get_submodule(path), beside(a, b)) for path, a, b in pairs))

@@ -23,16 +23,16 @@ class Cell:
     Attributes:
         family: ``text``, ``task``, ``cross`` (an expert on all other materials, or the base on all), ``union`` (two experts at once),
             ``route`` (the experts of all tasks behind one router), ``count`` (fewer or more documents), ``home`` (another
-            base), ``null`` (nothing to be learned), ``convert`` (to a mixture), ``mixture`` (split, for what follows) or
-            ``trim`` (the split mixture).
+            base), ``null`` (nothing to be learned), ``convert`` (to a mixture), ``mixture`` (split, for what follows),
+            ``trim`` (the split mixture), ``bands`` (MoDE's, of one ranking) or ``gates`` (ToMoE's, trained for some steps).
         material: Name of the material or task; for ``null`` the number of the batch of builds; `ALL` for ``route``,
             `EVERYTHING` for ``cross`` with the base.
         method: A name of ``methods.METHODS``.
-        budget: Largest share off, for methods that switch off; for ``convert`` the share of weights that a token uses.
+        budget: Largest share off, for methods that switch off; for ``convert`` and ``gates`` the share of weights that a token uses.
         rank: Of LoRA.
         rate: Learning rate, for methods that train values.
         seed: Of the split into parts and of the order of steps.
-        documents: Reference documents; 0 for the protocol's number.
+        documents: Reference documents; 0 for the protocol's number. Of ``gates`` the steps.
         base: Another base than the benchmark's, below the data folder or by name; empty for the benchmark's.
         other: The second material of a union.
     """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,14 +44,14 @@ class Material:
         kind: ``text`` or ``task``.
         files: Patterns of its files below the data folder.
         about: Where reference and reported documents come from.
-        load: Reads it: data folder, tokenizer, protocol, few-shot examples -> the two splits.
+        load: Reads it: data folder, tokenizer, protocol -> the two splits.
     """
 
     name: str
     kind: Literal["text", "task"]
     files: tuple[str, ...]
     about: str
-    load: Callable[[Path, Any, Protocol, int], DomainData]
+    load: Callable[[Path, Any, Protocol], DomainData]
 
 
 @dataclass(frozen=True)
@@ -98,14 +98,14 @@ def _drawn(documents: Sequence[Document], limit: int) -> list[Document]:
     return [documents[i] for i in taken]
 
 
-def load_parts(name: str, root: Path, tokenizer: Any, protocol: Protocol, seed: int, shots: int = 0) -> Parts:
+def load_parts(name: str, root: Path, tokenizer: Any, protocol: Protocol, seed: int) -> Parts:
     """Read a material and part it.
 
     Raises:
         UnknownNameError, DataError: When there is no such material, or its files are not there.
     """
     material = find_material(name)
-    return parts_of(material, material.load(root, tokenizer, protocol, shots), protocol, seed)
+    return parts_of(material, material.load(root, tokenizer, protocol), protocol, seed)
 
 
 # -------------------------------------------------------------------------------------------- text
@@ -114,7 +114,7 @@ def load_parts(name: str, root: Path, tokenizer: Any, protocol: Protocol, seed: 
 def text_material(name: str, files: tuple[str, ...], about: str, read: Callable[[Path], Texts]) -> Material:
     """A material of text: ``read`` gives its reference and its reported documents from the data folder."""
 
-    def load(root: Path, tokenizer: Any, protocol: Protocol, shots: int) -> DomainData:
+    def load(root: Path, tokenizer: Any, protocol: Protocol) -> DomainData:
         reference, reported = read(root)
         caps = {"reference": protocol.reference, "reported": protocol.blocks}
         task = TextTask(name, reference, reported, about, tokenizer, given=protocol.given, caps=caps)
@@ -188,9 +188,9 @@ def _named(name: str, spec: str, about: str) -> Material:
     row, _ = find_benchmark(TaskName.parse(spec))
     files = tuple(dict.fromkeys(path.replace("{subject}", "*") for path in row.paths.values()))
 
-    def load(root: Path, tokenizer: Any, protocol: Protocol, shots: int) -> DomainData:
+    def load(root: Path, tokenizer: Any, protocol: Protocol) -> DomainData:
         limit = max(protocol.reference, protocol.questions)
-        return load_domain(name, [spec], DataSection(root=str(root), limit=limit, fewshot=shots), tokenizer=tokenizer)
+        return load_domain(name, [spec], DataSection(root=str(root), limit=limit, fewshot=0), tokenizer=tokenizer)
 
     return Material(name, "task", files, about, load)
 
@@ -243,25 +243,9 @@ class MatchingTask:
         return grade_choice(document, responses, [len(a) for a in document.answers])
 
 
-def _matching(root: Path, tokenizer: Any, protocol: Protocol, shots: int) -> DomainData:
+def _matching(root: Path, tokenizer: Any, protocol: Protocol) -> DomainData:
     task = MatchingTask(root, max(protocol.reference, protocol.questions))
-    data = join_tasks(task.name, {task.name: task})
-    if not shots:
-        return data
-    # Examples from the train split that are no reference documents.
-    taken = {d.key for d in data.reference.documents}
-    pool = [d for d in replace(task, limit=10**9)._documents("train") if d.key not in taken][:shots]
-    before = "".join(f"{d.prompt}{d.reference}\n\n" for d in pool)
-
-    def prompted(documents: Sequence[Document]) -> tuple[Document, ...]:
-        return tuple(replace(d, prompt=before + d.prompt) for d in documents)
-
-    reported = prompted(data.reported.open(FrozenChoice("few-shot prompts")))
-    return replace(
-        data,
-        reference=replace(data.reference, documents=prompted(data.reference.documents)),
-        reported=replace(data.reported, _documents=reported),
-    )
+    return join_tasks(task.name, {task.name: task})
 
 
 TEXTS = (

@@ -14,7 +14,6 @@ from benchmarks.real_llm.protocol import Protocol
 from freemoe.domain_experts.purify.methods import METHODS as PURIFICATIONS
 
 RATES = (2e-3, 5e-3, 8e-4)
-FULL_RATES = (3e-4, 1e-4, 3e-5)
 BUDGETS = (0.003, 0.01, 0.03, 0.05)
 MAIN_BUDGET, LARGE_BUDGET = 0.01, 0.05
 COUNTS = (100, 300, 1000, 3000)
@@ -25,7 +24,7 @@ NULL_BATCHES, NULL_COUNTS = 10, (300, 1000)
 CURVES = ("wikitext", "gsm8k")
 CONVERTED = (0.7, 0.5)
 
-_TEXT_TOKENS, _QUESTION_TOKENS, _SHOTS_TOKENS = 256, 150, 700
+_TEXT_TOKENS, _QUESTION_TOKENS = 256, 150
 # A backward pass costs about two forward passes.
 _BACKWARD = 3
 # Tokens per second of 135 million weights on two cores.
@@ -33,7 +32,7 @@ _SPEEDS = {"float32": 700.0, "bfloat16": 1800.0}
 # How many times faster a tiny base is.
 _TINY = 20
 # Families whose cells do not read documents in the same way as the others: about how long one takes.
-_SECONDS = {"null": 200.0, "convert": 2400.0, "mixture": 1500.0, "trim": 2400.0}
+_SECONDS = {"null": 200.0, "convert": 2400.0, "mixture": 1500.0, "trim": 2400.0, "gates": 600.0}
 
 
 def cells(quick: bool = False) -> list[Cell]:
@@ -55,7 +54,6 @@ def cells(quick: bool = False) -> list[Cell]:
         found += [replace(cell, method=m, **more) for m, settings in SETTINGS.items() for more in settings]
     found += [Cell("convert", CURVES[0], "tomoe", share) for share in CONVERTED]
     found += [Cell("mixture", CURVES[0], "split"), Cell("trim", CURVES[0], "hooks")]
-    found += [Cell("task", task.name, "fewshot") for task in TASKS]
     for text in TEXTS[len(CURVES) :]:
         found += _first(Cell("text", text.name))
     for text in TEXTS:
@@ -102,9 +100,7 @@ def _further(cell: Cell) -> list[Cell]:
     rest = [b for b in BUDGETS if b not in (MAIN_BUDGET, LARGE_BUDGET)]
     return [
         *_off(cell, "learned", *rest),
-        replace(cell, method="bands"),
         *_lora(cell, 4),
-        *[replace(cell, method="full", rate=rate) for rate in FULL_RATES],
         *_lora(cell, 16),
     ]
 
@@ -119,6 +115,10 @@ def needs(cell: Cell, finished: dict[str, dict[str, Any]], everything: Sequence[
     """
     if cell.family == "text" and (below := begins_with(cell)) is not None:
         return [below] if below.name in finished else None
+    if cell.family == "gates":
+        shorter = [c for c in everything if replace(c, documents=0) == replace(cell, documents=0)]
+        below = shorter[: shorter.index(cell)][-1:] if cell.method == "paper" else []
+        return below if all(c.name in finished for c in below) else None
     if cell.family == "trim":
         split = replace(cell, family="mixture", method="split")
         return [split] if split.name in finished else None
@@ -157,7 +157,9 @@ def work(cell: Cell, protocol: Protocol) -> float:
     each = _TEXT_TOKENS if text else _QUESTION_TOKENS
     reference = cell.documents or protocol.reference
     reported = protocol.blocks if text else protocol.questions
-    scored = (reported + 0.35 * reference) * (each if cell.method != "fewshot" else _SHOTS_TOKENS)
+    if cell.family == "bands":
+        return (1 if cell.method == BASE else 6) * (reported + reference) * each
+    scored = (reported + 0.35 * reference) * each
     stop = 0.25 * reference * each
     schedule = protocol.schedule
     looks = stop * (1 + schedule.steps / schedule.every)
@@ -166,8 +168,6 @@ def work(cell: Cell, protocol: Protocol) -> float:
     first = _BACKWARD * 0.4 * reference * each
     extra = {
         "base": 0.0,
-        "fewshot": 0.0,
-        "bands": 20 * (stop + reported * each),
         "greedy": looks + 6 * first,
         "learned": looks + trained + first,
     }
@@ -183,7 +183,11 @@ def estimates(wanted: Sequence[Cell], protocol: Protocol, finished: dict[str, di
         return [close] if cell.family in _SECONDS else [close, cell.base]
 
     def units(cell: Cell) -> float:
-        return max(1.0, cell.documents / 120) if cell.family in _SECONDS else work(cell, protocol)
+        return (
+            max(1.0, cell.documents / (60 if cell.family == "gates" else 120))
+            if cell.family in _SECONDS
+            else work(cell, protocol)
+        )
 
     def first(cell: Cell) -> float:
         return _SECONDS.get(cell.family, 1 / (_SPEEDS[protocol.train] * (_TINY if cell.base else 1)))

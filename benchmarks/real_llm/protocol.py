@@ -43,8 +43,7 @@ class Protocol:
         given: Tokens at the start of a block of text that are context only.
         step_questions: Questions of a training step; for text ``schedule.step_tokens`` counts.
         schedule: Steps and the rule of stopping.
-        train: Number format that the model stands in while switches, neurons or LoRA are trained; full tuning takes its products
-            in it and keeps fp32 weights.
+        train: Number format that the model stands in while switches, neurons or LoRA are trained.
         score: Number format of products in scoring, for all methods alike; weights are fp32.
         batch_tokens: Padded tokens of a batch.
     """

@@ -21,7 +21,7 @@ from benchmarks.real_llm.apart import Carried
 from benchmarks.real_llm.cells import Cell, Store
 from benchmarks.real_llm.data import MATERIALS, TASKS, find_material
 from benchmarks.real_llm.figures.mixtures import mixture_tables
-from benchmarks.real_llm.figures.tables import tables_of
+from benchmarks.real_llm.figures.tables import markdown, tables_of
 from benchmarks.real_llm.figures.text_and_tasks import figures_of
 from benchmarks.real_llm.plan import cells, estimates, needs
 from benchmarks.real_llm.protocol import (
@@ -223,21 +223,24 @@ def matches(cell: Cell, only: str | None) -> bool:
     return only is None or any(fnmatch(cell.name, pattern) for pattern in only.split(","))
 
 
-def bench_of(settings: Settings) -> Bench:
-    """The plan that the settings ask for, with every record that is there.
+def bench_of(
+    settings: Settings, name: str = "real", plan: Sequence[Cell] | None = None, protocol: Protocol | None = None
+) -> Bench:
+    """A plan (that of `real`) on its terms, with every record that is there.
 
     Raises:
         DataError: Without a model or a data folder.
     """
     if settings.model is None or settings.data_root is None:
         absent = "a model: --model PATH" if settings.model is None else "the benchmarks' files: --data-root FOLDER"
-        raise DataError(f"`python -m benchmarks real` needs {absent}.")
-    folder = settings.cells or settings.cache / "real-cells"
-    protocol = quick_protocol() if settings.quick else Protocol()
+        raise DataError(f"`python -m benchmarks {name}` needs {absent}.")
+    folder = settings.cells or settings.cache / f"{name}-cells"
+    protocol = quick_protocol() if settings.quick else protocol or Protocol()
     if not settings.quick:
         format_name = faster_format(folder, settings.model)
         protocol = replace(protocol, train=format_name, score=format_name)
-    wanted = [replace(c, seed=c.seed + settings.seed) for c in cells(settings.quick)]
+    planned = cells(settings.quick) if plan is None else plan
+    wanted = [replace(c, seed=c.seed + settings.seed) for c in planned]
     bench = Bench(settings.model, settings.data_root, Store(folder), protocol, wanted)
     bench.look()
     return bench
@@ -280,3 +283,8 @@ def run(settings: Settings) -> Outcome:
         # Whoever asks for some cells need not read about all others.
         figures = [figure for figure in figures if not math.isnan(figure.value)]
     return Outcome(tuple(figures), details)
+
+
+def draw(details: dict[str, Any], folder: Path) -> None:
+    """Write ``real.md``."""
+    write_atomic(folder / "real.md", markdown(details).encode())

@@ -18,9 +18,10 @@ from benchmarks.real_llm.cells import BASE, EVERYTHING
 from benchmarks.real_llm.data import MATERIALS, TEXTS, Material, load_parts, parts_of
 from benchmarks.real_llm.methods import mixtures
 from benchmarks.real_llm.methods.null import null_builds
+from benchmarks.real_llm.methods.papers import banded, gated
 from benchmarks.real_llm.methods.routing import routed
 from benchmarks.real_llm.methods.structured import METHODS
-from benchmarks.real_llm.methods.weights import SHOTS, Stand, joined, per_document, with_adapter
+from benchmarks.real_llm.methods.weights import Stand, joined, per_document, with_adapter
 from benchmarks.real_llm.protocol import Job
 from benchmarks.rivals.rival import Fitted
 from freemoe.core.errors import DataError
@@ -34,7 +35,7 @@ from freemoe.models.weights import find_weights
 _PREFILL, _DECODE, _TIMED = 512, 16, 3
 
 
-def open_stand(job: Job, materials: Mapping[str, Material] = MATERIALS, shots: int = 0) -> Stand:
+def open_stand(job: Job, materials: Mapping[str, Material] = MATERIALS) -> Stand:
     """Load the base of a cell and part its material.
 
     Raises:
@@ -46,7 +47,7 @@ def open_stand(job: Job, materials: Mapping[str, Material] = MATERIALS, shots: i
     protocol = replace(job.protocol, reference=job.cell.documents or job.protocol.reference)
     # The base on everything has no material of its own.
     material = materials[TEXTS[0].name if job.cell.material == EVERYTHING else job.cell.material]
-    data = parts_of(material, material.load(Path(job.root), tokenizer, protocol, shots), protocol, job.cell.seed)
+    data = parts_of(material, material.load(Path(job.root), tokenizer, protocol), protocol, job.cell.seed)
     return Stand(job.cell, protocol, model, tokenizer, find_weights(model), data)
 
 
@@ -77,6 +78,8 @@ _OWN_WAYS: dict[str, Callable[[Job], dict[str, Any]]] = {
     "convert": mixtures.converted,
     "mixture": mixtures.split,
     "trim": mixtures.trimmed,
+    "bands": lambda job: banded(open_stand(job)),
+    "gates": gated,
 }
 
 
@@ -85,7 +88,7 @@ def measure_cell(job: Job) -> dict[str, Any]:
     began, cell = time.perf_counter(), job.cell
     if cell.family in _OWN_WAYS:
         return _OWN_WAYS[cell.family](job)
-    stand = open_stand(job, shots=SHOTS if cell.method == "fewshot" else 0)
+    stand = open_stand(job)
     if cell.family == "text":
         stand.found = {k: v for _, path in job.needs for k, v in load_file(path).items()}
     facts = {"load_seconds": time.perf_counter() - began, "loaded_memory_bytes": peak_memory_bytes()}
@@ -110,7 +113,7 @@ def measure_cell(job: Job) -> dict[str, Any]:
         record = record_of(stand, fitted)
         # The base is known on every reference document, so that any seed's split finds its pairs.
         whole = [*stand.data.gradient, *stand.data.stop, *stand.data.guard]
-        held = whole if cell.method == BASE else [] if cell.method == "fewshot" else stand.data.guard
+        held = whole if cell.method == BASE else stand.data.guard
         guard = stand.scores(held) if held else []
         record |= {
             "guard": {"ids": [d.id for d in held], "keys": [d.key for d in held], "values": [s.value for s in guard]},
@@ -165,7 +168,6 @@ def _elsewhere(job: Job, stand: Stand) -> dict[str, Any]:
         columns = [own, job.cell.other]
     else:
         columns = [m for m in MATERIALS if m not in (own, "tinystories")]
-        columns += [f"{own}@{SHOTS}"] if own == "mmlu" else []
     found: dict[str, Any] = {}
     with ExitStack() as stack:
         if job.cell.method == "lora":
@@ -175,10 +177,9 @@ def _elsewhere(job: Job, stand: Stand) -> dict[str, Any]:
             kept = [load_file(path) for _, path in job.needs if Path(path).exists()]
             stack.enter_context(switched_off(stand.weights, joined(stand.weights, kept)))
         for column in columns:
-            name, _, shots = column.partition("@")
-            data = load_parts(name, Path(job.root), stand.tokenizer, job.protocol, 0, int(shots or 0))
+            data = load_parts(column, Path(job.root), stand.tokenizer, job.protocol, 0)
             documents = data.reported
-            if job.cell.family != "union" and not shots:
+            if job.cell.family != "union":
                 documents = documents[:: max(1, len(documents) // job.protocol.crossed)]
             scores = per_document(data.kind, stand.scores(documents, data.graders))
             ids, keys = [d.id for d in documents], [d.key for d in documents]

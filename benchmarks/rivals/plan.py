@@ -41,7 +41,7 @@ def _demo_text(root: Path) -> Texts:
     return reference, reported
 
 
-def _demo_code(root: Path, tokenizer: Any, protocol: Protocol, shots: int) -> DomainData:
+def _demo_code(root: Path, tokenizer: Any, protocol: Protocol) -> DomainData:
     limit = max(protocol.reference, protocol.questions)
     return load_domain("demo-code", ["demo:code"], DataSection(limit=limit), tokenizer=tokenizer)
 

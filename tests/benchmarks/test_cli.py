@@ -18,7 +18,7 @@ MISSED = ["speed: 5.00x (target >= 6x) missed", "beside: 5.00x"]
 
 def test_all_means_every_benchmark_and_names_keep_the_order_of_the_table() -> None:
     assert names_of(["all"], "a model") == [n for n in BENCHES if n != "large"]
-    assert names_of(["all"]) == [n for n in BENCHES if n not in ("real", "large")]
+    assert names_of(["all"]) == [n for n in BENCHES if n not in ("real", "papers", "large")]
     assert names_of(["large"]) == ["large"]
     assert names_of(["router", "real", "scorer", "router"]) == ["scorer", "router", "real"]
 
@@ -51,7 +51,7 @@ def test_flags_reach_the_benchmark(seen: list[Settings], bench: Freemoe, folder:
         ("switch --device cuda:9", "not on this machine"),
         ("switch --device mps", "Device 'mps'"),
         ("pretend --device cuda", "pretend run on a CPU only"),
-        ("pretend --on ray", "--on and --workers are for real and rivals"),
+        ("pretend --on ray", "--on and --workers are for real and papers and rivals"),
         ("rivals --on slurm", "Allowed: local, local:N"),
         ("rivals --quick --list --only */lorra* --cells kept", "names no cell"),
         ("--repeat 3 scorer", "Did you mean '--repeats'"),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from benchmarks.pages import grid, interval, size
 from benchmarks.real_llm.cells import BASE, Cell
 from benchmarks.real_llm.data import MATERIALS
 from benchmarks.real_llm.figures.rows import (
@@ -15,7 +16,6 @@ from benchmarks.real_llm.figures.rows import (
     as_numbers,
     base_of,
     gain,
-    gains,
     pick,
     rows_of,
     share,
@@ -26,8 +26,6 @@ from benchmarks.shares import gain_interval
 from freemoe.evals.statistics import over_seeds
 
 RIVAL = "lora-r1"
-SHOWN = ("learned-1%", RIVAL)
-"""What every base is given on every text."""
 
 
 def tables_of(finished: Finished) -> dict[str, Any]:
@@ -37,8 +35,7 @@ def tables_of(finished: Finished) -> dict[str, Any]:
         rows = rows_of(finished, family)
         if rows:
             found[family] = table(rows)
-    points = [p for family in ("text", "home") for p in points_of(rows_of(finished, family))]
-    extra = {"forgetting": forgetting(finished), "null": null_table(finished), "home_or_far": points}
+    extra = {"forgetting": forgetting(finished), "null": null_table(finished)}
     for name, made in extra.items():
         if made:
             found[name] = made
@@ -77,11 +74,6 @@ def _against(row: Row, base: Row, rows: Sequence[Row]) -> dict[str, Any]:
     if len(row.records) > 1:
         each = [gain(replace(row, records=(r,)), base).mean for r in row.records]
         entry["over_seeds"] = {"seeds": [round(g, 4) for g in each], "interval": as_numbers(over_seeds(each))}
-    first = row.first
-    if "oracle" in first:
-        shown = replace(row, records=({**first, **first["oracle"]},))
-        entry["band"] = first["band"]
-        entry["oracle"] = {"band": first["oracle_band"], "gain": as_numbers(gain(shown, base))}
     return entry
 
 
@@ -148,14 +140,13 @@ def _elsewhere(
     """Gain on a column's documents over the base on the same documents; None where the base was not measured on them.
 
     Args:
-        name: Of the column: a material, with the number of examples in its prompts behind an ``@``.
+        name: Of the column: a material.
         scored: What the expert did there.
         known: What the base did there in its own ``cross`` cell.
         own: Rows of texts and tasks, where the base is known on all reported documents.
     """
     sign, entry = (-1.0, "nll") if scored["kind"] == "text" else (1.0, "right")
-    material, _, shots = name.partition("@")
-    row = pick(own[scored["kind"]], material, "fewshot" if shots else BASE)
+    row = pick(own[scored["kind"]], name, BASE)
     sources = [row.first if row is not None else None, known]
     before = {i: v for r in sources if r is not None for i, v in zip(r["ids"], r[entry], strict=True)}
     if any(i not in before for i in scored["ids"]):
@@ -185,20 +176,51 @@ def null_table(finished: Finished) -> dict[str, Any]:
     }
 
 
-def points_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Base perplexity and gain, one entry per text, base and method of `SHOWN`: whether the base is at home or far."""
-    found = []
-    for row in rows:
-        base = base_of(row, rows)
-        if base is not None and row.cell.treatment in SHOWN and row.text:
-            nats = -base.values().sum() / tokens(base)
-            found.append(
-                {
-                    "material": row.cell.material,
-                    "base": row.cell.base or "",
-                    "method": row.cell.treatment,
-                    "base_perplexity": round(math.exp(nats), 3),
-                    "gain": round(float(gains(row, base).sum() / tokens(base)), 4),
-                }
-            )
-    return found
+# -------------------------------------------------------------------------------------------- page
+
+_UNROUTED = (
+    "Gain over the base with the expert left on everywhere. A router that keeps an expert inside its own domain makes every "
+    "other column 0."
+)
+
+
+def markdown(details: dict[str, Any]) -> str:
+    """One table per family, one row per material and method."""
+    parts = [f"Base: {details['model']}; {details['cells']['done']} of {details['cells']['planned']} cells."]
+    for family, title in (("text", "Text"), ("task", "Questions"), ("count", "Number of documents"), ("home", "Bases")):
+        if details.get(family):
+            parts += [f"## {title}", _shown(details[family])]
+    if details.get("forgetting"):
+        parts += ["## On the other materials", _UNROUTED, _columns(details["forgetting"])]
+    return "\n\n".join(parts) + "\n"
+
+
+def _shown(entries: Sequence[dict[str, Any]]) -> str:
+    head = ["material", "method", "figure", "gain [95 %]", "of LoRA r=1", "guard p", "off", "ships", "s", "MB"]
+    rows = []
+    for e in entries:
+        digits = 3 if "perplexity" in e else 1
+        where = "/".join(str(e[k]) for k in ("base", "material", "reference_documents") if k in e)
+        speeds = "prefill_tokens_per_second" in e
+        rows.append(
+            [
+                where,
+                e["method"] + (f", lr {e['rate'][0]:g}" if "rate" in e else ""),
+                f"{e['perplexity']:.2f}" if "perplexity" in e else f"{e['accuracy']:.1f} %",
+                interval(e.get("gain"), digits),
+                interval([v if v is None else 100 * v for v in e.get("share_of_lora_r1") or []], 0, " %", False),
+                f"{e['guard']['p']:.3f}" if "guard" in e else "",
+                f"{e['share_off']:.2%}" if "share_off" in e else "",
+                size(e.get("bytes"), 1),
+                f"{e.get('seconds', 0):.0f}",
+                str(e.get("memory_mb", "")),
+                f"{e['prefill_tokens_per_second']:.0f}, {e['decode_tokens_per_second']:.1f}" if speeds else "-",
+            ]
+        )
+    return grid([*head, "prefill, decode tokens/s"], rows)
+
+
+def _columns(entries: Sequence[dict[str, Any]]) -> str:
+    columns = list(dict.fromkeys(name for e in entries for name in e["gains"]))
+    rows = [[f"{e['expert']}, {e['method']}", *(interval(e["gains"].get(c), 2) for c in columns)] for e in entries]
+    return grid(["expert", *columns], rows)

@@ -31,7 +31,7 @@ BLOCK = 256
 CONVERSION = {"steps": 60, "batch_tokens": 1024, "block": BLOCK, "save_every": 15, "evaluation_tokens": 8192}
 EXPERTS = 8
 """Of every MLP, in a conversion."""
-ROUTERS = {"steps": 40, "rows": 4, "rate": 0.05}
+ROUTERS: dict[str, Any] = {"steps": 40, "rows": 4, "rate": 0.05}
 _SHOWN_ROWS = 32
 
 
@@ -44,6 +44,8 @@ class Sizes(NamedTuple):
 
 
 SIZES, QUICK_SIZES = Sizes(8, 4, 2), Sizes(2, 2, 1)
+PAPER_HOOKS = {"steps": 12, "rows": 1, "every": 12, "limit": 12, "held_out": 2, "test": 4, "control": False}
+"""Of HookMoE's own way, whose blocks have 2,048 tokens of one article; the paper trains on 512 of them."""
 HOOKS = {"steps": 36, "rows": 4, "every": 12, "block": BLOCK, "limit": 144, "held_out": 4, "test": 32}
 _QUICK_STEPS = {"steps": 2, "save_every": 2, "evaluation_tokens": 512, "batch_tokens": 256, "block": 64}
 _QUICK_HOOKS = {"steps": 2, "rows": 2, "every": 2, "block": 64, "limit": 8, "held_out": 2, "test": 2}
@@ -53,13 +55,14 @@ def _quick(job: Job) -> bool:
     return job.protocol.schedule.steps < 10
 
 
-def _files(job: Job) -> tuple[Path, Path]:
+def files_of(job: Job) -> tuple[Path, Path]:
     """The text that a command divides, and another that it does not see."""
     own, other = find_material(job.cell.material).files
     return Path(job.root) / own, Path(job.root) / other
 
 
-def _common(job: Job, output: Path) -> dict[str, Any]:
+def common_fields(job: Job, output: Path) -> dict[str, Any]:
+    """What the recipes of all commands say alike."""
     return {"output": str(output), "seed": job.cell.seed, "dtype": "float32", "device": "cpu"}
 
 
@@ -78,11 +81,11 @@ def converted(job: Job) -> dict[str, Any]:
         recipe = ConvertRecipe.model_validate(
             {
                 "model": job.model,
-                "text": [str(_files(job)[0])],
+                "text": [str(files_of(job)[0])],
                 "active": job.cell.budget,
                 "experts": EXPERTS,
                 "train": _QUICK_STEPS if _quick(job) else CONVERSION,
-                **_common(job, Path(scratch) / "out"),
+                **common_fields(job, Path(scratch) / "out"),
             }
         )
         result = result_of(convert(recipe))
@@ -112,7 +115,7 @@ def split(job: Job) -> dict[str, Any]:
     began = time.perf_counter()
     model, tokenizer = load_base(job.model, dtype="float32", device="cpu")
     # Blocks that routers learn from, and others of the same file that show what they learned.
-    blocks = pack_blocks(tokenizer, cut_passages(read_documents(_files(job)[1])), BLOCK, "the routers' text")
+    blocks = pack_blocks(tokenizer, cut_passages(read_documents(files_of(job)[1])), BLOCK, "the routers' text")
     first = len(blocks) - (1 if _quick(job) else min(_SHOWN_ROWS, len(blocks) // 2))
     train, shown = blocks.select_rows(range(first)), blocks.select_rows(range(first, len(blocks)))
     sizes = QUICK_SIZES if _quick(job) else SIZES
@@ -120,7 +123,7 @@ def split(job: Job) -> dict[str, Any]:
     sparse = mixture(model, splits, sizes.full)
     scores = {"dense": score_text(model, shown), "untrained": score_text(sparse, shown)}
     divergence: list[float] = []
-    settings = {**ROUTERS, "steps": 2} if _quick(job) else ROUTERS
+    settings = {**ROUTERS, "steps": min(ROUTERS["steps"], job.protocol.schedule.steps)}
     routers = train_routers(sparse, model, train, **settings, on_step=divergence.append)
     scores["mixture"] = score_text(sparse, shown)
     kept = {
@@ -159,13 +162,20 @@ def trimmed(job: Job) -> dict[str, Any]:
         save_checkpoint(mixture(model, splits, sizes.full), folder)
         tokenizer.save_pretrained(folder)
         del model
+        paper = job.cell.method == "paper"
+        own: dict[str, Any] = {"plan": {"act": sizes.leaner}}
+        if paper:
+            # The paper's width beside coarse experts: that of one of them.
+            own = {"profile": "paper", "hooks": {"units": splits[0].neurons.shape[1]}}
+        training = _QUICK_HOOKS if _quick(job) else PAPER_HOOKS if paper else HOOKS
         recipe = TrimRecipe.model_validate(
             {
                 "model": str(folder),
-                "text": str(_files(job)[0]),
-                "plan": {"act": sizes.leaner},
-                "training": _QUICK_HOOKS if _quick(job) else HOOKS,
-                **_common(job, Path(scratch) / "out"),
+                "text": str(files_of(job)[0]),
+                "training": training,
+                **own,
+                **common_fields(job, Path(scratch) / "out"),
+                **({"dtype": job.protocol.train} if paper else {}),
             }
         )
         result = result_of(trim(recipe))
@@ -173,6 +183,7 @@ def trimmed(job: Job) -> dict[str, Any]:
         "rows": result["test"]["rows"],
         "tokens": result["test"]["tokens"],
         "plan": result["plan"],
+        "hooks": result["hooks"]["widths"],
         "training": recipe.training.model_dump(),
         "seconds": result["cost"]["wall_seconds"],
         "memory_bytes": result["cost"]["peak_memory_bytes"],

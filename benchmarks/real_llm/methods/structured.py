@@ -1,6 +1,6 @@
 """Methods that switch off whole neurons; importing this module registers them.
 
-Structured purification, the same with single switches, rivals at equal counts, and LoRA after a cut.
+Structured purification, the same with single switches, and rivals at equal counts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from torch import Tensor
 from benchmarks.real_llm.cells import Cell
 from benchmarks.real_llm.methods.weights import METHODS, Stand
 from benchmarks.rivals.fits.masks import purify
-from benchmarks.rivals.fits.tuned import low_rank
 from benchmarks.rivals.rival import Fitted
 from freemoe.domain_experts.expert import DomainExpert, unit_expert
 from freemoe.domain_experts.purify.greedy import PurifyTask
@@ -33,7 +32,6 @@ from freemoe.domain_experts.structured.units import ModelUnits, UnitsOff, find_u
 from freemoe.models.mask import Mask
 from freemoe.models.precision import held_in
 from freemoe.models.switching import switched_off
-from freemoe.models.weights import find_weights
 
 KIND = "neuron"
 _NAME = "units"
@@ -48,7 +46,6 @@ SETTINGS: dict[str, tuple[dict[str, Any], ...]] = {
     ALONE: tuple({"budget": b} for b in SHARES),
     **{f"units-{name}": tuple({"budget": b} for b in SHARES) for name in RIVALS},
     JOINT: tuple({"budget": b} for b in SHARES),
-    "wanda-lora": tuple({"budget": TARGET, "rank": 1, "rate": r} for r in (5e-3, 2e-3, 8e-4)),
 }
 """The settings that every text is measured at, in this order."""
 
@@ -70,8 +67,6 @@ def passes(method: str, stop: float, gradient: float, looks: float, trained: flo
         return None
     if method.startswith("units-"):
         return gradient
-    if method == "wanda-lora":
-        return looks + trained
     neurons = gradient + 5 * stop + 2 * looks + trained
     inside = gradient + looks + trained
     return {ALONE: neurons, FREE: neurons + inside}.get(method, inside)
@@ -82,8 +77,7 @@ def begins_with(cell: Cell) -> Cell | None:
     if cell.method == JOINT:
         return replace(cell, method=ALONE)
     first = replace(cell, method=f"units-{RIVALS[0]}", budget=SHARES[0], rank=0, rate=0.0)
-    ranked = cell.method == "wanda-lora" or cell.method.startswith("units-")
-    return first if ranked and cell != first else None
+    return first if cell.method.startswith("units-") and cell != first else None
 
 
 # ------------------------------------------------------------------------------------------ neurons
@@ -139,24 +133,6 @@ def ranked(stand: Stand, rival: str) -> Iterator[Fitted]:
     found.tensors |= measured
     with switched_off(stand.weights, units.mask(off)):
         yield found
-
-
-@contextmanager
-def wanda_lora(stand: Stand) -> Iterator[Fitted]:
-    """LoRA on the smaller model that is left once the neurons least by wanda's score are cut out."""
-    units = find_units(stand.model, KIND)
-    off, _ = _ranked(stand, units, "wanda")
-    cut = _cut(stand, units, off, Mask(), {"layout": "even"})
-    dense = stand.model
-    stand.use(shrink(dense, units, off))
-    # One table of embeddings for both: it is not trained, and tokens are counted where they enter it.
-    stand.model.set_input_embeddings(dense.get_input_embeddings())
-    stand.weights = find_weights(stand.model)
-    with low_rank(stand.model, stand.materials, stand.terms) as tuned:
-        tuned.bytes += cut.bytes
-        tuned.share_off = cut.share_off
-        tuned.facts |= cut.facts
-        yield tuned
 
 
 def _ranked(stand: Stand, units: ModelUnits, rival: str) -> tuple[UnitsOff, dict[str, Tensor]]:
@@ -218,4 +194,3 @@ METHODS.add(JOINT, partial(structured, singles=True), "the same, then single swi
 METHODS.add(FREE, partial(structured, layout="free", singles=True), "the same, layers left with different numbers")
 for _name in RIVALS:
     METHODS.add(f"units-{_name}", partial(ranked, rival=_name), f"neurons lowest by {_name}, as many in every layer")
-METHODS.add("wanda-lora", wanda_lora, "neurons lowest by wanda cut out, then LoRA")

@@ -5,8 +5,8 @@ A further method is one function and one ``METHODS.add``; those of whole neurons
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,25 +16,18 @@ from torch import Tensor
 from benchmarks.real_llm.cells import Cell
 from benchmarks.real_llm.data import Parts
 from benchmarks.real_llm.protocol import Protocol
-from benchmarks.rivals.fits.masks import OFF, off_only, purified
-from benchmarks.rivals.fits.tuned import low_rank, trained_values
+from benchmarks.rivals.fits.masks import OFF, purified
+from benchmarks.rivals.fits.tuned import low_rank
 from benchmarks.rivals.rival import Fitted, Materials, Schedule, Terms
-from benchmarks.rivals.training import tune, with_lora
+from benchmarks.rivals.training import with_lora
 from freemoe.core.registry import Registry
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches, gold_rows
-from freemoe.domain_experts.rank.bands import BandRankings, band_grid
-from freemoe.domain_experts.rank.calibrate import calibrate
-from freemoe.domain_experts.recipe import BandSection
 from freemoe.evals.engine.evaluator import DocumentScore, Evaluator
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import Document
 from freemoe.models.mask import Mask
-from freemoe.models.switching import switched_off
 from freemoe.models.weights import WeightMatrix
 
-SHOTS = 5
-# The papers' bands: 5 % wide, over the whole ranking.
-BANDS = BandSection(start=0.0, end=1.0, step=0.05, ratio=0.05, p="2", scope="row")
 # A tiny base far from home has far to go, and its steps cost little: it takes so many times as many.
 _TINY_TIMES = 5
 
@@ -129,39 +122,6 @@ def per_document(kind: str, scores: Sequence[DocumentScore]) -> dict[str, list[f
     return {"right": [s.value for s in scores]}
 
 
-def _switches(stand: Stand) -> AbstractContextManager[Fitted]:
-    return purified(stand.model, stand.materials, stand.terms, method=stand.cell.method)
-
-
-@contextmanager
-def _banded(stand: Stand) -> Iterator[Fitted]:
-    """The papers' protocol: bands of the wanda ranking, the best by held-out documents; beside it the best on test."""
-    batches = stand.batches([*stand.data.gradient, *stand.data.stop])
-    with products(stand.protocol.score):
-        norms = calibrate(stand.model, stand.weights, ((b.ids, b.mask, b.labels) for b in batches), 1)
-    bands = band_grid(BANDS, "wanda", 0)
-    rankings = BandRankings(stand.weights, lambda tap: norms.input_norm(tap, 0, 2.0), bands)
-    held, shown = {}, {}
-    for band in bands:
-        with switched_off(stand.weights, rankings.mask_of_band(band)):
-            held[band.name] = [s.value for s in stand.scores(stand.data.stop)]
-            shown[band.name] = stand.scores(stand.data.reported)
-    base = [s.value for s in stand.scores(stand.data.stop)]
-    by_name = {b.name: b for b in bands}
-    best = max(held, key=lambda n: sum(held[n]))
-    oracle = max(shown, key=lambda n: sum(s.value for s in shown[n]))
-    facts = {
-        "band": best,
-        "held_out_gain": (sum(held[best]) - sum(base)) / len(base),
-        "oracle_band": oracle,
-        "oracle": per_document(stand.data.kind, shown[oracle]),
-    }
-    # "No band" always competes.
-    mask = rankings.mask_of_band(by_name[best]) if sum(held[best]) > sum(base) else Mask()
-    with switched_off(stand.weights, mask):
-        yield off_only(stand.weights, mask, facts=facts)
-
-
 def with_adapter(stand: Stand, tensors: dict[str, Tensor], rank: int) -> None:
     """Put a kept adapter into the model's weights, for good."""
     tuned, parameters = with_lora(stand.model, stand.weights, rank, 0)
@@ -177,26 +137,10 @@ def joined(weights: Sequence[WeightMatrix], experts: Sequence[dict[str, Tensor]]
     return Mask().union(*(Mask.decode(own, weights) for own in codes))
 
 
-@contextmanager
-def _full(stand: Stand) -> Iterator[Fitted]:
-    """All linears of the decoder's layers trained, at one rate, products in the training's number format."""
-    parameters, terms = [w.parameter for w in stand.weights], stand.terms
-    gradient, stop = stand.batches(stand.data.gradient), stand.batches(stand.data.stop)
-    with products(stand.protocol.train):
-        losses = tune(stand.model, parameters, gradient, stop, terms.rate, terms.schedule, terms.seed)
-    yield trained_values(losses, parameters)
-
-
-def _untouched(stand: Stand) -> AbstractContextManager[Fitted]:
-    """Nothing is trained: the base itself, and few-shot prompting, whose examples stand in the prompts."""
-    return nullcontext(Fitted())
-
-
 METHODS: Registry[Method] = Registry("method of the benchmark `real`")
-METHODS.add("base", _untouched, "the model as it came")
-METHODS.add("fewshot", _untouched, f"the base, {SHOTS} examples in every prompt")
-METHODS.add("learned", _switches, "learned switches, at most a budget off")
-METHODS.add("greedy", _switches, "greedy purification, at most a budget off")
-METHODS.add("bands", _banded, "the papers' bands, held out and oracle")
+METHODS.add("base", lambda stand: nullcontext(Fitted()), "the model as it came")
+for _name, _way in (("learned", "learned switches"), ("greedy", "greedy purification")):
+    METHODS.add(
+        _name, lambda s: purified(s.model, s.materials, s.terms, method=s.cell.method), f"{_way}, at most a budget off"
+    )
 METHODS.add("lora", lambda stand: low_rank(stand.model, stand.materials, stand.terms), "LoRA of a rank at a rate")
-METHODS.add("full", _full, "all linears tuned at a rate")

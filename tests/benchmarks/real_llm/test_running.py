@@ -288,7 +288,6 @@ def test_cells_on_a_real_small_model(
         Cell("text", "wikitext"),
         Cell("text", "wikitext", "lora", rank=1, rate=5e-3),
         learned,
-        Cell("text", "wikitext", "bands"),
         Cell("task", "gsm8k-matching"),
         Cell("union", "wikitext", "learned", 0.01, other="wikitext"),
     ]
@@ -299,15 +298,13 @@ def test_cells_on_a_real_small_model(
     bench = running.bench_of(settings)
     bench.run_missing(None, None, settings.progress)
     assert not bench.failed
-    base, lora, off, bands, _, union = (bench.finished[c.name] for c in plan)
+    base, lora, off, _, union = (bench.finished[c.name] for c in plan)
     for found in (lora, off):
         assert found["ids"] == base["ids"]
         assert set(found["guard"]["ids"]) < set(base["guard"]["ids"])
         assert sum(found["nll"]) < sum(base["nll"])
     assert 0 < off["share_off"] <= 0.01
     assert off["tokens_trained"] > lora["tokens_trained"] > 0
-    # Selected on the very documents, the oracle cannot be worse.
-    assert sum(bands["oracle"]["nll"]) <= sum(bands["nll"]) + 1e-3
     # An expert joined with itself is itself, and is read back from its file.
     assert union["columns"]["wikitext"]["nll"] == pytest.approx(off["nll"], rel=1e-6)
     # So is an adapter.

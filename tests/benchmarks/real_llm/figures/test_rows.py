@@ -10,7 +10,7 @@ import pytest
 from benchmarks.real_llm.cells import EVERYTHING, Cell
 from benchmarks.real_llm.figures import rows as joined
 from benchmarks.real_llm.figures.rows import accepted, base_of, gain, pick, rows_of, share
-from benchmarks.real_llm.figures.tables import forgetting, null_table, points_of, table
+from benchmarks.real_llm.figures.tables import forgetting, null_table, table
 from freemoe.evals.statistics import mean_interval
 from tests.benchmarks.real_llm.records import finished, null_record, task_record, text_record
 
@@ -56,7 +56,6 @@ def test_gains_and_shares_are_paired_with_the_base() -> None:
     assert entries["base"]["perplexity"] == pytest.approx(math.exp(3.5), abs=1e-3)
     assert entries["learned-1%"]["share_of_lora_r1"] == [0.5, 0.5, 0.5]
     assert entries["lora-r1"]["gain"] == [1.0, *ends([1.0] * 4)]
-    assert {p["method"]: p["gain"] for p in points_of(rows)} == {"lora-r1": 1.0, "learned-1%": 0.5}
     other = replace(row, records=({**row.first, "ids": ["reported:7"]},))
     with pytest.raises(ValueError, match="different documents"):
         gain(other, below)
@@ -103,15 +102,6 @@ def test_forgetting_pairs_a_column_with_the_base_of_the_same_documents() -> None
     assert list(row["gains"]) == ["wikitext"]
     (row,) = forgetting(finished(tried, cross(Cell("cross", EVERYTHING), 30.0)))
     assert row["gains"] == {"c4": [-0.5, None, None]}
-
-
-def test_the_oracle_band_stands_beside_the_held_out_one() -> None:
-    base = text_record(BASE, [40.0, 30.0])
-    facts = {"band": "a", "oracle_band": "b", "oracle": {"nll": [20.0, 10.0], "tokens": [10, 10]}}
-    bands = text_record(replace(BASE, method="bands"), [40.0, 30.0], **facts)
-    entry = table(rows_of(finished(base, bands), "text"))[1]
-    assert entry["gain"] == [0.0, *ends([0.0, 0.0])]
-    assert entry["oracle"] == {"band": "b", "gain": [2.0, *ends([2.0, 2.0])]}
 
 
 def test_accepted_null_builds_are_counted_over_all_batches() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.harness import Settings
-from benchmarks.real_llm import running
+from benchmarks.real_llm import papers, running
 from benchmarks.real_llm.cells import Cell
 from benchmarks.real_llm.figures.mixtures import mixture_figures, mixture_tables
 from freemoe.evals.statistics import mean_interval
@@ -23,7 +24,8 @@ SPLIT, TRIM = Cell("mixture", "wikitext", "split"), Cell("trim", "wikitext", "ho
 def test_a_small_model_is_converted_split_and_trimmed(
     small_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = [TRIM, CONVERTED, SPLIT, TRIM]
+    paper = replace(TRIM, method="paper")
+    plan = [TRIM, CONVERTED, SPLIT, TRIM, paper]
     monkeypatch.setattr(running, "cells", lambda quick: plan)
     monkeypatch.setattr(running, "in_own_process", lambda job, work: work(job))
     # The real small model's 172 neurons do not divide into experts that kernels take.
@@ -35,10 +37,15 @@ def test_a_small_model_is_converted_split_and_trimmed(
     converted, split, trim = (bench.finished[c.name] for c in (CONVERTED, SPLIT, TRIM))
     assert set(converted["scores"]) > {"dense", "converted"}
     assert converted["parameters"]["active_share"] == pytest.approx(0.5, abs=0.01)
-    assert len(split["divergence"]) == 2
+    assert len(split["divergence"]) == 4
     # What was split is what was trimmed, and fewer experts lose something.
     assert trim["plan"]["act"] <= 1 < split["k"] == 2
     assert trim["rows"]["plan"]["kl"] > trim["rows"]["full"]["kl"]
+    # The paper's own way: two stages, and one hook before a block.
+    theirs = bench.finished[paper.name]
+    assert theirs["plan"]["by"] == "two_stage"
+    assert len(theirs["hooks"]) == 1
+    assert (papers._of_trims(bench.finished, paper)["figure"]).count(" / ") == 2
     figures = mixture_figures(bench.finished)
     assert [math.isnan(f.value) for f in figures[:4]] == [True, True, False, False]
     # On a text that the model was not made for, fewer experts may lose nothing that could be won back.

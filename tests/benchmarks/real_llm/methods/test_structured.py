@@ -99,30 +99,12 @@ def test_rivals_share_the_pass_of_the_first_one() -> None:
         (cell("structured-switches"), cell("structured")),
         (cell("units-wanda", 0.2), cell("units-wanda", 0.1)),
         (cell("units-taylor", 0.1), cell("units-wanda", 0.1)),
-        (cell("wanda-lora", 0.2, rank=1, rate=0.002), cell("units-wanda", 0.1)),
     ],
 )
 def test_a_cell_waits_for_the_one_that_it_begins_with(later: Cell, below: Cell) -> None:
     assert needs(later, {}, [later]) is None
     assert needs(later, {below.name: {}}, [later]) == [below]
     assert needs(below, {}, [below]) == []
-
-
-def test_lora_after_the_cut_is_trained_on_the_smaller_model() -> None:
-    own = stand(cell("wanda-lora", rank=1, rate=0.01))
-    small = stand(cell("units-wanda"))
-    with METHODS.get("units-wanda")(small):
-        cut = small.scores(small.data.stop)
-    found = fitted(own)
-    own.use(found.model)
-    assert own.model.config.intermediate_size == 32
-    # LoRA begins with the model that is cut.
-    tokens = sum(s.tokens for s in cut)
-    assert found.losses[0] == pytest.approx(-sum(s.loglikelihood for s in cut) / tokens, rel=1e-4)
-    assert min(found.losses) < found.losses[0]
-    scored = own.scores(own.data.stop)
-    assert -sum(s.loglikelihood for s in scored) / tokens == pytest.approx(min(found.losses), rel=1e-4)
-    assert found.facts["units"]["share"] == pytest.approx(1 / 3)
 
 
 def test_every_setting_stands_in_the_plan_and_the_tiny_ones_early() -> None:
