@@ -124,7 +124,8 @@ class WorkerPool(ABC):
                 now, limit = time.monotonic(), self.limit or float("inf")
                 for worker in [w for w, (_, since) in busy.items() if now - since >= limit]:
                     worker.end()
-                    trouble = trouble or self._retry_unit(busy.pop(worker)[0], None, waiting, lost)
+                    failed = self._retry_unit(busy.pop(worker)[0], None, waiting, lost)
+                    trouble = trouble or failed
                 trouble = trouble or self._no_workers(busy)
             if trouble is not None:
                 raise trouble
