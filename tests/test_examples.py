@@ -13,6 +13,7 @@ import matplotlib
 import pytest
 
 import freemoe
+from freemoe import assets
 from freemoe.recipes import Recipe, recipe_from, set_path
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -60,8 +61,11 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
         return running
 
-    for name in LESS if request.param == "in short" else ():
-        monkeypatch.setattr(freemoe, name, shortened(getattr(freemoe, name)))
+    if request.param == "in short":
+        documents = assets.demo_documents()[:800]
+        monkeypatch.setattr(assets, "demo_documents", lambda: documents)
+        for name in LESS:
+            monkeypatch.setattr(freemoe, name, shortened(getattr(freemoe, name)))
     return tmp_path
 
 

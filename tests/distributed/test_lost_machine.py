@@ -81,7 +81,7 @@ with RayPool(count=1, threads=1) as pool:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the process in /proc")
-@pytest.mark.parametrize("store", ["stored", "empty"])
+@pytest.mark.parametrize("store", ["stored", pytest.param("empty", marks=pytest.mark.hardening)])
 def test_the_death_of_the_dashboard_agent_is_named_and_how_to_go_on(tmp_path: Path, store: str) -> None:
     done = run(tmp_path, AGENT, store)
     assert done.returncode == 1, done.stderr[-3000:]

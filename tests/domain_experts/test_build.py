@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from freemoe.core.artifacts import MANIFEST, read_manifest
-from freemoe.core.errors import ArtifactError, FreeMoEError
+from freemoe.core.errors import FreeMoEError
 from freemoe.core.run.folder import interrupted_message
 from freemoe.core.run.progress import CollectingProgress
 from freemoe.domain_experts.expert import DomainExpert
@@ -169,13 +169,6 @@ def test_guarded_noise_gets_the_base(world, tmp_path):
     assert moe.expert_mask("law/all").count == 0
     assert (folder / "experts.safetensors").stat().st_size < 100
     assert "no reliable gain" in (folder / "README.md").read_text()
-
-
-def test_a_finished_artefact_is_not_touched(world, artefact):
-    before = {p.name: p.read_bytes() for p in artefact.iterdir() if p.is_file()}
-    with pytest.raises(ArtifactError, match="exists already"):
-        build(task_recipe(world, artefact))
-    assert before == {p.name: p.read_bytes() for p in artefact.iterdir() if p.is_file()}
 
 
 LONG = [{"prompt": f"p{i}", "target": "x" * 300} for i in range(20)]

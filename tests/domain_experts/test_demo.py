@@ -2,10 +2,13 @@
 
 import json
 
+import pytest
+
 from freemoe.domain_experts.demo import demo_recipe
 from freemoe.domain_experts.pipeline import build
 
 
+@pytest.mark.slow
 def test_the_demo_finds_what_its_base_was_made_to_hold(tmp_path):
     recipe = demo_recipe(str(tmp_path / "out"), limit=340)
     changed = {

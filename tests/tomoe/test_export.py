@@ -143,6 +143,7 @@ print(type(model).__module__, float(model(torch.full((1, 3), 7)).logits.double()
     assert float(total) == pytest.approx(float(model(torch.full((1, 3), 7)).logits.double().sum()), abs=1e-3)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("numba", [True, False], ids=["numba", "no numba"])
 def test_the_folder_loads_and_generates_without_freemoe(
@@ -165,6 +166,7 @@ print("LOOPS", rows.rows_available(torch.float32), "SEEN", *out[0].tolist())
 model.save_pretrained({str(tmp_path / "again")!r})
 """
     environment = {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+    environment["NUMBA_OPT"] = "0"  # compiling takes most of the time
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment, cwd=tmp_path
     )

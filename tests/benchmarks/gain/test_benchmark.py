@@ -22,6 +22,7 @@ from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.statistics import over_seeds
 from freemoe.evals.tasks.domains import load_domain
 from scripts import make_demo_model
+from tests.benchmarks.real_llm.conftest import small_root  # noqa: F401  a fixture
 
 QUICK = Schedule(steps=4, step_tokens=512, every=2, patience=1)
 
@@ -93,9 +94,9 @@ def test_a_fresh_benchmark_is_a_domain(tmp_path) -> None:
 
 @pytest.mark.realdata
 @pytest.mark.parametrize("name", MATERIALS)
-def test_material_trains_on_other_documents_than_it_reports(name, stories, data_root) -> None:
+def test_material_trains_on_other_documents_than_it_reports(name, stories, small_root) -> None:  # noqa: F811
     model, tokenizer = stories
-    material, again = (read_material(name, data_root, Scorer(model, tokenizer), 0, 40) for _ in range(2))
+    material, again = (read_material(name, small_root, Scorer(model, tokenizer), 0, 40) for _ in range(2))
     assert again == material
     gradient, stop = ({p.continuation for p in part} for part in (material.gradient, material.stop))
     assert gradient
@@ -138,8 +139,8 @@ def test_every_method_competes_on_text(stories, data_root) -> None:
 
 
 @pytest.mark.realdata
-def test_jobs_run_in_processes_of_their_own_and_come_back_in_order(stories, data_root) -> None:
-    job = Job("arc-easy", str(data_root), limit=16, schedule=QUICK)
+def test_jobs_run_in_processes_of_their_own_and_come_back_in_order(stories, small_root) -> None:  # noqa: F811
+    job = Job("arc-easy", str(small_root), limit=16, schedule=QUICK)
     jobs = [job, replace(job, method="lora", rate=1e-2)]
     found = side_by_side(compete, jobs, QuietProgress(), "test")
     assert [f["name"] for f in found] == ["base", "LoRA r=1, lr 0.01"]

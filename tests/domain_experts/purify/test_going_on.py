@@ -145,14 +145,6 @@ def test_units_killed_in_their_middle_end_alike(tmp_path: Path, passes: Passes) 
     assert all(torch.equal(found[name], whole[name]) for name in whole)
 
 
-def test_it_keeps_nothing_more_often_than_it_must(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the clock: a unit that is quick leaves no state at all."""
-    run = RunFolder(tmp_path / "out", {})
-    monkeypatch.setattr(unit_state, "SECONDS", 3600.0)
-    with_switches(run.unit_state("purify|law"))
-    assert not (run.partial / "states").exists()
-
-
 def test_the_number_format_is_measured_once_for_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that goes on may find the other format faster: it goes on in the first one's."""
     recipe = recipe_from({"command": "build", "model": "m", "domains": {"law": ["demo:code"]}, "output": "out"})

@@ -132,24 +132,6 @@ def test_routes_survive_the_disk(level2, tmp_path):
     assert all(torch.equal(t, router.to_tensors()[k]) for k, t in back.to_tensors().items())
 
 
-@pytest.mark.parametrize("level2", ["linear", "centroid"])
-def test_a_batch_is_routed_like_its_rows(level2):
-    feature, domains, subdomains, keys = world(spread=6.0)
-    router, _ = train_router(feature, domains, subdomains, keys, level2=level2)
-    for i, route in enumerate(router.route(feature)):
-        x = (feature[i : i + 1] - router.mean) / router.scale
-        first = router.domain.probabilities(x)[0]
-        domain = router.domain.classes[int(first.argmax())]
-        second = router.subdomain[domain].probabilities(x)[0]
-        assert (route.domain, route.subdomain) == (domain, router.subdomain[domain].classes[int(second.argmax())])
-        assert route.domain_confidence == pytest.approx(float(first.max()), abs=1e-5)
-        assert route.confidence == pytest.approx(float(first.max() * second.max()), abs=1e-5)
-        (alone,) = router.route(feature[i : i + 1])
-        assert alone.subdomain == route.subdomain
-        assert alone.confidence == pytest.approx(route.confidence, abs=1e-5)
-    assert router.route(feature[:0]) == []
-
-
 def test_a_feature_that_is_always_the_same_is_no_obstacle():
     feature, domains, subdomains, keys = world()
     constant = torch.cat([feature, torch.ones(100, 1)], 1)

@@ -154,6 +154,7 @@ def test_a_client_that_is_gone_frees_its_slot(there: Any) -> None:
     assert sum(counted(there, "freemoe_running_sequences").values()) == 0
 
 
+@pytest.mark.hardening
 def test_a_killed_replica_costs_its_open_requests_and_no_other(there: Any, true: dict[str, str]) -> None:
     loaded = there.client.post(EXPERTS, json={"path": "more", "prefix": "x-"})
     assert loaded.json()["loaded"] == ["x-c", "x-d"]
@@ -188,6 +189,7 @@ def test_a_killed_replica_costs_its_open_requests_and_no_other(there: Any, true:
     assert kept.pid in {one.pid for one in replicas_of(there)}
 
 
+@pytest.mark.hardening
 def test_the_replica_that_took_its_place_knows_what_was_loaded_meanwhile(there: Any, true: dict[str, str]) -> None:
     """``more`` holds the same two experts under other names."""
 

@@ -20,6 +20,7 @@ CONVERTED = Cell("convert", "wikitext", "tomoe", 0.5)
 SPLIT, TRIM = Cell("mixture", "wikitext", "split"), Cell("trim", "wikitext", "hooks")
 
 
+@pytest.mark.slow
 @pytest.mark.realdata
 def test_a_small_model_is_converted_split_and_trimmed(
     small_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
