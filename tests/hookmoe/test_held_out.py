@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from freemoe.artefacts import evaluate
-from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import DataError
-from freemoe.evals.held_out import SEEN_FILE
 from freemoe.hookmoe.evaluation import evaluate_text
 from freemoe.hookmoe.material import load_text
 from freemoe.hookmoe.pipeline import trim
@@ -90,10 +88,3 @@ def test_its_own_test_text_is_unseen_until_the_file_changes(trimmed: Path, text:
     finally:
         text.write_text(before, encoding="utf-8")
     assert changed["by"]["text"] == changed["documents"] > changed["of"] / 2
-
-
-def test_the_manifest_vouches_for_the_file(trimmed: Path) -> None:
-    manifest = read_manifest(trimmed)
-    assert manifest["seen"]["file"] == SEEN_FILE
-    assert SEEN_FILE in manifest["files"]
-    assert manifest["seen"] == json.loads((trimmed / "result.json").read_text())["seen"]

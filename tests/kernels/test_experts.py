@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
 from freemoe.kernels import experts as kernels
+from freemoe.kernels.crossover import KernelCrossover, default_crossover
 from freemoe.kernels.experts import ExpertNeurons, MLPWeights, index_mask, reference_experts
 from freemoe.kernels.rows import ACTIVATIONS, heads_sum, heads_times, rows_available
 from freemoe.kernels.triton_experts import token_blocks
@@ -188,3 +189,8 @@ def test_blocks_hold_every_token_once_and_one_expert_each(expert: list[int]) -> 
             assert {expert[t] for t in own} == {number}
             seen += own
     assert sorted(seen) == list(range(len(expert)))
+
+
+@pytest.mark.parametrize(("share", "few"), [(0.3, 256), (0.9, 64)])
+def test_wide_experts_have_a_mask_between_few_tokens_and_many(share: float, few: int) -> None:
+    assert default_crossover(ExpertNeurons(layer(share=share)[1], NEURONS)) == KernelCrossover(grouped=256, few=few)

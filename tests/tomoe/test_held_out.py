@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 
 from freemoe.artefacts import evaluate
-from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import DataError
-from freemoe.evals.held_out import SEEN_FILE
 from freemoe.evals.seen import SeenHashes
 from freemoe.evals.tasks.documents import FrozenChoice
 from freemoe.evals.tasks.domains import load_domain
@@ -75,14 +73,6 @@ def test_text_that_was_trained_on_is_set_aside_under_every_seed(
     (tmp_path / "known.txt").write_text("\n".join(parts.train[:20]))
     with pytest.raises(DataError, match="nothing is left to report on"):
         score(artefact, domains={"trees": f"text:{tmp_path / 'other.txt'}::{tmp_path / 'known.txt'}"})
-
-
-def test_the_manifest_vouches_for_the_file(made: tuple[Path, ConvertRecipe]) -> None:
-    manifest = read_manifest(made[0])
-    assert manifest["seen"]["file"] == SEEN_FILE
-    assert SEEN_FILE in manifest["files"]
-    assert manifest["seen"]["documents"] > 50
-    assert manifest["seen"] == json.loads((made[0] / "result.json").read_text())["seen"]
 
 
 def test_questions_that_were_converted_on_are_recognised_in_other_shapes(
