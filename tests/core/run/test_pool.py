@@ -93,3 +93,21 @@ def test_who_gets_no_worker_is_told_why_and_soon(
     with pytest.raises(WorkerError, match=says):
         list(LatePool(start, gone=gone).run(UNITS))
     assert least <= time.monotonic() - began < most
+
+
+def test_of_two_that_hang_at_the_same_moment_neither_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[PoolWorker] = []
+    answer = LatePool._that_answer
+
+    def asked(pool: LatePool, workers: Collection[PoolWorker], seconds: float | None) -> list[PoolWorker]:
+        assert not [worker for worker in workers if worker in ended]
+        return answer(pool, workers, seconds)
+
+    monkeypatch.setattr(Late, "send", lambda worker, unit: setattr(worker, "ready", float("inf")))
+    monkeypatch.setattr(Late, "end", lambda worker: ended.append(worker))
+    monkeypatch.setattr(LatePool, "_that_answer", asked)
+    pool = LatePool(0.0, 0.0)
+    pool.limit = 0.1
+    with pytest.raises(WorkerError, match=r"'u\d' took longer than 0\.1 seconds, twice"):
+        list(pool.run(UNITS[:2]))
+    assert len(ended) == 4
