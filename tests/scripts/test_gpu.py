@@ -55,7 +55,7 @@ def test_a_step_that_fails_or_hangs_says_so_and_the_others_go_on(
         "half": left.replace("FIGURE", str(figure)),
         "whole": left.replace("FIGURE", str({"line": "speed: 2.00x", "value": 2.0})) + "; raise SystemExit(1)",
     }
-    steps = [gpu.Step(name, "for this test", 2 if name == "hangs" else 60, name) for name in codes]
+    steps = [gpu.Step(name, "for this test", 6 if name == "hangs" else 60, name) for name in codes]
 
     def command(step: gpu.Step, device: str, dry: bool, scratch: Path) -> list[str]:
         return [sys.executable, "-c", codes[step.name].replace("OUT", str(scratch / f"{step.bench}.json"))]
