@@ -14,7 +14,7 @@ import pytest
 from freemoe.cli import main
 from freemoe.cli.failures import FAULT
 from freemoe.cli.schemas import DOCUMENTS
-from tests.serve.conftest import folders  # noqa: F401  (a fixture)
+from tests.serve.conftest import folders, no_key  # noqa: F401  (fixtures)
 
 
 class Done(NamedTuple):

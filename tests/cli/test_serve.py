@@ -31,10 +31,7 @@ from freemoe.serve.settings import ServeSettings
 from tests.cli.conftest import Freemoe
 from tests.serve.conftest import alone, ask, engine_on, free_port, read, wait_until
 
-
-@pytest.fixture(autouse=True)
-def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FREEMOE_API_KEY", raising=False)
+pytestmark = pytest.mark.usefixtures("no_key")
 
 
 def test_a_dry_run_names_models_and_memory(folders: SimpleNamespace, freemoe: Freemoe) -> None:

@@ -109,7 +109,8 @@ def test_experts_of_two_artefacts(freemoe: Freemoe, artefact: Path, tmp_path: Pa
     with torch.no_grad():
         wanted = FreeMoE.from_pretrained(None, artefact)(IDS, expert="law/single+law/free").logits
         assert torch.equal(merged(input_ids=IDS).logits, wanted)
-    other = mixture_artefact(tmp_path_of(tmp_path, "mixture"))
+    (tmp_path / "mixture").mkdir()
+    other = mixture_artefact(tmp_path / "mixture")
     check_refusal(
         freemoe("merge", str(artefact), "law/single", f"{other}:law/all", "--op", "union", "-o", str(tmp_path / "x")),
         ["were made for two bases", "means nothing in the other"],
@@ -117,8 +118,3 @@ def test_experts_of_two_artefacts(freemoe: Freemoe, artefact: Path, tmp_path: Pa
     check_refusal(
         freemoe("merge", str(artefact), "law/single", f"{second}:law/no", "--op", "union"), ["Unknown expert 'law/no'"]
     )
-
-
-def tmp_path_of(folder: Path, name: str) -> Path:
-    (folder / name).mkdir()
-    return folder / name

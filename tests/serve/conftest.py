@@ -73,6 +73,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     )
 
 
+@pytest.fixture
+def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No key stands in the environment."""
+    monkeypatch.delenv("FREEMOE_API_KEY", raising=False)
+
+
 @pytest.fixture(scope="session")
 def whole(folders: SimpleNamespace) -> FreeMoE:
     """All experts on a base of their own, for one request at a time: the reference."""

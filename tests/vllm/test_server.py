@@ -26,7 +26,14 @@ STARTS = 400.0
 
 
 @contextlib.contextmanager
-def served(command: list[str], port: int, log: Path) -> Iterator[str]:
+def serving(folder: Path, root: Path) -> Iterator[str]:
+    """`freemoe serve FOLDER --engine vllm` on a free port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    small = f"--engine vllm --dtype float32 --context 256 --max-batch 8 --port {port}"
+    command = [sys.executable, "-m", "freemoe", "serve", str(folder), *small.split()]
+    log = root / "log"
     environment = {
         **os.environ,
         "HF_HUB_OFFLINE": "1",
@@ -46,18 +53,6 @@ def served(command: list[str], port: int, log: Path) -> Iterator[str]:
             yield address
         finally:
             process.terminate()
-
-
-@contextlib.contextmanager
-def serving(folder: Path, root: Path) -> Iterator[str]:
-    """`freemoe serve FOLDER --engine vllm` on a free port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    small = f"--engine vllm --dtype float32 --context 256 --max-batch 8 --port {port}"
-    command = [sys.executable, "-m", "freemoe", "serve", str(folder), *small.split()]
-    with served(command, port, root / "log") as address:
-        yield address
 
 
 @pytest.fixture(scope="module")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -242,40 +243,31 @@ def test_lost_or_damaged_tensors_are_made_again_and_must_be_the_same(harm: Any, 
 
 # ------------------------------------------------------------------ two at once
 
-WORKER = """
-import sys, time
-from pathlib import Path
-from freemoe.core.run.folder import RunFolder
-run = RunFolder(sys.argv[1], {"command": "build"})
-run.journal.run_unit("u", lambda: 1)
-print("began", flush=True)
-time.sleep(60)
-"""
-
 
 @pytest.fixture
-def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """Another process that is at work on the folder ``out``."""
-    command = [sys.executable, "-c", WORKER, str(tmp_path / "out")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "began\n"
-        yield process
-        process.kill()
+def running(tmp_path: Path) -> int:
+    """Another process that is at work on the folder ``out``, until the test kills it."""
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        with contextlib.suppress(BaseException):
+            RunFolder(tmp_path / "out", {"command": "build"}).journal.run_unit("u", lambda: 1)
+            os.write(write, b"began")
+            time.sleep(60)
+        os._exit(1)
+    assert os.read(read, 5) == b"began"
+    return child
 
 
 @pytest.mark.parametrize("options", [{}, {"resume": False}, {"overwrite": True}])
-def test_a_folder_that_another_process_writes_is_refused(
-    options: dict[str, Any], running: subprocess.Popen[str], tmp_path: Path
-) -> None:
+def test_a_folder_that_another_process_writes_is_refused(options: dict[str, Any], running: int, tmp_path: Path) -> None:
     before, began = sorted(str(p) for p in tmp_path.rglob("*")), time.monotonic()
-    with pytest.raises(ArtifactError, match=rf"being written by another run \(process {running.pid}\)"):
+    with pytest.raises(ArtifactError, match=rf"being written by another run \(process {running}\)"):
         RunFolder(tmp_path / "out", {"command": "build"}, **options)
     assert time.monotonic() - began < 1
     assert sorted(str(p) for p in tmp_path.rglob("*")) == before
     # Killed, it is in nobody's way, and what it finished is not done again.
-    running.kill()
-    running.wait()
+    os.kill(running, signal.SIGKILL)
+    os.waitpid(running, 0)
     run = RunFolder(tmp_path / "out", {"command": "build"}, **options)
     assert ("u" in run.journal) is options.get("resume", True)
     folder = run.publish_folder()

@@ -131,10 +131,13 @@ def test_nan_ends_the_one_request(there, moe):
     assert there.client.post(TEXT, json=GOOD).json()["choices"][0]["text"] == alone(moe, "x", tokens=2)
 
 
+def connect(there, wait=None):
+    return socket.create_connection(("127.0.0.1", there.server.port), timeout=wait)
+
+
 def raw(there, text, wait=20.0):
     """Send bytes as they are; what comes back until the server closes or is silent."""
-    host, port = there.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=wait) as line:
+    with connect(there, wait) as line:
         line.sendall(text)
         found = b""
         try:
@@ -171,9 +174,8 @@ def test_clients_that_go_free_their_slots(moe):
             with there.client.stream("POST", TEXT, json=long) as answer:
                 next(answer.iter_lines())
         body = json.dumps({**long, "stream": False}).encode()
-        host, port = there.url.removeprefix("http://").split(":")
         for _ in range(3):
-            with socket.create_connection((host, int(port))) as line:
+            with connect(there) as line:
                 line.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
                 time.sleep(0.02)
         assert there.client.post(TEXT, json=GOOD).json()["choices"][0]["text"] == alone(moe, "x", tokens=2)
@@ -198,13 +200,11 @@ def test_a_full_queue_says_when_to_come_again(moe):
 
 
 def test_too_many_at_once(moe):
-    with served(moe, bounds=RequestLimits(at_once=1, seconds=5)) as there:
-        host, port = there.url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port))) as line:
-            line.sendall(HEAD + b"Content-Length: 1000\r\n\r\n{")
-            time.sleep(0.3)
-            assert error_of(there.client.post(TEXT, json=GOOD), 429)["code"] == "too_many_requests"
-            assert there.client.get("/health").status_code == 200
+    with served(moe, bounds=RequestLimits(at_once=1, seconds=5)) as there, connect(there) as line:
+        line.sendall(HEAD + b"Content-Length: 1000\r\n\r\n{")
+        time.sleep(0.3)
+        assert error_of(there.client.post(TEXT, json=GOOD), 429)["code"] == "too_many_requests"
+        assert there.client.get("/health").status_code == 200
 
 
 def test_a_slow_reader_is_ended_and_others_do_not_wait(moe):

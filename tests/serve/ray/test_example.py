@@ -20,14 +20,10 @@ pytestmark = [
     pytest.mark.skipif(bool(missing_packages()), reason="needs Ray Serve: pip install 'freemoe[serve-ray]'"),
     # Of Ray Serve's own modules, when they are imported.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.usefixtures("no_key"),
 ]
 
 FILE = Path(__file__).resolve().parents[3] / "examples" / "ray_serve.yaml"
-
-
-@pytest.fixture(autouse=True)
-def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FREEMOE_API_KEY", raising=False)
 
 
 @pytest.fixture(scope="module")
