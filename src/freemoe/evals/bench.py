@@ -26,29 +26,19 @@ Side = Callable[[], AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class BenchSizes:
-    """What is timed.
+    """What is timed."""
 
-    Attributes:
-        prompt: Tokens of the prompt.
-        new: Tokens of the answer.
-        batch: Sequences of the batch in which several experts answer at once.
-        rounds: How often each side is timed, in turns, after a round that warms up.
-    """
-
-    prompt: int = 128
-    new: int = 32
-    batch: int = 4
-    rounds: int = 5
+    prompt: int = 128  # Tokens of the prompt
+    new: int = 32  # Tokens of the answer
+    batch: int = 4  # Sequences of the batch in which several experts answer at once
+    rounds: int = 5  # How often each side is timed, in turns, after a round that warms up
 
 
 def benchmark_artifact(opened: Any, sizes: BenchSizes, against: Any = None, most: int = 3) -> dict[str, Any]:
     """Time an opened artefact, every way that it can be run in turns with the first one.
 
-    Args:
-        opened: As `freemoe.load` returns it.
-        sizes: What is timed.
-        against: Another one, such as the dense model of a converted one: the first side, which the others are held against.
-        most: Of so many of its experts each is timed.
+    ``against``: another one, such as the dense model of a converted one: the first side, which the others are held against.
+    ``most``: of so many of its experts each is timed.
 
     Returns:
         ``requests``: per side the seconds to the first token and between two further ones (medians), and how many times as

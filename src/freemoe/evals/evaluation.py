@@ -51,18 +51,12 @@ Row = Callable[[Evaluator, tuple[Document, ...]], tuple[Sequence[DocumentScore],
 
 @dataclass(frozen=True, eq=False)
 class EvalTarget:
-    """What is evaluated.
-
-    Attributes:
-        model: A transformers causal LM.
-        tokenizer: Its tokenizer.
-        rows: The ways to run it, by name; the others are compared with the first.
-        costs: By way: what a token costs there, as plain data; of those that say so.
-    """
+    """What is evaluated."""
 
     model: Any
     tokenizer: Any
-    rows: Mapping[str, Row]
+    rows: Mapping[str, Row]  # The ways to run it, by name; the others are compared with the first
+    # By way: what a token costs there, as plain data; of those that say so
     costs: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
 
@@ -156,14 +150,9 @@ def evaluate_target(
 ) -> dict[str, Any]:
     """Score documents in every way that a subject can be run; differences are paired, and to the first.
 
-    Args:
-        recipe: What to score, and on what.
-        subject: Opens the artefact.
-        place: Folder of the artefact, where the recipe names a repository of the hub.
-        work: What scores one domain in one way elsewhere, where the recipe says so: the path of a function that opens the same
-            subject and calls `score_way`. All is scored here if absent.
-        progress: Where to report.
-        overwrite: Replace an output file that is there.
+    ``recipe``: what to score, and on what. ``place``: folder of the artefact, where the recipe names a repository of the
+    hub. ``work``: what scores one domain in one way elsewhere, where the recipe says so: the path of a function that opens
+    the same subject and calls `score_way`. All is scored here if absent.
 
     Returns:
         The result: per domain a row per way and every per-document score; documents that the artefact's making saw are
@@ -234,18 +223,11 @@ Scored = tuple[Sequence[DocumentScore], Sequence[str]]
 
 @dataclass(frozen=True, eq=False)
 class _PreparedEvaluation:
-    """An evaluation before anything is scored.
-
-    Attributes:
-        opened: What is evaluated.
-        domains: By name: the data, and how many documents were set aside.
-        documents: By domain: those to score.
-        evaluators: By domain.
-    """
+    """An evaluation before anything is scored."""
 
     opened: EvalTarget
-    domains: dict[str, tuple[DomainData, Any]]
-    documents: dict[str, tuple[Document, ...]]
+    domains: dict[str, tuple[DomainData, Any]]  # By name: the data, and how many documents were set aside
+    documents: dict[str, tuple[Document, ...]]  # By domain: those to score
     evaluators: dict[str, Evaluator]
 
 
@@ -302,13 +284,7 @@ def _score_domains_remotely(
 def score_way(recipe: dict[str, Any], subject: Open, place: str, domain: str, way: str, documents: str) -> Scored:
     """Score a domain's documents in one way, for an evaluation that another process makes.
 
-    Args:
-        recipe: The evaluation's, as plain data.
-        subject: Opens the artefact.
-        place: Its folder here.
-        domain: Which domain.
-        way: Which way.
-        documents: Digest of the documents, which must be the same here.
+    ``documents``: digest of the documents, which must be the same here.
 
     Raises:
         DataError: When they are not.

@@ -24,11 +24,7 @@ def against_guessing(
 ) -> dict[str, Any] | None:
     """What to say of the base on a domain's documents, or None where it is better than guessing.
 
-    Args:
-        documents: The domain's.
-        values: The base's reported figure for each: 1 or 0 for right or wrong.
-        score: Of text: its perplexity.
-        vocabulary: Tokens that the base chooses from.
+    ``values``: the base's reported figure for each: 1 or 0 for right or wrong. ``score``: of text: its perplexity.
     """
     if documents[0].kind == "text":
         return text_against_guessing(score, vocabulary)

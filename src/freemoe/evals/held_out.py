@@ -35,19 +35,12 @@ _SAID = {
 
 @dataclass(frozen=True)
 class ProvenanceRecord:
-    """What is known of an artefact's making.
-
-    Attributes:
-        folder: The artefact.
-        seed: Of its recipe: its splits were carved with it.
-        seen: Hashes of what it saw; None for an artefact that was written before they were kept.
-        manifest_entry: What its manifest says of them.
-    """
+    """What is known of an artefact's making."""
 
     folder: str
-    seed: int
-    seen: SeenHashes | None
-    manifest_entry: dict[str, Any] = field(default_factory=dict)
+    seed: int  # Of its recipe: its splits were carved with it
+    seen: SeenHashes | None  # Hashes of what it saw; None for an artefact that was written before they were kept
+    manifest_entry: dict[str, Any] = field(default_factory=dict)  # What its manifest says of them
 
     def as_json(self) -> dict[str, Any]:
         """As an evaluation's ``result.json`` has it."""
@@ -78,8 +71,7 @@ def keep_record(folder: Path, seen: SeenHashes) -> dict[str, Any]:
 def read_shared(folder: Path) -> ArtefactManifest:
     """Check an artefact's files, and open those that every system writes: result, recipe, record of what was seen.
 
-    Args:
-        folder: The artefact; one that was put together by hand has none of them.
+    ``folder``: the artefact; one that was put together by hand has none of them.
 
     Raises:
         FreeMoEError: One of them is not what its reader takes.
@@ -94,9 +86,7 @@ def read_shared(folder: Path) -> ArtefactManifest:
 def read_record(folder: str | Path, manifest: ArtefactManifest | None = None) -> ProvenanceRecord | None:
     """The record of an artefact; None for a folder or a name that is none, such as a plain model.
 
-    Args:
-        folder: The artefact.
-        manifest: Its manifest, where its files were checked already.
+    ``manifest``: its manifest, where its files were checked already.
 
     Raises:
         ArtifactError: A damaged artefact.
@@ -121,9 +111,7 @@ def resolve_seed(recipe: EvalRecipe, record: ProvenanceRecord | None) -> EvalRec
 def set_aside(data: DomainData, record: ProvenanceRecord | None) -> tuple[DomainData, dict[str, Any]]:
     """Take what the artefact's making saw out of a domain's reported documents.
 
-    Args:
-        data: A domain, its reported split still closed.
-        record: Of the artefact; nothing is set aside without one.
+    ``record``: of the artefact; nothing is set aside without one.
 
     Returns:
         The domain with what is left and a note, and counts: ``documents`` set aside, ``of`` how many, and ``by`` what.

@@ -39,12 +39,8 @@ def resolve_recipe(
 ) -> Iterator[R]:
     """The recipe of a run, given as such or by keywords; inside, a loaded model is lent under the recipe's name for it.
 
-    Args:
-        kind: Which recipe.
-        recipe: The recipe, or None.
-        fields: Keywords; ``model`` may be a transformers model, and data may be in memory.
-        tokenizer: Of a loaded model; the one beside its files if absent.
-        overwrite: Replace files of data that were written with other rows.
+    ``fields``: keywords; ``model`` may be a transformers model, and data may be in memory. ``tokenizer``: of a loaded
+    model; the one beside its files if absent. ``overwrite``: replace files of data that were written with other rows.
 
     Raises:
         RecipeError: Both or neither are given, or something in the keywords cannot be used.

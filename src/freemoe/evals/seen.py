@@ -63,9 +63,8 @@ def _word_hash(word: str) -> int:
 def run_hashes(words: Sequence[str], lengths: Sequence[int] = (RUN,)) -> Hashes:
     """Hash of every ``RUN`` words in a row, in their order: ``(W - RUN + 1,)``, or none for fewer words.
 
-    Args:
-        words: The words, W of them.
-        lengths: Other lengths of runs, rising; the hashes of all are returned one length after the other.
+    ``words``: the words, W of them. ``lengths``: other lengths of runs, rising; the hashes of all are returned one length
+    after the other.
     """
     single = np.array([_word_hash(word) for word in words], np.uint64)
     total, parts = np.zeros(len(words) + 1, np.uint64), [_NONE]
@@ -104,35 +103,22 @@ def ending_hashes(prompt: Sequence[str], answer: Sequence[str]) -> Iterator[int]
 
 @dataclass(frozen=True, eq=False)
 class SeenHashes:
-    """Hashes of everything that the making of an artefact has seen.
+    """Hashes of everything that the making of an artefact has seen."""
 
-    Attributes:
-        keys: ``(K,)`` uint64, sorted, as are the others.
-        questions: ``(Q,)``.
-        runs: ``(R,)``.
-        phrases: ``(P,)``.
-        lengths: How many words phrases have, rising.
-        documents: Documents (for training text: passages) that were seen.
-        longest: Words of the longest question.
-        share: Of all runs, those that are kept.
-    """
-
-    keys: Hashes = field(default_factory=_NONE.copy)
-    questions: Hashes = field(default_factory=_NONE.copy)
-    runs: Hashes = field(default_factory=_NONE.copy)
-    phrases: Hashes = field(default_factory=_NONE.copy)
-    lengths: tuple[int, ...] = ()
-    documents: int = 0
-    longest: int = 0
-    share: float = 1.0
+    keys: Hashes = field(default_factory=_NONE.copy)  # ``(K,)`` uint64, sorted, as are the others
+    questions: Hashes = field(default_factory=_NONE.copy)  # ``(Q,)``
+    runs: Hashes = field(default_factory=_NONE.copy)  # ``(R,)``
+    phrases: Hashes = field(default_factory=_NONE.copy)  # ``(P,)``
+    lengths: tuple[int, ...] = ()  # How many words phrases have, rising
+    documents: int = 0  # Documents (for training text: passages) that were seen
+    longest: int = 0  # Words of the longest question
+    share: float = 1.0  # Of all runs, those that are kept
 
     @classmethod
     def from_documents(cls, documents: Sequence[Document], apart: Sequence[Document] = ()) -> SeenHashes:
         """Of a domain's reference documents.
 
-        Args:
-            documents: What was seen.
-            apart: The domain's own reported documents.
+        ``apart``: the domain's own reported documents.
         """
         texts, others = ([d.answers[0] for d in side if d.kind == "text"] for side in (documents, apart))
         asked = cls._from_question_words((*d.question_answer_words(), question_words(d.reference)) for d in documents)

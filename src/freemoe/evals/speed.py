@@ -59,12 +59,8 @@ def compare_prompts(
 ) -> dict[str, Any]:
     """`compare_speed` for prompts of several lengths, each timed once in a run.
 
-    Args:
-        timing: How often, and how long the answers are.
-        sides: As there.
-        ids: (length,) int64, a text that the prompts repeat.
-        lengths: Of the prompts; where there are none, nothing is timed.
-        run: Keeps what was timed.
+    ``timing``: how often, and how long the answers are. ``ids``: (length,) int64, a text that the prompts repeat.
+    ``lengths``: of the prompts; where there are none, nothing is timed. ``run``: keeps what was timed.
 
     Returns:
         ``speed``: the first length's figures, and under ``lengths`` all; an empty mapping where nothing was timed.
@@ -82,12 +78,7 @@ def compare_speed(
 ) -> dict[str, Any]:
     """Time two models on one prompt, in turns, after a round that warms up.
 
-    Args:
-        sides: What is timed.
-        prompt: (1, length) int64, where the models are.
-        new: Tokens of the answer.
-        rounds: Rounds that count.
-        clock: Says the seconds.
+    ``prompt``: (1, length) int64, where the models are. ``new``: tokens of the answer.
 
     Returns:
         ``prompt`` (its tokens), ``new_tokens``, ``rounds``; per side the medians ``ttft`` and ``itl`` in seconds; ``prefill`` and

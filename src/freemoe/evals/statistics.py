@@ -56,10 +56,7 @@ def cluster_sums(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Weighted sums of every cluster's values, and its weight, in order of first appearance.
 
-    Args:
-        values: ``(documents,)`` or ``(documents, candidates)``.
-        clusters: Content key of every document.
-        weights: Of every document; 1 each if absent.
+    ``values``: ``(documents,)`` or ``(documents, candidates)``. ``weights``: of every document; 1 each if absent.
 
     Returns:
         ``(clusters,)`` or ``(clusters, candidates)``, and ``(clusters,)``.
@@ -134,12 +131,9 @@ def mean_interval(
     adjusted interval of Bonett and Price (2012, J. Educ. Behav. Stat. 37): no changed answer is not an interval of width 0. What
     losses rarer than one in as many documents as there are would do, no interval can know.
 
-    Args:
-        values: Difference of every document.
-        clusters: Content keys; one key alone has no interval.
-        weights: Of the documents: tokens, for text.
-        draws: Where ``values`` are means over random draws, such as masks: the mean of every draw. The interval is then one of
-            the mean over all possible draws; one draw alone has none.
+    ``values``: difference of every document. ``clusters``: content keys; one key alone has no interval. ``weights``: of the
+    documents: tokens, for text. ``draws``: where ``values`` are means over random draws, such as masks: the mean of every
+    draw. The interval is then one of the mean over all possible draws; one draw alone has none.
     """
     return _estimate_mean(values, clusters, weights, draws).confidence_interval()
 
@@ -151,10 +145,8 @@ def mean_of_means(
 ) -> Interval:
     """Mean of several groups' means, each group counting the same; degrees of freedom after Welch and Satterthwaite.
 
-    Args:
-        parts: Per group its differences and their content keys.
-        zeros: Further groups whose mean is 0 because nothing is different there.
-        draws: Per group of ``parts`` the mean of every random draw, as in `mean_interval`.
+    ``parts``: per group its differences and their content keys. ``zeros``: further groups whose mean is 0 because nothing
+    is different there. ``draws``: per group of ``parts`` the mean of every random draw, as in `mean_interval`.
     """
     groups = len(parts) + zeros
     found = [_estimate_mean(*part, None, means) for part, means in zip(parts, draws or [()] * len(parts), strict=True)]
@@ -197,13 +189,9 @@ def paired_test(
     larger p-value of two counts, of flips of the mean and of the bootstrap of the studentised mean (Romano and Wolf 2005,
     Econometrica 73), whose null distribution is as skewed as the scores are. Where nothing differs the p-value is 1.
 
-    Args:
-        gains: ``(documents,)`` or ``(documents, candidates)``: paired differences to the base.
-        clusters: Content keys.
-        weights: Of the documents: tokens, for text.
-        picked: The candidate that is claimed.
-        seed: Of flips and draws.
-        draws: Their number, where they cannot all be listed.
+    ``gains``: ``(documents,)`` or ``(documents, candidates)``: paired differences to the base. ``weights``: of the
+    documents: tokens, for text. ``picked``: the candidate that is claimed. ``seed``: of flips and draws. ``draws``: their
+    number, where they cannot all be listed.
     """
     array = np.asarray(gains, dtype=np.float64)
     sums, sizes = cluster_sums(array if array.ndim > 1 else array[:, None], clusters, weights)
@@ -290,9 +278,7 @@ def detectable_gain(documents: int, level: float) -> float:
 
     The candidate loses the share `LOSSES` of the answers; the gain is what it wins beyond them.
 
-    Args:
-        documents: Different documents that test it.
-        level: Of this one test, after all adjustments.
+    ``documents``: different documents that test it. ``level``: of this one test, after all adjustments.
 
     Returns:
         A share; 1 where even winning every answer that is not lost would not do.

@@ -61,12 +61,7 @@ def paired_gain(
 ) -> tuple[Interval, list[float]]:
     """Mean paired difference in points, of text in nats per token; and that of every random draw.
 
-    Args:
-        scores: Of the documents.
-        base: What they are compared with.
-        documents: The documents.
-        draws: Where ``scores`` are the means over random draws, such as masks: the scores under each.
-        value: Which figure.
+    ``draws``: where ``scores`` are the means over random draws, such as masks: the scores under each.
     """
     text = is_text(documents)
     weights, scale = ([max(1, s.tokens) for s in base], 1) if text else (None, 100)
@@ -132,8 +127,7 @@ def adjust_rows(domains: Sequence[Mapping[str, Any]]) -> None:
 def average_rows(domains: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Way -> mean score over the domains that are scored in points, each counting the same, and its gain over the first way.
 
-    Args:
-        domains: Of an evaluation's result, with their documents.
+    ``domains``: of an evaluation's result, with their documents.
 
     Returns:
         Empty for fewer than two such domains.

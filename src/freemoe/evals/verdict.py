@@ -21,24 +21,17 @@ Measured = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class GainVerdict:
-    """The answer to "is there a reliable gain?".
+    """The answer to "is there a reliable gain?"."""
 
-    Attributes:
-        state: How it is marked.
-        label: In two or three words.
-        words: In a few sentences, with the figures and their intervals.
-    """
-
-    state: State
-    label: str
-    words: str
+    state: State  # How it is marked
+    label: str  # In two or three words
+    words: str  # In a few sentences, with the figures and their intervals
 
 
 def groups_text(groups: int | None) -> str:
     """What the interval of a figure of text is over.
 
-    Args:
-        groups: How many; None where an older version did not say.
+    ``groups``: how many; None where an older version did not say.
     """
     return f"over {groups:,} group{'s' if groups > 1 else ''} (articles, rows)" if groups else BY_BLOCKS
 
@@ -48,11 +41,8 @@ def perplexity_against(
 ) -> dict[str, Any]:
     """Ratio of two perplexities on the same blocks, as ``Measured``; no interval where there is one group.
 
-    Args:
-        top: Sums of negative log-likelihoods by block.
-        bottom: The same under the model that it is held against.
-        tokens: Of every block.
-        groups: Of every block; each block is its own where an older version did not say.
+    ``top``: sums of negative log-likelihoods by block. ``bottom``: the same under the model that it is held against.
+    ``tokens``: of every block. ``groups``: of every block; each block is its own where an older version did not say.
     """
     clusters = [str(number) for number in (groups or range(len(tokens)))]
     each = np.subtract(top, bottom) / np.maximum(tokens, 1)
@@ -74,12 +64,9 @@ def judge_against_model(
     Yes: something is reliably better than that model, and nothing worse. Mixed: both. No: nothing is better. Only what was
     measured counts: fewer weights are no gain by themselves.
 
-    Args:
-        perplexity: Over the model's on the same text.
-        read: Which weights are read for a token.
-        speed: As `speed.compare_speed` returns it; None where nothing was timed.
-        then: What it is against its rivals, in sentences.
-        missed: What was asked for and not reached, in a sentence; the answer is no then.
+    ``perplexity``: over the model's on the same text. ``speed``: as `speed.compare_speed` returns it; None where nothing
+    was timed. ``then``: what it is against its rivals, in sentences. ``missed``: what was asked for and not reached, in a
+    sentence; the answer is no then.
     """
     signs = (-interval_sign(perplexity), *(interval_sign((speed or {}).get(part)) for part in ("decode", "prefill")))
     better, worse = 1 in signs, -1 in signs

@@ -38,10 +38,6 @@ def read_result(folder: str | Path, wanted: Any = None) -> Any:
 
     What a newer freemoe wrote beside under the same format is left out.
 
-    Args:
-        folder: The artefact, or the file.
-        wanted: Its type, where only one will do.
-
     Raises:
         ArtifactError: There is none, it is damaged or not what its type says, of another kind than the artefact or the type, or a
             newer freemoe wrote it.

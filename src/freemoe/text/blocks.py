@@ -33,18 +33,13 @@ TOKENS_AT_ONCE = 4096
 
 @dataclass(frozen=True)
 class PackedBlocks:
-    """Rows of token ids, all of one length.
+    """Rows of token ids, all of one length."""
 
-    Attributes:
-        ids: (rows, length) int64.
-        positions: (rows, length) int64, counted anew at every passage and at every row. Where they fall back to 0
-            transformers keeps tokens from looking at the passage before (no attention mask, no cache).
-        groups: Of every row the group that most of its tokens come from; empty where nobody says.
-    """
-
-    ids: Tensor
+    ids: Tensor  # (rows, length) int64
+    # (rows, length) int64, counted anew at every passage and at every row. Where they fall back to 0 transformers keeps
+    # tokens from looking at the passage before (no attention mask, no cache)
     positions: Tensor
-    groups: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()  # Of every row the group that most of its tokens come from; empty where nobody says
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -95,17 +90,11 @@ class PackedBlocks:
 
 @dataclass(frozen=True)
 class TextSplits:
-    """Passages by what they are for.
+    """Passages by what they are for."""
 
-    Attributes:
-        train: A method learns from these.
-        held_out: Settle what training left open (K, thresholds, which of several results is kept).
-        test: Are reported, and decide nothing.
-    """
-
-    train: list[str]
-    held_out: list[str]
-    test: list[str]
+    train: list[str]  # A method learns from these
+    held_out: list[str]  # Settle what training left open (K, thresholds, which of several results is kept)
+    test: list[str]  # Are reported, and decide nothing
 
     def seen_questions(self) -> Iterator[tuple[str, ...]]:
         """The questions that methods and choices may see, of rows that ask one."""
@@ -141,11 +130,7 @@ def cut_passages(documents: Sequence[str], characters: int = PASSAGE_CHARACTERS)
 def split_passages(texts: Sequence[str], held_out: float = 0.1, test: float = 0.1, seed: int = 0) -> TextSplits:
     """Divide passages by a hash of seed and content; what belongs together (`passage_clusters`) stays in one part.
 
-    Args:
-        texts: Passages.
-        held_out: Share of the held-out part, about.
-        test: Share of the test part, about.
-        seed: Another seed divides otherwise.
+    ``held_out``: share of the held-out part, about.
 
     Raises:
         DataError: When a part stays empty.
@@ -185,12 +170,7 @@ def pack_blocks(
 ) -> PackedBlocks:
     """Tokenise passages and lay them one behind the other into rows; only the last tokens that fill no row are left out.
 
-    Args:
-        tokenizer: Of the model.
-        texts: Passages.
-        length: Tokens of a row.
-        what: What the text is, for the error.
-        contiguous: Every row lies within one passage; what fills no row of its own is left out, of each passage.
+    ``contiguous``: every row lies within one passage; what fills no row of its own is left out, of each passage.
 
     Raises:
         DataError: When there are fewer tokens than one row.

@@ -26,11 +26,6 @@ def has_template(tokenizer: Any) -> bool:
 def uses_template(tokenizer: Any, mode: str, conversation: bool) -> bool:
     """Whether the template is used.
 
-    Args:
-        tokenizer: Of the model.
-        mode: ``auto``, ``on`` or ``off``.
-        conversation: Whether the data is conversations.
-
     Raises:
         RecipeError: It is asked for, and the tokenizer has none.
     """
@@ -45,11 +40,7 @@ def uses_template(tokenizer: Any, mode: str, conversation: bool) -> bool:
 def as_prompt(tokenizer: Any, messages: Sequence[Message], where: str, whole: bool = False) -> str:
     """Messages by the template, up to where the assistant's answer begins.
 
-    Args:
-        tokenizer: With a template.
-        messages: The conversation so far.
-        where: What is rendered, for the error.
-        whole: The conversation ends with these messages.
+    ``whole``: the conversation ends with these messages.
 
     Raises:
         DataError: The template refuses them.

@@ -37,9 +37,7 @@ def split_shape(source: str) -> tuple[str | None, str]:
 def read_items(source: str, wanted: str | None) -> tuple[RowShape, list[tuple[DataRow, Item]]]:
     """Every row of a source and what it says.
 
-    Args:
-        source: As of `rows.read_rows`.
-        wanted: Name of the shape; recognised by the first row if None.
+    ``wanted``: name of the shape; recognised by the first row if None.
 
     Raises:
         DataError: With where it stands, the value seen and the values allowed.
@@ -95,11 +93,8 @@ def read_documents(
 ) -> list[str]:
     """The documents of a source: one for a file of plain text, else one per row.
 
-    Args:
-        source: A file, a data set (``hf:owner/name:split``), or either after a shape's name (``chat:FILE``).
-        tokenizer: Of the model, for its chat template.
-        chat: As of `chat.uses_template`.
-        group_by: Column of rows that names their groups; ``key`` if absent.
+    ``source``: A file, a data set (``hf:owner/name:split``), or either after a shape's name (``chat:FILE``). ``chat``: as
+    of `chat.uses_template`. ``group_by``: column of rows that names their groups; ``key`` if absent.
 
     Raises:
         DataError: When it is absent, empty or cannot be read, with file and line.

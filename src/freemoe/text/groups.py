@@ -39,15 +39,11 @@ _END = "<|endoftext|>"
 
 
 class TextPassage(str):
-    """A text that knows where it comes from; whoever needs no source reads it as the text that it is.
+    """A text that knows where it comes from; whoever needs no source reads it as the text that it is."""
 
-    Attributes:
-        about: The question that it asks, and its right answer where it has one: as `TrainingDocument.about`.
-        group: Name that passages of one source share.
-    """
-
+    # The question that it asks, and its right answer where it has one: as `TrainingDocument.about`
     about: tuple[str, ...]
-    group: str
+    group: str  # Name that passages of one source share
 
     def __new__(cls, text: str, about: tuple[str, ...] = (), group: str = "") -> TextPassage:
         """Make the text, with its attributes."""
@@ -57,11 +53,7 @@ class TextPassage(str):
 
 
 def cluster_labels(names: Sequence[Collection[Hashable]]) -> list[int]:
-    """Number the clusters of items that share a name, directly or through others.
-
-    Args:
-        names: Of every item.
-    """
+    """Number the clusters of items that share a name, directly or through others."""
     places: dict[Hashable, int] = {}
     links = [
         (number, places.setdefault(name, len(names) + len(places))) for number, own in enumerate(names) for name in own
@@ -77,8 +69,7 @@ def copy_names(questions: Sequence[tuple[Sequence[str], Sequence[str]]]) -> list
     Copies ask the same and have the same right answer. Where one of them is answered freely, the question alone makes it a
     copy: other answers to the same request belong to one side.
 
-    Args:
-        questions: As of `about_words`; without words where nothing is asked.
+    ``questions``: as of `about_words`; without words where nothing is asked.
     """
     plain = [(" ".join(asked), " ".join(answer)) for asked, answer in questions]
     free = {asked for asked, answer in plain if asked and not answer}
@@ -104,8 +95,7 @@ def passage_clusters(texts: Sequence[str]) -> list[int]:
 def divide_by_source(documents: Sequence[str]) -> tuple[list[TextPassage], str]:
     """Divide documents into what comes from one source.
 
-    Args:
-        documents: A file of plain text is one; else one for each row.
+    ``documents``: A file of plain text is one; else one for each row.
 
     Returns:
         Passages with their groups, in order, and what a group is, in words. Where neighbours of one article may come into

@@ -20,21 +20,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class MixSource:
-    """One data set of a mix.
+    """One data set of a mix."""
 
-    Attributes:
-        name: What it is called.
-        files: Where its files may lie below the data folder, the whole set before parts of it; the first that is there is read.
-        hub: Repository, configuration and split on the hub.
-        text: A record's text.
-        is_running_text: Its records are lines of one text rather than documents.
-    """
-
-    name: str
+    name: str  # What it is called
+    # Where its files may lie below the data folder, the whole set before parts of it; the first that is there is read
     files: tuple[str, ...]
-    hub: tuple[str, str | None, str]
-    text: Callable[[dict[str, Any]], str]
-    is_running_text: bool = False
+    hub: tuple[str, str | None, str]  # Repository, configuration and split on the hub
+    text: Callable[[dict[str, Any]], str]  # A record's text
+    is_running_text: bool = False  # Its records are lines of one text rather than documents
 
 
 def instruction_text(record: dict[str, Any]) -> str:
@@ -92,9 +85,7 @@ MIXES.add(
 def read_mix(name: str, root: str | Path | None) -> list[str]:
     """The passages of a mix, every source with about as many characters as the shortest one, taken in turns.
 
-    Args:
-        name: Of ``MIXES``.
-        root: Data folder; the hub if None.
+    ``root``: data folder; the hub if None.
 
     Raises:
         DataError: A source is not there.

@@ -39,17 +39,11 @@ _HUB_NAME = re.compile(r"hf:(?P<name>[^:]+)(?::(?P<config>[^:\[\]]+))?:(?P<split
 
 @dataclass(frozen=True)
 class DataRow:
-    """One row of a source.
+    """One row of a source."""
 
-    Attributes:
-        number: Its line or row, counted from 1.
-        where: Source and number, for messages.
-        value: What it holds: of tables a dict by column.
-    """
-
-    number: int
-    where: str
-    value: Any
+    number: int  # Its line or row, counted from 1
+    where: str  # Source and number, for messages
+    value: Any  # What it holds: of tables a dict by column
 
 
 def is_rows(source: str) -> bool:
@@ -67,9 +61,8 @@ def source_name(source: str) -> str:
 def read_rows(source: str, most: int | None = None) -> list[DataRow]:
     """Read every row of a source, or its first ones.
 
-    Args:
-        source: Path of a ``.jsonl``, ``.json``, ``.csv``, ``.tsv`` or ``.parquet`` file, or ``hf:owner/name[:config]:split``.
-        most: Rows at most; of a data set no others are made.
+    ``source``: path of a ``.jsonl``, ``.json``, ``.csv``, ``.tsv`` or ``.parquet`` file, or
+    ``hf:owner/name[:config]:split``. ``most``: rows at most; of a data set no others are made.
 
     Raises:
         DataError: With file and line, when it is absent, empty or cannot be read.

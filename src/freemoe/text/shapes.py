@@ -52,19 +52,12 @@ class TargetItem:
 
 @dataclass(frozen=True)
 class ChatTurn:
-    """A response and what comes before it.
+    """A response and what comes before it."""
 
-    Attributes:
-        messages: The conversation before the response.
-        response: What the assistant says.
-        prompt: The conversation as plain text, where no template is used.
-        gap: What stands between plain prompt and response.
-    """
-
-    messages: tuple[Message, ...]
-    response: str
-    prompt: str
-    gap: str = " "
+    messages: tuple[Message, ...]  # The conversation before the response
+    response: str  # What the assistant says
+    prompt: str  # The conversation as plain text, where no template is used
+    gap: str = " "  # What stands between plain prompt and response
 
 
 @dataclass(frozen=True)
@@ -86,21 +79,13 @@ Item = ChoiceItem | TargetItem | ConversationItem | TextItem
 
 @dataclass(frozen=True)
 class RowShape:
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes:
-        name: As it is forced: ``NAME:FILE``.
-        columns: What it needs, each with the names it may have.
-        read: Makes an item of a row; is told where it stands.
-        beats: Shapes whose columns may stand beside its own, and which it is taken before.
-        optional: Further columns that its rows have, beside those that it needs.
-    """
-
-    name: str
-    columns: tuple[tuple[str, ...], ...]
-    read: Callable[[str, dict[str, Any]], Item]
-    beats: tuple[str, ...] = ()
-    optional: tuple[str, ...] = ()
+    name: str  # As it is forced: ``NAME:FILE``
+    columns: tuple[tuple[str, ...], ...]  # What it needs, each with the names it may have
+    read: Callable[[str, dict[str, Any]], Item]  # Makes an item of a row; is told where it stands
+    beats: tuple[str, ...] = ()  # Shapes whose columns may stand beside its own, and which it is taken before
+    optional: tuple[str, ...] = ()  # Further columns that its rows have, beside those that it needs
 
     def matches_row(self, row: dict[str, Any]) -> bool:
         """Whether a row has all that it needs."""
@@ -137,11 +122,7 @@ def _text_column(where: str, row: dict[str, Any], names: Sequence[str]) -> str:
 def answer_index(where: str, answer: object, choices: Sequence[str], labels: Sequence[str] = ()) -> int:
     """Index of the right choice, from its index, its label, its letter or its text.
 
-    Args:
-        where: Of the row, for the error.
-        answer: What the row says.
-        choices: The choices' texts.
-        labels: What the data calls them; letters from A on if absent.
+    ``labels``: what the data calls them; letters from A on if absent.
 
     Raises:
         DataError: When it names no choice, or its letter and its text name different ones.
@@ -353,11 +334,6 @@ def detect_shape(row: DataRow) -> RowShape:
 
 def read_item(row: DataRow, shape: RowShape, first: DataRow) -> Item:
     """What a row says.
-
-    Args:
-        row: Any row of a source.
-        shape: Of the source.
-        first: The row that decided it.
 
     Raises:
         DataError: With where it stands, the value seen and the values allowed.

@@ -105,18 +105,13 @@ class Answering(ArtefactHubMixin):
 
     Threads take turns at the model, from the prompt to the last token. ``model`` itself, used directly, is as safe as any of
     transformers' (a converted model keeps no state between calls) where no way is open.
-
-    Attributes:
-        model: A transformers causal LM.
-        tokenizer: Its tokenizer, or None.
-        ways: Name -> context that the model answers in; the first is what ``auto`` means.
-        folder: The artefact that it was opened from; None of a plain model.
     """
 
     model: Any
     tokenizer: Any
+    # Name -> context that the model answers in; the first is what ``auto`` means
     ways: Mapping[str, Callable[[], AbstractContextManager[Any]]] = field(default_factory=lambda: {BASE: nullcontext})
-    folder: Path | None = None
+    folder: Path | None = None  # The artefact that it was opened from; None of a plain model
 
     @property
     def experts(self) -> list[str]:

@@ -14,30 +14,23 @@ from freemoe.evals.tasks.task import TaskGrader
 
 
 class DocumentScore(NamedTuple):
-    """One document's scores.
+    """One document's scores."""
 
-    Attributes:
-        value: The reported figure, higher is better: 1 or 0 for right or wrong, the log-likelihood per token for text.
-        loglikelihood: Of the gold answer in nats, or NaN where it was not asked for.
-        tokens: Tokens that the log-likelihood sums over.
-        also: Other figures of the same answer, by name: acc_norm beside acc, pass@10 beside pass@1, the strict filter beside the
-            flexible one; of text the log-likelihood per word.
-    """
-
+    # The reported figure, higher is better: 1 or 0 for right or wrong, the log-likelihood per token for text
     value: float
-    loglikelihood: float
-    tokens: int
+    loglikelihood: float  # Of the gold answer in nats, or NaN where it was not asked for
+    tokens: int  # Tokens that the log-likelihood sums over
+    # Other figures of the same answer, by name: acc_norm beside acc, pass@10 beside pass@1, the strict filter beside
+    # the flexible one; of text the log-likelihood per word
     also: tuple[tuple[str, float], ...] = ()
 
 
 class Evaluator:
     """Scores documents of any kind and lets each task grade its own.
 
-    Args:
-        scorer: Scores token sequences on the model as it stands.
-        graders: Graders by the name of their task.
-        gold: Also score the gold answers of generated tasks (needed for the log-likelihood objective).
-        sampling: How answers are drawn of tasks that report pass@k; other answers are greedy.
+    ``scorer``: scores token sequences on the model as it stands. ``graders``: graders by the name of their task. ``gold``:
+    also score the gold answers of generated tasks (needed for the log-likelihood objective). ``sampling``: how answers are
+    drawn of tasks that report pass@k; other answers are greedy.
     """
 
     def __init__(

@@ -33,10 +33,8 @@ def cut_at_stop(text: str, until: Sequence[str]) -> str:
 class BatchDecoder:
     """Decoding with one model, greedy or sampled.
 
-    Args:
-        scorer: Has the model, its tokenizer, and how many tokens a batch and one more forward pass are worth.
-        share: Share prefixes and drop finished rows; without it the model keeps its own cache.
-        sampling: How a token is picked.
+    ``scorer``: has the model, its tokenizer, and how many tokens a batch and one more forward pass are worth. ``share``:
+    share prefixes and drop finished rows; without it the model keeps its own cache.
     """
 
     def __init__(self, scorer: Any, share: bool, sampling: SamplingConfig) -> None:

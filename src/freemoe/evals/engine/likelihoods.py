@@ -20,25 +20,15 @@ from freemoe.evals.engine.shared_cache import SharedCache
 
 
 class LikelihoodBatch(NamedTuple):
-    """Strands as tensors.
+    """Strands as tensors."""
 
-    Attributes:
-        ids: ``(B, L)``, padded on the right: attention is causal, so padding needs no mask.
-        depths: ``(B, L)``: position of each token in its own row; None without branches.
-        branches: ``(B, L)``: 0 on the trunk, then the number of the branch; None without branches.
-        wanted: ``(N,)``: places in ``B L`` whose logits are needed.
-        at: ``(T,)``: places in ``wanted``.
-        tokens: ``(T,)``: the token to be looked up there.
-        owners: ``(T,)``: the request it belongs to.
-    """
-
-    ids: Tensor
-    depths: Tensor | None
-    branches: Tensor | None
-    wanted: Tensor
-    at: Tensor
-    tokens: Tensor
-    owners: Tensor
+    ids: Tensor  # ``(B, L)``, padded on the right: attention is causal, so padding needs no mask
+    depths: Tensor | None  # ``(B, L)``: position of each token in its own row; None without branches
+    branches: Tensor | None  # ``(B, L)``: 0 on the trunk, then the number of the branch; None without branches
+    wanted: Tensor  # ``(N,)``: places in ``B L`` whose logits are needed
+    at: Tensor  # ``(T,)``: places in ``wanted``
+    tokens: Tensor  # ``(T,)``: the token to be looked up there
+    owners: Tensor  # ``(T,)``: the request it belongs to
 
 
 class GroupTensors(NamedTuple):
@@ -107,10 +97,8 @@ def _make_batch(strands: list[SharedContext], prefix: int, device: Any) -> Likel
 def branch_mask(branches: Tensor, prefix: int, dtype: torch.dtype) -> Tensor:
     """What is added to attention scores so that every token sees the prefix, its trunk and its own branch.
 
-    Args:
-        branches: ``(B, L)``: 0 on the trunk, then the number of the branch.
-        prefix: P.
-        dtype: Of the model: a mask of booleans would be added as ones and zeros by some attention functions.
+    ``branches``: ``(B, L)``: 0 on the trunk, then the number of the branch. ``dtype``: of the model: a mask of booleans
+    would be added as ones and zeros by some attention functions.
 
     Returns:
         ``(B, 1, L, P + L)``: 0, or the least finite number.

@@ -33,22 +33,15 @@ CHUNK = 1 << 24
 
 @dataclass(frozen=True, eq=False)
 class DeferredLogits:
-    """The end of a model's forward pass, held back.
+    """The end of a model's forward pass, held back."""
 
-    Attributes:
-        hidden: ``(N, H)``: what the head is given at the wanted places, part of autograd's graph.
-        logits: Makes ``(n, V)`` of rows ``(n, H)`` by the model's own forward.
-        plain: The head, where it is proven that logits are its weight times the hidden state plus its bias and nothing
-            else; None where it is not.
-        parameters: Parameters of this end that ask for gradients.
-        vocabulary: V.
-    """
-
-    hidden: Tensor
-    logits: Callable[[Tensor], Tensor]
+    hidden: Tensor  # ``(N, H)``: what the head is given at the wanted places, part of autograd's graph
+    logits: Callable[[Tensor], Tensor]  # Makes ``(n, V)`` of rows ``(n, H)`` by the model's own forward
+    # The head, where it is proven that logits are its weight times the hidden state plus its bias and nothing else;
+    # None where it is not
     plain: nn.Linear | None
-    parameters: tuple[nn.Parameter, ...]
-    vocabulary: int
+    parameters: tuple[nn.Parameter, ...]  # Parameters of this end that ask for gradients
+    vocabulary: int  # V
 
     @property
     def rows_per_chunk(self) -> int:
@@ -147,9 +140,7 @@ def summed_loss(ending: DeferredLogits, targets: Tensor) -> Tensor:
 
     So the backward pass computes no logits again, and none are kept for it.
 
-    Args:
-        ending: The end of a forward pass.
-        targets: ``(N,)`` token to be predicted at each of its rows.
+    ``targets``: ``(N,)`` token to be predicted at each of its rows.
     """
     wanted = ending.hidden.requires_grad or bool(ending.parameters)
     if torch.is_grad_enabled() and wanted:

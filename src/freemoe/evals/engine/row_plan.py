@@ -18,28 +18,18 @@ LEAST_SAVING = 0.25
 
 
 class ScoringRequest(NamedTuple):
-    """One continuation to be scored.
+    """One continuation to be scored."""
 
-    Attributes:
-        ids: Input ids: the context and all of the continuation but its last token.
-        answer: Tokens of the continuation: so many of the last positions predict it.
-        last: The continuation's last token, which is only predicted.
-    """
-
-    ids: Ids
-    answer: int
-    last: int
+    ids: Ids  # Input ids: the context and all of the continuation but its last token
+    answer: int  # Tokens of the continuation: so many of the last positions predict it
+    last: int  # The continuation's last token, which is only predicted
 
 
 class SharedContext(NamedTuple):
-    """A context that is run once, with what follows it.
+    """A context that is run once, with what follows it."""
 
-    Attributes:
-        trunk: The context; its last position predicts the first token of every answer.
-        branches: All tokens of an answer but its last -> the requests that end there, as (number, last token).
-    """
-
-    trunk: Ids
+    trunk: Ids  # The context; its last position predicts the first token of every answer
+    # All tokens of an answer but its last -> the requests that end there, as (number, last token)
     branches: dict[Ids, list[tuple[int, int]]]
 
     def tokens_after_prefix(self, prefix: int) -> int:
@@ -93,14 +83,10 @@ def plan(
 ) -> list[PrefixGroup]:
     """Arrange requests in groups and batches so that few tokens are run.
 
-    Args:
-        requests: Cut to the context already.
-        batch_tokens: Padded tokens of a batch: rows times prefix and longest row.
-        forward_cost: Tokens that one more forward pass is worth: what a group must save.
-        share: Look for shared prefixes.
-        branch: Let answers branch where that pays.
-        window: Tokens that a layer with sliding attention sees; deeper strands have no branches, because the mask that
-            keeps branches apart knows no window.
+    ``requests``: cut to the context already. ``batch_tokens``: padded tokens of a batch: rows times prefix and longest row.
+    ``forward_cost``: tokens that one more forward pass is worth: what a group must save. ``window``: tokens that a layer
+    with sliding attention sees; deeper strands have no branches, because the mask that keeps branches apart knows no
+    window.
     """
     strands = group_by_context(requests)
     strands = [
@@ -127,9 +113,8 @@ def shared_prefixes(rows: Sequence[Ids], forward_cost: int) -> list[tuple[Ids, l
     common beginning stand side by side, and the stretches that share at least p tokens lie within each other like
     brackets; each bracket is closed as one group or as the groups inside it, whichever saves more.
 
-    Args:
-        rows: At least one token of each stays outside of its prefix.
-        forward_cost: Tokens that a group must save to be made.
+    ``rows``: at least one token of each stays outside of its prefix. ``forward_cost``: tokens that a group must save to be
+    made.
 
     Returns:
         Prefix and row numbers of every group, in sorted order; then, with an empty prefix, the rows that are left, in

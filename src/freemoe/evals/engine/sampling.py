@@ -19,19 +19,13 @@ from freemoe.recipes import DomainRecipe
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    """How continuations are drawn.
+    """How continuations are drawn."""
 
-    Attributes:
-        samples: Continuations of every prompt.
-        temperature: Logits are divided by it; 0 takes the likeliest token.
-        top_p: The likeliest tokens that together have this probability are drawn from (Holtzman et al. 2020).
-        seed: Another seed, other continuations.
-    """
-
-    samples: int = 1
-    temperature: float = 0.0
+    samples: int = 1  # Continuations of every prompt
+    temperature: float = 0.0  # Logits are divided by it; 0 takes the likeliest token
+    # The likeliest tokens that together have this probability are drawn from (Holtzman et al. 2020)
     top_p: float = 1.0
-    seed: int = 0
+    seed: int = 0  # Another seed, other continuations
 
     @property
     def is_greedy(self) -> bool:
@@ -47,9 +41,8 @@ class SamplingConfig:
     def sample_tokens(self, logits: Tensor, chances: Tensor) -> Tensor:
         """One token of each row.
 
-        Args:
-            logits: ``(B, V)``.
-            chances: ``(B,)``, in [0, 1): at which point of a row's cumulative probability its token lies.
+        ``logits``: ``(B, V)``. ``chances``: ``(B,)``, in [0, 1): at which point of a row's cumulative probability its token
+        lies.
 
         Returns:
             Token ids ``(B,)`` on the logits' device, which is not waited for; of a row with NaN -1, see `tokens_to_list`.

@@ -41,15 +41,11 @@ class ContinuationScore(NamedTuple):
 class Scorer(PromptTokenizer):
     """Scores documents on one model; keeps tokenised requests and how to run them, never what the weights made of them.
 
-    Args:
-        model: A causal LM of transformers, in eval mode; its weights may change between calls.
-        tokenizer: Its tokenizer.
-        max_length: Longest input in tokens; the model's context by default.
-        batch_tokens: Padded tokens of a batch: rows times shared prefix and longest row.
-        overflow: ``truncate`` cuts contexts from the left, as lm-eval does, and counts them in ``truncated``;
-            ``error`` refuses them.
-        share_prefixes: Run shared prefixes and contexts once; without it every row is run whole, which gives the
-            same answers.
+    ``model``: A causal LM of transformers, in eval mode; its weights may change between calls. ``max_length``: longest
+    input in tokens; the model's context by default. ``batch_tokens``: padded tokens of a batch: rows times shared prefix
+    and longest row. ``overflow``: ``truncate`` cuts contexts from the left, as lm-eval does, and counts them in
+    ``truncated``; ``error`` refuses them. ``share_prefixes``: run shared prefixes and contexts once; without it every row
+    is run whole, which gives the same answers.
 
     Attributes:
         fallback: Why rows are run whole although sharing was asked for; None where they are not.

@@ -18,8 +18,7 @@ class SharedLayer(DynamicLayer):
 
     Layers with a sliding window keep all of their tokens too: the model's mask hides what lies outside the window.
 
-    Args:
-        room: Tokens to make room for at once, where it is known how many will come.
+    ``room``: tokens to make room for at once, where it is known how many will come.
     """
 
     def __init__(self, room: int = 0) -> None:
@@ -55,8 +54,7 @@ class SharedLayer(DynamicLayer):
 class SharedCache(Cache):
     """A cache to be filled with a prefix by one row, kept by `end_prefix`, and used by many batches.
 
-    Args:
-        room: As `SharedLayer`'s.
+    ``room``: as `SharedLayer`'s.
     """
 
     def __init__(self, room: int = 0) -> None:

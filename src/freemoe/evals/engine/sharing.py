@@ -35,10 +35,7 @@ def masks_are_dense(model: Any) -> bool:
 def sharing_problem(model: Any, ids: Ids, max_length: int) -> str | None:
     """Score a few made-up requests in both ways and compare.
 
-    Args:
-        model: As it stands.
-        ids: Any text's tokens, of which the requests are made.
-        max_length: The model's context.
+    ``ids``: any text's tokens, of which the requests are made.
 
     Returns:
         Why sharing does not work on this model; None where it does.

@@ -29,11 +29,8 @@ def context_length(model: Any, tokenizer: Any = None) -> int:
 class PromptTokenizer:
     """Makes token ids of texts and keeps those it made.
 
-    Args:
-        tokenizer: Of the model.
-        max_length: Longest input in tokens.
-        overflow: ``truncate`` cuts contexts from the left, as lm-eval does, and counts them in ``truncated``;
-            ``error`` refuses them.
+    ``overflow``: ``truncate`` cuts contexts from the left, as lm-eval does, and counts them in ``truncated``; ``error``
+    refuses them.
     """
 
     def __init__(self, tokenizer: Any, max_length: int, overflow: str = "truncate") -> None:

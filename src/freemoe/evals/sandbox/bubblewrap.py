@@ -63,10 +63,6 @@ def isolated_command(bwrap: str, *options: str) -> list[str]:
     """What to write before a command, so that it runs inside: no network, no other process, no file but its interpreter's.
 
     There is no ``/proc`` inside: nothing right needs one, and it would show a program its own memory as a file.
-
-    Args:
-        bwrap: Its path.
-        options: More of its options.
     """
     words = [bwrap, "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session"]
     words += ["--cap-drop", "ALL", "--clearenv", *options]

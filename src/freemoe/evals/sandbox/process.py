@@ -45,17 +45,11 @@ _BEFORE = 'echo 1000 >/proc/self/oom_score_adj; [ -z "$0" ] || echo $$ >"$0/cgro
 
 @dataclass(frozen=True)
 class ProcessOutcome:
-    """How the process ended.
+    """How the process ended."""
 
-    Attributes:
-        code: Exit status; None: it was stopped from outside.
-        words: What it wrote: ``go`` when it was ready, and behind it perhaps the program's words.
-        why: Why it was stopped, if it was: ``time``, or what it used too much of.
-    """
-
-    code: int | None
-    words: str
-    why: str = ""
+    code: int | None  # Exit status; None: it was stopped from outside
+    words: str  # What it wrote: ``go`` when it was ready, and behind it perhaps the program's words
+    why: str = ""  # Why it was stopped, if it was: ``time``, or what it used too much of
 
 
 def run_inside(
@@ -63,13 +57,9 @@ def run_inside(
 ) -> ProcessOutcome:
     """Run ``text`` inside to its end.
 
-    Args:
-        text: The word that makes a pass, a line; the program.
-        isolation: ``none`` runs it in a folder of this machine.
-        cpu_seconds: Of CPU time.
-        wall_seconds: After which it ends itself.
-        seconds: After which it is ended from outside.
-        memory: Bytes of address space of each of its processes, and of memory of all together.
+    ``text``: the word that makes a pass, a line; the program. ``isolation``: ``none`` runs it in a folder of this machine.
+    ``cpu_seconds``: of CPU time. ``wall_seconds``: after which it ends itself. ``seconds``: after which it is ended from
+    outside. ``memory``: bytes of address space of each of its processes, and of memory of all together.
 
     Raises:
         SandboxError: It cannot be started.

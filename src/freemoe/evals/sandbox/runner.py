@@ -42,20 +42,14 @@ Status = Literal["passed", "failed", "timeout", "exited", "killed"]
 
 @dataclass(frozen=True)
 class SandboxResult:
-    """How a program ended.
+    """How a program ended."""
 
-    Attributes:
-        passed: Whether it ran to its end, tests included, without an exception.
-        status: ``passed``; ``failed`` (an exception); ``timeout``; ``exited`` (it ended itself before its
-            tests were through, with whatever exit status); ``killed`` (by a signal: a limit, or a crash).
-        detail: The exception, the signal, or what was used too much of.
-        isolation: What stood around it.
-    """
-
-    passed: bool
+    passed: bool  # Whether it ran to its end, tests included, without an exception
+    # ``passed``; ``failed`` (an exception); ``timeout``; ``exited`` (it ended itself before its tests were through,
+    # with whatever exit status); ``killed`` (by a signal: a limit, or a crash)
     status: Status
-    detail: str
-    isolation: Isolation = "bubblewrap"
+    detail: str  # The exception, the signal, or what was used too much of
+    isolation: Isolation = "bubblewrap"  # What stood around it
 
 
 def require_permission(allowed: Permission) -> Isolation:
@@ -84,11 +78,9 @@ def run_tests(
 ) -> SandboxResult:
     """Run one program, tests included; it passes iff it runs to its end without an exception.
 
-    Args:
-        program: Python source: the candidate followed by its tests.
-        timeout: Seconds of CPU time for the program itself; it gets three times that of wall clock.
-        memory: Bytes of address space of each of its processes, and of memory of all together.
-        isolation: ``none``: as an ordinary process of this user, with the limits alone.
+    ``program``: Python source: the candidate followed by its tests. ``timeout``: seconds of CPU time for the program
+    itself; it gets three times that of wall clock. ``memory``: bytes of address space of each of its processes, and of
+    memory of all together. ``isolation``: ``none``: as an ordinary process of this user, with the limits alone.
 
     Raises:
         SandboxError: When there is no sandbox on this system, or it cannot start.
@@ -135,11 +127,8 @@ def _read_verdict(ended: ProcessOutcome, word: str, timeout: float) -> tuple[Sta
 def passed_at(passed: Sequence[bool], k: int, estimator: str = "unbiased") -> float:
     """pass@k of one problem's samples, in the order in which they were drawn.
 
-    Args:
-        passed: Whether each sample passed its tests.
-        k: How many one may try.
-        estimator: ``unbiased``: the chance that one of k samples of these passes (Chen et al. 2021); ``first``: whether one
-            of the first k did, as MoDE Eq. 12 counts.
+    ``passed``: whether each sample passed its tests. ``estimator``: ``unbiased``: the chance that one of k samples of these
+    passes (Chen et al. 2021); ``first``: whether one of the first k did, as MoDE Eq. 12 counts.
 
     Raises:
         ValueError: Unless ``1 <= k <= len(passed)``.

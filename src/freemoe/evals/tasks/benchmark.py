@@ -15,20 +15,13 @@ LM_EVAL = "lm_eval:"
 
 @dataclass(frozen=True)
 class TaskName:
-    """What names a task: ``NAME[+SPLIT][@SHOTS][:METRIC]``, of lm-eval's other tasks after ``lm_eval:``.
+    """What names a task: ``NAME[+SPLIT][@SHOTS][:METRIC]``, of lm-eval's other tasks after ``lm_eval:``."""
 
-    Attributes:
-        spec: As it was written.
-        name: Of the task, or of one subject of it.
-        splits: What is to be done beyond its own splits: ``train``, ``carve``.
-        shots: Few-shot examples; None where the name does not say.
-        metric: The figure that is searched and reported; empty where the name does not say: the task's own then.
-    """
-
-    spec: str
-    name: str
-    splits: tuple[str, ...] = ()
-    shots: int | None = None
+    spec: str  # As it was written
+    name: str  # Of the task, or of one subject of it
+    splits: tuple[str, ...] = ()  # What is to be done beyond its own splits: ``train``, ``carve``
+    shots: int | None = None  # Few-shot examples; None where the name does not say
+    # The figure that is searched and reported; empty where the name does not say: the task's own then
     metric: str = ""
 
     @classmethod
@@ -73,18 +66,12 @@ class TaskName:
 
 @dataclass(frozen=True)
 class SplitSources:
-    """Which source split plays which part; the same one twice means that it is carved by content key.
+    """Which source split plays which part; the same one twice means that it is carved by content key."""
 
-    Attributes:
-        reference: Source split that may be searched on, or several joined by ``+``; empty when another
-            benchmark lends its own.
-        reported: Source split that is only reported on.
-        shots: Source split of the few-shot examples; empty when lm-eval's YAML holds them.
-    """
-
+    # Source split that may be searched on, or several joined by ``+``; empty when another benchmark lends its own
     reference: str
-    reported: str
-    shots: str = ""
+    reported: str  # Source split that is only reported on
+    shots: str = ""  # Source split of the few-shot examples; empty when lm-eval's YAML holds them
 
     @property
     def reference_splits(self) -> list[str]:
@@ -109,53 +96,32 @@ class SplitSources:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkSpec:
-    """One row.
-
-    Attributes:
-        name: Name of the task.
-        about: One line for ``freemoe ls``.
-        yaml: lm-eval's file, below its folder of tasks; ``{subject}`` is filled in.
-        kind: How its documents are scored.
-        metric: The reported metric, as `grade` names it.
-        paths: Source split -> file below ``data_root``; ``{subject}`` is filled in.
-        read: Reader of these files.
-        local: The splits when documents come from files.
-        hub: The splits when they come from the hub, in the hub's names; None where these are the same.
-        key: What a document is about, for its content key.
-        gold: Gold answer as text, where lm-eval's target is not one (code).
-        scored: lm-eval's name of the metric, where it differs.
-        filter: lm-eval's filter whose answer is the reported one; empty when there is one only.
-        num_fewshot: Few-shot examples unless told otherwise (the papers': MMLU 5, others 0).
-        lender: Benchmark that lends its reference documents.
-        overrides: Entries of the YAML that do not hold for the files' format.
-        subjects: Sub-tasks; empty when there are none.
-        folders: Subject -> its name in ``paths``, where that differs.
-        origin: Where the files come from, and how large they are.
-        extra: The extra of freemoe's that brings what lm-eval's functions of the task import, beyond ``eval``.
-        needs: Modules that this extra brings.
-    """
+    """One row."""
 
     name: str
-    about: str = ""
-    yaml: str = ""
-    kind: Kind = "choice"
-    metric: str = "acc"
+    about: str = ""  # One line for ``freemoe ls``
+    yaml: str = ""  # lm-eval's file, below its folder of tasks; ``{subject}`` is filled in
+    kind: Kind = "choice"  # How its documents are scored
+    metric: str = "acc"  # The reported metric, as `grade` names it
+    # Source split -> file below ``data_root``; ``{subject}`` is filled in
     paths: dict[str, str] = field(default_factory=dict)
-    read: Reader = field(default=lambda path: [])
-    local: SplitSources
+    read: Reader = field(default=lambda path: [])  # Reader of these files
+    local: SplitSources  # The splits when documents come from files
+    # The splits when they come from the hub, in the hub's names; None where these are the same
     hub: SplitSources | None = None
-    key: Callable[[Row], tuple[str, ...]]
-    gold: Callable[[Row], str] | None = None
-    scored: str = ""
-    filter: str = ""
-    num_fewshot: int = 0
-    lender: str = ""
+    key: Callable[[Row], tuple[str, ...]]  # What a document is about, for its content key
+    gold: Callable[[Row], str] | None = None  # Gold answer as text, where lm-eval's target is not one (code)
+    scored: str = ""  # lm-eval's name of the metric, where it differs
+    filter: str = ""  # lm-eval's filter whose answer is the reported one; empty when there is one only
+    num_fewshot: int = 0  # Few-shot examples unless told otherwise (the papers': MMLU 5, others 0)
+    lender: str = ""  # Benchmark that lends its reference documents
+    # Entries of the YAML that do not hold for the files' format
     overrides: dict[str, object] = field(default_factory=dict)
-    subjects: tuple[str, ...] = ()
-    folders: dict[str, str] = field(default_factory=dict)
-    origin: str = ""
-    extra: str = ""
-    needs: tuple[str, ...] = ()
+    subjects: tuple[str, ...] = ()  # Sub-tasks; empty when there are none
+    folders: dict[str, str] = field(default_factory=dict)  # Subject -> its name in ``paths``, where that differs
+    origin: str = ""  # Where the files come from, and how large they are
+    extra: str = ""  # The extra of freemoe's that brings what lm-eval's functions of the task import, beyond ``eval``
+    needs: tuple[str, ...] = ()  # Modules that this extra brings
 
     def source_path(self, split: str, subject: str) -> str:
         """The file, or folder, of a source split below the data root."""

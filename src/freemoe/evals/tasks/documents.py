@@ -21,54 +21,40 @@ Kind = Literal["choice", "target", "generate", "code", "text"]
 
 @dataclass(frozen=True)
 class Document:
-    """One item of a task, as the scorer sees it.
+    """One item of a task, as the scorer sees it."""
 
-    Attributes:
-        task: Name of the task it belongs to.
-        id: Stable name within the task and its source split.
-        key: Its cluster: documents that share one (copies, paraphrases, the same entity) share a split and are one
-            cluster of the statistics.
-        kind: How it is scored: ``choice`` (likelihood of each answer), ``target`` (is the greedy continuation
-            equal to the target), ``generate`` and ``code`` (generated until a stop string, then graded),
-            ``text`` (likelihood of plain text, or of a response after its prompt).
-        prompt: All text before the answer, few-shot examples included; empty for plain text.
-        contexts: For ``choice`` only, where the choices are different contexts of one continuation (WinoGrande): what stands
-            before each answer in the place of ``prompt``, which then has a blank for the choice.
-        answers: Continuations to score: the choices, or the one target; for ``text`` the text itself, or the response.
-        gold: Index of the right answer, where there is one.
-        reference: Gold answer as text, used for calibration and for the loss of signed purification.
-        until: Stop strings of a generation.
-        max_new_tokens: Cap of a generation.
-        field: Subject or sub-task name, for ``by: field``.
-        index: Position in the task's own data, for grading.
-        tokens: For ``text`` only: the exact token ids to score, each predicted from those before it in the
-            block (the first from the tokenizer's beginning-of-text token where it has one, else it is
-            context only).
-        about: What it asks, as its row has it (no examples, no template), and what else makes it another document: the right
-            answer. Documents about the same are copies, whatever their keys (`splits.join_copies`). Empty for plain text.
-        row_key: The key that its row had, where copies made it join another.
-        words: For ``text`` only: words that begin in it, where a perplexity per word is reported.
-        given: For ``text`` only: leading tokens that are context and not scored, such as a response's prompt; 0 puts the
-            beginning-of-text token before the block.
-    """
-
-    task: str
-    id: str
+    task: str  # Name of the task it belongs to
+    id: str  # Stable name within the task and its source split
+    # Its cluster: documents that share one (copies, paraphrases, the same entity) share a split and are one cluster of
+    # the statistics
     key: str
+    # How it is scored: ``choice`` (likelihood of each answer), ``target`` (is the greedy continuation equal to the
+    # target), ``generate`` and ``code`` (generated until a stop string, then graded), ``text`` (likelihood of plain
+    # text, or of a response after its prompt)
     kind: Kind
-    prompt: str
+    prompt: str  # All text before the answer, few-shot examples included; empty for plain text
+    # Continuations to score: the choices, or the one target; for ``text`` the text itself, or the response
     answers: tuple[str, ...] = ()
-    gold: int | None = None
-    reference: str = ""
-    until: tuple[str, ...] = ()
-    max_new_tokens: int = 256
+    gold: int | None = None  # Index of the right answer, where there is one
+    reference: str = ""  # Gold answer as text, used for calibration and for the loss of signed purification
+    until: tuple[str, ...] = ()  # Stop strings of a generation
+    max_new_tokens: int = 256  # Cap of a generation
+    # What it asks, as its row has it (no examples, no template), and what else makes it another document: the right
+    # answer. Documents about the same are copies, whatever their keys (`splits.join_copies`). Empty for plain text
     about: tuple[str, ...] = field(default=(), repr=False)
-    row_key: str = field(default="", repr=False)
+    row_key: str = field(default="", repr=False)  # The key that its row had, where copies made it join another
+    # For ``text`` only: words that begin in it, where a perplexity per word is reported
     words: int = field(default=0, repr=False)
-    field: str = ""
-    index: int = 0
+    field: str = ""  # Subject or sub-task name, for ``by: field``
+    index: int = 0  # Position in the task's own data, for grading
+    # For ``text`` only: the exact token ids to score, each predicted from those before it in the block (the first from
+    # the tokenizer's beginning-of-text token where it has one, else it is context only)
     tokens: tuple[int, ...] = ()
+    # For ``text`` only: leading tokens that are context and not scored, such as a response's prompt; 0 puts the
+    # beginning-of-text token before the block
     given: int = 0
+    # For ``choice`` only, where the choices are different contexts of one continuation (WinoGrande): what stands before
+    # each answer in the place of ``prompt``, which then has a blank for the choice
     contexts: tuple[str, ...] = ()
 
     def question_answer_words(self) -> tuple[list[str], list[str]]:

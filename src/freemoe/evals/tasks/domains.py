@@ -138,13 +138,9 @@ def load_domain(
 ) -> DomainData:
     """Load a domain's tasks into its two splits.
 
-    Args:
-        name: Name of the domain.
-        specs: Its tasks, as `parse_domain` gives them.
-        data: Where files lie and how they are read. Of ``limit`` documents per task and split, which are drawn with ``seed``,
-            balanced over fields and kept in file order, all are there if None; of a spec, ``task@N`` wins over ``fewshot``.
-        tokenizer: The model's; needed by text tasks alone.
-        seed: Seed of carving and drawing.
+    ``specs``: its tasks, as `parse_domain` gives them. ``data``: where files lie and how they are read. Of ``limit``
+    documents per task and split, which are drawn with ``seed``, balanced over fields and kept in file order, all are there
+    if None; of a spec, ``task@N`` wins over ``fewshot``. ``tokenizer``: the model's; needed by text tasks alone.
 
     Raises:
         UnknownNameError: When no benchmark has that name.
@@ -193,10 +189,7 @@ def join_tasks(
 ) -> DomainData:
     """Pool tasks into one domain, with the two splits kept apart across tasks too.
 
-    Args:
-        name: Of the domain.
-        tasks: By name.
-        change: How every document is put otherwise than its task puts it.
+    ``change``: how every document is put otherwise than its task puts it.
     """
     reference: dict[tuple[str, str], Document] = {}
     reported: dict[tuple[str, str], Document] = {}

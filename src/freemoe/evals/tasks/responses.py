@@ -17,12 +17,6 @@ says that the model holds less."""
 def response_parts(where: str, item: ConversationItem, tokenizer: Any, template: bool) -> Iterator[dict[str, Any]]:
     """The fields of a `Document` for every turn of a conversation in which the assistant answers.
 
-    Args:
-        where: Of the row, for errors.
-        item: The conversation.
-        tokenizer: Of the model to be scored.
-        template: Whether its chat template is used.
-
     Raises:
         DataError: The template refuses the messages, or a response has no token.
     """

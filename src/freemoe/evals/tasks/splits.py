@@ -16,11 +16,6 @@ def seeded_rank(seed: int, *names: str) -> str:
 def carve_by_key(keys: Sequence[str], share: float = 0.5, seed: int = 0) -> tuple[list[int], list[int]]:
     """Part items into reference and reported by content key, so that no key stands on both sides.
 
-    Args:
-        keys: Content key of every item.
-        share: Share of the distinct keys that goes to the reference.
-        seed: Another seed, another cut.
-
     Returns:
         Indices of the reference items and of the reported items, each in file order.
     """
@@ -42,11 +37,7 @@ def large_group_text(keys: Sequence[str]) -> str:
 def draw_balanced(names: Sequence[str], fields: Sequence[str], limit: int | None, seed: int = 0) -> list[int]:
     """Draw ``limit`` items, balanced over fields: one of each field in turn, until there are enough.
 
-    Args:
-        names: Stable name of every item.
-        fields: Field of every item (all empty: a plain draw).
-        limit: How many; None for all.
-        seed: Seed of the draw.
+    ``names``: stable name of every item. ``fields``: field of every item (all empty: a plain draw).
 
     Returns:
         Indices in file order.

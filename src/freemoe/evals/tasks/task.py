@@ -18,13 +18,7 @@ Response = Likelihood | str
 
 @dataclass(frozen=True)
 class TaskGrader:
-    """The part of a task that a search may hold: it grades, and has no way to the reported documents.
-
-    Attributes:
-        name: Name of the task.
-        metric: The metric that is reported.
-        grade: As `EvalTask.grade`.
-    """
+    """The part of a task that a search may hold: it grades, and has no way to the reported documents."""
 
     name: str
     metric: str
@@ -59,10 +53,8 @@ class EvalTask(Protocol):
     def grade(self, document: Document, responses: Sequence[Response]) -> dict[str, float]:
         """Grade one document.
 
-        Args:
-            document: A document of this task.
-            responses: For ``choice``, ``target`` and ``text`` one likelihood per entry of
-                ``document.answers``, in their order; for ``generate`` and ``code`` one or more completions.
+        ``responses``: for ``choice``, ``target`` and ``text`` one likelihood per entry of ``document.answers``, in their
+        order; for ``generate`` and ``code`` one or more completions.
 
         Returns:
             Metric to value for this document alone.
@@ -72,20 +64,15 @@ class EvalTask(Protocol):
 
 @dataclass(frozen=True)
 class DomainData:
-    """A domain: its name and its two splits, and in words how they were made.
-
-    Attributes:
-        notes: One line per task: which split is reference, which is reported, what was carved or dropped.
-        graders: Graders by the name of their task.
-        chat: Whether prompts are put by the model's chat template.
-    """
+    """A domain: its name and its two splits, and in words how they were made."""
 
     name: str
     reference: ReferenceSplit
     reported: ReportedSplit
+    # One line per task: which split is reference, which is reported, what was carved or dropped
     notes: tuple[str, ...] = ()
-    graders: dict[str, TaskGrader] = field(default_factory=dict, repr=False)
-    chat: bool = False
+    graders: dict[str, TaskGrader] = field(default_factory=dict, repr=False)  # Graders by the name of their task
+    chat: bool = False  # Whether prompts are put by the model's chat template
 
 
 def check_likelihoods(document: Document, responses: Sequence[Response]) -> list[tuple[float, ...]]:
@@ -120,10 +107,8 @@ def check_completions(document: Document, responses: Sequence[Response]) -> list
 def grade_choice(document: Document, responses: Sequence[Response], lengths: Sequence[int]) -> dict[str, float]:
     """``acc``: is the likeliest answer the right one; ``acc_norm``: likeliest per character of the answer.
 
-    Args:
-        document: Its ``gold`` is the index of the right answer.
-        responses: One likelihood per answer.
-        lengths: Characters of each answer, without the white space before it.
+    ``document``: its ``gold`` is the index of the right answer. ``lengths``: characters of each answer, without the white
+    space before it.
     """
     scores = [r[0] for r in check_likelihoods(document, responses)]
     # The first of equals wins, as numpy's argmax and so lm-eval have it.

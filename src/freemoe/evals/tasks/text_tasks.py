@@ -91,11 +91,8 @@ def cut_into_blocks(tokenizer: Any, pieces: Sequence[TextPassage], length: int, 
 
     Neighbouring groups that are shorter than a block are one group, and so are all that share a name with them.
 
-    Args:
-        tokenizer: A tokenizer of transformers.
-        pieces: Paragraphs, white space included.
-        length: Tokens of a block.
-        carry: Let the next group begin with that rest: for groups whose borders mean nothing.
+    ``pieces``: paragraphs, white space included. ``carry``: let the next group begin with that rest: for groups whose
+    borders mean nothing.
     """
     fast = getattr(tokenizer, "is_fast", False)
     ids: list[int] = []
@@ -145,17 +142,11 @@ def subsample_paragraphs(pieces: Sequence[TextPassage], characters: int, runs: i
 class TextTask:
     """Blocks of plain text.
 
-    Args:
-        name: Name within its domain.
-        documents: The text, or the reference text when ``test_documents`` is given.
-        test_documents: The reported text.
-        source: Where it comes from, for notes and errors.
-        tokenizer: Tokenizer of the model to be scored: blocks are blocks of its tokens.
-        length: Tokens of a block.
-        limit: Blocks of each split at most (600 and 300 at most in any case).
-        given: Tokens at a block's start that are context only; with 0 the beginning-of-text token stands before it.
-        caps: Most blocks of each split, whatever ``limit`` says.
-        metric: Name of the figure: nats per scored token.
+    ``documents``: the text, or the reference text when ``test_documents`` is given. ``test_documents``: the reported text.
+    ``source``: where it comes from, for notes and errors. ``tokenizer``: tokenizer of the model to be scored: blocks are
+    blocks of its tokens. ``length``: tokens of a block. ``limit``: blocks of each split at most (600 and 300 at most in any
+    case). ``given``: tokens at a block's start that are context only; with 0 the beginning-of-text token stands before it.
+    ``caps``: most blocks of each split, whatever ``limit`` says. ``metric``: name of the figure: nats per scored token.
     """
 
     name: str
@@ -273,12 +264,8 @@ class WindowTask:
     Each window is scored after its own first token; what fills no window at the text's end is left out. The perplexity per word
     stands beside it: as lm-eval counts them, runs of characters that are no white space.
 
-    Args:
-        task: How it was named, with the tokens of a window in the place of few-shot examples (2,048 if absent).
-        texts: The reference and the reported text.
-        source: Where they come from, for the note.
-        tokenizer: Of the model to be scored.
-        limit: Windows of each split at most, evenly spaced.
+    ``task``: how it was named, with the tokens of a window in the place of few-shot examples (2,048 if absent). ``texts``:
+    the reference and the reported text. ``limit``: windows of each split at most, evenly spaced.
     """
 
     def __init__(self, task: TaskName, texts: Sequence[str], source: str, tokenizer: Any, limit: int | None) -> None:

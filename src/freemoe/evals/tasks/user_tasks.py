@@ -37,12 +37,8 @@ def read_task_file(
 ) -> tuple[RowShape, list[Document]]:
     """Read the documents of a source; all its rows have one shape.
 
-    Args:
-        source: A file or a data set.
-        task: Name of the task.
-        data: Whether the chat template is used, and which column names what rows come from (``key`` if None).
-        tokenizer: Of the model; responses are cut into its tokens.
-        wanted: Name of the rows' shape; recognised if None.
+    ``data``: whether the chat template is used, and which column names what rows come from (``key`` if None).
+    ``tokenizer``: of the model; responses are cut into its tokens.
 
     Returns:
         The shape, and the documents.
@@ -103,14 +99,8 @@ def _document_fields(row: DataRow, item: Item, tokenizer: Any, template: bool) -
 class UserTask:
     """A task from one source, carved in two by content key, or from two.
 
-    Args:
-        name: Name within its domain.
-        file: The file or data set, or the one of the reference when ``test_file`` is given.
-        test_file: The reported one.
-        data: How many documents each split has at most, and how rows become documents (`read_task_file`).
-        tokenizer: Of the model.
-        seed: Seed of the carving and of the draw.
-        shape: Name of the rows' shape; recognised if None.
+    ``file``: the file or data set, or the one of the reference when ``test_file`` is given. ``data``: how many documents
+    each split has at most, and how rows become documents (`read_task_file`). ``tokenizer``: of the model.
     """
 
     name: str
@@ -196,9 +186,8 @@ class UserTask:
 class SampledTask:
     """A user's task with targets, sampled.
 
-    Args:
-        task: Whose documents they are. Its tokenizer says how many tokens an answer may have (a token per character without one),
-            its ``data`` which pass@k is reported.
+    ``task``: whose documents they are. Its tokenizer says how many tokens an answer may have (a token per character without
+    one), its ``data`` which pass@k is reported.
 
     Raises:
         DataError: When the task's documents have no targets.

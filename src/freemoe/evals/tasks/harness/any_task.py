@@ -38,10 +38,9 @@ FILES = ("json", "csv", "parquet", "arrow", "text", "pandas", "xml")
 def any_task(spec: str, data: DataSection, seed: int) -> LmEvalTask:
     """Build the task of lm-eval's that a spec names.
 
-    Args:
-        spec: ``lm_eval:NAME``, ``lm_eval:NAME@5``, ``lm_eval:NAME:acc_norm``, ``lm_eval:NAME+carve``, ``lm_eval:NAME+train``.
-        data: With the folder of the user's own YAML files; the task's own few-shot count holds where neither spec nor ``data`` say.
-        seed: Of the draw and of the carving.
+    ``spec``: ``lm_eval:NAME``, ``lm_eval:NAME@5``, ``lm_eval:NAME:acc_norm``, ``lm_eval:NAME+carve``,
+    ``lm_eval:NAME+train``. ``data``: with the folder of the user's own YAML files; the task's own few-shot count holds
+    where neither spec nor ``data`` say.
 
     Raises:
         UnknownNameError: With near misses, when no task has that name.

@@ -30,14 +30,9 @@ from freemoe.recipes import DataSection
 class LmEvalTask:
     """A task whose documents lm-eval renders and grades: a benchmark of the table, or any other (`any_task`).
 
-    Args:
-        row: Its row.
-        task: How it was named: its name within its domain, and which metric it reports.
-        parts: One per subject, filled with rows.
-        data: How many documents each split has at most, and how pass@k of code is reported.
-        seed: Seed of the draw.
-        note: How the splits were made.
-        lender: Task whose reference documents are borrowed.
+    ``task``: how it was named: its name within its domain, and which metric it reports. ``parts``: one per subject, filled
+    with rows. ``data``: how many documents each split has at most, and how pass@k of code is reported. ``lender``: task
+    whose reference documents are borrowed.
     """
 
     def __init__(
