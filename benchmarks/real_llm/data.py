@@ -23,7 +23,7 @@ from freemoe.evals.tasks.documents import Document, FrozenChoice, content_key
 from freemoe.evals.tasks.domains import join_tasks, load_domain
 from freemoe.evals.tasks.harness.rows import MBPP_IDS
 from freemoe.evals.tasks.splits import draw_balanced
-from freemoe.evals.tasks.task import DomainData, Response, TaskGrader, grade_choice
+from freemoe.evals.tasks.task import DomainData, EvalTask, Response, TaskGrader, grade_choice
 from freemoe.evals.tasks.text_tasks import TextTask
 from freemoe.recipes import DataSection
 from freemoe.text.documents import read_documents
@@ -211,7 +211,7 @@ def matched(texts: Sequence[tuple[str, str]], rng: random.Random) -> list[tuple[
 
 
 @dataclass
-class MatchingTask:
+class MatchingTask(EvalTask):
     """Which of four worked solutions belongs to the question; the other three are other questions'."""
 
     root: Path

@@ -9,8 +9,7 @@ from pathlib import Path
 BUNDLED = "freemoe-demo"
 """The name that stands for the bundled tiny model, so that an artefact of the demo loads on any machine."""
 
-BUNDLED_MOE = "freemoe-demo-moe"
-"""The same for the bundled tiny mixture of experts."""
+BUNDLED_MOE = "freemoe-demo-moe"  # The same for the bundled tiny mixture of experts
 
 DOMAINS = ("math", "code", "general")
 SPLITS = ("reference", "test")

@@ -26,7 +26,7 @@ Side = Callable[[], AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class BenchSizes:
-    """What is timed."""
+    """What `benchmark_artifact` is to time."""
 
     prompt: int = 128  # Tokens of the prompt
     new: int = 32  # Tokens of the answer

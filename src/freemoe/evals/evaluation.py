@@ -42,8 +42,7 @@ from freemoe.models.checkpoints.gguf_header import is_gguf
 from freemoe.models.checkpoints.loading import BUNDLED, BUNDLED_MOE, load_base
 from freemoe.recipes import EvalRecipe, recipe_from
 
-KIND = "evaluation"
-"""Of the result."""
+KIND = "evaluation"  # Of the result
 
 Row = Callable[[Evaluator, tuple[Document, ...]], tuple[Sequence[DocumentScore], Sequence[str]]]
 """Scores documents in one of the ways; also tells which expert each went to, or nothing where nobody routes."""
@@ -51,7 +50,7 @@ Row = Callable[[Evaluator, tuple[Document, ...]], tuple[Sequence[DocumentScore],
 
 @dataclass(frozen=True, eq=False)
 class EvalTarget:
-    """What is evaluated."""
+    """What an evaluation is of."""
 
     model: Any
     tokenizer: Any
@@ -217,8 +216,7 @@ def _run_evaluation(
     }
 
 
-Scored = tuple[Sequence[DocumentScore], Sequence[str]]
-"""What a `Row` gives."""
+Scored = tuple[Sequence[DocumentScore], Sequence[str]]  # What a `Row` gives
 
 
 @dataclass(frozen=True, eq=False)

@@ -35,10 +35,8 @@ from freemoe.text.words import about_words, question_words, split_words
 
 RUN = 13
 """Words of a run: as many as GPT-3's authors took to tell copies from turns of phrase (Brown et al. 2020, app. C)."""
-LINE = 40
-"""Characters of a line that is its own evidence; `text_tasks` drops shared lines from this length on."""
-MOST = 1 << 19
-"""Most runs that a file holds: 4 MiB."""
+LINE = 40  # Characters of a line that is its own evidence; `text_tasks` drops shared lines from this length on
+MOST = 1 << 19  # Most runs that a file holds: 4 MiB
 WHY = ("key", "question", "text")
 
 Hashes = NDArray[np.uint64]

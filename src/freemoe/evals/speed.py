@@ -24,8 +24,7 @@ PARTS = {"prefill": "ttft", "decode": "itl"}
 """What is faster or slower -> the seconds that say so: to the first token, and between two further ones."""
 
 
-_ONE_BY_ONE = 16
-"""A token that is written alone, in tokens of a prompt."""
+_ONE_BY_ONE = 16  # A token that is written alone, in tokens of a prompt
 
 Sides = Mapping[str, Callable[[], AbstractContextManager[Any]]]
 """Name -> opens a model; the one that was there before comes first."""

@@ -21,13 +21,11 @@ from freemoe.core.errors import DataError, NumericError
 _EXACT_CLUSTERS = 14  # up to here all sign flips are listed; above, they are drawn
 _ENOUGH_REACHED = 200  # draws that reach the statistic, after which its p-value is known to a tenth
 _CHUNK = 500  # draws at a time, so that memory stays small whatever the number of documents
-MIN_CLUSTERS = 20
-"""Independent documents below which a report gives no verdict: no interval is trustworthy there."""
+MIN_CLUSTERS = 20  # Independent documents below which a report gives no verdict: no interval is trustworthy there
 HEAVY_LOSS = 1.0
 """Nats per token by which a document of text must lose to count as ruined; an answer cannot lose more than itself."""
 POWER, LOSSES = 0.8, 0.02
-MIN_CHANGED = 10
-"""Changed answers below which a report gives no verdict on right-or-wrong scores."""
+MIN_CHANGED = 10  # Changed answers below which a report gives no verdict on right-or-wrong scores
 
 
 @dataclass(frozen=True)

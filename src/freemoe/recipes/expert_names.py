@@ -9,17 +9,10 @@ from typing import Literal
 from freemoe.core.errors import DataError
 from freemoe.core.registry import unknown_name
 
-BASE, AUTO = "base", "auto"
-"""The names of the base itself, and of what the artefact picks."""
-
-PREFIX = f"{BASE}:"
-"""Before an expert's name where a model is named: ``base:math``."""
-
-MAX_NAME = 200
-"""Characters of an expert's name."""
-
-MAX_EXPERTS = 1000
-"""Experts on one base beyond which no more are loaded or combined."""
+BASE, AUTO = "base", "auto"  # The names of the base itself, and of what the artefact picks
+PREFIX = f"{BASE}:"  # Before an expert's name where a model is named: ``base:math``
+MAX_NAME = 200  # Characters of an expert's name
+MAX_EXPERTS = 1000  # Experts on one base beyond which no more are loaded or combined
 
 Operation = Literal["union", "intersection"]
 

@@ -16,11 +16,8 @@ from freemoe.recipes.evaluate import EvalRecipe
 from freemoe.recipes.sections import Recipe
 from freemoe.systems import SYSTEMS
 
-MOST_PROBLEMS = 50
-"""Problems of one recipe that are told; of the others, their number."""
-
-MOST_DEEP = 8
-"""Names in a path of ``--set``."""
+MOST_PROBLEMS = 50  # Problems of one recipe that are told; of the others, their number
+MOST_DEEP = 8  # Names in a path of ``--set``
 
 
 def recipe_types() -> dict[str, type[Any]]:

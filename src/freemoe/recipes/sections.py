@@ -94,8 +94,7 @@ Preset = Annotated[
 Model = Annotated[str, Field(description="The base: a folder, a GGUF file, a hub id, or a bundled one (freemoe-demo).")]
 
 
-_NEITHER = ("0", "1", "t", "f", "y", "n")
-"""Texts that pydantic would take for true or false."""
+_NEITHER = ("0", "1", "t", "f", "y", "n")  # Texts that pydantic would take for true or false
 
 
 class RecipeSection(BaseModel):

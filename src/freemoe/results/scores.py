@@ -9,8 +9,7 @@ from pydantic import Field
 
 from freemoe.results.common import GuessingResult, IntervalResult, ResultPart
 
-ROWS = ("base", "expert", "routed", "control", "oracle")
-"""Rows of a build, in the order in which they are shown."""
+ROWS = ("base", "expert", "routed", "control", "oracle")  # Rows of a build, in the order in which they are shown
 
 
 class SecondaryScore(ResultPart):

@@ -14,8 +14,7 @@ from freemoe.core.errors import DataError, RecipeError
 
 MODES = ("auto", "on", "off")
 
-Message = Mapping[str, str]
-"""``{"role": ..., "content": ...}``"""
+Message = Mapping[str, str]  # ``{"role": ..., "content": ...}``
 
 
 def has_template(tokenizer: Any) -> bool:

@@ -19,10 +19,8 @@ from scipy.sparse.csgraph import connected_components
 from freemoe.text.files import split_paragraphs
 from freemoe.text.words import about_words, exact_words
 
-FEWEST = 5
-"""Groups without which a text has none for each of gradient, stopping, guard, gap and reported part."""
-FEW = 20
-"""Groups below which a figure hangs on single ones."""
+FEWEST = 5  # Groups without which a text has none for each of gradient, stopping, guard, gap and reported part
+FEW = 20  # Groups below which a figure hangs on single ones
 
 LOOSE, STRETCHES = "too few articles", "stretches"
 """How a unit is called whose groups share articles, and one whose borders mean nothing."""

@@ -21,18 +21,12 @@ from freemoe.text.hub_data import load_hub_data
 HUB = "hf:"
 """How the name of a data set begins that the `datasets` library is asked for: on the hub, or a folder of its own."""
 
-MOST_ROWS = 100_000
-"""Rows that are taken of a data set at most, evenly spaced; it may have hundreds of millions."""
-
-MOST_CHOICES = 1000
-"""Of a question; every one of them is scored."""
-
-MOST_MESSAGES = 500
-"""Of a conversation; every answer is scored behind all that stands before it."""
+MOST_ROWS = 100_000  # Rows that are taken of a data set at most, evenly spaced; it may have hundreds of millions
+MOST_CHOICES = 1000  # Of a question; every one of them is scored
+MOST_MESSAGES = 500  # Of a conversation; every answer is scored behind all that stands before it
 
 TABLES = {".csv": ",", ".tsv": "\t"}
-SUFFIXES = (".jsonl", ".json", ".parquet", *TABLES)
-"""Of files that hold rows; every other file is plain text."""
+SUFFIXES = (".jsonl", ".json", ".parquet", *TABLES)  # Of files that hold rows; every other file is plain text
 
 _HUB_NAME = re.compile(r"hf:(?P<name>[^:]+)(?::(?P<config>[^:\[\]]+))?:(?P<split>[^:\[\]]+(?:\[[^\]]*\])?)")
 

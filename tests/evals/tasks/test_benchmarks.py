@@ -242,19 +242,20 @@ def test_a_letter_out_of_turn_is_part_of_the_choice_before_it(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("read", "content", "said"),
+    ("read", "name", "content", "said"),
     [
-        (files.mmlu_csv, "a,b\n", "row 1: 2 cells"),
-        (files.jsonl_gz_reader("a"), "a,b\n", "no gzipped JSONL"),
-        (files.json_list_reader("a"), "a,b\n", "not JSON"),
-        (files.openbookqa_tsv, "a,b\n", "OpenBookQA's has"),
-        (files.jsonl_reader("a"), '{"b": 1}\n', "missing 'a'"),
+        (files.mmlu_csv, "a.csv", "a,b\n", "row 1: 2 cells"),
+        (files.jsonl_gz_reader("a"), "a.gz", "a,b\n", "no gzipped JSONL"),
+        (files.rows_reader("a"), "a.json", "a,b\n", "not JSON"),
+        (files.openbookqa_tsv, "a.tsv", "a,b\n", "OpenBookQA's has"),
+        (files.rows_reader("a"), "a.jsonl", '{"b": 1}\n', "a.jsonl:1: missing 'a'"),
+        (files.rows_reader("a"), "a.json", "[5]", "row 1: missing 'a'"),
     ],
 )
-def test_malformed_files(read, content, said, tmp_path):
-    (tmp_path / "bad").write_text(content)
+def test_malformed_files(read, name, content, said, tmp_path):
+    (tmp_path / name).write_text(content)
     with pytest.raises(DataError, match=said):
-        read(tmp_path / "bad")
+        read(tmp_path / name)
 
 
 def test_a_missing_file(made_up):

@@ -14,7 +14,7 @@ from freemoe.evals.tasks.task import TaskGrader
 
 
 class DocumentScore(NamedTuple):
-    """One document's scores."""
+    """The scores of one document."""
 
     # The reported figure, higher is better: 1 or 0 for right or wrong, the log-likelihood per token for text
     value: float

@@ -20,7 +20,7 @@ from freemoe.evals.engine.shared_cache import SharedCache
 
 
 class LikelihoodBatch(NamedTuple):
-    """Strands as tensors."""
+    """Strands with their branches as tensors."""
 
     ids: Tensor  # ``(B, L)``, padded on the right: attention is causal, so padding needs no mask
     depths: Tensor | None  # ``(B, L)``: position of each token in its own row; None without branches

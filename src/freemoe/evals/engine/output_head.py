@@ -27,8 +27,7 @@ from freemoe.models.hooks import (
     replace_method,
 )
 
-CHUNK = 1 << 24
-"""Logits alive at one time, about: 64 MiB in fp32."""
+CHUNK = 1 << 24  # Logits alive at one time, about: 64 MiB in fp32
 
 
 @dataclass(frozen=True, eq=False)

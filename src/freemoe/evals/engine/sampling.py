@@ -19,7 +19,7 @@ from freemoe.recipes import DomainRecipe
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    """How continuations are drawn."""
+    """How continuations of prompts are drawn."""
 
     samples: int = 1  # Continuations of every prompt
     temperature: float = 0.0  # Logits are divided by it; 0 takes the likeliest token
@@ -85,8 +85,7 @@ def tokens_to_list(tokens: Tensor) -> list[int]:
     return found
 
 
-GREEDY = SamplingConfig()
-"""The likeliest token, once."""
+GREEDY = SamplingConfig()  # The likeliest token, once
 
 
 def sampling_of(recipe: DomainRecipe) -> SamplingConfig:

@@ -13,12 +13,9 @@ from functools import cache
 from freemoe.core.errors import SandboxError
 from freemoe.evals.sandbox import inside
 
-FOLDER = "/freemoe-sandbox"
-"""The program's working folder inside: a tmpfs of its own."""
-DISK = 64 << 20
-"""Bytes of that folder."""
-SHARED = 16 << 20
-"""Bytes of the program's own ``/dev/shm``."""
+FOLDER = "/freemoe-sandbox"  # The program's working folder inside: a tmpfs of its own
+DISK = 64 << 20  # Bytes of that folder
+SHARED = 16 << 20  # Bytes of the program's own ``/dev/shm``
 ENVIRONMENT = {"HOME": FOLDER, "TMPDIR": FOLDER, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 SCRIPT = "/inside.py"
 

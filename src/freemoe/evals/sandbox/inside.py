@@ -15,8 +15,7 @@ import sys
 from types import ModuleType
 
 MESSAGE = 2000
-FILE_SIZE = 4 << 20
-"""Bytes of one file."""
+FILE_SIZE = 4 << 20  # Bytes of one file
 OPEN_FILES = 64
 
 REACHES_THE_VERDICT = (

@@ -29,23 +29,18 @@ from freemoe.evals.sandbox.usage import count_machine_tasks, descendant_processe
 
 Isolation = Literal["bubblewrap", "none"]
 
-PROCESSES = 64
-"""Processes and threads of a program, all together."""
-FILES = 1024
-"""Files and folders in its folder."""
-MESSAGE = 8192
-"""Bytes of the child's words that are read."""
-STEP = 0.1
-"""Seconds between two looks at what all its processes use together."""
-TICK = 0.01
-"""Seconds between two looks at how many processes the machine has."""
+PROCESSES = 64  # Processes and threads of a program, all together
+FILES = 1024  # Files and folders in its folder
+MESSAGE = 8192  # Bytes of the child's words that are read
+STEP = 0.1  # Seconds between two looks at what all its processes use together
+TICK = 0.01  # Seconds between two looks at how many processes the machine has
 # Where memory runs out, the kernel ends the program's processes before any other.
 _BEFORE = 'echo 1000 >/proc/self/oom_score_adj; [ -z "$0" ] || echo $$ >"$0/cgroup.procs" || exit 1; exec "$@"'
 
 
 @dataclass(frozen=True)
 class ProcessOutcome:
-    """How the process ended."""
+    """How the process came to its end."""
 
     code: int | None  # Exit status; None: it was stopped from outside
     words: str  # What it wrote: ``go`` when it was ready, and behind it perhaps the program's words

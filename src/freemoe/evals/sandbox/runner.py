@@ -27,13 +27,9 @@ from freemoe.evals.sandbox.bubblewrap import find_bwrap
 from freemoe.evals.sandbox.process import Isolation, ProcessOutcome, run_inside
 
 MEMORY = 2 << 30
-WALL = 3.0
-"""Wall clock per second of CPU time: a busy machine must not fail a program that another one passes."""
-GRACE = 2.0
-"""Seconds beyond the program's own for starting the interpreter, before all of it is ended."""
-
-PASS_AT = (1, 10, 100)
-"""The k of every pass@k that is reported, as far as there are samples."""
+WALL = 3.0  # Wall clock per second of CPU time: a busy machine must not fail a program that another one passes
+GRACE = 2.0  # Seconds beyond the program's own for starting the interpreter, before all of it is ended
+PASS_AT = (1, 10, 100)  # The k of every pass@k that is reported, as far as there are samples
 
 Permission = bool | Literal["unsafe"]
 """Whether generated code may be run: inside bubblewrap only, or ``unsafe``: without it too, where it does not start."""
@@ -42,7 +38,7 @@ Status = Literal["passed", "failed", "timeout", "exited", "killed"]
 
 @dataclass(frozen=True)
 class SandboxResult:
-    """How a program ended."""
+    """How a program came to its end."""
 
     passed: bool  # Whether it ran to its end, tests included, without an exception
     # ``passed``; ``failed`` (an exception); ``timeout``; ``exited`` (it ended itself before its tests were through,

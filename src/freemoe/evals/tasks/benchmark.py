@@ -9,8 +9,7 @@ from freemoe.core.errors import RecipeError
 from freemoe.evals.tasks.benchmark_files import Reader, Row
 from freemoe.evals.tasks.documents import Kind
 
-LM_EVAL = "lm_eval:"
-"""Before the name of a task of lm-eval that the table of benchmarks does not hold."""
+LM_EVAL = "lm_eval:"  # Before the name of a task of lm-eval that the table of benchmarks does not hold
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ class SplitSources:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkSpec:
-    """One row."""
+    """One row of the table of benchmarks."""
 
     name: str
     about: str = ""  # One line for ``freemoe ls``

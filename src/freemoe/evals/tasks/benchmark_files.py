@@ -8,14 +8,14 @@ import io
 import re
 import zlib
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from freemoe.core.errors import DataError
 from freemoe.core.numbers import format_bytes
 from freemoe.core.untrusted import MOST_JSON, parse_json, require_file
-from freemoe.text.files import read_json_lines, read_text_file
+from freemoe.text.files import read_text_file
+from freemoe.text.rows import read_rows
 
 Row = dict[str, Any]
 Reader = Callable[[Path], list[Row]]
@@ -23,56 +23,40 @@ Reader = Callable[[Path], list[Row]]
 LETTERS = "ABCDE"
 
 
-def _read_rows(read: Callable[[Path], list[tuple[int, Any]]], columns: tuple[str, ...], path: Path) -> list[Row]:
-    """Read numbered items, and check that every one is an object with ``columns``."""
-    values = read(path)
-    if not values:
-        raise DataError(f"{path} holds no document.")
-    for number, row in values:
-        missing = [c for c in columns if not isinstance(row, dict) or c not in row]
-        if missing:
-            raise DataError(
-                f"{path}:{number}: missing {', '.join(map(repr, missing))}. This is not the benchmark's "
-                f"original file; columns needed: {', '.join(columns)}."
-            )
-    return [row for _, row in values]
+def _require_columns(where: str, row: Any, columns: tuple[str, ...]) -> Row:
+    missing = [c for c in columns if not isinstance(row, dict) or c not in row]
+    if missing:
+        raise DataError(
+            f"{where}: missing {', '.join(map(repr, missing))}. This is not the benchmark's original file; columns needed: "
+            f"{', '.join(columns)}."
+        )
+    return row
 
 
-def jsonl_reader(*columns: str) -> Reader:
-    """Reader of JSONL whose columns are already the ones wanted."""
-    return partial(_read_rows, read_json_lines, columns)
+def rows_reader(*columns: str) -> Reader:
+    """Reader of JSONL, or of one JSON list, whose columns are already the ones wanted."""
+    return lambda path: [_require_columns(row.where, row.value, columns) for row in read_rows(str(path))]
 
 
 def jsonl_gz_reader(*columns: str) -> Reader:
     """A reader of gzipped JSON lines that have these columns."""
-    return partial(_read_rows, _read_gz_lines, columns)
 
+    def read_packed(path: Path) -> list[Row]:
+        require_file(path)
+        try:
+            with gzip.open(path) as stream:
+                raw = stream.read(MOST_JSON + 1)
+            lines = raw.decode().split("\n")
+        except (OSError, EOFError, ValueError, zlib.error) as error:
+            raise DataError(f"{path} is no gzipped JSONL ({error}). Fetch the file again.") from None
+        if len(raw) > MOST_JSON:
+            raise DataError(
+                f"{path} unpacks to more than {format_bytes(MOST_JSON)}: it is not the benchmark's original file."
+            )
+        places = ((line, f"{path}:{n}") for n, line in enumerate(lines, start=1) if line.strip())
+        return [_require_columns(where, parse_json(line, where), columns) for line, where in places]
 
-def json_list_reader(*columns: str) -> Reader:
-    """Reader of one JSON list of objects."""
-    return partial(_read_rows, _read_json_list, columns)
-
-
-def _read_gz_lines(path: Path) -> list[tuple[int, Any]]:
-    require_file(path)
-    try:
-        with gzip.open(path) as stream:
-            raw = stream.read(MOST_JSON + 1)
-        lines = raw.decode().split("\n")
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise DataError(f"{path} is no gzipped JSONL ({error}). Fetch the file again.") from None
-    if len(raw) > MOST_JSON:
-        raise DataError(
-            f"{path} unpacks to more than {format_bytes(MOST_JSON)}: it is not the benchmark's original file."
-        )
-    return [(n, parse_json(line, f"{path}:{n}")) for n, line in enumerate(lines, start=1) if line.strip()]
-
-
-def _read_json_list(path: Path) -> list[tuple[int, Any]]:
-    values = parse_json(read_text_file(path), str(path))
-    if not isinstance(values, list):
-        raise DataError(f"{path} holds a JSON {type(values).__name__}; a list is needed.")
-    return list(enumerate(values, start=1))
+    return read_packed
 
 
 def mmlu_csv(path: Path) -> list[Row]:
@@ -91,7 +75,7 @@ def mmlu_csv(path: Path) -> list[Row]:
 def arc_jsonl(path: Path) -> list[Row]:
     """ARC's JSONL: the stem and the labelled choices lie inside ``question``."""
     rows = []
-    for row in jsonl_reader("id", "question", "answerKey")(path):
+    for row in rows_reader("id", "question", "answerKey")(path):
         choices = row["question"]["choices"]
         rows.append(
             {
@@ -106,7 +90,7 @@ def arc_jsonl(path: Path) -> list[Row]:
 
 def hellaswag_jsonl(path: Path) -> list[Row]:
     """HellaSwag lines that are already cleaned: the query in one piece and its endings."""
-    rows = jsonl_reader("ind", "query", "endings", "label")(path)
+    rows = rows_reader("ind", "query", "endings", "label")(path)
     return [{"ind": r["ind"], "query": r["query"], "choices": r["endings"], "label": r["label"]} for r in rows]
 
 
@@ -145,13 +129,13 @@ def _split_lettered_choices(joined: str) -> tuple[list[str], list[str]]:
 
 def boolq_jsonl(path: Path) -> list[Row]:
     """SuperGLUE's BoolQ: the label is true or false there, and a number in the data set that lm-eval reads."""
-    rows = jsonl_reader("question", "passage", "label")(path)
+    rows = rows_reader("question", "passage", "label")(path)
     return [{"question": r["question"], "passage": r["passage"], "label": int(r["label"])} for r in rows]
 
 
 def piqa_jsonl(path: Path) -> list[Row]:
     """PIQA's goals with the labels that lie beside them, one a line, in ``NAME-labels.lst``."""
-    rows = jsonl_reader("goal", "sol1", "sol2")(path)
+    rows = rows_reader("goal", "sol1", "sol2")(path)
     beside = path.with_name(f"{path.stem}-labels.lst")
     if not beside.is_file():
         raise DataError(f"{path}: its labels are not beside it; {beside.name} holds one 0 or 1 a line.")
@@ -166,7 +150,7 @@ def truthfulqa_json(path: Path) -> list[Row]:
     """TruthfulQA's two sets of choices: there answer -> 1 or 0, here two lists, what is true before what is not."""
     names = ("mc1_targets", "mc2_targets")
     rows = []
-    for number, row in enumerate(json_list_reader("question", *names)(path), start=1):
+    for number, row in enumerate(rows_reader("question", *names)(path), start=1):
         made: Row = {"question": row["question"]}
         for name in names:
             pairs = sorted(row[name].items(), key=lambda pair: -pair[1])
@@ -179,10 +163,10 @@ def truthfulqa_json(path: Path) -> list[Row]:
 
 def math_folder(path: Path) -> list[Row]:
     """MATH: one JSON file a problem, in the order of their numbers; the answer stands in the solution's last box."""
-    found = sorted(path.glob("*.json"), key=lambda file: (len(file.stem), file.stem))
-    rows = [(0, parse_json(read_text_file(file), str(file))) for file in found]
-    kept = _read_rows(lambda path: rows, ("problem", "solution"), path)
-    for file, row in zip(found, kept, strict=True):
+    rows = []
+    for file in sorted(path.glob("*.json"), key=lambda file: (len(file.stem), file.stem)):
+        row = _require_columns(str(file), parse_json(read_text_file(file), str(file)), ("problem", "solution"))
         if "\\boxed" not in row["solution"] and "\\fbox" not in row["solution"]:
             raise DataError(f"{file}: its solution has no \\boxed answer, so nothing could be graded.")
-    return [{"problem": r["problem"], "solution": r["solution"]} for r in kept]
+        rows.append({"problem": row["problem"], "solution": row["solution"]})
+    return rows

@@ -141,7 +141,7 @@ TABLE: tuple[BenchmarkSpec, ...] = (
         # Zero-shot answers do not know the data set's "####", which the strict filter asks for.
         filter="flexible-extract",
         paths={"train": "gsm8k/train.jsonl", "test": "gsm8k/test.jsonl"},
-        read=files.jsonl_reader("question", "answer"),
+        read=files.rows_reader("question", "answer"),
         local=SplitSources("train", "test", "train"),
         key=lambda row: (row["question"],),
     ),
@@ -150,7 +150,7 @@ TABLE: tuple[BenchmarkSpec, ...] = (
         about="Arithmetic in words, five choices, likelihood of the answer's text",
         yaml="mathqa/mathqa.yaml",
         paths={"validation": "mathqa/dev.json", "test": "mathqa/test.json"},
-        read=files.json_list_reader("Problem", "options", "correct"),
+        read=files.rows_reader("Problem", "options", "correct"),
         local=SplitSources("validation", "test", "validation"),
         hub=SplitSources("validation", "test", "train"),
         key=lambda row: (row["Problem"],),
@@ -177,7 +177,7 @@ TABLE: tuple[BenchmarkSpec, ...] = (
         scored="pass_at_1",
         # One file holds all; ids 1-10 are few-shot, 11-510 test, 511-600 validation, 601-974 train.
         paths={"validation": "mbpp/mbpp.jsonl", "test": "mbpp/mbpp.jsonl", "train": "mbpp/mbpp.jsonl"},
-        read=files.jsonl_reader("task_id", "text", "code", "test_list"),
+        read=files.rows_reader("task_id", "text", "code", "test_list"),
         local=SplitSources("validation", "test"),
         key=lambda row: (row["text"],),
         gold=lambda row: row["code"].replace("\r\n", "\n") + "\n[DONE]",
@@ -224,7 +224,7 @@ TABLE: tuple[BenchmarkSpec, ...] = (
         about="Does the first sentence entail the second, likelihood of True and False",
         yaml="glue/rte/default.yaml",
         paths={"validation": "rte/dev.jsonl"},
-        read=files.jsonl_reader("sentence1", "sentence2", "label"),
+        read=files.rows_reader("sentence1", "sentence2", "label"),
         local=SplitSources("validation", "validation", "validation"),
         hub=SplitSources("train", "validation", "train"),
         # Several hypotheses may share a premise.
@@ -246,7 +246,7 @@ TABLE: tuple[BenchmarkSpec, ...] = (
         about="Which of two words a pronoun stands for, likelihood of the sentence's end after each (partial scoring)",
         yaml="winogrande/default.yaml",
         paths={"train": "winogrande/train_xl.jsonl", "validation": "winogrande/dev.jsonl"},
-        read=files.jsonl_reader("sentence", "option1", "option2", "answer"),
+        read=files.rows_reader("sentence", "option1", "option2", "answer"),
         local=SplitSources("train", "validation", "train"),
         key=lambda row: (row["sentence"], *sorted((row["option1"], row["option2"]))),
         origin="winogrande_1.1.zip of github.com/allenai/winogrande, 40,398 and 1,267 sentences, 3 MB packed",
@@ -256,9 +256,7 @@ TABLE: tuple[BenchmarkSpec, ...] = (
         about="Science questions after a supporting passage, four choices, likelihood of the answer's text",
         yaml="sciq/sciq.yaml",
         paths={"train": "sciq/train.json", "validation": "sciq/valid.json", "test": "sciq/test.json"},
-        read=files.json_list_reader(
-            "question", "distractor1", "distractor2", "distractor3", "correct_answer", "support"
-        ),
+        read=files.rows_reader("question", "distractor1", "distractor2", "distractor3", "correct_answer", "support"),
         local=SplitSources("validation", "test", "train"),
         key=lambda row: (row["question"], row["correct_answer"]),
         origin="SciQ.zip of allenai.org/data/sciq, 11,679, 1,000 and 1,000 questions, 3 MB packed",

@@ -196,9 +196,8 @@ def join_tasks(
     graders: dict[str, EvalTask] = dict(tasks)
     for task in tasks.values():
         # A task without a reference split of its own borrows another's documents, which that one grades.
-        lender = getattr(task, "lender", None)
-        if lender is not None:
-            graders.setdefault(lender.name, lender)
+        if task.lender is not None:
+            graders.setdefault(task.lender.name, task.lender)
         for side, documents in ((reference, task.reference()), (reported, task.reported())):
             for document in documents:
                 side.setdefault((document.task, document.id), change(document) if change else document)
@@ -216,7 +215,7 @@ def join_tasks(
         closed,
         tuple(notes),
         {n: TaskGrader(t.name, t.metric, t.grade) for n, t in graders.items()},
-        bool(change) or any(getattr(task, "chat", False) for task in tasks.values()),
+        bool(change) or any(task.chat for task in tasks.values()),
     )
 
 

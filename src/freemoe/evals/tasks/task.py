@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
 
 from freemoe.core.errors import DataError
 from freemoe.evals.tasks.documents import Document, ReferenceSplit, ReportedSplit
@@ -25,41 +24,32 @@ class TaskGrader:
     grade: Callable[[Document, Sequence[Response]], dict[str, float]]
 
 
-@runtime_checkable
-class EvalTask(Protocol):
-    """Documents and their grading.
+class EvalTask:
+    """Documents of two splits, and their grading."""
 
-    Attributes:
-        name: Name within its domain.
-        metric: The metric that is reported: a key of what `grade` returns.
-        note: One line: which split is reference, which is reported, what was carved or dropped.
-    """
-
-    @property
-    def name(self) -> str: ...  # noqa: D102
-    @property
-    def metric(self) -> str: ...  # noqa: D102
-    @property
-    def note(self) -> str: ...  # noqa: D102
+    name: str  # Within its domain
+    metric: str  # That is reported: a key of what `grade` returns
+    note: str  # One line: which split is reference, which is reported, what was carved or dropped
+    lender: EvalTask | None = None  # Whose reference documents are borrowed
+    chat = False  # Whether prompts are put by the model's chat template
+    _reference: Sequence[Document] = ()
+    _reported: Sequence[Document] = ()
 
     def reference(self) -> list[Document]:
         """Documents that may be searched, calibrated and trained on."""
-        ...
+        return list(self._reference)
 
     def reported(self) -> list[Document]:
         """Documents that are only reported on."""
-        ...
+        return list(self._reported)
 
     def grade(self, document: Document, responses: Sequence[Response]) -> dict[str, float]:
-        """Grade one document.
+        """Metrics of one document alone.
 
         ``responses``: for ``choice``, ``target`` and ``text`` one likelihood per entry of ``document.answers``, in their
         order; for ``generate`` and ``code`` one or more completions.
-
-        Returns:
-            Metric to value for this document alone.
         """
-        ...
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)

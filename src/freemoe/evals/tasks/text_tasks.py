@@ -18,7 +18,7 @@ from freemoe.core.errors import DataError
 from freemoe.evals.tasks.benchmark import TaskName
 from freemoe.evals.tasks.documents import Document, content_key
 from freemoe.evals.tasks.splits import large_group_text
-from freemoe.evals.tasks.task import Response, per_token
+from freemoe.evals.tasks.task import EvalTask, Response, per_token
 from freemoe.text.files import encode_with_places, evenly_spaced, split_paragraphs
 from freemoe.text.groups import (
     FEW,
@@ -139,7 +139,7 @@ def subsample_paragraphs(pieces: Sequence[TextPassage], characters: int, runs: i
 
 
 @dataclass
-class TextTask:
+class TextTask(EvalTask):
     """Blocks of plain text.
 
     ``documents``: the text, or the reference text when ``test_documents`` is given. ``test_documents``: the reported text.
@@ -228,37 +228,19 @@ class TextTask:
                 f"groups, {unit}, and one of them lies between the parts), group it otherwise (--group-by), or name two files: "
                 "text:FILE::TESTFILE."
             )
-        documents = [
-            Document(
-                task=self.name,
-                id=f"{side}:{index}",
-                key=blocks[index].group,
-                kind="text",
-                prompt="",
-                answers=(blocks[index].text,),
-                reference=blocks[index].text,
-                index=index,
-                tokens=blocks[index].tokens,
-                given=self.given,
-            )
-            for index in evenly_spaced(len(blocks), cap)
-        ]
+        documents = []
+        for index in evenly_spaced(len(blocks), cap):
+            tokens, text, group = blocks[index]
+            common: dict[str, Any] = {"answers": (text,), "reference": text, "tokens": tokens, "given": self.given}
+            documents.append(Document(self.name, f"{side}:{index}", group, "text", "", index=index, **common))
         return documents, len(blocks)
-
-    def reference(self) -> list[Document]:
-        """Blocks that may be searched on."""
-        return list(self._reference)
-
-    def reported(self) -> list[Document]:
-        """Blocks that are only reported on."""
-        return list(self._reported)
 
     def grade(self, document: Document, responses: Sequence[Response]) -> dict[str, float]:
         """Nats per scored token, under the name of the metric."""
         return {self.metric: per_token(document, responses)}
 
 
-class WindowTask:
+class WindowTask(EvalTask):
     """One whole text in windows that follow each other, whatever article they lie in: the perplexity of GPTQ and its followers.
 
     Each window is scored after its own first token; what fills no window at the text's end is left out. The perplexity per word
@@ -276,18 +258,16 @@ class WindowTask:
                 "windows of at least 2 tokens" if window < 2 else "the model's tokenizer: load_domain(..., tokenizer=)"
             )
             raise DataError(f"Task {task.spec!r} cuts text into windows of tokens and needs {needs}.")
-        self._sides: dict[str, list[Document]] = {}
-        sizes = []
+        sides, sizes = [], []
         for side, text in zip(("reference", "reported"), texts, strict=True):
             blocks = cut_into_blocks(tokenizer, [TextPassage(text)], window)
             if not blocks:
                 raise DataError(
                     f"Task {task.spec!r}: the {side} text ({len(text):,} characters) gives no window of {window} tokens."
                 )
-            self._sides[side] = [
-                self._document(side, blocks, i) for i in evenly_spaced(len(blocks), limit or len(blocks))
-            ]
-            sizes.append(f"{side} {len(self._sides[side])} of {len(blocks)}")
+            sides.append([self._document(side, blocks, i) for i in evenly_spaced(len(blocks), limit or len(blocks))])
+            sizes.append(f"{side} {len(sides[-1])} of {len(blocks)}")
+        self._reference, self._reported = sides
         self.note = f"{self.name}: {source}, each as one text; windows of {window} tokens, {', '.join(sizes)}"
 
     def _document(self, side: str, blocks: Sequence[TextBlock], index: int) -> Document:
@@ -297,14 +277,6 @@ class WindowTask:
         words = max(1, len(text.split()) - goes_on)
         common: dict[str, Any] = {"answers": (text,), "reference": text, "tokens": tokens, "given": 1, "words": words}
         return Document(self.name, f"{side}:{index}", content_key(text), "text", "", index=index, **common)
-
-    def reference(self) -> list[Document]:
-        """Windows that may be searched on."""
-        return list(self._sides["reference"])
-
-    def reported(self) -> list[Document]:
-        """Windows that are only reported on."""
-        return list(self._sides["reported"])
 
     def grade(self, document: Document, responses: Sequence[Response]) -> dict[str, float]:
         """Nats per scored token, under the name of the metric."""

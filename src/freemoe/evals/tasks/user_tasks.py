@@ -16,7 +16,7 @@ from freemoe.evals.sandbox.runner import PASS_AT, passed_at
 from freemoe.evals.tasks.documents import Document, content_key, join_copies
 from freemoe.evals.tasks.responses import response_parts
 from freemoe.evals.tasks.splits import carve_by_key, draw_balanced, large_group_text
-from freemoe.evals.tasks.task import Response, check_completions, check_likelihoods, grade_choice, per_token
+from freemoe.evals.tasks.task import EvalTask, Response, check_completions, check_likelihoods, grade_choice, per_token
 from freemoe.recipes import DataSection
 from freemoe.text.chat import uses_template
 from freemoe.text.documents import item_question, key_of, read_items, user_messages
@@ -24,10 +24,8 @@ from freemoe.text.rows import HUB, DataRow, source_name
 from freemoe.text.shapes import ChoiceItem, ConversationItem, Item, RowShape, TargetItem
 
 OPTIONAL = ("id", "field")
-LONGEST_NAME = 400
-"""Characters of what names a row or its sub-task."""
-SHARE = 0.5
-"""Of the content keys, those that go to the reference when one source is carved."""
+LONGEST_NAME = 400  # Characters of what names a row or its sub-task
+SHARE = 0.5  # Of the content keys, those that go to the reference when one source is carved
 
 FOLDER_FILES = ("reference.jsonl", "test.jsonl")
 
@@ -96,7 +94,7 @@ def _document_fields(row: DataRow, item: Item, tokenizer: Any, template: bool) -
 
 
 @dataclass
-class UserTask:
+class UserTask(EvalTask):
     """A task from one source, carved in two by content key, or from two.
 
     ``file``: the file or data set, or the one of the reference when ``test_file`` is given. ``data``: how many documents
@@ -166,14 +164,6 @@ class UserTask:
         dropped = f", {len(first) - len(kept)} dropped as also reported" if len(kept) < len(first) else ""
         return (kept, second), dropped
 
-    def reference(self) -> list[Document]:
-        """Documents that may be searched on."""
-        return list(self._reference)
-
-    def reported(self) -> list[Document]:
-        """Documents that are only reported on."""
-        return list(self._reported)
-
     def grade(self, document: Document, responses: Sequence[Response]) -> dict[str, float]:
         """``acc`` (and ``acc_norm``) of a choice; of a target ``acc``: is it what greedy decoding gives; of a response ``nll``."""
         if document.kind == "text":
@@ -183,7 +173,7 @@ class UserTask:
         return {"acc": float(check_likelihoods(document, responses)[0][1])}
 
 
-class SampledTask:
+class SampledTask(EvalTask):
     """A user's task with targets, sampled.
 
     ``task``: whose documents they are. Its tokenizer says how many tokens an answer may have (a token per character without
@@ -201,24 +191,16 @@ class SampledTask:
                 f"Task {task.name!r}: sampled: takes rows with a prompt and its target; {other.id} is of kind {other.kind!r}."
             )
         self.name, self.note, self.metric = task.name, f"{task.note}; sampled", f"pass@{task.data.pass_at}"
-        self._task = task
+        self._estimator = task.data.estimator
         # What ends its line needs no token behind it.
         self._until = ("\n",) if all(d.reference.endswith("\n") for d in documents) else ()
         tokenizer = task.tokenizer
         length = len if tokenizer is None else lambda text: len(tokenizer.encode(text, add_special_tokens=False))
-        self._most = max(length(d.reference) for d in documents) + 1
-
-    def _as_generation(self, documents: Sequence[Document]) -> list[Document]:
-        how: dict[str, Any] = {"kind": "generate", "answers": (), "gold": None, "max_new_tokens": self._most}
-        return [replace(d, until=self._until, **how) for d in documents]
-
-    def reference(self) -> list[Document]:
-        """Documents that may be searched on."""
-        return self._as_generation(self._task.reference())
-
-    def reported(self) -> list[Document]:
-        """Documents that are only reported on."""
-        return self._as_generation(self._task.reported())
+        how: dict[str, Any] = {"kind": "generate", "answers": (), "gold": None, "until": self._until}
+        how["max_new_tokens"] = max(length(d.reference) for d in documents) + 1
+        self._reference, self._reported = (
+            [replace(d, **how) for d in side] for side in (task.reference(), task.reported())
+        )
 
     def grade(self, document: Document, responses: Sequence[Response]) -> dict[str, float]:
         """pass@k for every k of 1, 10 and 100 up to the number of samples."""
@@ -227,7 +209,7 @@ class SampledTask:
             text == target if self._until else text.startswith(target)
             for text in check_completions(document, responses)
         ]
-        return {f"pass@{k}": passed_at(right, k, self._task.data.estimator) for k in PASS_AT if k <= len(right)}
+        return {f"pass@{k}": passed_at(right, k, self._estimator) for k in PASS_AT if k <= len(right)}
 
 
 def _source_label(source: str | Path) -> str:

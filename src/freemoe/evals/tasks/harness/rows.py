@@ -21,14 +21,9 @@ from freemoe.evals.tasks.documents import Document, content_key
 from freemoe.evals.tasks.splits import carve_by_key, seeded_rank
 from freemoe.text.hub_data import load_hub_data
 
-SHOT_SHARE = 0.1
-"""Share of the reference's content keys kept for few-shot examples where both come from one source."""
-
-MOST_TOKENS = 256
-"""Tokens of a generation where a task does not say, as lm-eval has it."""
-
-DRAW_SEED = 1234
-"""Of lm-eval's draws of few-shot examples, where nobody asks for another one."""
+SHOT_SHARE = 0.1  # Share of the reference's content keys kept for few-shot examples where both come from one source
+MOST_TOKENS = 256  # Tokens of a generation where a task does not say, as lm-eval has it
+DRAW_SEED = 1234  # Of lm-eval's draws of few-shot examples, where nobody asks for another one
 
 MBPP_IDS = {"train": range(601, 975), "validation": range(511, 601), "test": range(11, 511)}
 

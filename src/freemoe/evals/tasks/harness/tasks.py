@@ -27,7 +27,7 @@ from freemoe.evals.tasks.text_tasks import TextTask, WindowTask
 from freemoe.recipes import DataSection
 
 
-class LmEvalTask:
+class LmEvalTask(EvalTask):
     """A task whose documents lm-eval renders and grades: a benchmark of the table, or any other (`any_task`).
 
     ``task``: how it was named: its name within its domain, and which metric it reports. ``parts``: one per subject, filled
