@@ -32,7 +32,7 @@ class Cell:
         rank: Of LoRA.
         rate: Learning rate, for methods that train values.
         seed: Of the split into parts and of the order of steps.
-        documents: Reference documents; 0 for the protocol's number. Of ``gates`` the steps.
+        documents: Reference documents; 0 for the protocol's number. Of ``gates`` and ``mixture`` the steps.
         base: Another base than the benchmark's, below the data folder or by name; empty for the benchmark's.
         other: The second material of a union.
     """

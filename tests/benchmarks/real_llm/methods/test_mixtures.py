@@ -38,7 +38,7 @@ def test_a_small_model_is_converted_split_and_trimmed(
     converted, split, trim = (bench.finished[c.name] for c in (CONVERTED, SPLIT, TRIM))
     assert set(converted["scores"]) > {"dense", "converted"}
     assert converted["parameters"]["active_share"] == pytest.approx(0.5, abs=0.01)
-    assert len(split["divergence"]) == 4
+    assert len(split["divergence"]) == 2
     # What was split is what was trimmed, and fewer experts lose something.
     assert trim["plan"]["act"] <= 1 < split["k"] == 2
     assert trim["rows"]["plan"]["kl"] > trim["rows"]["full"]["kl"]
