@@ -44,6 +44,22 @@ def test_layers_have_their_own_k_and_plans_nest(mixtral: Any) -> None:
         assert plan_of(mixtral) == LayerPlan((1, 2, 3))
 
 
+@pytest.mark.parametrize("k", [1, 2])
+def test_a_block_of_fewer_experts_is_the_papers_equations_1_and_2(mixtral: Any, k: int) -> None:
+    block = mixtral.model.layers[0].mlp
+    x = torch.randn(9, mixtral.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), apply_plan(mixtral, uniform_plan(plan_of(mixtral), k)):
+        found = block(x[None])[0]
+    for token, written in zip(x, found, strict=True):
+        share = (token @ block.gate.weight.T).softmax(-1)
+        top = share.argsort(descending=True)[:k]
+        expected = torch.zeros_like(token)
+        for expert in top:
+            gate, up = (block.experts.gate_up_proj[expert] @ token).chunk(2)
+            expected += share[expert] * (block.experts.down_proj[expert] @ (torch.nn.functional.silu(gate) * up))
+        torch.testing.assert_close(written, expected / share[top].sum(), atol=1e-5, rtol=1e-5)
+
+
 def test_a_plan_is_undone_after_an_error(mixtral: Any) -> None:
     with pytest.raises(ZeroDivisionError), apply_plan(mixtral, LayerPlan((1, 1, 1))):
         raise ZeroDivisionError
