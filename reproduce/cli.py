@@ -11,19 +11,22 @@ import typer
 from rich.table import Table as Printed
 
 from freemoe.cli import options
-from freemoe.cli.common import calm_libraries, print_line, print_table, progress_of
+from freemoe.cli.common import calm_libraries, out, print_line, print_table, progress_of
 from freemoe.cli.options import CODE, GroupedCommand, allowed_code
 from freemoe.core.errors import DataError, RecipeError
 from freemoe.core.registry import unknown_name
 from freemoe.recipes import dump
-from reproduce.running import FAILED, Records, measure, run_of
+from reproduce.protocol import needs_line
+from reproduce.running import FAILED, Records, measure
+from reproduce.runs import run_of
 from reproduce.table import PAPERS, SCALES, ScaleName, Scene, Table, all_tables, find
-from reproduce.writing import grid, heading, notes, save
+from reproduce.writing import LABEL, blocks, grid, heading, notes, save
 
 HELP = """Run a paper's table or figure: the paper's numbers and ours side by side, and how the protocols differ.
 
 Every row is measured once and kept below --output; what was stopped goes on when the command is given again. --list
-says what there is, what is approximated and what is not there. Exit code 1 when a row fails; the other rows are measured.
+says what there is, and what is not there. Exit code 1 when a row fails; the other rows are measured. check measures nothing: it
+compares metric, shots, split and length of every column at the scale paper with what the paper says, and exits 1 on a difference.
 
 Examples:
 
@@ -32,6 +35,7 @@ Examples:
   python -m reproduce all --scale tiny --minutes 60
   python -m reproduce mode --scale small --model model.gguf --data-root ./data
   python -m reproduce mode/table03 --scale paper --dry-run
+  python -m reproduce check
 """
 
 
@@ -42,7 +46,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 def _command(
     names: list[str] = typer.Argument(
         None,
-        help=f"Tables, e.g. mode/table03; {', '.join(PAPERS)} for all of a paper; all.",
+        help=f"Tables, e.g. mode/table03; {', '.join(PAPERS)} for all of a paper; all; or check.",
     ),
     listing: bool = typer.Option(False, "--list", help="Name every table, and what of it runs; do nothing."),
     scale: str = typer.Option(
@@ -75,6 +79,8 @@ def _command(
     if listing:
         _tell_all(as_json)
         return
+    if names == ["check"]:
+        _check(as_json)
     if not names:
         raise RecipeError(f"Which tables? One by its name (--list names them), {', '.join(PAPERS)}, or all.")
     if scale not in SCALES:
@@ -91,7 +97,7 @@ def _command(
 
     calm_libraries()
     keep_none()
-    needs = {t.name: t.needs.line(len(t.runs)) for t in tables if t.needs} if scale == "paper" else {}
+    needs = {t.name: needs_line(t, scene) for t in tables if t.runs} if scale == "paper" else {}
     for name, line in {} if as_json else needs.items():
         print_line(f"{name} takes {line}")
     _reproduce(tables, scene, Records(output.expanduser() / "runs", keep), needs, minutes, dry_run, as_json, quiet)
@@ -110,11 +116,26 @@ def _tell_all(as_json: bool) -> None:
     print_table(printed)
 
 
+def _check(as_json: bool) -> None:
+    """Say where what ours measures at the paper's own scale is not what the paper says; those with a note count for nothing."""
+    from reproduce.check import differences
+
+    found = [(t, column, said) for t in all_tables().values() for column, said in differences(t).items()]
+    silent = [f"{t.name}, {column}: {said}" for t, column, said in found if column not in t.differs]
+    if as_json:
+        print_line(json.dumps({"differences": silent, "with_a_note": len(found) - len(silent)}))
+    else:
+        for line in silent:
+            print_line(line)
+        print_line(f"{len(silent)} differences without a note; {len(found) - len(silent)} with one")
+    raise typer.Exit(1 if silent else 0)
+
+
 def _print_recipes(tables: list[Table], scene: Scene) -> None:
     shown: set[str] = set()
     for table in tables:
         for row in table.runs:
-            run = run_of(row, table.way_of(row), scene)
+            run = run_of(row, table, scene)
             if run.key not in shown:
                 shown.add(run.key)
                 print_line(f"# {table.name}: {row.label}\n{dump(run.recipe)}---")
@@ -155,13 +176,16 @@ def _tell(found: dict[str, Any], table: Table, files: dict[str, str]) -> None:
     if table.picture_alone:
         print_line(heading(found))
     else:
-        header, rows = grid(found, brief=True)
-        printed = Printed(title=heading(found), title_justify="left")
-        for number, column in enumerate(header):
-            printed.add_column(column, no_wrap=number == 0)
-        for row in rows:
-            printed.add_row(*row)
-        print_table(printed)
+        header, rows = grid(found)
+        print_line(heading(found))
+        for columns in blocks(header, rows, out.width):
+            printed = Printed()
+            for number in (0, *columns):
+                printed.add_column(header[number], no_wrap=number > 0, max_width=None if number else LABEL)
+            for row in rows:
+                if any(row[number] for number in columns):
+                    printed.add_row(*(row[number] for number in (0, *columns)))
+            print_table(printed)
     for line in notes(found):
         print_line(line)
     for kind, path in files.items():

@@ -1,4 +1,4 @@
-"""Pictures of plain data, for the papers' figures: curves over ranked bands, tallies, boxes, bars and radars in panels.
+"""Pictures of plain data, for the papers' figures: curves over ranked bands, boxes, bars and radars in panels.
 
 A panel is a title and what stands in it, so that the paper's figures and ours are drawn alike, side by side.
 """
@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from freemoe.report.figures.drawing import (
     WIDE,
     drawable_name,
     first_column,
-    is_narrow,
     legend_above,
     make_panels,
     new_figure,
@@ -29,10 +27,12 @@ from freemoe.report.figures.drawing import (
     to_svg,
     with_report_style,
 )
-from freemoe.report.palette import FAINT, INK, PAPER, SHADE, SOFT, light_colour, theme_css
+from freemoe.report.palette import FAINT, INK, SHADE, SOFT, light_colour, theme_css
 
 HUES = ("expert", "rival", "routed", "oracle", "control", "wanda", "magnitude", "base")
 """Colours of series, in their order; a dash and a marker tell them apart as well."""
+
+WHO = ("paper", "ours")
 
 _DASHES = ("-", "--", "-.", ":")
 _MARKERS = "os^Dv<>P"
@@ -64,9 +64,7 @@ def _legend(figure: Figure, looks: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 @with_report_style
-def curves(
-    found: Mapping[str, Curves], x: str, y: str, level: Mapping[str, float] | None = None, width: float = WIDE
-) -> Figure | None:
+def curves(found: Mapping[str, Curves], x: str, y: str, level: Mapping[str, float] | None = None) -> Figure | None:
     """Curves of several series (MoDE Fig. 1 and 5): title -> series -> points.
 
     Args:
@@ -74,12 +72,11 @@ def curves(
         x: Of the axis below.
         y: Of the axis at the left.
         level: Title -> where a dashed line stands, such as the base.
-        width: In inches.
     """
     if not any(points for panel in found.values() for points in panel.values()):
         return None
     looks = _series([name for panel in found.values() for name in panel])
-    figure, axes = make_panels(len(found), 3, width=width, height=2.6)
+    figure, axes = make_panels(len(found), 3, height=2.6)
     for place, (title, panel) in zip(axes, found.items(), strict=True):
         for name, points in panel.items():
             place.plot([a for a, _ in points], [b for _, b in points], lw=1.3, markersize=3.4, **looks[name])
@@ -97,42 +94,13 @@ def curves(
 
 
 @with_report_style
-def tallies(
-    found: Mapping[str, Sequence[tuple[float, float, float, float]]], x: str, width: float = WIDE
-) -> Figure | None:
-    """How many improve above the line, how many get worse below (MoDE Fig. 2): title -> (start, end, better, worse)."""
-    if not any(found.values()):
-        return None
-    most = max(max(row[2:]) for rows in found.values() for row in rows)
-    figure, axes = make_panels(len(found), 2, width=width, height=2.7)
-    for place, (title, rows) in zip(axes, found.items(), strict=True):
-        for start, end, better, worse in rows:
-            look = {"edgecolor": light_colour("expert"), "lw": 1}
-            place.bar((start + end) / 2, better, 0.85 * (end - start), color=light_colour("expert"), **look)
-            place.bar((start + end) / 2, -worse, 0.85 * (end - start), color=PAPER, **look)
-        place.axhline(0, color=INK, lw=0.9)
-        place.set_xlim(0, 1)
-        place.set_ylim(-most - 0.6, most + 0.6)
-        place.yaxis.set_major_locator(MaxNLocator(6, integer=True))
-        place.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{abs(v):g}"))
-        place.grid(axis="y", color=FAINT)
-        set_panel_title(place, title, most=34)
-        if first_column(place):
-            place.set_ylabel("worse   |   improved")
-    set_bottom_label(figure, x)
-    return figure
-
-
-@with_report_style
-def boxes(found: Mapping[str, Mapping[str, Sequence[float]]], x: str, width: float = WIDE) -> Figure | None:
+def boxes(found: Mapping[str, Mapping[str, Sequence[float]]], x: str) -> Figure | None:
     """Box plots (MoDE Fig. 4): title -> label -> lowest, lower quarter, median, upper quarter, highest."""
     if not any(found.values()):
         return None
     count = max(len(rows) for rows in found.values())
-    figure, axes = make_panels(len(found), 2, width=width, height=0.9 + 0.3 * count)
-    figure.set_figheight(
-        max(float(figure.get_size_inches()[1]), 0.6 + (1.1 + 0.26 * count) * (len(found) if is_narrow(width) else 1))
-    )
+    figure, axes = make_panels(len(found), 2, height=0.9 + 0.3 * count)
+    figure.set_figheight(max(float(figure.get_size_inches()[1]), 1.7 + 0.26 * count))
     for place, (title, rows) in zip(axes, found.items(), strict=True):
         for at, (low, first, middle, third, high) in enumerate(rows.values()):
             place.plot([low, high], [at, at], color=SOFT, lw=1, zorder=1)
@@ -141,7 +109,7 @@ def boxes(found: Mapping[str, Mapping[str, Sequence[float]]], x: str, width: flo
             for end in (low, high):
                 place.plot([end] * 2, [at - 0.14, at + 0.14], color=SOFT, lw=1)
         place.axvline(0, color=INK, lw=0.9, zorder=0)
-        place.set_yticks(range(len(rows)), [drawable_name(name, 18 if is_narrow(width) else 26) for name in rows])
+        place.set_yticks(range(len(rows)), [drawable_name(name, 26) for name in rows])
         place.set_ylim(len(rows) - 0.5, -0.5)
         place.xaxis.set_major_locator(MaxNLocator(5))
         place.tick_params(axis="y", length=0)
@@ -152,17 +120,16 @@ def boxes(found: Mapping[str, Mapping[str, Sequence[float]]], x: str, width: flo
 
 
 @with_report_style
-def bars(found: Mapping[str, Bars], y: str, width: float = WIDE) -> Figure | None:
+def bars(found: Mapping[str, Bars], y: str) -> Figure | None:
     """Bars with intervals (Free-MoE Fig. 5): title -> category -> series -> value, low, high."""
     shown = {title: panel for title, panel in found.items() if panel}
     if not shown:
         return None
     looks = _series([s for panel in shown.values() for own in panel.values() for s in own])
-    rows = math.ceil(len(shown) / (1 if is_narrow(width) else 2))
-    figure, axes = make_panels(len(shown), 2, width=width, height=2.8)
-    figure.set_figheight((2.2 if is_narrow(width) else 2.9) * rows + 0.6)
+    figure, axes = make_panels(len(shown), 2, height=2.8)
+    figure.set_figheight(2.9 * math.ceil(len(shown) / 2) + 0.6)
     for place, (title, panel) in zip(axes, shown.items(), strict=True):
-        _bars(place, panel, looks, is_narrow(width))
+        _bars(place, panel, looks)
         set_panel_title(place, title, most=34)
         if first_column(place):
             place.set_ylabel(y)
@@ -170,7 +137,7 @@ def bars(found: Mapping[str, Bars], y: str, width: float = WIDE) -> Figure | Non
     return figure
 
 
-def _bars(axes: Axes, panel: Bars, looks: Mapping[str, Mapping[str, Any]], narrow: bool) -> None:
+def _bars(axes: Axes, panel: Bars, looks: Mapping[str, Mapping[str, Any]]) -> None:
     thick = 0.8 / len(looks)
     for at, own in enumerate(panel.values()):
         for i, name in enumerate(looks):
@@ -180,7 +147,7 @@ def _bars(axes: Axes, panel: Bars, looks: Mapping[str, Mapping[str, Any]], narro
                 axes.bar(x, value, 0.9 * thick, color=looks[name]["color"])
                 axes.plot([x, x], [low, high], color=INK, lw=1)
     axes.axhline(0, color=INK, lw=0.9)
-    turned = {"rotation": 30, "ha": "right"} if narrow or len(panel) > 4 else {}
+    turned = {"rotation": 30, "ha": "right"} if len(panel) > 4 else {}
     axes.set_xticks(range(len(panel)), [drawable_name(name, 18) for name in panel], **turned)
     axes.tick_params(axis="x", length=0)
     axes.grid(axis="y")
@@ -188,21 +155,21 @@ def _bars(axes: Axes, panel: Bars, looks: Mapping[str, Mapping[str, Any]], narro
 
 
 @with_report_style
-def radars(found: Mapping[str, Mapping[str, Mapping[str, float]]], width: float = WIDE) -> Figure | None:
-    """Radars (Free-MoE Fig. 4), bars where spokes are few or a phone is narrow: title -> series -> spoke -> value."""
+def radars(found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Figure | None:
+    """Radars (Free-MoE Fig. 4), bars where spokes are few: title -> series -> spoke -> value."""
     shown = {title: panel for title, panel in found.items() if panel}
     if not shown:
         return None
-    if is_narrow(width) or any(len(next(iter(panel.values()))) < _FEWEST_SPOKES for panel in shown.values()):
+    if any(len(next(iter(panel.values()))) < _FEWEST_SPOKES for panel in shown.values()):
         turned = {
             title: {
                 spoke: {name: (own[spoke],) * 3 for name, own in panel.items()} for spoke in next(iter(panel.values()))
             }
             for title, panel in shown.items()
         }
-        return bars(turned, "score, %", width)
+        return bars(turned, "score, %")
     columns = min(2, len(shown))
-    figure = new_figure(min(width, 5.0 * columns), 4.4 * math.ceil(len(shown) / columns) + 0.5)
+    figure = new_figure(min(WIDE, 5.0 * columns), 4.4 * math.ceil(len(shown) / columns) + 0.5)
     looks = _series([name for panel in shown.values() for name in panel])
     for number, (title, panel) in enumerate(shown.items()):
         axes = figure.add_subplot(math.ceil(len(shown) / columns), columns, number + 1, projection="polar")
@@ -227,27 +194,48 @@ def _radar(axes: Any, panel: Mapping[str, Mapping[str, float]], looks: Mapping[s
     axes.set_xticks(angles, [drawable_name(s, 18) for s in spokes])
 
 
-# ---------------------------------------------------------------------- as a file that stands alone
+# ---------------------------------------------------------------------- of filled tables
 
 
-@dataclass(frozen=True)
-class Words:
-    """What a picture is called, and what it shows to those who do not see it."""
-
-    name: str
-    title: str
-    text: str
+def value(row: Mapping[str, Any], column: str, who: str = "ours") -> float | None:
+    """A number of a filled table's row, the paper's or ours; None where there is none."""
+    if who == "paper":
+        return row["paper"].get(column)
+    return row["ours"][column]["value"] if column in row["ours"] else None
 
 
-def as_file(figure: Figure | None, words: Words) -> str:
-    """An SVG file that stands alone: it follows the reader's colour scheme, and carries its text alternative.
+def points(
+    rows: Sequence[Mapping[str, Any]], column: str, xs: Sequence[float], who: str = "ours"
+) -> list[tuple[float, float]]:
+    """A column over the rows, without those that lack it."""
+    found = [(x, value(row, column, who)) for x, row in zip(xs, rows, strict=True)]
+    return [(x, y) for x, y in found if y is not None]
+
+
+def with_interval(row: Mapping[str, Any], column: str, who: str = "ours") -> tuple[float, float, float] | None:
+    """A number and the ends of its interval, the number itself where there is none; None where there is no number."""
+    shown = value(row, column, who)
+    if shown is None:
+        return None
+    own = row["ours"][column] if who == "ours" else {}
+    low, high = own.get("low"), own.get("high")
+    return shown, shown if low is None else low, shown if high is None else high
+
+
+def as_file(figure: Figure | None, filled: Mapping[str, Any]) -> str:
+    """An SVG file that stands alone: it follows the reader's colour scheme, and says every number of the table as text.
 
     Raises:
         ValueError: There is nothing to draw.
     """
+    name, said = filled["table"].replace("/", "-"), []
     if figure is None:
-        raise ValueError(f"{words.name}: nothing to draw.")
-    svg = to_svg(figure, words.name, words.title, words.text)
+        raise ValueError(f"{name}: nothing to draw.")
+    for row in filled["rows"]:
+        for column in filled["columns"]:
+            cells = [f"{who} {shown:.2f}" for who in WHO if (shown := value(row, column, who)) is not None]
+            said += [f"{row['label']}, {column}: {', '.join(cells)}"] if cells else []
+    svg = to_svg(figure, name, f"{filled['table']}: {filled['title']}", "; ".join(said))
     look = f":root{{--font:system-ui,sans-serif;background:var(--paper)}}\n{theme_css()}"
     svg = svg.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1)
     return svg.replace(">", f">\n<style>{look}</style>", 1)

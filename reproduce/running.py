@@ -9,62 +9,22 @@ import json
 import logging
 import shutil
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from freemoe.core.environment import DECIDING, describe_environment, package_versions
+from freemoe.core.environment import describe_environment
 from freemoe.core.errors import FreeMoEError, LockedError
-from freemoe.core.files import json_digest, write_atomic
+from freemoe.core.files import write_atomic
 from freemoe.core.run.lock import output_lock
 from freemoe.core.run.progress import Progress
-from freemoe.recipes import Recipe, recipe_from, set_path
-from reproduce.table import Measured, Row, Scene, Table, Way, load_function
+from reproduce.protocol import facts_of, name_of, protocol_line
+from reproduce.runs import Run, run_of
+from reproduce.table import Measured, Row, Scene, Table, load_function
 
 log = logging.getLogger(__name__)
 
-RECIPES = Path(__file__).parent / "recipes"
 DONE, OPEN, FAILED, PAPER_ONLY = "measured", "not measured", "failed", "paper only"
-
-
-@dataclass(frozen=True)
-class Run:
-    """What a row asks to be done.
-
-    Attributes:
-        recipe: Checked, cut down to the scale; its output is a placeholder.
-        work: Path of the function that does it.
-        arguments: More of its keyword arguments.
-    """
-
-    recipe: Recipe
-    work: str
-    arguments: dict[str, Any]
-
-    @property
-    def key(self) -> str:
-        """Its identity: equal runs of different tables are one."""
-        fields = self.recipe.model_dump(mode="json", exclude={"output", "threads", "preset"})
-        return json_digest([self.work, fields, self.arguments, package_versions(DECIDING)])
-
-
-def run_of(row: Row, way: Way, scene: Scene) -> Run:
-    """The run of a row at a scale.
-
-    Raises:
-        RecipeError: When the row's recipe cannot be used at that scale.
-    """
-    data = yaml.safe_load((RECIPES / f"{row.recipe}.yaml").read_text(encoding="utf-8"))
-    for path, value in row.changes.items():
-        set_path(data, path, value)
-    data = load_function(way.scaled)(data, scene)
-    arguments = {**data.pop("arguments", {}), **row.arguments}
-    data |= {"seed": scene.seed, "threads": scene.threads, "output": "run"}
-    asked = {"device": scene.device, "dtype": scene.dtype, "profile": scene.profile}
-    data |= {name: value for name, value in asked.items() if value is not None}
-    return Run(recipe_from(data, f"{row.recipe} at scale {scene.scale}"), way.work, arguments)
 
 
 class Records:
@@ -94,21 +54,18 @@ class Records:
             FreeMoEError: What the run met; what it has done so far stays for the next try.
         """
         with output_lock(self.folder / f"{run.key}.json"):
-            return self._carried_out(run, progress)
-
-    def _carried_out(self, run: Run, progress: Progress) -> dict[str, Any]:
-        began = time.perf_counter()
-        folder = self.folder / run.key
-        folder.mkdir(parents=True, exist_ok=True)
-        recipe = run.recipe.model_copy(update={"output": str(folder / "out")})
-        found = load_function(run.work)(recipe, folder, progress, **run.arguments)
-        fields = run.recipe.model_dump(mode="json")
-        record = {"found": found, "recipe": fields, "arguments": run.arguments, "seconds": time.perf_counter() - began}
-        text = json.dumps(record | {"environment": describe_environment()}, allow_nan=True)
-        write_atomic(self.folder / f"{run.key}.json", text.encode())
-        if not self.keep:
-            shutil.rmtree(folder, ignore_errors=True)
-        return json.loads(text)
+            began = time.perf_counter()
+            folder = self.folder / run.key
+            folder.mkdir(parents=True, exist_ok=True)
+            recipe = run.recipe.model_copy(update={"output": str(folder / "out")})
+            found = load_function(run.work)(recipe, folder, progress, **run.arguments)
+            record = {"found": found, "recipe": run.recipe.model_dump(mode="json"), "arguments": run.arguments}
+            record |= {"seconds": time.perf_counter() - began, "environment": describe_environment()}
+            text = json.dumps(record, allow_nan=True)
+            write_atomic(self.folder / f"{run.key}.json", text.encode())
+            if not self.keep:
+                shutil.rmtree(folder, ignore_errors=True)
+            return json.loads(text)
 
 
 def measure(
@@ -116,7 +73,8 @@ def measure(
 ) -> dict[str, Any]:
     """Fill a table: measure the rows that are not measured yet.
 
-    A row that fails says so, and the table goes on.
+    A row that fails says so, and the table goes on. Below the paper's own scale a row of one of the paper's models, or tasks, is
+    the paper's alone, and what ran has a row beside it, once.
 
     Args:
         table: With something that runs.
@@ -126,49 +84,80 @@ def measure(
         only_finished: Measure nothing; fill in what is there.
 
     Returns:
-        ``table``, ``title``, ``scale``, ``columns``, ``protocol``, ``approximated``, ``rows``: each with ``label``, ``paper``,
-        ``ours`` (column -> fields of `Measured`), ``status``, ``why`` and ``seconds``.
+        ``table``, ``title``, ``scale``, ``columns``, ``protocol``, ``notes``, ``rows``: each with ``label``, ``paper``, ``ours``
+        (column -> fields of `Measured`), ``status``, ``why`` and ``seconds``.
     """
-    rows = []
+    rows: list[dict[str, Any]] = []
+    facts: list[dict[str, str]] = []
+    shown: set[Any] = set()
     with progress.stage(table.name, len(table.rows)) as advance:
         for row in table.rows:
-            rows.append(_filled(row, table, scene, records, None if only_finished else progress))
+            rows += _filled(row, table, scene, records, None if only_finished else progress, shown, facts)
             advance(1)
     return {
         "table": table.name,
         "title": table.title,
         "scale": scene.scale,
         "seed": scene.seed,
-        "columns": dict(table.columns),
-        "protocol": table.protocol,
-        "approximated": table.approximated.get(scene.scale, "").replace("{profile}", scene.profile or "default"),
+        "columns": {**table.columns, **table.ours},
+        "protocol": protocol_line(facts),
+        "notes": table.notes,
         "absent": table.absent,
         "rows": rows,
         "environment": describe_environment(),
     }
 
 
-def _filled(row: Row, table: Table, scene: Scene, records: Records, progress: Progress | None) -> dict[str, Any]:
-    """One row; ``progress`` None measures nothing."""
-    shown = {"label": row.label, "paper": dict(row.paper), "ours": {}, "why": row.absent, "seconds": 0.0}
-    if not row.recipe:
-        return shown | {"status": PAPER_ONLY}
+def _filled(
+    row: Row,
+    table: Table,
+    scene: Scene,
+    records: Records,
+    progress: Progress | None,
+    shown: set[Any],
+    facts: list[dict[str, str]],
+) -> list[dict[str, Any]]:
+    """One row, and of what ran rows of its own; ``progress`` None measures nothing."""
+    empty = {"ours": {}, "why": row.absent, "seconds": 0.0, "status": PAPER_ONLY}
+    theirs = {"label": row.name, "paper": dict(row.paper), **empty}
+    if not row.recipe or row.way is None:
+        return [theirs]
+    beside, ours = [], theirs
     try:
-        way = table.way_of(row)
-        run = run_of(row, way, scene)
+        run = run_of(row, table, scene)
+        if row.of and scene.scale != "paper":
+            beside, ours = (
+                [theirs] if row.paper else [],
+                {"label": f"{name_of(run, row)}, {row.label}", "paper": {}, **empty},
+            )
+            if shown & (same := {ours["label"], (run.key, row.pick, row.way)}):
+                return beside
+            shown |= same
         record = records.load(run)
         if record is None:
             if progress is None:
-                return shown | {"status": OPEN}
-            progress.say(f"{table.name}: {row.label}")
+                facts.append(facts_of(run, {}))
+                return [*beside, ours | {"status": OPEN}]
+            progress.say(f"{table.name}: {ours['label']}")
             record = records.carry_out(run, progress)
-        ours: dict[str, Measured] = load_function(way.read)(record["found"], row)
+        read: dict[str, Any] = load_function(row.way.read)(record["found"], row)
+        facts.append(facts_of(run, record["found"]))
     except LockedError as error:
-        return shown | {"status": OPEN, "why": str(error)}
+        return [*beside, ours | {"status": OPEN, "why": str(error)}]
     except FreeMoEError as error:
-        return shown | {"status": FAILED, "why": " ".join(str(error).split())}
+        return [*beside, ours | {"status": FAILED, "why": " ".join(str(error).split())}]
     except Exception as error:  # a row that fails, however it fails, does not cost the others
         log.warning("%s, row %s: %s: %s", table.name, row.label, type(error).__name__, error, exc_info=error)
-        return shown | {"status": FAILED, "why": f"{type(error).__name__}: {error}"}
-    kept = {column: asdict(value) for column, value in ours.items() if column in table.columns}
-    return shown | {"status": DONE, "ours": kept, "seconds": record["seconds"]}
+        return [*beside, ours | {"status": FAILED, "why": f"{type(error).__name__}: {error}"}]
+    parts = {ours["label"]: read} if all(isinstance(m, Measured) for m in read.values()) else read
+    columns = {**table.columns, **table.ours}
+    return beside + [
+        {
+            **ours,
+            "label": label,
+            "status": DONE,
+            "ours": {column: asdict(m) for column, m in own.items() if column in columns},
+            "seconds": record["seconds"],
+        }
+        for label, own in parts.items()
+    ]

@@ -54,5 +54,9 @@ def scored(
     evaluation = recipe_from(asked, "The table's evaluation")
     assert isinstance(evaluation, EvalRecipe)
     domains = evaluate_target(evaluation, subject, progress=progress)["domains"]
-    found = {d["name"]: {w: {"score": r["score"], "gain": r["gain"]} for w, r in d["rows"].items()} for d in domains}
-    return found | {AVERAGE: mean_of_domains([d for d in domains if d["name"] not in apart])}
+    found = {
+        d["name"]: {way: {key: row[key] for key in ("score", "gain", "documents")} for way, row in d["rows"].items()}
+        for d in domains
+    }
+    general = [d for d in domains if d["name"] not in apart]
+    return found | ({AVERAGE: mean_of_domains(general)} if general else {})

@@ -27,28 +27,15 @@ SCALES: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Scene:
-    """Where a table is measured.
-
-    Attributes:
-        scale: A key of `SCALES`.
-        model: The base; None for the scale's own.
-        data_root: Folder with the real benchmark files.
-        limit: Documents per task and split (builds), or blocks of text; None for the scale's own number.
-        seed: Of splits, masks and training.
-        threads: CPU threads.
-        allow_code: Whether programs that the model writes may run in the sandbox.
-        profile: Of the recipe, below ``paper`` too; None for the scale's own.
-        device: Where the base is; None for the recipe's own.
-        dtype: Its number format; None for the recipe's own.
-    """
+    """Where a table is measured: a key of `SCALES`, and what takes the place of the scale's own, or of the recipe's."""
 
     scale: ScaleName = "tiny"
     model: str | None = None
     data_root: Path | None = None
-    limit: int | None = None
+    limit: int | None = None  # documents per task and split, or blocks of text
     seed: int = 0
     threads: int | None = None
-    allow_code: bool | Literal["unsafe"] = False
+    allow_code: bool | Literal["unsafe"] = False  # whether programs that the model writes may run in the sandbox
     profile: str | None = None
     device: str | None = None
     dtype: str | None = None
@@ -56,21 +43,13 @@ class Scene:
 
 @dataclass(frozen=True)
 class Measured:
-    """Our figure for one field of a table.
+    """Our figure for one field of a table, in the column's unit."""
 
-    Attributes:
-        value: In the column's unit, on documents that chose nothing.
-        gain: Difference to the base on the same documents; None where the field has none.
-        low: Lower end of the 95 % interval: of ``gain`` where there is one, else of ``value``.
-        high: Its upper end.
-        oracle: The same figure by the paper's own protocol, where that differs: selected on the test split.
-    """
-
-    value: float
-    gain: float | None = None
-    low: float | None = None
+    value: float  # on documents that chose nothing
+    gain: float | None = None  # to the base on the same documents
+    low: float | None = None  # of the 95 % interval of the gain where there is one, else of the value
     high: float | None = None
-    oracle: float | None = None
+    oracle: float | None = None  # by the paper's own protocol, where that differs: selected on the test split
 
     @classmethod
     def of(cls, row: Mapping[str, Any], is_first: bool, oracle: float | None = None) -> Measured:
@@ -83,12 +62,11 @@ class Measured:
 class Way:
     """How the rows of a table are measured; paths as ``package.module:function``, loaded when a row is measured.
 
-    Attributes:
-        scaled: ``(recipe: dict, scene: Scene) -> dict``: the paper's recipe cut down to a scale; what it puts under
-            ``arguments`` goes to ``work``, after which the row's own. Loads no torch.
-        work: ``(recipe: Recipe, folder: Path, progress: Progress, **arguments) -> dict``: carries it out and writes below
-            ``folder``, where a killed run goes on; returns what is kept of it, JSON.
-        read: ``(record: dict, row: Row) -> {column: Measured}``.
+    ``scaled(recipe: dict, scene: Scene, tasks: dict) -> dict`` cuts the paper's recipe down to a scale; what it puts under
+    ``arguments`` goes to ``work``, after which the row's own. It loads no torch.
+    ``work(recipe: Recipe, folder: Path, progress: Progress, **arguments) -> dict`` carries it out and writes below ``folder``,
+    where a killed run goes on; it returns what is kept of it, JSON.
+    ``read(record: dict, row: Row) -> {column: Measured}``, or of rows that only the record knows, label -> that.
     """
 
     scaled: str
@@ -100,126 +78,61 @@ class Way:
 class Row:
     """One row of a table.
 
-    Attributes:
-        label: As the paper has it.
-        paper: Column -> the paper's number; columns that it leaves empty are left out.
-        recipe: File below ``recipes``, without suffix, whose run this row shows; several rows may show one run.
-        changes: Dotted field -> value that the row changes in the recipe.
-        arguments: More keyword arguments of ``Way.work``, where a recipe cannot say what is measured.
-        pick: Which part of the run's record it shows: what ``Way.read`` makes of it.
-        way: How it is measured, where that differs from the table's.
-        absent: Why nothing of ours stands here; then ``recipe`` is empty.
+    ``recipe`` is ``PAPER/NAME``, and several rows may show one run, each its ``pick`` of the record, which ``way.read`` knows.
     """
 
     label: str
-    paper: Mapping[str, float] = field(default_factory=dict)
+    of: str = ""  # the paper's model, or task; below the scale paper what ran has a row of its own beside it
+    paper: Mapping[str, float] = field(default_factory=dict)  # by column; what it leaves empty is left out
     recipe: str = ""
-    changes: Mapping[str, Any] = field(default_factory=dict)
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, Any] = field(default_factory=dict)  # dotted field -> value in the recipe
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # more keyword arguments of way.work
     pick: str = ""
     way: Way | None = None
-    absent: str = ""
-
-
-@dataclass(frozen=True)
-class Needs:
-    """What the paper's own scale takes: printed before anything runs.
-
-    Attributes:
-        model: Its name on the hub.
-        parameters: All of them.
-        tokens: Tokens that one row sends forward through the model; a trained token counts as three.
-        data: What else has to be there.
-    """
-
-    model: str
-    parameters: float
-    tokens: float
-    data: str = ""
+    absent: str = ""  # why nothing of ours stands here; then there is no recipe
 
     @property
-    def gigabytes(self) -> float:
-        """Memory: weights in bfloat16 and a fifth more for activations and work."""
-        return 1.2 * 2 * self.parameters / 1e9
-
-    def hours(self, rows: int, flops: float = 1e14) -> float:
-        """Hours of one accelerator that does ``flops`` useful operations per second, for so many rows."""
-        return rows * 2 * self.parameters * self.tokens / flops / 3600
-
-    def line(self, rows: int) -> str:
-        """For people."""
-        more = f"; {self.data}" if self.data else ""
-        return (
-            f"{self.model}: about {self.gigabytes:.0f} GB of accelerator memory in bfloat16 and {self.hours(rows):.1f} hours "
-            f"for {rows} runs at 100 useful TFLOP/s{more}"
-        )
+    def name(self) -> str:
+        """What it is a row of, and its label."""
+        return f"{self.of}, {self.label}" if self.of else self.label
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table or a figure of a paper.
+    """A table or a figure of a paper."""
 
-    Attributes:
-        name: ``mode/table03``, ``tomoe/figure04``.
-        title: What it shows, in our words.
-        columns: Column -> unit, behind the numbers.
-        rows: In the paper's order.
-        way: How rows are measured; None where nothing runs.
-        protocol: How ours differs from theirs, in one line.
-        columns_at: Scale -> the columns that are filled there, where that is not all of them.
-        approximated: Scale -> what stands there in place of the paper's; scales at which nothing does are left out.
-        needs: Of the paper's own scale.
-        absent: Why nothing of it runs, e.g. a drawing.
-        picture: ``package.module:function`` of ``(filled: dict) -> SVG`` for figures, and tables that read better so.
-        picture_alone: The rows are the picture's data, too many to print.
-    """
-
-    name: str
+    name: str  # mode/table03, tomoe/figure04
     title: str
-    columns: Mapping[str, str] = field(default_factory=dict)
+    columns: Mapping[str, str] = field(default_factory=dict)  # column -> unit, behind the numbers
+    ours: Mapping[str, str] = field(default_factory=dict)  # columns that only ours fills
     rows: tuple[Row, ...] = ()
-    way: Way | None = None
-    protocol: str = ""
-    columns_at: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    approximated: Mapping[str, str] = field(default_factory=dict)
-    needs: Needs | None = None
-    absent: str = ""
-    picture: str = ""
-    picture_alone: bool = False
+    tasks: Mapping[str, str] = field(default_factory=dict)  # column -> task that is scored at the paper's own scale
+    states: Mapping[str, str] = field(default_factory=dict)  # column -> what the paper says of it, for `check.Stated`
+    differs: Mapping[str, str] = field(default_factory=dict)  # column -> why ours at the paper's own scale is not that
+    notes: str = ""  # what the paper does, or leaves open
+    absent: str = ""  # why nothing of it runs, e.g. a drawing
+    picture: str = ""  # package.module:function of (filled: dict) -> SVG
+    picture_alone: bool = False  # the rows are the picture's data, too many to print
 
     @property
     def paper(self) -> str:
         """The folder it stands in."""
         return self.name.partition("/")[0]
 
-    def way_of(self, row: Row) -> Way:
-        """How a row is measured.
-
-        Raises:
-            ValueError: Neither the row nor its table says.
-        """
-        way = row.way or self.way
-        if way is None:
-            raise ValueError(f"{self.name}, row {row.label!r}, has a recipe and no way to carry it out.")
-        return way
-
     @property
     def runs(self) -> tuple[Row, ...]:
         """Rows that are measured."""
         return tuple(r for r in self.rows if r.recipe)
 
-    def filled_at(self, scale: str) -> tuple[str, ...]:
-        """Columns that are filled at a scale."""
-        return tuple(self.columns_at.get(scale, self.columns))
-
     def status(self) -> str:
-        """In a word or two, for lists: what runs, what is approximated, what is not there."""
+        """In a word or two, for lists: what runs, and what is not there."""
         if self.absent:
             return f"not there: {self.absent}"
         missing = len(self.rows) - len(self.runs)
-        text = "runs" if not missing else f"{len(self.runs)} of {len(self.rows)} rows run"
-        return text + ("; approximated at " + ", ".join(self.approximated) if self.approximated else "")
+        return "runs" if not missing else f"{len(self.runs)} of {len(self.rows)} rows run"
 
+
+NOT_HERE = "a method that is not here; the paper's number alone"
 
 PAPERS: Registry[str] = Registry("paper")
 """Name of a paper -> the file beside this one with its tables and figures."""
@@ -240,31 +153,34 @@ def _read_tables(paper: str) -> list[Table]:
     """A paper's tables: entries with the fields of `Table`; ``each`` holds what all rows of a table share.
 
     Rows are entries with the fields of `Row`, whose ``paper`` may be a list: numbers of the table's first columns. Or they are
-    ``by``, a function at ``package.module:name`` that returns such entries, and its keyword arguments.
+    ``by``, a function at ``package.module:name`` that returns such entries, and its keyword arguments. The fields of `Way`
+    stand in a row, else in its table, else in the file, as ``notes``, ``states`` and ``tasks`` do.
     """
-    text = (Path(__file__).parent / PAPERS.get(paper)).read_text(encoding="utf-8")
+    whole = yaml.safe_load((Path(__file__).parent / PAPERS.get(paper)).read_text(encoding="utf-8"))
     tables = []
-    for fields in yaml.safe_load(text)["tables"]:
+    for fields in whole["tables"]:
         rows, each, columns = fields.pop("rows", []), fields.pop("each", {}), fields.get("columns", {})
         if isinstance(rows, dict):
             rows = load_function(rows.pop("by"))(**rows)
-        name, way, needs = f"{paper}/{fields.pop('name')}", fields.pop("way", None), fields.pop("needs", None)
-        tables.append(
-            Table(
-                name,
-                rows=tuple(_read_row({**each, **row}, columns) for row in rows),
-                way=way and Way(**way),
-                needs=needs and Needs(**needs),
-                **fields,
-            )
-        )
+        shared = {
+            **whole["way"],
+            **{name: fields.pop(name) for name in ("scaled", "work", "read") if name in fields},
+            **each,
+        }
+        read = tuple(_read_row({**shared, **row}, columns) for row in rows)
+        shared = {name: whole[name] for name in ("notes", "tasks") if name in whole}
+        fields["states"] = {**whole.get("states", {}), **fields.get("states", {})}
+        tables.append(Table(f"{paper}/{fields.pop('name')}", rows=read, **{**shared, **fields}))
     return tables
 
 
 def _read_row(fields: dict[str, Any], columns: Mapping[str, str]) -> Row:
-    numbers, way = fields.get("paper", {}), fields.get("way")
+    numbers = fields.pop("paper", {})
     numbers = dict(zip(columns, numbers, strict=False)) if isinstance(numbers, list) else numbers
-    return Row(**{**fields, "paper": numbers, "way": way and Way(**way)})
+    way = Way(*(fields.pop(name, "") for name in ("scaled", "work", "read")))
+    if not fields.get("recipe"):
+        return Row(**{"absent": NOT_HERE, **fields, "paper": numbers})
+    return Row(**{**fields, "paper": numbers, "way": way})
 
 
 def find(names: list[str]) -> list[Table]:

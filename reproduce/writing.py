@@ -9,8 +9,11 @@ from typing import Any
 
 from freemoe.core import neutral
 from freemoe.core.files import write_atomic
-from reproduce.running import DONE
+from reproduce.running import DONE, PAPER_ONLY
 from reproduce.table import Table, load_function
+
+LABEL, GAP = 30, 3
+"""Characters of a row's label in a terminal at most, and of what parts two columns."""
 
 
 def number(value: float) -> str:
@@ -30,31 +33,42 @@ def ours(measured: Mapping[str, Any]) -> str:
     return text + (f"; oracle {number(measured['oracle'])}" if measured["oracle"] is not None else "")
 
 
-def grid(filled: Mapping[str, Any], brief: bool = False) -> tuple[list[str], list[list[str]]]:
+def grid(filled: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Header and lines of a filled table: the paper's number and ours side by side; what nobody fills is left out.
 
-    A line is a row of the table; where it has far more columns than rows, a line is a column of it.
-
-    Args:
-        filled: What `measure` returns.
-        brief: Only the columns that ours fills, if it fills any.
+    Where every row is the paper's or ours, one column holds both. A line is a row of the table; where it has far more columns
+    than rows, a line is a column of it.
     """
     rows, units = filled["rows"], filled["columns"]
-    known = [c for c in units if any(c in row["ours"] for row in rows)]
-    columns = known if brief and known else list(units)
-    labels, heads = [_label(row) for row in rows], [column + units[column] for column in columns]
-    pairs = [[_pair(row, column) for column in columns] for row in rows]
-    if len(columns) > 2 * len(rows):
+    labels, heads = [_label(row) for row in rows], [column + unit for column, unit in units.items()]
+    pairs = [[_pair(row, column) for column in units] for row in rows]
+    if len(heads) > 2 * len(rows):
         labels, heads, pairs = heads, labels, [list(line) for line in zip(*pairs, strict=True)]
     header, lines = [""], [[label] for label in labels]
     for n, head in enumerate(heads):
-        for side, who in enumerate(("paper", "ours")):
-            cells = [line[n][side] for line in pairs]
+        sides = {who: [line[n][side] for line in pairs] for side, who in enumerate(("paper", "ours"))}
+        if all(map(any, sides.values())) and not any(map(all, zip(*sides.values(), strict=True))):
+            sides = {"": [one or other for one, other in zip(*sides.values(), strict=True)]}
+        for who, cells in sides.items():
             if any(cells):
-                header.append(f"{head}: {who}")
+                header.append(f"{head}: {who}" if who else head)
                 for line, cell in zip(lines, cells, strict=True):
                     line.append(cell)
     return header, lines
+
+
+def blocks(header: list[str], lines: list[list[str]], width: int) -> list[list[int]]:
+    """The columns that stand side by side in a terminal, block after block, each beside the labels, no number broken."""
+    widths = [max(len(line[n]) for line in [header, *lines]) for n in range(len(header))]
+    found: list[list[int]] = []
+    used = 0
+    for n in range(1, len(header)):
+        if not found or used + widths[n] + GAP > width:
+            found.append([])
+            used = min(widths[0], LABEL) + GAP
+        found[-1].append(n)
+        used += widths[n] + GAP
+    return found
 
 
 def unfilled(filled: Mapping[str, Any]) -> list[str]:
@@ -65,7 +79,7 @@ def unfilled(filled: Mapping[str, Any]) -> list[str]:
 
 
 def _label(row: Mapping[str, Any]) -> str:
-    return row["label"] if row["status"] == DONE else f"{row['label']} ({row['status']})"
+    return row["label"] if row["status"] in (DONE, PAPER_ONLY) else f"{row['label']} ({row['status']})"
 
 
 def _pair(row: Mapping[str, Any], column: str) -> tuple[str, str]:
@@ -79,14 +93,13 @@ def heading(filled: Mapping[str, Any]) -> str:
 
 
 def notes(filled: Mapping[str, Any]) -> list[str]:
-    """What belongs under the table: the difference in protocol, what stands in for what, what ours does not fill, and why."""
+    """What belongs under the table: what ran, what the paper does, what ours does not fill, and why."""
     reasons: dict[str, list[str]] = {}
     for row in filled["rows"]:
         if row["why"]:
             reasons.setdefault(f"{row['status']}: {row['why']}", []).append(row["label"])
     lines = [f"Protocol: {filled['protocol']}."] if filled["protocol"] else []
-    if filled["approximated"]:
-        lines.append(f"In place of the paper's: {filled['approximated']}.")
+    lines += [f"{filled['notes'][0].upper()}{filled['notes'][1:].removesuffix('.')}."] if filled["notes"] else []
     if (missing := unfilled(filled)) and any(row["ours"] for row in filled["rows"]):
         lines.append(f"The paper's alone at this scale: {', '.join(missing)}.")
     every = len(filled["rows"])

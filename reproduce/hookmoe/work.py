@@ -17,19 +17,15 @@ from freemoe.hookmoe.recipe import TrimRecipe
 from reproduce.scoring import scored
 from reproduce.table import Measured, Row, Scene
 
-# Column of the paper -> the benchmark's name here.
-TASKS = {
-    "ARC-c": "arc_challenge",
-    "ARC-e": "arc_easy",
-    "BoolQ": "boolq",
-    "HellaSwag": "hellaswag",
-    "MMLU": "mmlu",
-    "OBQA": "openbookqa",
-    "RTE": "rte",
-    "WinoGrande": "winogrande",
-}
 DOMAIN = "Math"
-"""The column of the domain-specific task, which does not count in the mean over the general ones."""
+"""The column of the domain-specific task; the paper's is the mean of two."""
+
+DOMAIN_TASKS = ("GSM8K", "Minerva")
+IN_DATA = ("ARC-c", "ARC-e", "HellaSwag", "MMLU", "OBQA", "RTE")
+"""Columns whose files are in the data folder of ``small``."""
+
+PAPER_LAYERS, TINY_LAYERS = 32, 4
+"""Of Mixtral-8x7B, and of the bundled mixture."""
 
 GROUPS = 8
 """Groups of layers of the paper's sweep."""
@@ -37,7 +33,6 @@ GROUPS = 8
 TINY: Mapping[str, Any] = {"blocks": 48, "block": 128, "steps": 60, "documents": 60, "shorter": 16}
 SMALL: Mapping[str, Any] = {"blocks": 256, "block": 256, "steps": 300, "documents": 200, "shorter": 4}
 TINY_TASKS = {name: [f"demo:{name}"] for name in ("math", "code", "general")} | {DOMAIN: ["demo:math"]}
-SMALL_TASKS = {n: [t] for n, t in TASKS.items() if t not in ("boolq", "winogrande")} | {DOMAIN: ["mathqa"]}
 NO_MODEL = (
     "The scale small needs a mixture model: --model with its folder. scripts/make_mixtures.py trains two of 25M parameters on real "
     "text; any mixture that freemoe trim takes will do."
@@ -47,11 +42,11 @@ NO_DATA = (
 )
 
 
-def at_scale(recipe: dict[str, Any], scene: Scene) -> dict[str, Any]:
+def at_scale(recipe: dict[str, Any], scene: Scene, tasks: dict[str, str]) -> dict[str, Any]:
     """A paper's trim cut down to a scale: other mixture and text, fewer and shorter blocks and steps; the method stays.
 
-    Its tasks are beside it, as ``arguments``: at ``tiny`` the three bundled domains, else the paper's eight, and a task of
-    mathematics.
+    Its tasks are beside it, as ``arguments``: at ``tiny`` the three bundled domains, else the paper's eight, and of mathematics.
+    A row of more text or steps has as much more of both; the held-out and the test part stay.
 
     Raises:
         DataError: At ``small`` without a model or data.
@@ -60,52 +55,60 @@ def at_scale(recipe: dict[str, Any], scene: Scene) -> dict[str, Any]:
     if scene.data_root is not None and scene.scale != "tiny":
         data["root"] = str(scene.data_root)
     if scene.scale == "paper":
-        tasks = {name: [task] for name, task in TASKS.items()} | {DOMAIN: ["gsm8k"]}
-        tasks = {} if "timing" in recipe else tasks
-        return {**recipe, "model": scene.model or recipe["model"], "arguments": {"tasks": tasks, "data": data}}
+        own = {} if "timing" in recipe else {name: [task] for name, task in tasks.items()}
+        return {**recipe, "model": scene.model or recipe["model"], "arguments": {"tasks": own, "data": data}}
     of_math = recipe["text"].startswith("math")
     if scene.scale == "tiny":
-        sizes, model, tasks = TINY, scene.model or "freemoe-demo-moe", dict(TINY_TASKS)
+        sizes, model, own = TINY, scene.model or "freemoe-demo-moe", dict(TINY_TASKS)
         text = str(benchmark_path("math", "reference")) if of_math else "demo:"
     elif scene.model is None or scene.data_root is None:
         raise DataError(NO_MODEL if scene.model is None else NO_DATA)
     else:
-        sizes, model, tasks = SMALL, scene.model, dict(SMALL_TASKS)
+        sizes, model = SMALL, scene.model
+        own = {name: [tasks[name]] for name in IN_DATA} | {DOMAIN: ["mathqa"]}
         text = str(scene.data_root / ("gsm8k/train.jsonl" if of_math else "wikitext-2-raw/wiki.train.raw"))
     given = recipe.get("training", {})
-    blocks = max(2, int((sizes["blocks"] if scene.limit is None else scene.limit) * given.get("limit", 512) / 512))
-    steps = min(sizes["steps"] if scene.limit is None else 8, given.get("steps", 1000))
+    blocks = sizes["blocks"] if scene.limit is None else scene.limit
+    steps = sizes["steps"] if scene.limit is None else 8
     training = {
         **given,
         "block": sizes["block"],
-        "limit": blocks,
+        "limit": max(2, int(blocks * given.get("limit", 512) / 512)),
         "held_out": max(4, blocks // 4),
         "test": max(8, blocks // 2),
-        "steps": steps,
+        "steps": max(1, round(steps * given.get("steps", 1000) / 1000)),
         "every": max(1, steps // 4),
         "rate": None,
         "control": False,
         # The bundled documents are shorter than a block.
         **({"samples": "packed"} if scene.scale == "tiny" else {}),
     }
-    hooks = {**recipe.get("hooks", {}), "units": None}
     plan = dict(recipe.get("plan", {}))
     if str(plan.get("given", "")).startswith("uniform:") and scene.scale == "tiny":
         plan["given"] = "uniform:1"  # the bundled mixture runs two
     if "timing" in recipe:
         prompts = [n // sizes["shorter"] for n in recipe["timing"]["prompts"]]
         recipe = {**recipe, "timing": {"prompts": prompts, "new_tokens": 17, "rounds": 5}}
-        tasks = {}
-    arguments = {"tasks": tasks, "data": {"limit": sizes["documents"], **data}}
+        own = {}
     return {
         **recipe,
         "model": model,
         "text": text,
-        "plan": plan,
+        "plan": {**plan, "given": _at_depth(plan["given"], TINY_LAYERS)}
+        if scene.scale == "tiny" and "given" in plan
+        else plan,
         "training": training,
-        "hooks": hooks,
-        "arguments": arguments,
+        "hooks": {**recipe.get("hooks", {}), "units": None},
+        "arguments": {"tasks": own, "data": {"limit": sizes["documents"], **data}},
     }
+
+
+def _at_depth(plan: str, layers: int) -> str:
+    """``tlnle:K,L`` with L as large a part of the depth as of the paper's mixture; other plans as they are."""
+    if not plan.startswith("tlnle:"):
+        return plan
+    k, first = plan.removeprefix("tlnle:").split(",")
+    return f"tlnle:{k},{max(1, round(int(first) * layers / PAPER_LAYERS))}"
 
 
 def trim_record(
@@ -132,7 +135,7 @@ def trim_record(
         trim(recipe, progress=progress)
     result = json.loads(file.read_text(encoding="utf-8"))
     return {
-        "tasks": scored(recipe.output, eval_target, recipe, tasks, data, progress, {DOMAIN}),
+        "tasks": scored(recipe.output, eval_target, recipe, tasks, data, progress, (DOMAIN, *DOMAIN_TASKS)),
         "text": result["test"]["rows"],
         "cost": result["cost_of_a_token"],
         "act": {"full": result["base"]["act"], "plan": result["plan"]["act"]},
@@ -185,7 +188,9 @@ def plans_record(
                     "plan": make_variant(functools.partial(apply_variant, model, way, weights)),
                 }
                 subject = EvalTarget(model, tokenizer, rows)
-                on_tasks = scored(recipe.model, lambda _, s=subject: s, recipe, tasks, data, progress, {DOMAIN})
+                on_tasks = scored(
+                    recipe.model, lambda _, s=subject: s, recipe, tasks, data, progress, (DOMAIN, *DOMAIN_TASKS)
+                )
                 write_atomic(file, json.dumps({"text": {"full": full, "plan": own}, "tasks": on_tasks}).encode())
             found[name] = json.loads(file.read_text(encoding="utf-8"))
             advance(1)
@@ -193,14 +198,14 @@ def plans_record(
 
 
 def _spelled(plan: str, model: Any) -> str:
-    """A plan as ``freemoe trim`` reads it; ``groups:A,B`` by the layers of a model."""
+    """A plan as ``freemoe trim`` reads it; ``groups:A,B`` and ``tlnle:K,L`` by the layers of a model."""
     from freemoe.hookmoe.plans.apply import plan_of
 
-    if not plan.startswith("groups:"):
-        return plan
-    first, last = (int(g) for g in plan.removeprefix("groups:").split(","))
     base = plan_of(model)
     layers, k = len(base.ks), max(k for k in base.ks if k is not None)
+    if not plan.startswith("groups:"):
+        return _at_depth(plan, layers)
+    first, last = (int(g) for g in plan.removeprefix("groups:").split(","))
     return f"expert_n:{k},{first * layers // GROUPS},{-(-(last + 1) * layers // GROUPS) - 1}"
 
 
@@ -208,8 +213,11 @@ def _spelled(plan: str, model: Any) -> str:
 
 
 def scores(record: Mapping[str, Any], way: str) -> dict[str, Measured]:
-    """Every task, and their average, of a row."""
-    return {name: Measured.of(rows[way], way == "full") for name, rows in record["tasks"].items()}
+    """Every task, and their average, of a row; the domain's tasks as one too."""
+    tasks = record["tasks"]
+    found = {name: Measured.of(rows[way], way == "full") for name, rows in tasks.items()}
+    both = [tasks[name][way]["score"] for name in DOMAIN_TASKS if name in tasks]
+    return found | ({DOMAIN: Measured(sum(both) / len(both))} if both else {})
 
 
 def trimmed_rows(record: dict[str, Any], row: Row) -> dict[str, Measured]:
@@ -251,8 +259,7 @@ def planned_rows(record: dict[str, Any], row: Row) -> dict[str, Measured]:
     own = next(iter(record.values())) if row.pick == "full" else record[row.pick]
     way = "full" if row.pick == "full" else "plan"
     text = own["text"][way]
-    found = {"loss": Measured(text["loss"]), "KL": Measured(text["kl"])}
+    found = {"loss": Measured(text["loss"]), "KL": Measured(text["kl"]), "Act": Measured(text["act"])}
     if way == "plan":
-        found["Act"] = Measured(text["act"])
         found |= {f"layer {n}": Measured(act) for n, act in text["act_per_layer"].items()}
     return found | scores(own, way)

@@ -5,26 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from reproduce.drawing import value
-from reproduce.figures import Words, as_file, bars, boxes, curves, radars, tallies
+from reproduce.figures import WHO, as_file, bars, boxes, curves, radars, value, with_interval
 from reproduce.mode.work import FIVE
 
 ASCENDING = "share of the ascending importance ranking, 0 = least important; the middle of each band"
 THEIRS = "band as the papers name it, % of a ranking that ends at the least important weight"
-WHO = ("paper", "ours")
-
-
-def _words(filled: Mapping[str, Any]) -> Words:
-    """The table's name and title, and every number of it as text."""
-    said = []
-    for row in filled["rows"]:
-        for column in filled["columns"]:
-            cells = [f"paper {row['paper'][column]:.2f}"] if column in row["paper"] else []
-            cells += [f"ours {row['ours'][column]['value']:.2f}"] if column in row["ours"] else []
-            if cells:
-                said.append(f"{row['label']}, {column}: {', '.join(cells)}")
-    name = filled["table"].replace("/", "-")
-    return Words(name, f"{filled['table']}: {filled['title']}", "; ".join(said))
 
 
 def sensitivity(filled: Mapping[str, Any]) -> str:
@@ -42,18 +27,17 @@ def sensitivity(filled: Mapping[str, Any]) -> str:
         start, end = (float(part) / 100 for part in band.removesuffix(" %").split("-"))
         found.setdefault(width, []).append(((start + end) / 2, shown))
     level = {} if base is None else {"ours": base}
-    return as_file(curves({"ours": found}, ASCENDING, "accuracy, %", level), _words(filled))
+    return as_file(curves({"ours": found}, ASCENDING, "accuracy, %", level), filled)
 
 
 def tally(filled: Mapping[str, Any]) -> str:
-    """Figure 2: how many tasks each band improves."""
-    rows = []
+    """Figure 2: how many tasks each band improves, and how many it makes worse, below the line."""
+    found = {}
     for row in filled["rows"]:
         better, worse = (value(row, c) for c in ("improved", "worse"))
         if better is not None and worse is not None:
-            start, end = (float(part) / 100 for part in row["label"].removesuffix(" %").split("-"))
-            rows.append((start, end, better, worse))
-    return as_file(tallies({"ours": rows}, ASCENDING.partition(";")[0]), _words(filled))
+            found[row["label"]] = {"improved": (better,) * 3, "worse": (-worse,) * 3}
+    return as_file(bars({"ours": found}, "worse   |   improved"), filled)
 
 
 def gain_boxes(filled: Mapping[str, Any]) -> str:
@@ -64,7 +48,7 @@ def gain_boxes(filled: Mapping[str, Any]) -> str:
             values = [v for column in FIVE if (v := value(row, column, who)) is not None]
             if len(values) == len(FIVE):
                 found.setdefault(who, {})[row["label"]] = values
-    return as_file(boxes(found, "gain over the baseline, points"), _words(filled))
+    return as_file(boxes(found, "gain over the baseline, points"), filled)
 
 
 def accuracy(filled: Mapping[str, Any]) -> str:
@@ -84,7 +68,7 @@ def accuracy(filled: Mapping[str, Any]) -> str:
                 own = found.setdefault(task, {}).setdefault(who, [])
                 own.append(((start + end) / 2, shown - bases[task, who]))
     level = dict.fromkeys(found, 0.0)
-    return as_file(curves(found, THEIRS, "points over the base", level), _words(filled))
+    return as_file(curves(found, THEIRS, "points over the base", level), filled)
 
 
 def _by_model(filled: Mapping[str, Any]) -> dict[str, dict[str, Mapping[str, Any]]]:
@@ -104,11 +88,11 @@ def radar(filled: Mapping[str, Any]) -> str:
             panel = {}
             for name, row in series.items():
                 own = {c: v for c in filled["columns"] if (v := value(row, c, who)) is not None}
-                if len(own) == len(filled["columns"]):
+                if own and (not panel or own.keys() == next(iter(panel.values())).keys()):
                     panel[name] = own
-            if panel and panel not in found.values():  # one model of ours may stand for several
+            if panel:
                 found[f"{who}: {model}"] = panel
-    return as_file(radars(found), _words(filled))
+    return as_file(radars(found), filled)
 
 
 def improvement(filled: Mapping[str, Any]) -> str:
@@ -119,13 +103,8 @@ def improvement(filled: Mapping[str, Any]) -> str:
             panel: dict[str, dict[str, tuple[float, float, float]]] = {}
             for name, row in series.items():
                 for column in filled["columns"]:
-                    shown = value(row, column, who)
-                    if shown is None:
-                        continue
-                    own = row["ours"].get(column, {}) if who == "ours" else {}
-                    low, high = own.get("low"), own.get("high")
-                    ends = (shown if low is None else low, shown if high is None else high)
-                    panel.setdefault(column, {})[name] = (shown, *ends)
-            if panel and panel not in found.values():
+                    if shown := with_interval(row, column, who):
+                        panel.setdefault(column, {})[name] = shown
+            if panel:
                 found[f"{who}: {model}"] = panel
-    return as_file(bars(found, "gain, points"), _words(filled))
+    return as_file(bars(found, "gain, points"), filled)

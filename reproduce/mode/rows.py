@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,32 +50,33 @@ def under_best_bands(name: str) -> float:
     return sum(n * max(scores.values()) for n, scores in clusters) / sum(n for n, _ in clusters)
 
 
-def _of_models(called: Sequence[str], paper: Any, changes: Mapping[str, Any]) -> list[RowData]:
-    """A row for every model and part of its result; the parts are the last ones of `PICKS`."""
+def _of_models(called: Mapping[str, str], paper: Any, changes: Mapping[str, Any]) -> list[RowData]:
+    """A row for every model and part of its result: pick -> what the paper calls it."""
     return [
         {
-            "label": f"{name}, {label}",
-            "paper": paper(model, pick),
+            "of": name,
+            "label": label,
+            "paper": paper(model, pick) if pick in PICKS else {},
             "recipe": f"mode/table01-{model}",
             "changes": changes,
             "pick": pick,
         }
         for model, name in MODELS.items()
-        for pick, label in zip(PICKS[-len(called) :], called, strict=True)
+        for pick, label in called.items()
     ]
 
 
-def main_rows(called: Sequence[str], changes: Mapping[str, Any] = {}) -> list[RowData]:
+def main_rows(called: Mapping[str, str], changes: Mapping[str, Any] = {}) -> list[RowData]:
     """Table 1: every model's baseline, experts and mixture."""
     return _of_models(called, lambda model, pick: MAIN[model][pick], changes)
 
 
-def gain_rows(called: Sequence[str], changes: Mapping[str, Any] = {}) -> list[RowData]:
+def gain_rows(called: Mapping[str, str], changes: Mapping[str, Any] = {}) -> list[RowData]:
     """Table 1's gains of experts and mixture."""
     return _of_models(called, gains, changes)
 
 
-def box_rows(called: Sequence[str]) -> list[RowData]:
+def box_rows(called: Mapping[str, str]) -> list[RowData]:
     """The spread of a model's gains over the benchmarks."""
     return _of_models(called, lambda model, pick: five_numbers(list(gains(model, pick).values())), {})
 
@@ -91,19 +92,27 @@ def _metrics(number: int, task: str, changes: Mapping[str, Any]) -> list[tuple[s
 
 
 def sweep_rows(number: int, task: str, changes: Mapping[str, Any] = {}) -> list[RowData]:
-    """Tables 7 to 11: a task's clusters under every band, together, and the largest and the smallest alone."""
-    rows = []
+    """Tables 7 to 11: a task's clusters under every band, and ours, as many as there are."""
+    rows: list[RowData] = []
     for name, shared in _metrics(number, task, changes):
-        clusters = sorted(CLUSTERS[name], key=lambda cluster: -cluster[0])
-        ends = {"largest": clusters[0][1], "smallest": clusters[-1][1]}
-        metric = name.removeprefix(task).strip()
-        before, base = f"{metric}, " if metric else "", MAIN["llama-2-7b"]["base"][name]
-        rows.append({**shared, "label": f"{before}no band", "paper": {"all": base}, "pick": "base"})
-        for band in BANDS:
-            found = {"all": under_one_band(name, band), **{end: own[band] for end, own in ends.items()}}
-            rows.append({**shared, "label": f"{before}{band} %", "paper": found, "pick": ours_of(band)})
-        best = {"all": under_best_bands(name), **{end: max(own.values()) for end, own in ends.items()}}
-        rows.append({**shared, "label": f"{before}each cluster's best band", "paper": best, "pick": "expert"})
+        clusters, metric = CLUSTERS[name], name.removeprefix(task).strip()
+        before, total = f"{metric}, " if metric else "", sum(n for n, _ in clusters)
+        for i, (samples, scores) in enumerate(clusters):
+            found = {**scores, "chosen": max(scores.values()), "Samples": samples, "Ratio": 100 * samples / total}
+            rows.append(
+                {"label": f"{before}{task}_{i}", "paper": found, "absent": "k-means on other documents: other clusters"}
+            )
+        found = {band: under_one_band(name, band) for band in BANDS}
+        found |= {
+            "no band": MAIN["llama-2-7b"]["base"][name],
+            "chosen": under_best_bands(name),
+            "Samples": total,
+            "Ratio": 100,
+        }
+        rows.append(
+            {"label": f"{before}all of {task}", "paper": found, "absent": "weighted by samples; no band: Table 1"}
+        )
+        rows.append({**shared, "label": f"{before}ours: "})
     return rows
 
 
@@ -114,7 +123,7 @@ def accuracy_rows(tasks: Mapping[int, str], changes: Mapping[str, Any] = {}) -> 
         figures = {"no band": ("base", MAIN["llama-2-7b"]["base"][name])}
         figures |= {f"{band} %": (ours_of(band), under_one_band(name, band)) for band in BANDS}
         rows += [
-            {**shared, "label": f"{name}, {label}", "paper": {"accuracy": theirs}, "pick": pick}
+            {**shared, "of": name, "label": label, "paper": {"accuracy": theirs}, "pick": pick}
             for label, (pick, theirs) in figures.items()
         ]
     return rows

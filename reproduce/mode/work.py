@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,10 @@ LIMITS = {"tiny": (120, 48), "small": (200, 32)}
 GENERATED = {"tiny": ("mbpp", "humaneval"), "small": ("gsm8k", "mbpp", "humaneval")}
 
 
-def at_scale(recipe: dict[str, Any], scene: Scene) -> dict[str, Any]:
+def at_scale(recipe: dict[str, Any], scene: Scene, tasks: dict[str, str]) -> dict[str, Any]:
     """A paper's build cut down to a scale: other base and tasks, fewer documents; the method stays.
 
-    At ``tiny`` tasks of one kind are one domain: `domain_rows` shows its figures for each of them.
+    At ``tiny`` tasks of one kind are one domain.
 
     Raises:
         DataError: At ``small`` without a model.
@@ -36,7 +37,7 @@ def at_scale(recipe: dict[str, Any], scene: Scene) -> dict[str, Any]:
         data["limit"] = scene.limit
     if scene.scale == "paper":
         return {**recipe, "data": data, "model": scene.model or recipe["model"]}
-    generated = any(task in GENERATED[scene.scale] for tasks in recipe["domains"].values() for task in tasks)
+    generated = any(task in GENERATED[scene.scale] for specs in recipe["domains"].values() for task in specs)
     data = {"limit": LIMITS[scene.scale][generated], **data}
     if scene.scale == "small":
         if scene.model is None:
@@ -44,8 +45,8 @@ def at_scale(recipe: dict[str, Any], scene: Scene) -> dict[str, Any]:
         return {**recipe, "data": data, "model": scene.model}
     counts = recipe["subdomains"].get("count", {})
     domains, kinds = {}, {}
-    for name, tasks in recipe["domains"].items():
-        kind = KINDS[tasks[0].partition("_")[0]]
+    for name, specs in recipe["domains"].items():
+        kind = KINDS[specs[0].partition("_")[0]]
         domains[kind] = [BUNDLED[kind]]
         if name in counts:
             # A run of few documents has room for fewer; the column K says how many there are.
@@ -61,9 +62,9 @@ def at_scale(recipe: dict[str, Any], scene: Scene) -> dict[str, Any]:
     }
 
 
-def every_field(recipe: dict[str, Any], scene: Scene) -> dict[str, Any]:
+def every_field(recipe: dict[str, Any], scene: Scene, tasks: dict[str, str]) -> dict[str, Any]:
     """The same, with all bundled domains at ``tiny``: each of their fields is one task, as each subject is of MMLU."""
-    made = at_scale(recipe, scene)
+    made = at_scale(recipe, scene, tasks)
     if scene.scale != "tiny":
         return made
     return {**made, "domains": {k: [spec.removeprefix("sampled:")] for k, spec in BUNDLED.items()}}
@@ -76,7 +77,7 @@ SMALL_MODEL = (
 
 
 def build_record(recipe: BuildRecipe, folder: Path, progress: Progress) -> dict[str, Any]:
-    """Build, and keep what tables show: every domain's rows, and every subdomain's figure under every band.
+    """Build, and keep what tables show: every task's rows, and every subdomain's figure under every band.
 
     Args:
         recipe: Of the build; its output is below ``folder``.
@@ -93,12 +94,13 @@ def build_record(recipe: BuildRecipe, folder: Path, progress: Progress) -> dict[
         domain["name"]: {
             "documents": domain["reported_documents"],
             "metric": domain["metric"],
-            "rows": _rows(domain["rows"]),
+            "rows": _rows(domain["rows"], domain["documents"]),
+            "tasks": _tasks(domain, recipe.domains[domain["name"]]),
             "subdomains": [
                 {
                     "name": sub["name"],
                     "documents": sub["rows"]["base"]["documents"] if sub["rows"] else 0,
-                    "rows": _rows(sub["rows"] or {}),
+                    "rows": _rows(sub["rows"] or {}, ()),
                     "bands": {
                         c: [*sub["bands"][c][1:], score] for c, score in sub["candidates"].items() if c in sub["bands"]
                     },
@@ -110,26 +112,40 @@ def build_record(recipe: BuildRecipe, folder: Path, progress: Progress) -> dict[
     }
 
 
-def _rows(rows: dict[str, Any]) -> dict[str, Any]:
-    return {n: {"score": r["score"], "gain": r["gain"], "also": r.get("also") or {}} for n, r in rows.items()}
+def _tasks(domain: dict[str, Any], specs: Sequence[str]) -> dict[str, Any]:
+    """Column -> rows; what the bundled data stand in for is called by its domain."""
+    if len(specs) == 1:
+        name = specs[0] if specs[0] in KINDS else domain["name"]
+        return {name: _rows(domain["rows"], domain["documents"])}
+    own = {task: [d for d in domain["documents"] if d["id"].startswith(f"{task}/")] for task in domain["tasks"]}
+    return {task: _rows(rows, own[task]) for task, rows in domain["tasks"].items()}
+
+
+def _rows(rows: dict[str, Any], documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    found = {n: {"score": r["score"], "gain": r["gain"], "also": r.get("also") or {}} for n, r in rows.items()}
+    if documents and "oracle" in rows and "routed" in rows:
+        # A document that was sent to another subdomain is under that one's expert: its oracle was not asked of it.
+        routed = [d["oracle" if d["router_saw"] == d["subdomain"] else "routed"] for d in documents]
+        score = 100 * sum(routed) / len(routed)
+        gain = {"mean": score - rows["base"]["score"], "low": None, "high": None}
+        found["routed oracle"] = {"score": score, "gain": gain, "also": {}}
+    return found
 
 
 def domain_rows(record: dict[str, Any], row: Row) -> dict[str, Measured]:
-    """A row of the result, task by task: ``base``, ``expert`` (subdomain known) or ``routed``.
+    """A row of the result, task by task: ``base``, ``expert`` (subdomain known), ``routed`` or ``routed oracle``.
 
     The papers choose the band on the documents that they report; that figure stands beside an expert's as ``oracle``.
     """
     found = {}
-    for name, domain in record.items():
-        # What stands for several tasks at tiny is shown for each.
-        tasks = [task for task, kind in KINDS.items() if kind == name] or [name]
-        metric, rows = domain["metric"], domain["rows"]
-        figures = {f" {metric}" if metric.startswith("pass@") else "": _measured(rows, row.pick)}
-        for other in rows["base"]["also"]:
-            figures[f" {other}"] = _measured({n: r["also"][other] for n, r in rows.items()}, row.pick)
+    for domain in record.values():
+        for task, rows in domain["tasks"].items():
+            sampled = any(name.startswith("pass@") for name in rows["base"]["also"])
+            found[f"{task} pass@1" if sampled else task] = _measured(rows, row.pick)
+            for other in rows[row.pick]["also"]:
+                found[f"{task} {other}"] = _measured({n: r["also"].get(other) for n, r in rows.items()}, row.pick)
         # Clusters that are there: k-means' are merged where they are too small.
-        figures[" K"] = Measured(len(domain["subdomains"]))
-        found |= {f"{task}{called}": value for task in tasks for called, value in figures.items()}
+        found["K"] = Measured(len(domain["subdomains"]))
     return found
 
 
@@ -140,7 +156,7 @@ def _measured(rows: dict[str, Any], pick: str) -> Measured:
 def gain_rows(record: dict[str, Any], row: Row) -> dict[str, Measured]:
     """`domain_rows` with the difference to the base as the figure, and no oracle."""
     return {
-        name: Measured(m.gain or 0.0, low=m.low, high=m.high)
+        name: Measured(m.gain, low=m.low, high=m.high)
         for name, m in domain_rows(record, row).items()
         if m.gain is not None
     }
@@ -161,11 +177,9 @@ def five_numbers(values: list[float]) -> dict[str, float]:
 
 
 def gain_boxes(record: dict[str, Any], row: Row) -> dict[str, Measured]:
-    """Five numbers of the gains of all tasks, each kind once."""
-    shown = gain_rows(record, row)
-    if set(record) <= set(BUNDLED):
-        shown = {name: m for name, m in shown.items() if name.split()[0] in ("mmlu", "gsm8k", "mbpp")}
-    return {name: Measured(value) for name, value in five_numbers([m.value for m in shown.values()]).items()}
+    """Five numbers of the gains of all tasks."""
+    gains = [m.value for m in gain_rows(record, row).values()]
+    return {name: Measured(value) for name, value in five_numbers(gains).items()}
 
 
 def ours_of(band: str) -> str:
@@ -177,33 +191,43 @@ def _at(subdomain: dict[str, Any], start: str) -> float | None:
     return next((score for a, _, score in subdomain["bands"].values() if f"{a:.2f}" == start), None)
 
 
-def band_rows(record: dict[str, Any], row: Row) -> dict[str, Measured]:
-    """The one domain under one band: all its subdomains together, the largest, the smallest.
-
-    ``row.pick`` is ``base``, ``expert`` (each subdomain under the band that its reference documents chose), or where a band
-    begins on our axis.
-    """
+def cluster_rows(record: dict[str, Any], row: Row) -> dict[str, dict[str, Measured]]:
+    """Every subdomain of the one domain that has reported documents, and all of them: samples, share, and each band's figure."""
     (domain,) = record.values()
-    subs = sorted((s for s in domain["subdomains"] if s["documents"]), key=lambda s: (-s["documents"], s["name"]))
-    parts = {"all": subs, "largest": subs[:1], "smallest": subs[-1:]}
-    if row.pick in ("base", "expert"):
-        rows = {"all": domain["rows"], "largest": subs[0]["rows"], "smallest": subs[-1]["rows"]}
-        return {name: _measured(found, row.pick) for name, found in rows.items()}
+    subs = [s for s in domain["subdomains"] if s["documents"]]
     found = {}
-    for name, members in parts.items():
-        scores = [(s["documents"], _at(s, row.pick), s["rows"]["base"]["score"]) for s in members]
-        known = [(n, score, base) for n, score, base in scores if score is not None]
-        if len(known) == len(members):
-            documents = sum(n for n, _, _ in known)
-            value = sum(n * score for n, score, _ in known) / documents
-            found[name] = Measured(value, value - sum(n * base for n, _, base in known) / documents)
+    for name, members, rows in [*((s["name"], [s], s["rows"]) for s in subs), ("all clusters", subs, domain["rows"])]:
+        samples = sum(s["documents"] for s in members)
+        bands = {f"{100 - 100 * end:.0f}-{100 - 100 * start:.0f}": f"{start:.2f}" for start, end in _edges(members[0])}
+        own = {band: m for band, start in bands.items() if (m := _under(members, start)) is not None}
+        own |= {"no band": _measured(rows, "base"), "chosen": _measured(rows, "expert")}
+        own |= {"Samples": Measured(samples), "Ratio": Measured(100 * samples / domain["documents"])}
+        found[f"{row.label}{name}"] = own
     return found
 
 
+def _edges(subdomain: dict[str, Any]) -> list[tuple[float, float]]:
+    return [(start, end) for start, end, _ in subdomain["bands"].values()]
+
+
+def _under(members: Sequence[dict[str, Any]], start: str) -> Measured | None:
+    """Subdomains together under the band that begins there, weighted by documents; None where one has no such band."""
+    scores = [(s["documents"], _at(s, start), s["rows"]["base"]["score"]) for s in members]
+    known = [(n, score, base) for n, score, base in scores if score is not None]
+    if len(known) < len(members):
+        return None
+    documents = sum(n for n, _, _ in known)
+    value = sum(n * score for n, score, _ in known) / documents
+    return Measured(value, value - sum(n * base for n, _, base in known) / documents)
+
+
 def accuracy_rows(record: dict[str, Any], row: Row) -> dict[str, Measured]:
-    """`band_rows`, all subdomains together alone."""
-    found = band_rows(record, row)
-    return {"accuracy": found["all"]} if "all" in found else {}
+    """The one domain under one band: ``base``, or where the band begins on our axis."""
+    (domain,) = record.values()
+    if row.pick == "base":
+        return {"accuracy": _measured(domain["rows"], "base")}
+    found = _under([s for s in domain["subdomains"] if s["documents"]], row.pick)
+    return {"accuracy": found} if found else {}
 
 
 def improved_tasks(record: dict[str, Any], row: Row) -> dict[str, Measured]:

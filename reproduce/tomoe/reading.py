@@ -7,29 +7,38 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from reproduce.scoring import AVERAGE
 from reproduce.table import Measured, Row
-from reproduce.tomoe.work import DENSE
+from reproduce.tomoe.work import CONVERTED, DENSE
 
 SORTED_EXPERTS = 8
 """Columns of the figure of expert usage."""
 
 
+def step_rows(shares: Sequence[float]) -> list[dict[str, Any]]:
+    """Rows of eleven steps of the training at every active share."""
+    return [
+        {"label": f"{100 * share:.0f} %, step {10 * n}%", "changes": {"active": share}, "pick": str(n / 10)}
+        for share in shares
+        for n in range(11)
+    ]
+
+
+def depth_rows() -> list[dict[str, Any]]:
+    """Rows of five shares of the depth."""
+    return [{"label": f"depth {depth:.0%}", "pick": str(depth)} for depth in (0, 0.25, 0.5, 0.75, 1)]
+
+
 def text_and_tasks(record: dict[str, Any], row: Row) -> dict[str, Measured]:
     """``dense``, ``converted`` or a rival: perplexity on the test part, tasks and the weights that a token uses."""
     text = record["text"][row.pick]
-    found = {"perplexity": Measured(text["value"], None, text["low"], text["high"])}
+    found = {"own text": Measured(text["value"], None, text["low"], text["high"])}
     found["active"] = Measured(100 * record["active"][row.pick])
+    if row.pick == CONVERTED:
+        found["tokens M"] = Measured(record["trained"] / 1e6)
     for name, ways in record["tasks"].items():
         if row.pick in ways:
             found[name] = Measured.of(ways[row.pick], row.pick == DENSE)
     return found
-
-
-def mmlu(record: dict[str, Any], row: Row) -> dict[str, Measured]:
-    """MMLU, or at ``tiny`` the bundled domain of its kind."""
-    ways = record["tasks"].get("MMLU") or record["tasks"].get("general") or record["tasks"][AVERAGE]
-    return {"MMLU": Measured.of(ways[row.pick], row.pick == DENSE)} | text_and_tasks(record, row)
 
 
 def added(record: dict[str, Any], row: Row) -> dict[str, Measured]:
@@ -45,7 +54,8 @@ def speed(record: dict[str, Any], row: Row) -> dict[str, Measured]:
     """``NUMBER:WAY``: tokens per second of the so-manyth batch, and over the dense model's."""
     number, _, way = row.pick.partition(":")
     both = list(record["speed"].values())[int(number)]
-    return {"tokens/s": Measured(both[way]), "over dense": Measured(both[way] / both[DENSE])}
+    batch = float(list(record["speed"])[int(number)])
+    return {"batch": Measured(batch), "tokens/s": Measured(both[way]), "over dense": Measured(both[way] / both[DENSE])}
 
 
 def _at(values: Sequence[Any], depth: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 import time
 from collections.abc import Sequence
@@ -23,35 +24,7 @@ from reproduce.table import Scene
 if TYPE_CHECKING:
     from freemoe.evals.evaluation import EvalTarget
 
-DENSE, OURS = "dense", "converted"
-
-ZERO_SHOT = {
-    "ARC-e": "arc_easy",
-    "ARC-c": "arc_challenge",
-    "PIQA": "piqa",
-    "WinoG.": "winogrande",
-    "HellaS.": "hellaswag",
-}
-"""Column -> task, without examples."""
-
-TABLE05 = {
-    "BoolQ": "boolq@32",
-    "SciQ": "sciq",
-    "PIQA": "piqa",
-    "WinoG.": "winogrande@5",
-    "ARC-c": "arc_challenge@25",
-    "HellaS.": "hellaswag@10",
-}
-TABLE06 = {
-    "BoolQ": "boolq@32",
-    "SciQ": "sciq",
-    "PIQA": "piqa",
-    "ARC-c": "arc_challenge@25",
-    "TruthfulQA": "truthfulqa_mc2",
-    "HellaS.": "hellaswag@10",
-    "MMLU": "mmlu@5",
-}
-MMLU = {"MMLU": "mmlu@5"}
+DENSE, CONVERTED = "dense", "converted"
 
 BUNDLED_TASKS = {domain: f"demo:{domain}" for domain in DOMAINS}
 IN_DATA = ("arc_easy", "arc_challenge", "hellaswag", "mmlu")
@@ -84,8 +57,8 @@ TEXTS = {
 """What the tables of tokens show; ours, as the paper's are Wikipedia's."""
 
 
-def at_scale(recipe: dict[str, Any], scene: Scene) -> dict[str, Any]:
-    """A paper's conversion cut down to a scale, with the zero-shot tasks beside it as ``arguments``.
+def at_scale(recipe: dict[str, Any], scene: Scene, tasks: dict[str, str]) -> dict[str, Any]:
+    """A paper's conversion cut down to a scale, with its table's tasks beside it as ``arguments``.
 
     Below ``paper`` the project's own default profile trains it: the paper's begins at random masks and needs its 10,000 steps.
     What a row changes stays.
@@ -93,33 +66,6 @@ def at_scale(recipe: dict[str, Any], scene: Scene) -> dict[str, Any]:
     Raises:
         DataError: At ``small`` without a model or data.
     """
-    return scaled(recipe, scene, ZERO_SHOT)
-
-
-def few_shot(recipe: dict[str, Any], scene: Scene) -> dict[str, Any]:
-    """The same with the tasks of Table 5."""
-    return scaled(recipe, scene, TABLE05)
-
-
-def few_shot_and_truth(recipe: dict[str, Any], scene: Scene) -> dict[str, Any]:
-    """The same with the tasks of Table 6."""
-    return scaled(recipe, scene, TABLE06)
-
-
-def mmlu(recipe: dict[str, Any], scene: Scene) -> dict[str, Any]:
-    """The same with MMLU alone."""
-    return scaled(recipe, scene, MMLU)
-
-
-def for_speed(recipe: dict[str, Any], scene: Scene) -> dict[str, Any]:
-    """The same without tasks; its speed in batches instead."""
-    found = scaled(recipe, scene, {})
-    found["arguments"] |= {"tasks": {}, "batches": list(BATCHES[scene.scale])}
-    return found
-
-
-def scaled(recipe: dict[str, Any], scene: Scene, tasks: dict[str, str]) -> dict[str, Any]:
-    """See `at_scale`."""
     data: dict[str, Any] = {} if scene.limit is None else {"limit": scene.limit}
     if scene.data_root is not None and scene.scale != "tiny":
         data["root"] = str(scene.data_root)
@@ -150,8 +96,15 @@ def scaled(recipe: dict[str, Any], scene: Scene, tasks: dict[str, str]) -> dict[
         root = scene.data_root
         assert root is not None
         found |= {"model": scene.model, "data_root": str(root), "mix": recipe["mix"]}
-        own = {name: task for name, task in tasks.items() if task.partition("@")[0] in IN_DATA}
+        own = {name: task for name, task in tasks.items() if re.split("[@:]", task)[0] in IN_DATA}
     return found | {"arguments": {"tasks": own, "data": {"limit": TINY_DOCUMENTS if tiny else SMALL_DOCUMENTS, **data}}}
+
+
+def for_speed(recipe: dict[str, Any], scene: Scene, tasks: dict[str, str]) -> dict[str, Any]:
+    """The same without tasks; its speed in batches instead."""
+    found = at_scale(recipe, scene, {})
+    found["arguments"] |= {"tasks": {}, "batches": list(BATCHES[scene.scale])}
+    return found
 
 
 # ------------------------------------------------------------------------------------------- the run
@@ -177,7 +130,8 @@ def conversion_record(
 
     Returns:
         ``text``: way (dense, converted, the rivals) -> perplexity and its interval over blocks; ``tasks``: column -> way ->
-        score and gain; ``active``: way -> share of the weights that a token uses; ``parameters``, ``layers``, ``boxes``, ``similarity``, ``usage``, ``dynamics``, ``tokens``, ``speed``.
+        score and gain; ``active``: way -> share of the weights that a token uses; ``trained``: tokens; ``parameters``, ``layers``,
+        ``boxes``, ``similarity``, ``usage``, ``dynamics``, ``tokens``, ``speed``.
     """
     from freemoe.tomoe.measure.usage import expert_similarity, expert_widths, layer_widths, training_dynamics
     from freemoe.tomoe.pipeline import convert
@@ -195,10 +149,11 @@ def conversion_record(
         ),
         "active": {
             DENSE: 1.0,
-            OURS: result["parameters"]["active_share"],
+            CONVERTED: result["parameters"]["active_share"],
             **{name: variant["active"] for name, variant in result["rivals"].items()},
         },
         "parameters": result["parameters"],
+        "trained": recipe.train.steps * recipe.train.batch_tokens,
         "layers": layer_widths(result),
         "boxes": [
             {**box, "dense": layer["width"]} for box, layer in zip(expert_widths(result), result["layers"], strict=True)
@@ -236,7 +191,7 @@ def _both(recipe: ConvertRecipe) -> EvalTarget:
     return EvalTarget(
         model,
         tokenizer,
-        {DENSE: make_variant(nullcontext), OURS: make_variant(partial(apply_structure, model, structure))},
+        {DENSE: make_variant(nullcontext), CONVERTED: make_variant(partial(apply_structure, model, structure))},
     )
 
 
@@ -262,10 +217,10 @@ def _tokens_per_second(dense: Any, new: Any, batch: int, seed: int, rounds: int 
     ids = torch.randint(
         3, dense.config.vocab_size, (batch, SPEED_TOKENS), generator=torch.Generator().manual_seed(seed)
     )
-    seconds: dict[str, list[float]] = {DENSE: [], OURS: []}
+    seconds: dict[str, list[float]] = {DENSE: [], CONVERTED: []}
     with torch.no_grad():
         for number in range(rounds + 1):
-            for way, model in ((DENSE, dense), (OURS, new)):
+            for way, model in ((DENSE, dense), (CONVERTED, new)):
                 began = time.perf_counter()
                 logits = model(ids.to(model.device), use_cache=False, logits_to_keep=1).logits
                 # Reading a number waits for the device.

@@ -11,9 +11,10 @@ import pytest
 from reproduce.mode import pictures
 from reproduce.mode import rows as paper
 from reproduce.mode.work import (
+    _tasks,
     accuracy_rows,
     at_scale,
-    band_rows,
+    cluster_rows,
     domain_rows,
     five_numbers,
     gain_boxes,
@@ -75,32 +76,56 @@ def _record() -> dict[str, Any]:
         name: _row(s, 42, **{"pass@10": s + 10})
         for name, s in (("base", 42), ("expert", 44), ("routed", 43), ("oracle", 46))
     }
-    return {"code": {"documents": 40, "metric": "pass@1", "rows": rows, "subdomains": subs}}
+    rows["routed oracle"] = _row(45, 42)
+    tasks = {"mbpp": rows, "humaneval": {name: _row(row["score"] + 1, 43) for name, row in rows.items()}}
+    return {"code": {"documents": 40, "metric": "pass@1", "rows": rows, "tasks": tasks, "subdomains": subs}}
 
 
-def test_a_domain_that_stands_for_two_tasks_is_shown_for_both() -> None:
+def test_a_domain_is_reported_by_task() -> None:
     found = domain_rows(_record(), Row("x", pick="expert"))
-    assert set(found) == {f"{task} {metric}" for task in ("mbpp", "humaneval") for metric in ("pass@1", "pass@10", "K")}
+    assert set(found) == {"mbpp pass@1", "mbpp pass@10", "humaneval", "K"}
     assert (found["mbpp pass@1"].value, found["mbpp pass@1"].oracle, found["mbpp pass@1"].gain) == (44, 46, 2)
-    assert (found["humaneval pass@10"].value, found["humaneval pass@10"].oracle) == (54, 56)
+    assert (found["mbpp pass@10"].value, found["mbpp pass@10"].oracle, found["humaneval"].value) == (54, 56, 45)
+    assert found["K"].value == 2
     assert domain_rows(_record(), Row("x", pick="base"))["mbpp pass@1"].gain is None
-    renamed = {"mbpp": _record()["code"]}
-    assert set(domain_rows(renamed, Row("x", pick="routed"))) == {"mbpp pass@1", "mbpp pass@10", "mbpp K"}
+    routed = domain_rows(_record(), Row("x", pick="routed oracle"))
+    assert (routed["mbpp pass@1"].value, "mbpp pass@10" in routed) == (45, False)
     boxes = gain_boxes(_record(), Row("x", pick="expert"))
     assert {m.value for m in boxes.values()} == {2.0}
 
 
-def test_bands_are_weighted_by_documents_and_compared_with_the_base() -> None:
+def test_a_routed_oracle_takes_the_best_band_where_the_router_is_right() -> None:
+    shared = {"key": "k", "base": 0.0}
+    documents = [
+        {**shared, "id": "mbpp/1", "subdomain": "code/0", "router_saw": "code/0", "routed": 0.0, "oracle": 1.0},
+        {**shared, "id": "humaneval/1", "subdomain": "code/0", "router_saw": "code/1", "routed": 0.0, "oracle": 1.0},
+    ]
+    rows = {name: _row(0, 0) for name in ("base", "routed", "oracle")}
+    domain = {"name": "code", "rows": rows, "documents": documents, "tasks": {"mbpp": rows, "humaneval": rows}}
+    by_task = _tasks(domain, ["mbpp", "humaneval"])
+    assert [by_task[task]["routed oracle"]["score"] for task in ("mbpp", "humaneval")] == [100, 0]
+    assert _tasks(domain, ["sampled:demo:code"])["code"]["routed oracle"]["score"] == 50
+
+
+def test_clusters_are_shown_under_the_papers_bands_and_together_by_documents() -> None:
     assert (ours_of("95-100"), ours_of("90-95"), ours_of("50-55")) == ("0.00", "0.05", "0.45")
-    found = band_rows(_record(), Row("x", pick="0.00"))
-    assert {n: (m.value, m.gain) for n, m in found.items()} == {
-        "all": (pytest.approx(41.25), pytest.approx(-1.25)),
-        "largest": (47.0, -3.0),
-        "smallest": (24.0, 4.0),
+    found = cluster_rows(_record(), Row("ours: "))
+    assert list(found) == ["ours: code/0", "ours: code/1", "ours: all clusters"]
+    shown = {label: (own["95-100"].value, own["95-100"].gain) for label, own in found.items()}
+    assert shown == {
+        "ours: code/0": (47.0, -3.0),
+        "ours: code/1": (24.0, 4.0),
+        "ours: all clusters": (pytest.approx(41.25), pytest.approx(-1.25)),
     }
-    assert band_rows(_record(), Row("x", pick="0.20")) == {}
-    assert accuracy_rows(_record(), Row("x", pick="0.00")) == {"accuracy": found["all"]}
-    assert band_rows(_record(), Row("x", pick="expert"))["smallest"].oracle == 24
+    small = found["ours: code/1"]
+    assert (small["Samples"].value, small["Ratio"].value, small["chosen"].oracle, small["no band"].value) == (
+        10,
+        25,
+        24,
+        20,
+    )
+    assert accuracy_rows(_record(), Row("x", pick="0.00")) == {"accuracy": found["ours: all clusters"]["95-100"]}
+    assert accuracy_rows(_record(), Row("x", pick="0.20")) == {}
 
 
 def test_tasks_that_a_band_improves_are_counted() -> None:
@@ -123,14 +148,14 @@ def test_scales_change_base_tasks_and_sizes_and_leave_the_search() -> None:
         "data": {"samples": 10},
         "bands": {"ratio": 0.05},
     }
-    tiny = at_scale(recipe, Scene())
+    tiny = at_scale(recipe, Scene(), {})
     assert tiny["domains"] == {"general": ["demo:general"], "math": ["demo:math"], "code": ["sampled:demo:code"]}
     assert tiny["subdomains"]["count"] == {"general": 12, "math": 8, "code": 3}
     assert tiny["data"] == {"limit": 48, "samples": 10, "allow_code_execution": False}
-    assert at_scale(recipe, Scene("small", model="m"))["data"]["limit"] == 32
-    assert at_scale(recipe, Scene("small", model="m", limit=7))["data"]["limit"] == 7
-    assert at_scale(recipe, Scene("paper"))["model"] == "a/b"
-    assert {at_scale(recipe, s)["bands"]["ratio"] for s in (Scene(), Scene("paper"))} == {0.05}
+    assert at_scale(recipe, Scene("small", model="m"), {})["data"]["limit"] == 32
+    assert at_scale(recipe, Scene("small", model="m", limit=7), {})["data"]["limit"] == 7
+    assert at_scale(recipe, Scene("paper"), {})["model"] == "a/b"
+    assert {at_scale(recipe, s, {})["bands"]["ratio"] for s in (Scene(), Scene("paper"))} == {0.05}
 
 
 def _filled(name: str) -> dict[str, Any]:
@@ -140,7 +165,7 @@ def _filled(name: str) -> dict[str, Any]:
     for i, row in enumerate(table.rows):
         values = {c: row.paper.get(c, float(i % 5)) + 1 for c in table.columns}
         ours = {c: {"value": v, "gain": None, "low": v - 1, "high": v + 1, "oracle": None} for c, v in values.items()}
-        rows.append({"label": row.label, "paper": dict(row.paper), "ours": ours})
+        rows.append({"label": row.name, "paper": dict(row.paper), "ours": ours})
     return {"table": name, "title": table.title, "columns": dict(table.columns), "rows": rows}
 
 

@@ -16,15 +16,18 @@ from freemoe.core.run.progress import Progress, QuietProgress
 from freemoe.domain_experts.recipe import BuildRecipe
 from freemoe.recipes import Recipe
 from reproduce import writing
-from reproduce.running import DONE, FAILED, OPEN, PAPER_ONLY, RECIPES, Records, measure, run_of
-from reproduce.table import Measured, Needs, Row, Scene, Table, Way, all_tables, find
+from reproduce.check import Stated, differences
+from reproduce.protocol import needs_line
+from reproduce.running import DONE, FAILED, OPEN, PAPER_ONLY, Records, measure
+from reproduce.runs import run_of
+from reproduce.table import Measured, Row, Scene, Table, Way, all_tables, find
 from tests.cli.conftest import Freemoe
 
 HERE = "tests.reproduce.test_running"
 DONE_RUNS: list[str] = []
 
 
-def as_it_is(recipe: dict[str, Any], scene: Scene) -> dict[str, Any]:
+def as_it_is(recipe: dict[str, Any], scene: Scene, tasks: dict[str, str]) -> dict[str, Any]:
     return {**recipe, "model": "freemoe-demo", "data": {"limit": scene.limit}}
 
 
@@ -47,10 +50,10 @@ WAY = Way(scaled=f"{HERE}:as_it_is", work=f"{HERE}:work", read=f"{HERE}:read")
 
 
 def table(*rows: Row) -> Table:
-    return Table("mode/table99", "a test", {"share": " %"}, rows, WAY, "none")
+    return Table("mode/table99", "a test", {"share": " %"}, rows=rows, notes="theirs: none")
 
 
-ONE, FIVE = (Row(f"{n} %", {"share": 1.5}, f"mode/table03-ratio-0{n}") for n in (1, 5))
+ONE, FIVE = (Row(f"{n} %", "", {"share": 1.5}, f"mode/table03-ratio-0{n}", way=WAY) for n in (1, 5))
 
 
 @pytest.fixture(autouse=True)
@@ -98,19 +101,19 @@ def test_a_failed_run_goes_on_where_it_was_and_leaves_nothing_when_it_is_done(tm
     failing = table(replace(ONE, arguments={"fails": "ours"}))
     for _ in range(2):
         measure(failing, scene, records, QuietProgress())
-    run = run_of(failing.rows[0], WAY, scene)
+    run = run_of(failing.rows[0], table(), scene)
     assert len(list((tmp_path / run.key).iterdir())) == 2, "the second try found what the first had left"
-    good = run_of(ONE, WAY, scene)
+    good = run_of(ONE, table(), scene)
     measure(table(ONE), scene, records, QuietProgress())
     assert not (tmp_path / good.key).exists()
     measure(table(FIVE), scene, Records(tmp_path, keep=True), QuietProgress())
-    assert (tmp_path / run_of(FIVE, WAY, scene).key / "try-0").exists()
+    assert (tmp_path / run_of(FIVE, table(), scene).key / "try-0").exists()
 
 
 def test_a_torn_record_is_measured_again(tmp_path: Path) -> None:
     records = Records(tmp_path)
     measure(table(ONE), Scene(), records, QuietProgress())
-    file = tmp_path / f"{run_of(ONE, WAY, Scene()).key}.json"
+    file = tmp_path / f"{run_of(ONE, table(), Scene()).key}.json"
     file.write_text(file.read_text()[:40])
     measure(table(ONE), Scene(), records, QuietProgress())
     assert len(DONE_RUNS) == 2
@@ -118,7 +121,7 @@ def test_a_torn_record_is_measured_again(tmp_path: Path) -> None:
 
 def test_nothing_is_measured_where_only_what_is_finished_is_wanted(tmp_path: Path) -> None:
     records = Records(tmp_path)
-    rows = (ONE, Row("theirs", {"share": 2.0}, absent="a method that is not here"))
+    rows = (ONE, Row("theirs", paper={"share": 2.0}, absent="a method that is not here"))
     filled = measure(table(*rows), Scene(), records, QuietProgress(), only_finished=True)
     assert [r["status"] for r in filled["rows"]] == [OPEN, PAPER_ONLY]
     assert not DONE_RUNS
@@ -131,7 +134,8 @@ def test_a_filled_table_in_words(tmp_path: Path) -> None:
     written = writing.save(filled, table(ONE), tmp_path)
     text = written["md"].read_text()
     assert "| 1 % | 1.50 | 1.00, +0.50 [-0.25, +1.00]; oracle 12,345 |" in text
-    assert "Protocol: none." in text
+    assert "Protocol: model: freemoe-demo. profile: paper. tasks: general by mmlu." in text
+    assert "Theirs: none." in text
     assert json.loads(written["json"].read_text()) == filled
 
 
@@ -142,15 +146,67 @@ def test_columns_that_only_the_paper_fills_are_named_and_wide_tables_are_turned(
     header, lines = writing.grid(filled)
     assert header == ["", "1 %: paper", "1 %: ours"]
     assert lines[:2] == [["share %", "1.50", "1.00"], ["a", "7.00", ""]]
-    assert writing.grid(filled, brief=True) == (["", "share %: paper", "share %: ours"], [["1 %", "1.50", "1.00"]])
     assert "The paper's alone at this scale: a." in writing.notes(filled)
 
 
+def test_what_ran_has_a_row_of_its_own_and_one_run_is_one_row(tmp_path: Path) -> None:
+    rows = [
+        replace(ONE, of=model, label=label) for model, label in (("mmlu", "half"), ("other", "half"), ("other", "most"))
+    ]
+    found = measure(table(*rows), Scene(), Records(tmp_path), QuietProgress())["rows"]
+    assert [(r["label"], bool(r["paper"]), bool(r["ours"])) for r in found] == [
+        ("mmlu, half", True, False),
+        ("general, half", False, True),
+        ("other, half", True, False),
+        ("other, most", True, False),
+    ]
+
+
+def test_blocks_of_columns_fit_a_terminal() -> None:
+    header, lines = ["", "a", "b", "c"], [["label", "1" * 30, "2" * 30, "3" * 30]]
+    assert writing.blocks(header, lines, 80) == [[1, 2], [3]]
+    assert writing.blocks(header, lines, 10) == [[1], [2], [3]]
+
+
 def test_what_the_papers_own_scale_takes() -> None:
-    needs = Needs("a/model", 7e9, 1e6)
-    assert needs.gigabytes == pytest.approx(16.8)
-    assert needs.hours(2) == pytest.approx(2 * 2 * 7e9 * 1e6 / 1e14 / 3600)
-    assert "a/model: about 17 GB" in needs.line(2)
+    (found,) = find(["hookmoe/table03"])
+    line = needs_line(found, Scene("paper"))
+    assert "mistralai/Mixtral-8x22B-v0.1, about 337 GB" in line
+    assert "for 4 runs" in line, "full, plan and hooks are one run"
+
+
+def test_ours_measures_what_the_papers_say(monkeypatch: pytest.MonkeyPatch, reproduce: Freemoe) -> None:
+    assert {
+        column: said
+        for t in all_tables().values()
+        for column, said in differences(t).items()
+        if column not in t.differs
+    } == {}
+    (found,) = find(["tomoe/table03"])
+    wrong = replace(found, tasks={**found.tasks, "ARC-e": "arc_easy", "ARC-c": "arc_challenge@25:acc_norm"})
+    assert differences(wrong) == {
+        "ARC-e": "metric: ours acc, the paper acc_norm (Table 3, second header line; Sec. 4.1: zero-shot)",
+        "ARC-c": "shots: ours 25, the paper 0 (Table 3, second header line; Sec. 4.1: zero-shot)",
+    }
+    assert "nothing is typed" in differences(replace(found, states={}))["PIQA"]
+    assert reproduce("check").code == 0
+    monkeypatch.setitem(all_tables(), "tomoe/table03", wrong)
+    done = reproduce("check")
+    assert done.code == 1
+    assert "tomoe/table03, ARC-e: metric: ours acc" in done.out
+    assert "2 differences without a note" in done.out
+
+
+@pytest.mark.parametrize(
+    ("text", "stated"),
+    [
+        ("acc_norm@25", Stated("acc_norm", "25")),
+        ("pass@10@0 test", Stated("pass@10", "0", "test")),
+        ("perplexity test 4096", Stated("perplexity", "", "test", "4096")),
+    ],
+)
+def test_what_a_paper_states_is_read(text: str, stated: Stated) -> None:
+    assert Stated.read(text) == stated
 
 
 # ------------------------------------------------------------------------------------- all tables
@@ -170,17 +226,14 @@ def test_a_table_says_what_it_is(found: Table) -> None:
         assert not found.runs
         return
     assert found.title
-    assert found.protocol
     assert found.columns
-    assert found.needs
-    assert len({r.label for r in found.rows}) == len(found.rows)
+    assert len({r.name for r in found.rows}) == len(found.rows)
     for row in found.rows:
         assert set(row.paper) <= set(found.columns), row.label
         assert bool(row.recipe) != bool(row.absent), f"{row.label}: it runs, or it says why not"
         if row.recipe:
-            assert (RECIPES / f"{row.recipe}.yaml").is_file(), row.recipe
             for scene in (Scene(), Scene("small", model="somewhere", data_root=Path("data")), Scene("paper")):
-                recipe = run_of(row, found.way_of(row), scene).recipe
+                recipe = run_of(row, found, scene).recipe
                 assert recipe.model != ("freemoe-demo" if scene.scale != "tiny" else ""), "a scale has its own base"
 
 
@@ -198,7 +251,9 @@ def test_the_command_says_what_it_would_run(reproduce: Freemoe, tmp_path: Path) 
 def test_the_papers_own_scale_says_what_it_takes_first(reproduce: Freemoe, tmp_path: Path) -> None:
     done = reproduce("mode/table03", "--scale", "paper", "--dry-run", "-o", str(tmp_path / "out"))
     assert done.code == 0, done.err
-    assert done.out.startswith("mode/table03 takes meta-llama/Llama-2-7b-chat-hf: about 16 GB")
+    assert done.out.startswith(
+        "mode/table03 takes accelerator memory in bfloat16 for meta-llama/Llama-2-7b-chat-hf, about 16 GB"
+    )
 
 
 def test_the_small_scale_without_a_model_says_where_one_is(reproduce: Freemoe, tmp_path: Path) -> None:
@@ -231,7 +286,7 @@ def test_what_the_command_refuses(reproduce: Freemoe, arguments: tuple[str, ...]
 def test_a_row_that_another_process_measures_is_left_to_it(tmp_path: Path) -> None:
     """A thread stands for the other process: a lock is a thread's own. The other rows are measured."""
     records, began, over = Records(tmp_path), threading.Event(), threading.Event()
-    key = run_of(ONE, WAY, Scene()).key
+    key = run_of(ONE, table(), Scene()).key
 
     def other() -> None:
         with output_lock(tmp_path / f"{key}.json"):

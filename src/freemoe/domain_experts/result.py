@@ -94,6 +94,7 @@ class DomainResult(ScoredDomain):
     by: str = Field(description="What its subdomains were made by.")
     reference_documents: int
     reported_documents: int
+    tasks: dict[str, dict[str, ScoreRow]] = Field({}, description="Task -> its rows, of a domain of several tasks.")
     router: dict[str, float | None]
     subdomains: list[SubdomainResult]
     documents: list[dict[str, Any]] = Field(

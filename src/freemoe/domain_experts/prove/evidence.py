@@ -123,8 +123,10 @@ def domain_evidence(
         candidates = {c: reported_metric(s, [documents[i] for i in group]) for c, s in swept.get(name, {}).items()}
         return {"rows": summaries(group), "candidates": candidates, "oracle_candidate": picks.get(name, (None,))[0]}
 
+    tasks = {task: [i for i, d in enumerate(documents) if d.task == task] for task in dict.fromkeys(d.task for d in documents)}
     return {
         "rows": summaries(range(len(documents))),
+        "tasks": {task: summaries(group) for task, group in tasks.items()} if len(tasks) > 1 else {},
         "router": _router_on(routes, seen),
         "subdomains": {name: subdomain_evidence(name, group) for name, group in groups.items()},
         "documents": [

@@ -176,6 +176,7 @@ def _domain_result(
         "reference_documents": len(data.reference),
         "reported_documents": len(data.reported),
         "rows": evidence["rows"],
+        "tasks": evidence["tasks"],
         **({"guessing": evidence["guessing"]} if evidence["guessing"] else {}),
         "router": evidence["router"],
         "subdomains": subdomains,
