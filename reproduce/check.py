@@ -44,8 +44,10 @@ def of_task(spec: str) -> Stated:
     """What a task ``NAME[@SHOTS][:METRIC]`` measures."""
     task = TaskName.parse(spec)
     row, _ = find_benchmark(task)
-    metric, shots = task.metric or row.metric, row.num_fewshot if task.shots is None else task.shots
-    return Stated(ACCURACY.get(metric, metric), str(shots), (row.hub or row.local).reported)
+    metric, split = task.metric or row.metric, (row.hub or row.local).reported
+    if row.kind == "text":
+        return Stated(metric, "", split, str(task.shots or ""))
+    return Stated(ACCURACY.get(metric, metric), str(row.num_fewshot if task.shots is None else task.shots), split)
 
 
 def of_run(run: Run) -> dict[str, Stated]:
@@ -76,7 +78,7 @@ def differences(table: Table) -> dict[str, str]:
                 f.name for f in fields(Stated) if paper and getattr(paper, f.name) not in ("", getattr(own, f.name))
             ]
             if paper is None:
-                found[column] = f"ours {own.metric}, {own.shots} examples, {own.split}: nothing is typed of the paper"
+                found[column] = f"ours {own.metric}, {own.shots or 'no'} examples, {own.split}: nothing is typed of the paper"
             elif apart:
                 sides = "; ".join(
                     f"{a}: ours {getattr(own, a) or 'none'}, the paper {getattr(paper, a)}" for a in apart

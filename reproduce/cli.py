@@ -89,7 +89,7 @@ def _command(
         raise DataError(f"No folder at {data_root.expanduser().absolute()} (--data-root). Check the path.")
     tables, root = find(names), data_root.expanduser() if data_root else None
     where = (cast(ScaleName, scale), model, root, limit, seed, threads, allowed_code(allow_code_execution))
-    scene = Scene(*where, profile=profile, device=device, dtype=dtype)
+    scene = Scene(*where, profile, device, dtype)
     if print_recipes:
         _print_recipes(tables, scene)
         return
@@ -108,12 +108,8 @@ def _tell_all(as_json: bool) -> None:
     if as_json:
         print_line(json.dumps({"tables": rows}))
         return
-    printed = Printed(box=None, pad_edge=False)
-    for column in rows[0]:
-        printed.add_column(column.replace("_", " "))
     for row in rows:
-        printed.add_row(*row.values())
-    print_table(printed)
+        print_line(f"{row['name']:20} {row['about']}: {row['what_runs']}")
 
 
 def _check(as_json: bool) -> None:
@@ -173,11 +169,9 @@ def _tell(found: dict[str, Any], table: Table, files: dict[str, str]) -> None:
     if table.absent:
         print_line(f"{heading(found)}: not there: {table.absent}")
         return
-    if table.picture_alone:
-        print_line(heading(found))
-    else:
+    print_line(heading(found))
+    if not table.picture_alone:
         header, rows = grid(found)
-        print_line(heading(found))
         for columns in blocks(header, rows, out.width):
             printed = Printed()
             for number in (0, *columns):

@@ -26,7 +26,7 @@ def scored(
     progress: Progress,
     apart: Collection[str] = (),
 ) -> dict[str, dict[str, Any]]:
-    """Column -> way -> score and paired gain over the first way; `AVERAGE` too, each column counting the same.
+    """Column -> way -> score and paired gain over the first way; `AVERAGE` too, each column but those ``apart`` counting the same.
 
     Args:
         artefact: What is evaluated: documents that its making saw are set aside.
@@ -55,8 +55,8 @@ def scored(
     assert isinstance(evaluation, EvalRecipe)
     domains = evaluate_target(evaluation, subject, progress=progress)["domains"]
     found = {
-        d["name"]: {way: {key: row[key] for key in ("score", "gain", "documents")} for way, row in d["rows"].items()}
+        d["name"]: {way: {key: row[key] for key in ("score", "gain", "documents")} | {"unit": d["unit"]} for way, row in d["rows"].items()}
         for d in domains
     }
-    general = [d for d in domains if d["name"] not in apart]
+    general = [d for d in domains if d["name"] not in apart and d["unit"] == "points"]
     return found | ({AVERAGE: mean_of_domains(general)} if general else {})

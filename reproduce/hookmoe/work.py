@@ -56,7 +56,7 @@ def at_scale(recipe: dict[str, Any], scene: Scene, tasks: dict[str, str]) -> dic
         data["root"] = str(scene.data_root)
     if scene.scale == "paper":
         own = {} if "timing" in recipe else {name: [task] for name, task in tasks.items()}
-        return {**recipe, "model": scene.model or recipe["model"], "arguments": {"tasks": own, "data": data}}
+        return {**recipe, "model": scene.model or recipe["model"], "arguments": {"tasks": own, "data": {**data, "fewshot_draw": "document"}}}
     of_math = recipe["text"].startswith("math")
     if scene.scale == "tiny":
         sizes, model, own = TINY, scene.model or "freemoe-demo-moe", dict(TINY_TASKS)
@@ -114,18 +114,10 @@ def _at_depth(plan: str, layers: int) -> str:
 def trim_record(
     recipe: TrimRecipe, folder: Path, progress: Progress, tasks: dict[str, list[str]], data: dict[str, Any]
 ) -> dict[str, Any]:
-    """Trim, then score the full mixture, the plan alone and the artefact on tasks.
-
-    Args:
-        recipe: Of the trim; its output is below ``folder``.
-        folder: Holds the artefact until the record is written.
-        progress: Where to report.
-        tasks: Name -> tasks.
-        data: Of the evaluation.
+    """Trim, then score the full mixture, the plan alone and the artefact on tasks (name -> tasks).
 
     Returns:
-        ``tasks``: name -> row -> score, gain; ``text``: row -> ce, kl, act and shares won back; ``cost``, ``speed``,
-        ``losses``.
+        ``tasks``: name -> row -> score, gain; ``text``: row -> ce, kl, act and shares won back; ``cost``, ``speed``, ``losses``.
     """
     from freemoe.hookmoe.evaluation import eval_target
     from freemoe.hookmoe.pipeline import trim
@@ -154,14 +146,8 @@ def plans_record(
 ) -> dict[str, Any]:
     """Score the full mixture and several plans, or rules that choose k per token, without hooks.
 
-    Args:
-        recipe: Its model and text.
-        folder: Holds the plans that are scored until the record is written.
-        progress: Where to report.
-        tasks: Name -> tasks.
-        data: Of the evaluation.
-        plans: Name -> as ``freemoe trim --compare`` has it, or ``groups:A,B``: one expert fewer in the groups A to B of eight equal
-            groups of layers.
+    ``plans``: name -> as ``freemoe trim --compare`` has it, or ``groups:A,B``: one expert fewer in the groups A to B of eight equal
+    groups of layers. Those that are scored stay in ``folder`` until the record is written.
 
     Returns:
         Name -> ``tasks``: name -> row -> score and gain, for ``full`` and ``plan``; ``text``: their rows of `compare_plans`.

@@ -50,35 +50,23 @@ def under_best_bands(name: str) -> float:
     return sum(n * max(scores.values()) for n, scores in clusters) / sum(n for n, _ in clusters)
 
 
-def _of_models(called: Mapping[str, str], paper: Any, changes: Mapping[str, Any]) -> list[RowData]:
+SHOWN = {
+    "scores": lambda model, pick: MAIN[model][pick],
+    "gains": gains,
+    "spread": lambda model, pick: five_numbers(list(gains(model, pick).values())),
+}
+"""What of Table 1 a table or figure has of every model and part of its result."""
+
+
+def main_rows(called: Mapping[str, str], what: str, changes: Mapping[str, Any] = {}) -> list[RowData]:
     """A row for every model and part of its result: pick -> what the paper calls it."""
+    shared = {"changes": changes}
     return [
-        {
-            "of": name,
-            "label": label,
-            "paper": paper(model, pick) if pick in PICKS else {},
-            "recipe": f"mode/table01-{model}",
-            "changes": changes,
-            "pick": pick,
-        }
+        {**shared, "of": name, "label": label, "recipe": f"mode/table01-{model}", "pick": pick}
+        | ({"paper": SHOWN[what](model, pick)} if pick in PICKS else {})
         for model, name in MODELS.items()
         for pick, label in called.items()
     ]
-
-
-def main_rows(called: Mapping[str, str], changes: Mapping[str, Any] = {}) -> list[RowData]:
-    """Table 1: every model's baseline, experts and mixture."""
-    return _of_models(called, lambda model, pick: MAIN[model][pick], changes)
-
-
-def gain_rows(called: Mapping[str, str], changes: Mapping[str, Any] = {}) -> list[RowData]:
-    """Table 1's gains of experts and mixture."""
-    return _of_models(called, gains, changes)
-
-
-def box_rows(called: Mapping[str, str]) -> list[RowData]:
-    """The spread of a model's gains over the benchmarks."""
-    return _of_models(called, lambda model, pick: five_numbers(list(gains(model, pick).values())), {})
 
 
 def _metrics(number: int, task: str, changes: Mapping[str, Any]) -> list[tuple[str, RowData]]:

@@ -37,7 +37,9 @@ def text_and_tasks(record: dict[str, Any], row: Row) -> dict[str, Measured]:
         found["tokens M"] = Measured(record["trained"] / 1e6)
     for name, ways in record["tasks"].items():
         if row.pick in ways:
-            found[name] = Measured.of(ways[row.pick], row.pick == DENSE)
+            own = ways[row.pick]
+            text_task = own.get("unit") == "perplexity"
+            found[name] = Measured(own["score"]) if text_task else Measured.of(own, row.pick == DENSE)
     return found
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 DENSE, CONVERTED = "dense", "converted"
 
 BUNDLED_TASKS = {domain: f"demo:{domain}" for domain in DOMAINS}
-IN_DATA = ("arc_easy", "arc_challenge", "hellaswag", "mmlu")
+IN_DATA = ("wikitext2", "arc_easy", "arc_challenge", "hellaswag", "mmlu")
 """Tasks whose files are in the data folder of ``small``."""
 
 TINY = {
@@ -72,7 +72,7 @@ def at_scale(recipe: dict[str, Any], scene: Scene, tasks: dict[str, str]) -> dic
     if scene.scale == "paper":
         root = {} if scene.data_root is None else {"data_root": str(scene.data_root)}
         own = {**recipe, **root, "model": scene.model or recipe["model"]}
-        return own | {"arguments": {"tasks": tasks, "data": data}}
+        return own | {"arguments": {"tasks": tasks, "data": {**data, "fewshot_draw": "document"}}}
     if scene.scale == "small" and (scene.model is None or scene.data_root is None):
         raise DataError(SMALL_MODEL if scene.model is None else NO_DATA)
     tiny = scene.scale == "tiny"
@@ -118,20 +118,11 @@ def conversion_record(
     data: dict[str, Any],
     batches: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """Convert, then score the dense and the converted model on tasks.
-
-    Args:
-        recipe: Of the conversion; its output is below ``folder``.
-        folder: Holds the converted model until the record is written.
-        progress: Where to report.
-        tasks: Column -> task.
-        data: Of the evaluation.
-        batches: Sequences of the calls whose speed is measured; none by default.
+    """Convert, then score the dense and the converted model on tasks (column -> task), and their speed in calls of ``batches``.
 
     Returns:
         ``text``: way (dense, converted, the rivals) -> perplexity and its interval over blocks; ``tasks``: column -> way ->
-        score and gain; ``active``: way -> share of the weights that a token uses; ``trained``: tokens; ``parameters``, ``layers``,
-        ``boxes``, ``similarity``, ``usage``, ``dynamics``, ``tokens``, ``speed``.
+        score and gain; ``active``: way -> share of the weights that a token uses; ``trained``: tokens; and what `reading` shows.
     """
     from freemoe.tomoe.measure.usage import expert_similarity, expert_widths, layer_widths, training_dynamics
     from freemoe.tomoe.pipeline import convert
