@@ -78,7 +78,9 @@ def differences(table: Table) -> dict[str, str]:
                 f.name for f in fields(Stated) if paper and getattr(paper, f.name) not in ("", getattr(own, f.name))
             ]
             if paper is None:
-                found[column] = f"ours {own.metric}, {own.shots or 'no'} examples, {own.split}: nothing is typed of the paper"
+                found[column] = (
+                    f"ours {own.metric}, {own.shots or 'no'} examples, {own.split}: nothing is typed of the paper"
+                )
             elif apart:
                 sides = "; ".join(
                     f"{a}: ours {getattr(own, a) or 'none'}, the paper {getattr(paper, a)}" for a in apart

@@ -55,7 +55,10 @@ def scored(
     assert isinstance(evaluation, EvalRecipe)
     domains = evaluate_target(evaluation, subject, progress=progress)["domains"]
     found = {
-        d["name"]: {way: {key: row[key] for key in ("score", "gain", "documents")} | {"unit": d["unit"]} for way, row in d["rows"].items()}
+        d["name"]: {
+            way: {key: row[key] for key in ("score", "gain", "documents")} | {"unit": d["unit"]}
+            for way, row in d["rows"].items()
+        }
         for d in domains
     }
     general = [d for d in domains if d["name"] not in apart and d["unit"] == "points"]

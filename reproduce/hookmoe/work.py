@@ -56,7 +56,11 @@ def at_scale(recipe: dict[str, Any], scene: Scene, tasks: dict[str, str]) -> dic
         data["root"] = str(scene.data_root)
     if scene.scale == "paper":
         own = {} if "timing" in recipe else {name: [task] for name, task in tasks.items()}
-        return {**recipe, "model": scene.model or recipe["model"], "arguments": {"tasks": own, "data": {**data, "fewshot_draw": "document"}}}
+        return {
+            **recipe,
+            "model": scene.model or recipe["model"],
+            "arguments": {"tasks": own, "data": {**data, "fewshot_draw": "document"}},
+        }
     of_math = recipe["text"].startswith("math")
     if scene.scale == "tiny":
         sizes, model, own = TINY, scene.model or "freemoe-demo-moe", dict(TINY_TASKS)

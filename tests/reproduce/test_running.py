@@ -185,8 +185,8 @@ def test_ours_measures_what_the_papers_say(monkeypatch: pytest.MonkeyPatch, repr
     (found,) = find(["tomoe/table03"])
     wrong = replace(found, tasks={**found.tasks, "ARC-e": "arc_easy", "ARC-c": "arc_challenge@25:acc_norm"})
     assert differences(wrong) == {
-        "ARC-e": "metric: ours acc, the paper acc_norm (Table 3, second header line; Sec. 4.1: zero-shot)",
-        "ARC-c": "shots: ours 25, the paper 0 (Table 3, second header line; Sec. 4.1: zero-shot)",
+        "ARC-e": "metric: ours acc, the paper acc_norm (Table 3, second header line; Sec. 4.1: zero-shot; Table 1: WikiText-2)",
+        "ARC-c": "shots: ours 25, the paper 0 (Table 3, second header line; Sec. 4.1: zero-shot; Table 1: WikiText-2)",
     }
     assert "nothing is typed" in differences(replace(found, states={}))["PIQA"]
     assert reproduce("check").code == 0
