@@ -77,7 +77,7 @@ def domain_evidence(
         known: Known subdomain of each document, an index into ``names``.
         names: The domain's subdomains.
         routes: For each document the expert the router picked (``base`` where it abstained), the subdomain it saw, and
-            its confidence.
+            its confidence. Documents sent to their own subdomain's expert, or to the base, are scored once.
         experts: Every accepted expert of the build, by subdomain.
         candidates: Every candidate per subdomain; empty without the oracle.
         controls: ``(subdomain, number)`` -> a random mask as large as the expert's.
@@ -105,7 +105,6 @@ def domain_evidence(
         if candidates.get(n)
     }
     picks = {n: _best_row(rows, [base[i] for i in groups[n]] if fallback else None) for n, rows in swept.items()}
-    # Documents that were sent to their own subdomain's expert, or to the base, are scored already.
     routed = [expert[i] if picked == seen[i] else base[i] for i, (picked, _, _) in enumerate(routes)]
     away = {n: at for n in experts if (at := [i for i, (who, _, _) in enumerate(routes) if who == n != seen[i]])}
     sent = [(at, score_subset(f"routed to {n}", experts[n], at)) for n, at in away.items()]
@@ -123,10 +122,9 @@ def domain_evidence(
         candidates = {c: reported_metric(s, [documents[i] for i in group]) for c, s in swept.get(name, {}).items()}
         return {"rows": summaries(group), "candidates": candidates, "oracle_candidate": picks.get(name, (None,))[0]}
 
-    tasks = {task: [i for i, d in enumerate(documents) if d.task == task] for task in dict.fromkeys(d.task for d in documents)}
     return {
         "rows": summaries(range(len(documents))),
-        "tasks": {task: summaries(group) for task, group in tasks.items()} if len(tasks) > 1 else {},
+        "tasks": {task: summaries(group) for task, group in _groups_by_task(documents).items()},
         "router": _router_on(routes, seen),
         "subdomains": {name: subdomain_evidence(name, group) for name, group in groups.items()},
         "documents": [
@@ -135,6 +133,12 @@ def domain_evidence(
             for i, (d, own, route) in enumerate(zip(documents, seen, routes, strict=True))
         ],
     }
+
+
+def _groups_by_task(documents: Sequence[Document]) -> dict[str, list[int]]:
+    """Task -> its documents' places; empty for one task."""
+    names = dict.fromkeys(d.task for d in documents)
+    return {name: [i for i, d in enumerate(documents) if d.task == name] for name in names if len(names) > 1}
 
 
 def _best_row(
