@@ -12,7 +12,10 @@ import yaml
 
 from freemoe.core.environment import DECIDING, package_versions
 from freemoe.core.files import json_digest
-from freemoe.recipes import Recipe, recipe_from, set_path
+from freemoe.domain_experts.recipe import BuildRecipe
+from freemoe.hookmoe.recipe import TrimRecipe
+from freemoe.recipes import recipe_from, set_path
+from freemoe.tomoe.recipe import ConvertRecipe
 from reproduce.table import Row, Scene, Table, load_function
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -30,7 +33,7 @@ class Run:
         arguments: More of its keyword arguments.
     """
 
-    recipe: Recipe
+    recipe: BuildRecipe | ConvertRecipe | TrimRecipe
     work: str
     arguments: dict[str, Any]
 
@@ -72,4 +75,6 @@ def run_of(row: Row, table: Table, scene: Scene) -> Run:
     data |= {"seed": scene.seed, "threads": scene.threads, "output": row.recipe.replace("/", "-")}
     asked = {"device": scene.device, "dtype": scene.dtype, "profile": scene.profile}
     data |= {name: value for name, value in asked.items() if value is not None}
-    return Run(recipe_from(data, f"{row.recipe} at scale {scene.scale}"), row.way.work, arguments)
+    recipe = recipe_from(data, f"{row.recipe} at scale {scene.scale}")
+    assert isinstance(recipe, BuildRecipe | ConvertRecipe | TrimRecipe)
+    return Run(recipe, row.way.work, arguments)
