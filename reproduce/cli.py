@@ -105,11 +105,8 @@ def _command(
 
 def _tell_all(as_json: bool) -> None:
     rows = [{"name": t.name, "about": t.title, "what_runs": t.status()} for t in all_tables().values()]
-    if as_json:
-        print_line(json.dumps({"tables": rows}))
-        return
-    for row in rows:
-        print_line(f"{row['name']:20} {row['about']}: {row['what_runs']}")
+    lines = [f"{row['name']:20} {row['about']}: {row['what_runs']}" for row in rows]
+    print_line(json.dumps({"tables": rows}) if as_json else "\n".join(lines))
 
 
 def _check(as_json: bool) -> None:
@@ -118,12 +115,9 @@ def _check(as_json: bool) -> None:
 
     found = [(t, column, said) for t in all_tables().values() for column, said in differences(t).items()]
     silent = [f"{t.name}, {column}: {said}" for t, column, said in found if column not in t.differs]
-    if as_json:
-        print_line(json.dumps({"differences": silent, "with_a_note": len(found) - len(silent)}))
-    else:
-        for line in silent:
-            print_line(line)
-        print_line(f"{len(silent)} differences without a note; {len(found) - len(silent)} with one")
+    lines = [*silent, f"{len(silent)} differences without a note; {len(found) - len(silent)} with one"]
+    as_data = {"differences": silent, "with_a_note": len(found) - len(silent)}
+    print_line(json.dumps(as_data) if as_json else "\n".join(lines))
     raise typer.Exit(1 if silent else 0)
 
 

@@ -36,7 +36,6 @@ WHO = ("paper", "ours")
 
 _DASHES = ("-", "--", "-.", ":")
 _MARKERS = "os^Dv<>P"
-_FEWEST_SPOKES = 3
 
 Curves = Mapping[str, Sequence[tuple[float, float]]]
 """Series -> points."""
@@ -156,18 +155,10 @@ def _bars(axes: Axes, panel: Bars, looks: Mapping[str, Mapping[str, Any]]) -> No
 
 @with_report_style
 def radars(found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Figure | None:
-    """Radars (Free-MoE Fig. 4), bars where spokes are few: title -> series -> spoke -> value."""
+    """Radars (Free-MoE Fig. 4): title -> series -> spoke -> value."""
     shown = {title: panel for title, panel in found.items() if panel}
     if not shown:
         return None
-    if any(len(next(iter(panel.values()))) < _FEWEST_SPOKES for panel in shown.values()):
-        turned = {
-            title: {
-                spoke: {name: (own[spoke],) * 3 for name, own in panel.items()} for spoke in next(iter(panel.values()))
-            }
-            for title, panel in shown.items()
-        }
-        return bars(turned, "score, %")
     columns = min(2, len(shown))
     figure = new_figure(min(WIDE, 5.0 * columns), 4.4 * math.ceil(len(shown) / columns) + 0.5)
     looks = _series([name for panel in shown.values() for name in panel])

@@ -61,7 +61,7 @@ def at_scale(recipe: dict[str, Any], scene: Scene, tasks: dict[str, str]) -> dic
             "model": scene.model or recipe["model"],
             "arguments": {"tasks": own, "data": {**data, "fewshot_draw": "document"}},
         }
-    of_math = recipe["text"].startswith("math")
+    of_math, given = recipe["text"].startswith("math"), recipe.get("training", {})
     if scene.scale == "tiny":
         sizes, model, own = TINY, scene.model or "freemoe-demo-moe", dict(TINY_TASKS)
         text = str(benchmark_path("math", "reference")) if of_math else "demo:"
@@ -71,7 +71,6 @@ def at_scale(recipe: dict[str, Any], scene: Scene, tasks: dict[str, str]) -> dic
         sizes, model = SMALL, scene.model
         own = {name: [tasks[name]] for name in IN_DATA} | {DOMAIN: ["mathqa"]}
         text = str(scene.data_root / ("gsm8k/train.jsonl" if of_math else "wikitext-2-raw/wiki.train.raw"))
-    given = recipe.get("training", {})
     blocks = sizes["blocks"] if scene.limit is None else scene.limit
     steps = sizes["steps"] if scene.limit is None else 8
     training = {
@@ -94,17 +93,11 @@ def at_scale(recipe: dict[str, Any], scene: Scene, tasks: dict[str, str]) -> dic
         prompts = [n // sizes["shorter"] for n in recipe["timing"]["prompts"]]
         recipe = {**recipe, "timing": {"prompts": prompts, "new_tokens": 17, "rounds": 5}}
         own = {}
-    return {
-        **recipe,
-        "model": model,
-        "text": text,
-        "plan": {**plan, "given": _at_depth(plan["given"], TINY_LAYERS)}
-        if scene.scale == "tiny" and "given" in plan
-        else plan,
-        "training": training,
-        "hooks": {**recipe.get("hooks", {}), "units": None},
-        "arguments": {"tasks": own, "data": {"limit": sizes["documents"], **data}},
-    }
+    if scene.scale == "tiny" and "given" in plan:
+        plan["given"] = _at_depth(plan["given"], TINY_LAYERS)
+    arguments = {"tasks": own, "data": {"limit": sizes["documents"], **data}}
+    cut = {"model": model, "text": text, "plan": plan, "training": training, "arguments": arguments}
+    return {**recipe, **cut, "hooks": {**recipe.get("hooks", {}), "units": None}}
 
 
 def _at_depth(plan: str, layers: int) -> str:

