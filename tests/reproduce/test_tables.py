@@ -26,7 +26,7 @@ ONE_OF_EACH = {"mode/table01": None, "tomoe/table01": ", 60 %", "hookmoe/table02
 
 def shortened(table: Table) -> Table:
     left_out = ONE_OF_EACH.get(table.name)
-    return replace(table, rows=tuple(row for row in table.rows if left_out is None or left_out not in row.label))
+    return replace(table, rows=tuple(row for row in table.rows if left_out is None or left_out not in row.name))
 
 
 TABLES = [pytest.param(t, id=t.name, marks=pytest.mark.hardening) for t in find(["all"]) if not t.absent]
