@@ -10,7 +10,6 @@ from scipy import stats
 
 from freemoe.core.errors import DataError, NumericError
 from freemoe.evals.statistics import (
-    cluster_sums,
     detectable_effect,
     detectable_gain,
     holm,
@@ -34,13 +33,6 @@ def listed_sign_flips(values):
         for signs in itertools.product((1, -1), repeat=len(values))
     ]
     return sum(s >= seen - 1e-9 for s in sums) / len(sums)
-
-
-def test_cluster_sums():
-    sums, counts = cluster_sums([1, 2, 4, 8], ["b", "a", "b", "c"])
-    assert (sums.tolist(), counts.tolist()) == ([5, 2, 8], [2, 1, 1])
-    sums, sizes = cluster_sums([[1, 10], [2, 20], [4, 40]], ["a", "b", "a"], [2, 1, 3])
-    assert (sums.tolist(), sizes.tolist()) == ([[14, 140], [2, 20]], [5, 1])
 
 
 @pytest.mark.parametrize(("won", "lost", "same"), [(0, 0, 100), (7, 3, 50), (20, 20, 0), (3, 0, 27)])
@@ -88,15 +80,6 @@ def test_one_cluster_has_no_interval():
         assert (found.low, found.high) == (-math.inf, math.inf)
     assert mean_interval([1.0, 0.0, 1.0], ["a"] * 3).mean == pytest.approx(2 / 3)
     assert mean_of_means([([0.5], ["a"]), ([0.1] * 30, names(30))]).low == -math.inf
-
-
-def test_intervals_scale_and_map():
-    found = mean_interval([0, 1, 1, 0, 1], names(5))
-    scaled = found.scaled(100)
-    assert (scaled.mean, scaled.low, scaled.high) == (100 * found.mean, 100 * found.low, 100 * found.high)
-    lost = found.scaled(-1)
-    assert (lost.mean, lost.low, lost.high) == (-found.mean, -found.high, -found.low)
-    assert found.mapped(math.exp).high == math.exp(found.high)
 
 
 def draw(kind, rng, *shape):

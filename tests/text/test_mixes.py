@@ -9,7 +9,7 @@ import pytest
 
 from freemoe.core.errors import DataError
 from freemoe.text import mixes
-from freemoe.text.mixes import MIXES, instruction_text, read_mix
+from freemoe.text.mixes import instruction_text, read_mix
 from tests.rows import write_rows
 
 
@@ -67,11 +67,6 @@ def test_wikitext_of_the_hub_is_one_text_not_lines(monkeypatch: pytest.MonkeyPat
 def test_a_missing_source_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"'alpaca' is not under .*alpaca/alpaca_2k"):
         read_mix("paper", tmp_path)
-
-
-def test_the_paper_mixes_three_sources_and_the_authors_four() -> None:
-    assert [s.name for s in MIXES.get("paper")] == ["alpaca", "code_alpaca", "wikitext"]
-    assert [s.name for s in MIXES.get("authors")] == ["alpaca", "wikitext", "code_alpaca", "wizard_lm"]
 
 
 def test_the_authors_fourth_source_is_conversations(tmp_path: Path) -> None:

@@ -26,21 +26,6 @@ def test_tables_and_parquet_hold_the_same_questions():
     assert items("lettered.tsv") == ("lettered", parquet)
 
 
-@pytest.mark.parametrize(
-    ("name", "shape"),
-    [
-        ("messages.jsonl", "chat"),
-        ("conversations.json", "chat"),
-        ("instructions.jsonl", "instruction"),
-        ("completions.jsonl", "completion"),
-        ("targets.jsonl", "target"),
-        ("texts.jsonl", "text"),
-    ],
-)
-def test_shapes_are_recognised(name, shape):
-    assert items(name)[0] == shape
-
-
 def test_every_row_says_where_it_stands(tmp_path):
     lines, table = tmp_path / "a.jsonl", tmp_path / "a.csv"
     lines.write_text('{"text": "a"}\n\n{"text": "b"}\n')

@@ -38,11 +38,9 @@ def benchmark_artifact(opened: Any, sizes: BenchSizes, against: Any = None, most
     """Time an opened artefact, every way that it can be run in turns with the first one.
 
     ``against``: another one, such as the dense model of a converted one: the first side, which the others are held against.
-    ``most``: of so many of its experts each is timed.
-
-    Returns:
-        ``requests``: per side the seconds to the first token and between two further ones (medians), and how many times as
-        fast it is as the first side; ``switch`` and ``batch`` where there are experts; ``memory`` in bytes; ``machine``.
+    ``most``: of so many of its experts each is timed. Gives ``requests``: per side the seconds to the first token and
+    between two further ones (medians), and how many times as fast it is as the first side; ``switch`` and ``batch`` where
+    there are experts; ``memory`` in bytes; ``machine``.
 
     Raises:
         DataError: Prompt and answer do not fit the context.

@@ -151,11 +151,8 @@ def evaluate_target(
 
     ``recipe``: what to score, and on what. ``place``: folder of the artefact, where the recipe names a repository of the
     hub. ``work``: what scores one domain in one way elsewhere, where the recipe says so: the path of a function that opens
-    the same subject and calls `score_way`. All is scored here if absent.
-
-    Returns:
-        The result: per domain a row per way and every per-document score; documents that the artefact's making saw are
-        set aside and counted.
+    the same subject and calls `score_way`. All is scored here if absent. Gives the result: per domain a row per way and
+    every per-document score; documents that the artefact's making saw are set aside and counted.
 
     Raises:
         FreeMoEError: Its child that says what is wrong.

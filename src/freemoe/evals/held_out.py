@@ -60,8 +60,7 @@ class ProvenanceRecord:
 def keep_record(folder: Path, seen: SeenHashes) -> dict[str, Any]:
     """Write hashes into an unfinished artefact, before its manifest.
 
-    Returns:
-        What manifest and result say of it.
+    Gives what manifest and result say of it.
     """
     data = seen.to_bytes()
     write_atomic(folder / SEEN_FILE, data)
@@ -111,10 +110,8 @@ def resolve_seed(recipe: EvalRecipe, record: ProvenanceRecord | None) -> EvalRec
 def set_aside(data: DomainData, record: ProvenanceRecord | None) -> tuple[DomainData, dict[str, Any]]:
     """Take what the artefact's making saw out of a domain's reported documents.
 
-    ``record``: of the artefact; nothing is set aside without one.
-
-    Returns:
-        The domain with what is left and a note, and counts: ``documents`` set aside, ``of`` how many, and ``by`` what.
+    ``record``: of the artefact; nothing is set aside without one. Gives the domain with what is left and a note, and
+    counts: ``documents`` set aside, ``of`` how many, and ``by`` what.
 
     Raises:
         DataError: Nothing is left.

@@ -59,10 +59,8 @@ def compare_prompts(
     """`compare_speed` for prompts of several lengths, each timed once in a run.
 
     ``timing``: how often, and how long the answers are. ``ids``: (length,) int64, a text that the prompts repeat.
-    ``lengths``: of the prompts; where there are none, nothing is timed. ``run``: keeps what was timed.
-
-    Returns:
-        ``speed``: the first length's figures, and under ``lengths`` all; an empty mapping where nothing was timed.
+    ``lengths``: of the prompts; where there are none, nothing is timed. ``run``: keeps what was timed. Gives ``speed``: the
+    first length's figures, and under ``lengths`` all; an empty mapping where nothing was timed.
     """
     found = []
     for length in lengths:
@@ -77,12 +75,10 @@ def compare_speed(
 ) -> dict[str, Any]:
     """Time two models on one prompt, in turns, after a round that warms up.
 
-    ``prompt``: (1, length) int64, where the models are. ``new``: tokens of the answer.
-
-    Returns:
-        ``prompt`` (its tokens), ``new_tokens``, ``rounds``; per side the medians ``ttft`` and ``itl`` in seconds; ``prefill`` and
-        ``decode``: how many times as fast the second is, the geometric mean over the rounds with Student's 95 % interval, whose
-        ends are None where there was one round.
+    ``prompt``: (1, length) int64, where the models are. ``new``: tokens of the answer. Gives ``prompt`` (its tokens),
+    ``new_tokens``, ``rounds``; per side the medians ``ttft`` and ``itl`` in seconds; ``prefill`` and ``decode``: how many
+    times as fast the second is, the geometric mean over the rounds with Student's 95 % interval, whose ends are None where
+    there was one round.
     """
     times = time_sides(sides, prompt, new, rounds, clock)
     found: dict[str, Any] = {"prompt": prompt.shape[1], "new_tokens": new, "rounds": rounds}

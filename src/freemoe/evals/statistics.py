@@ -54,10 +54,8 @@ def cluster_sums(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Weighted sums of every cluster's values, and its weight, in order of first appearance.
 
-    ``values``: ``(documents,)`` or ``(documents, candidates)``. ``weights``: of every document; 1 each if absent.
-
-    Returns:
-        ``(clusters,)`` or ``(clusters, candidates)``, and ``(clusters,)``.
+    ``values``: ``(documents,)`` or ``(documents, candidates)``. ``weights``: of every document; 1 each if absent. Gives
+    ``(clusters,)`` or ``(clusters, candidates)``, and ``(clusters,)``.
     """
     array = np.asarray(values, dtype=np.float64)
     if array.size == 0:
@@ -276,10 +274,8 @@ def detectable_gain(documents: int, level: float) -> float:
 
     The candidate loses the share `LOSSES` of the answers; the gain is what it wins beyond them.
 
-    ``documents``: different documents that test it. ``level``: of this one test, after all adjustments.
-
-    Returns:
-        A share; 1 where even winning every answer that is not lost would not do.
+    ``documents``: different documents that test it. ``level``: of this one test, after all adjustments. Gives a share; 1
+    where even winning every answer that is not lost would not do.
     """
     changed = np.arange(documents + 1)
     needed = binom.isf(level, changed, 0.5)

@@ -127,10 +127,7 @@ def adjust_rows(domains: Sequence[Mapping[str, Any]]) -> None:
 def average_rows(domains: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Way -> mean score over the domains that are scored in points, each counting the same, and its gain over the first way.
 
-    ``domains``: of an evaluation's result, with their documents.
-
-    Returns:
-        Empty for fewer than two such domains.
+    ``domains``: of an evaluation's result, with their documents. Gives empty for fewer than two such domains.
     """
     scored = [d for d in domains if d["unit"] == "points"]
     if len(scored) < 2:

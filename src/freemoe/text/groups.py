@@ -93,11 +93,9 @@ def passage_clusters(texts: Sequence[str]) -> list[int]:
 def divide_by_source(documents: Sequence[str]) -> tuple[list[TextPassage], str]:
     """Divide documents into what comes from one source.
 
-    ``documents``: A file of plain text is one; else one for each row.
-
-    Returns:
-        Passages with their groups, in order, and what a group is, in words. Where neighbours of one article may come into
-        several groups, for want of articles, the words begin with `LOOSE`.
+    ``documents``: A file of plain text is one; else one for each row. Gives passages with their groups, in order, and what
+    a group is, in words. Where neighbours of one article may come into several groups, for want of articles, the words
+    begin with `LOOSE`.
     """
     if sum(_heading_level(text) == 1 for text in documents) >= FEWEST:  # a data set with a row for each line
         documents = ["".join(text if text.endswith("\n") else f"{text}\n" for text in documents)]

@@ -11,10 +11,7 @@ from freemoe.hub.reach import hub_error, hub_session, not_found_error
 def load_hub_data(repository: str, configuration: str | None, split: str) -> Any:
     """One split of a data set of the hub, or of the cache where the hub is out of reach.
 
-    ``repository``: ``owner/name``. ``split``: ``train``, ``test`` and so on.
-
-    Returns:
-        A `datasets.Dataset`.
+    ``repository``: ``owner/name``. ``split``: ``train``, ``test`` and so on. Gives a `datasets.Dataset`.
 
     Raises:
         DataError: The package `datasets` is not installed, or the data set has no such configuration or split.

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from freemoe.core.errors import DataError, NumericError, SplitError
-from freemoe.domain_experts.select.scores import ReportedScores, ScoreTable
+from freemoe.domain_experts.select.scores import ScoreTable
 from freemoe.evals.engine.evaluator import DocumentScore, Evaluator
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import Document, FrozenChoice, ReferenceSplit, ReportedSplit
@@ -140,13 +140,6 @@ def test_reported_documents_cannot_make_a_table():
     with pytest.raises(SplitError, match="ReferenceSplit"):
         ScoreTable(reported.open(FrozenChoice("x")), compute)
     assert asked == []
-
-
-def test_reported_scores_cannot_enter_a_table():
-    table = ScoreTable(split_of(2), lambda c, n: ReportedScores(DocumentScore(1.0, 0.0, 1) for _ in n))
-    for call in (table.document_scores, table.objective_values, table.paired_gains):
-        with pytest.raises(SplitError, match="cannot choose"):
-            call("a", [0, 1])
 
 
 def test_reported_documents_open_for_a_frozen_choice_only():

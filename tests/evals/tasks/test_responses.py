@@ -71,13 +71,6 @@ def test_all_turns_of_a_conversation_are_on_one_side(tmp_path):
     assert "read as chat {messages}, by the model's chat template" in data.notes[0]
 
 
-def test_other_answers_to_one_question_stay_together(tmp_path):
-    rows = [{"instruction": f"say {i // 4}", "output": f"answer {i}"} for i in range(40)]
-    data = load_domain("d", [str(write_rows(tmp_path / "a.jsonl", rows))], tokenizer=tiny_tokenizer())
-    assert len({d.key for d in data.reference.documents}) == 5
-    assert not {d.key for d in data.reference.documents} & data.reported.content_keys()
-
-
 def test_features_are_of_the_prompt_alone(tmp_path):
     tokenizer = chat_tokenizer()
     data = load_domain("d", [talks(tmp_path)], tokenizer=tokenizer)

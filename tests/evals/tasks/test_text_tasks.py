@@ -1,4 +1,3 @@
-import json
 import math
 import re
 from contextlib import nullcontext
@@ -23,7 +22,6 @@ from freemoe.evals.tasks.text_tasks import (
 from freemoe.recipes import DataSection, EvalRecipe
 from freemoe.report.tables import evaluation_table
 from freemoe.results import EvaluationResult
-from freemoe.text.documents import read_documents
 from freemoe.text.files import evenly_spaced, split_paragraphs
 from freemoe.text.groups import TextPassage
 from tests.rows import write_rows
@@ -149,14 +147,6 @@ def test_text_task_from_one_file(tmp_path):
     assert "first 1 given" in given.notes[0]
 
 
-def test_text_task_from_two_files_and_json(tmp_path):
-    a, b = write_rows(tmp_path / "a.jsonl", [{"text": story(i) * 5} for i in range(9)]), tmp_path / "b.json"
-    b.write_text(json.dumps([story(i) * 5 for i in range(20, 29)]))
-    domain = load_domain("d", [f"text:{a}::{b}"], tokenizer=Letters())
-    assert len(domain.reference) > 5
-    assert len(domain.reported) > 5
-
-
 def test_caps_of_its_own_bound_a_split_and_leave_the_other_as_it_is():
     documents, test = ["".join(map(story, range(60)))], ["".join(map(story, range(100, 160)))]
 
@@ -176,20 +166,6 @@ def test_text_tasks_refuse(tmp_path):
         load_domain("d", [f"text:{path}"])
     with pytest.raises(DataError, match="gives no block of 256 tokens"):
         load_domain("d", [f"text:{path}"], tokenizer=Letters())
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "said"),
-    [
-        ("b.jsonl", '{"txt": "a"}', r"no known key.*txt"),
-        ("b.json", '{"text": "a"}', "a list of rows or of texts"),
-        ("c.json", "[,]", "not JSON"),
-        ("", "", "is a folder"),
-    ],
-)
-def test_files_that_hold_no_documents(name, text, said, tmp_path):
-    with pytest.raises(DataError, match=said):
-        read_documents(write_rows(tmp_path / name, [text]) if name else tmp_path)
 
 
 @pytest.mark.realdata

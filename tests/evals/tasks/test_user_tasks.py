@@ -40,14 +40,11 @@ def test_key_ignores_wrong_choices_case_and_space(tmp_path):
 
 BAD = {
     "not JSON": (["{"], r"t.jsonl:1: not JSON"),
-    "no object": (["[1]"], r"t.jsonl:1: a JSON list"),
     "missing key": (
         [choice(1), {"question": "q", "chocies": []}],
         r"t.jsonl:2: missing 'choices', 'answer'; .*chocies",
     ),
-    "unknown format": ([{"body": "x"}], r"no known key; keys seen: 'body'"),
     "plain text": ([{"text": "x"}], "plain text; write text:FILE"),
-    "both formats": ([{**choice(1), "prompt": "p", "target": "t"}], "both formats"),
     "mixed": ([choice(1), {"prompt": "p", "target": "t"}], r"t.jsonl:2: a 'target' line in a file of 'choice'"),
     "index too high": ([{**choice(1), "answer": 2}], r"'answer' is 2, .* 2 choices; allowed: an index from 0 to 1"),
     "index below": ([{**choice(1), "answer": -1}], r"'answer' is -1"),

@@ -98,10 +98,7 @@ def branch_mask(branches: Tensor, prefix: int, dtype: torch.dtype) -> Tensor:
     """What is added to attention scores so that every token sees the prefix, its trunk and its own branch.
 
     ``branches``: ``(B, L)``: 0 on the trunk, then the number of the branch. ``dtype``: of the model: a mask of booleans
-    would be added as ones and zeros by some attention functions.
-
-    Returns:
-        ``(B, 1, L, P + L)``: 0, or the least finite number.
+    would be added as ones and zeros by some attention functions. Gives ``(B, 1, L, P + L)``: 0, or the least finite number.
     """
     rows, length = branches.shape
     own = branches[:, :, None] == branches[:, None, :]
@@ -124,9 +121,8 @@ def fill_prefix(model: Any, ids: Tensor, room: int = 0) -> SharedCache:
 def score_requests(model: Any, work: Sequence[GroupTensors], count: int) -> tuple[list[float], list[bool]]:
     """Score what was planned, on the weights as they are.
 
-    Returns:
-        For each of ``count`` requests the sum of its tokens' log-likelihoods in nats, and whether each of them is
-        the likeliest.
+    Gives for each of ``count`` requests the sum of its tokens' log-likelihoods in nats, and whether each of them is the
+    likeliest.
     """
     sums = torch.zeros(count, dtype=torch.float64)
     misses = torch.zeros(count, dtype=torch.long)

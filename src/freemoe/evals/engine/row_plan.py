@@ -114,11 +114,8 @@ def shared_prefixes(rows: Sequence[Ids], forward_cost: int) -> list[tuple[Ids, l
     brackets; each bracket is closed as one group or as the groups inside it, whichever saves more.
 
     ``rows``: at least one token of each stays outside of its prefix. ``forward_cost``: tokens that a group must save to be
-    made.
-
-    Returns:
-        Prefix and row numbers of every group, in sorted order; then, with an empty prefix, the rows that are left, in
-        their own order.
+    made. Gives prefix and row numbers of every group, in sorted order; then, with an empty prefix, the rows that are left,
+    in their own order.
     """
     order = sorted(range(len(rows)), key=rows.__getitem__)
     # The bracket that is open: shared tokens, first row, tokens saved by the groups inside it, these groups.

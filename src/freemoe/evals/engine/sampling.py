@@ -42,10 +42,8 @@ class SamplingConfig:
         """One token of each row.
 
         ``logits``: ``(B, V)``. ``chances``: ``(B,)``, in [0, 1): at which point of a row's cumulative probability its token
-        lies.
-
-        Returns:
-            Token ids ``(B,)`` on the logits' device, which is not waited for; of a row with NaN -1, see `tokens_to_list`.
+        lies. Gives token ids ``(B,)`` on the logits' device, which is not waited for; of a row with NaN -1, see
+        `tokens_to_list`.
         """
         tokens = logits.argmax(-1) if self.is_greedy else self._draw_tokens(logits, chances)
         return tokens.masked_fill(logits.isnan().any(-1), -1)

@@ -35,10 +35,8 @@ def masks_are_dense(model: Any) -> bool:
 def sharing_problem(model: Any, ids: Ids, max_length: int) -> str | None:
     """Score a few made-up requests in both ways and compare.
 
-    ``ids``: any text's tokens, of which the requests are made.
-
-    Returns:
-        Why sharing does not work on this model; None where it does.
+    ``ids``: any text's tokens, of which the requests are made. Gives why sharing does not work on this model; None where it
+    does.
     """
     if max_length < _TRIAL:
         return f"the context of {max_length} tokens is too short for it to be tried out"

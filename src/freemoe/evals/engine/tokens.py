@@ -136,8 +136,7 @@ class PromptTokenizer:
     def fit_to_context(self, pair: TokenPair, task: str = "") -> tuple[tuple[int, ...], int]:
         """Input ids that fit the context, and how many of the last positions predict the continuation.
 
-        Returns:
-            Ids without the continuation's last token (it is only predicted), and the continuation's length.
+        Gives ids without the continuation's last token (it is only predicted), and the continuation's length.
 
         Raises:
             DataError: When the continuation alone is longer than the context, or ``overflow="error"`` and the

@@ -182,8 +182,7 @@ def join_splits(
 ) -> tuple[list[ReferenceSplit], list[ReportedSplit]]:
     """Join the copies in all these splits (`join_copies`), and drop reference documents that any of them reports on.
 
-    Returns:
-        The splits in their order; those of reported documents as closed as before, and with all their documents.
+    Gives the splits in their order; those of reported documents as closed as before, and with all their documents.
     """
     closed = [document for split in reported for document in split._documents]
     joined = iter(join_copies([*(d for split in references for d in split.documents), *closed]))

@@ -16,8 +16,7 @@ def seeded_rank(seed: int, *names: str) -> str:
 def carve_by_key(keys: Sequence[str], share: float = 0.5, seed: int = 0) -> tuple[list[int], list[int]]:
     """Part items into reference and reported by content key, so that no key stands on both sides.
 
-    Returns:
-        Indices of the reference items and of the reported items, each in file order.
+    Gives indices of the reference items and of the reported items, each in file order.
     """
     order = sorted(set(keys), key=lambda key: seeded_rank(seed, "carve", key))
     chosen = set(order[: round(len(order) * share)])
@@ -37,10 +36,8 @@ def large_group_text(keys: Sequence[str]) -> str:
 def draw_balanced(names: Sequence[str], fields: Sequence[str], limit: int | None, seed: int = 0) -> list[int]:
     """Draw ``limit`` items, balanced over fields: one of each field in turn, until there are enough.
 
-    ``names``: stable name of every item. ``fields``: field of every item (all empty: a plain draw).
-
-    Returns:
-        Indices in file order.
+    ``names``: stable name of every item. ``fields``: field of every item (all empty: a plain draw). Gives indices in file
+    order.
     """
     if limit is None or limit >= len(names):
         return list(range(len(names)))

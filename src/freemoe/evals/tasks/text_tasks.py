@@ -44,8 +44,7 @@ SHORTEST_LINE = 40
 def drop_shared_lines(reference: Sequence[TextPassage], reported: Sequence[str]) -> tuple[list[TextPassage], int]:
     """Drop from the reference every line of some length that the reported part has too.
 
-    Returns:
-        The paragraphs that remain, and how many lines were dropped.
+    Gives the paragraphs that remain, and how many lines were dropped.
     """
     known = {
         " ".join(split_words(line)) for piece in reported for line in piece.splitlines() if len(line) >= SHORTEST_LINE

@@ -36,10 +36,7 @@ def read_task_file(
     """Read the documents of a source; all its rows have one shape.
 
     ``data``: whether the chat template is used, and which column names what rows come from (``key`` if None).
-    ``tokenizer``: of the model; responses are cut into its tokens.
-
-    Returns:
-        The shape, and the documents.
+    ``tokenizer``: of the model; responses are cut into its tokens. Gives the shape, and the documents.
 
     Raises:
         DataError: With file, line number, the value seen and the values allowed.
