@@ -158,9 +158,6 @@ def test_the_installed_command_prints_no_traceback(folder: Path) -> None:
     check_refusal(Done(done.returncode, done.stdout, done.stderr), ["'none.yaml' is not a file"])
 
 
-# ------------------------------------------------------------------ ctrl-C
-
-
 def interrupt(*_: Any, **__: Any) -> Any:
     raise KeyboardInterrupt
 

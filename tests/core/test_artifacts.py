@@ -28,9 +28,6 @@ def folder(tmp_path: Path) -> Path:
     return root
 
 
-# ------------------------------------------------------------------ manifest
-
-
 def test_the_manifest_vouches_for_what_belongs_to_the_artefact(folder: Path) -> None:
     manifest = read_manifest(folder)
     assert manifest["format"] == FORMAT

@@ -34,28 +34,18 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 @pytest.fixture(scope="session")
-def ask_each(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[list[Any]]]:
-    """Run steps of `scenario` on several models in one process: ``ask_each(runner, [{folder, base, steps, ours, options}])``."""
+def ask(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[list[Any]]]:
+    """Run steps of `scenario` on several models in one process: ``ask(runner, steps, *folders, base=...)``."""
 
-    def run(runner: str, models: list[dict[str, Any]]) -> list[list[Any]]:
+    def run(runner: str, steps: list[Any], *folders: Path, base: Path | None = None) -> list[list[Any]]:
         folder = tmp_path_factory.mktemp("scenario")
         asked, answered = folder / "asked.json", folder / "answered.json"
-        asked.write_text(json.dumps(models))
+        asked.write_text(json.dumps({"folders": folders, "base": base, "steps": steps}, default=str))
         command = [sys.executable, "-m", "tests.vllm.scenario", runner, str(asked), str(answered)]
         done = subprocess.run(
             command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
         return json.loads(answered.read_text())
-
-    return run
-
-
-@pytest.fixture(scope="session")
-def ask(ask_each: Callable[..., list[list[Any]]]) -> Callable[..., list[Any]]:
-    """The same of one model: ``ask(runner, model, steps, ours=..., **options)``."""
-
-    def run(runner: str, model: Path, steps: list[Any], ours: bool = True, **options: Any) -> list[Any]:
-        return ask_each(runner, [{"folder": str(model), "steps": steps, "ours": ours, "options": options}])[0]
 
     return run

@@ -108,14 +108,9 @@ def main(runner: str, asked: Path, answered: Path) -> None:
     from freemoe.serve.vllm.settings import llm_arguments
     from vllm import LLM
 
-    answers = []
-    for told in json.loads(asked.read_text()):
-        own = (
-            llm_arguments(told["folder"], told.get("base"))
-            if told["ours"]
-            else {"model": told["folder"], "enforce_eager": True}
-        )
-        llm = LLM(**{**own, **SMALL, **told.get("options", {})})
+    answers, told = [], json.loads(asked.read_text())
+    for folder in told["folders"]:
+        llm = LLM(**{**llm_arguments(folder, told["base"]), **SMALL})
         assert llm.llm_engine.vllm_config.use_v2_model_runner == (runner == "v2")
         answers.append([step(llm, one) for one in told["steps"]])
         del llm

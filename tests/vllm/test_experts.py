@@ -65,12 +65,12 @@ def moe(world: Path) -> Any:
 
 @pytest.fixture(scope="session")
 def v1(world: Path, ask: Callable[..., list[Any]]) -> dict[str, Any]:
-    return dict(zip(STEPS, ask("v1", world, list(STEPS.values())), strict=True))
+    return dict(zip(STEPS, *ask("v1", list(STEPS.values()), world), strict=True))
 
 
 @pytest.fixture(scope="session")
 def v2(world: Path, ask: Callable[..., list[Any]]) -> dict[str, Any]:
-    return dict(zip(V2_STEPS, ask("v2", world, [STEPS[name] for name in V2_STEPS]), strict=True))
+    return dict(zip(V2_STEPS, *ask("v2", [STEPS[name] for name in V2_STEPS], world), strict=True))
 
 
 def reference(moe: Any, expert: str | None, ids: list[int]) -> torch.Tensor:

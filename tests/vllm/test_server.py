@@ -116,17 +116,17 @@ def test_it_asks_for_the_key(server: tuple[str, Any]) -> None:
 
 
 def test_a_converted_model_in_processes_of_their_own(tmp_path: Path) -> None:
-    from tests.vllm.test_converted import CASES, compare, write_converted
+    from tests.vllm.test_models import CONVERTED, compare, write_converted
 
-    folder = write_converted(tmp_path / "half", *CASES["llama"])
+    folder = write_converted(tmp_path / "half", *CONVERTED["llama"])
     with serving(folder, tmp_path) as address:
         require_close(address, "base:converted", lambda steps, answers: compare(folder, steps, answers))
 
 
 def test_a_trimmed_mixture_in_processes_of_their_own(tmp_path: Path) -> None:
-    from tests.vllm.test_trimmed import CASES, compare, write_trimmed
+    from tests.vllm.test_models import TRIMMED, compare, write_trimmed
 
-    folder = write_trimmed(tmp_path, *CASES["mixtral"])
+    folder = write_trimmed(tmp_path, *TRIMMED["mixtral"])
     with serving(folder, tmp_path) as address:
         require_close(address, "base:trimmed", lambda steps, answers: compare(folder, steps, answers))
         # Its base as it is would be another model.

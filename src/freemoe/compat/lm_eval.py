@@ -30,9 +30,6 @@ def lm_eval_main() -> Callable[[], None]:
     return name_of(_PACKAGE, "lm_eval.__main__:cli_evaluate", "run lm-eval's command")
 
 
-# ----------------------------------------------------------------------------------------- tasks
-
-
 def official_config(yaml: str) -> dict[str, Any]:
     """lm-eval's own configuration of a task, as a dict; functions resolved.
 
@@ -99,8 +96,6 @@ def code_metric_replaced(metric: Any) -> Iterator[None]:
             sys.modules.pop(name, None)
         sys.modules.update(cached)
 
-
-# --------------------------------------------------------------------------------- tasks by name
 
 _FIND = "find a task of lm-eval's by its name"
 # lm-eval's kinds of entries -> ours; a tag is a group that has no file.
@@ -211,9 +206,6 @@ def _group_members(name: str, index: Mapping[str, Any], seen: set[str]) -> Itera
         for child in inner if isinstance(inner, list) else [item]:
             called = (child.get("task") or child.get("group")) if isinstance(child, dict) else child
             yield from _group_members(str(called), index, seen)
-
-
-# ---------------------------------------------------------------------------------------- models
 
 
 def list_models() -> None:

@@ -74,9 +74,6 @@ def panics_as_errors() -> Iterator[None]:
         raise DataError(f"tokenizers fails on its files (tokenizer.json): {error}. Copy them again.") from error
 
 
-# ------------------------------------------------------------------------------------------ GGUF
-
-
 def dequantise_options() -> dict[str, Any]:
     """Arguments of ``from_pretrained`` that have all of a GGUF file dequantised.
 
@@ -105,9 +102,6 @@ def is_quantised(model: Any) -> bool:
     return getattr(model, "hf_quantizer", None) is not None
 
 
-# ------------------------------------------------------------------------------------- attention
-
-
 def attention_of(config: Any) -> str | None:
     """Name of the function that computes attention, ``sdpa`` for one; None for a configuration that is not transformers'."""
     from transformers import PreTrainedConfig
@@ -129,9 +123,6 @@ def make_uninitialised(model_class: Any, config: Any, dtype: Any, attention: str
 def no_split_modules(model: Any) -> list[str]:
     """Names of the classes whose modules must not be spread over several devices."""
     return sorted(attribute_of(model, "_no_split_modules", _PACKAGE, "know what may lie on different devices") or ())
-
-
-# --------------------------------------------------------------------------------- fused experts
 
 
 def experts_backend(config: Any) -> str:

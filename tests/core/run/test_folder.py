@@ -26,9 +26,6 @@ from tests.core.run.test_journal import full_disk, inside, never
 RECIPE = {"command": "build", "seed": 0, "bands": {"p": "2", "step": 0.1}, "domains": {"math": ["gsm8k"]}}
 
 
-# ------------------------------------------------------------------ run folder
-
-
 def started(output: Path, recipe: dict[str, Any] | None = None, **options: Any) -> RunFolder:
     """A run that was killed after one unit of work."""
     run = RunFolder(output, recipe or RECIPE, **options)
@@ -216,9 +213,6 @@ def test_an_output_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.Monke
         RunFolder(tmp_path / "new", RECIPE)
 
 
-# ------------------------------------------------------------------ tensors as units
-
-
 def test_tensors_come_back_bit_equal(tmp_path: Path) -> None:
     made = {"a": torch.tensor([0.1, float("nan")]), "b": torch.arange(6).reshape(2, 3).T}
     run = RunFolder(tmp_path / "out", RECIPE)
@@ -239,9 +233,6 @@ def test_lost_or_damaged_tensors_are_made_again_and_must_be_the_same(harm: Any, 
     harm(file)
     with pytest.raises(ArtifactError, match=r"another result. Start over with --no-resume"):
         RunFolder(tmp_path / "out", RECIPE).run_tensor_unit("t", lambda: {"a": torch.zeros(3)})
-
-
-# ------------------------------------------------------------------ two at once
 
 
 @pytest.fixture
@@ -272,9 +263,6 @@ def test_a_folder_that_another_process_writes_is_refused(options: dict[str, Any]
     assert ("u" in run.journal) is options.get("resume", True)
     folder = run.publish_folder()
     assert not (folder / run_folder.RUNNING).exists()
-
-
-# ------------------------------------------------------------------ records
 
 
 def test_the_environment_tells_versions_and_nothing_private() -> None:

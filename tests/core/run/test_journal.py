@@ -27,9 +27,6 @@ def inside(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir())
 
 
-# ------------------------------------------------------------------ writing
-
-
 @pytest.mark.parametrize("fails", ["fsync", "open", "replace"])
 def test_a_full_disk_leaves_the_old_file(fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_atomic(tmp_path / "a", b"old")
@@ -49,8 +46,6 @@ def test_digest_depends_on_content_not_on_order() -> None:
     assert json_digest([1, 2]) != json_digest([2, 1])
     assert len(json_digest("\ud800")) == 16  # half a character, as a broken file may hold
 
-
-# ------------------------------------------------------------------ journal
 
 VALUES: list[Any] = [
     None,

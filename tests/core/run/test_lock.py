@@ -72,9 +72,6 @@ def test_where_nothing_can_be_written(tmp_path: Path) -> None:
         pytest.fail("no such folder")
 
 
-# ------------------------------------------------------------------ killed around the last rename
-
-
 def test_killed_between_the_rename_and_the_tidying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder is whole: the same command says so, and tidies."""
     run = RunFolder(tmp_path / "out", {"a": 1})
