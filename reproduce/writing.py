@@ -40,7 +40,8 @@ def grid(filled: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     than rows, a line is a column of it.
     """
     rows, units = filled["rows"], filled["columns"]
-    labels, heads = [_label(row) for row in rows], [column + unit for column, unit in units.items()]
+    labels = [row["label"] + ("" if row["status"] in (DONE, PAPER_ONLY) else f" ({row['status']})") for row in rows]
+    heads = [column + unit for column, unit in units.items()]
     pairs = [[_pair(row, column) for column in units] for row in rows]
     if len(heads) > 2 * len(rows):
         labels, heads, pairs = heads, labels, [list(line) for line in zip(*pairs, strict=True)]
@@ -71,17 +72,6 @@ def blocks(header: list[str], lines: list[list[str]], width: int) -> list[list[i
     return found
 
 
-def unfilled(filled: Mapping[str, Any]) -> list[str]:
-    """Columns of the paper that ours does not fill at this scale."""
-    rows = filled["rows"]
-    ours = {c for row in rows for c in row["ours"]}
-    return [c for c in filled["columns"] if c not in ours and any(c in row["paper"] for row in rows)]
-
-
-def _label(row: Mapping[str, Any]) -> str:
-    return row["label"] if row["status"] in (DONE, PAPER_ONLY) else f"{row['label']} ({row['status']})"
-
-
 def _pair(row: Mapping[str, Any], column: str) -> tuple[str, str]:
     paper, own = row["paper"].get(column), row["ours"].get(column)
     return "" if paper is None else number(paper), ours(own) if own else ""
@@ -100,7 +90,8 @@ def notes(filled: Mapping[str, Any]) -> list[str]:
             reasons.setdefault(f"{row['status']}: {row['why']}", []).append(row["label"])
     lines = [f"Protocol: {filled['protocol']}."] if filled["protocol"] else []
     lines += [f"{filled['notes'][0].upper()}{filled['notes'][1:].removesuffix('.')}."] if filled["notes"] else []
-    if (missing := unfilled(filled)) and any(row["ours"] for row in filled["rows"]):
+    theirs, ours = ({column: None for row in filled["rows"] for column in row[who]} for who in ("paper", "ours"))
+    if (missing := [column for column in theirs if column not in ours]) and ours:
         lines.append(f"The paper's alone at this scale: {', '.join(missing)}.")
     every = len(filled["rows"])
     return lines + [f"{'Every row' if len(of) == every else '; '.join(of)}: {why}" for why, of in reasons.items()]

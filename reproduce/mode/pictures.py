@@ -15,18 +15,15 @@ THEIRS = "band as the papers name it, % of a ranking that ends at the least impo
 def sensitivity(filled: Mapping[str, Any]) -> str:
     """Figure 1: accuracy over the bands of the ranking, one curve per width."""
     found: dict[str, list[tuple[float, float]]] = {}
-    base = None
+    level: dict[str, float] = {}
     for row in filled["rows"]:
         shown = value(row, "accuracy")
         width, comma, band = row["label"].partition(", ")
-        if shown is None:
-            continue
-        if not comma:
-            base = shown
-            continue
-        start, end = (float(part) / 100 for part in band.removesuffix(" %").split("-"))
-        found.setdefault(width, []).append(((start + end) / 2, shown))
-    level = {} if base is None else {"ours": base}
+        if shown is not None and comma:
+            start, end = (float(part) / 100 for part in band.removesuffix(" %").split("-"))
+            found.setdefault(width, []).append(((start + end) / 2, shown))
+        elif shown is not None:
+            level["ours"] = shown
     return as_file(curves({"ours": found}, ASCENDING, "accuracy, %", level), filled)
 
 
