@@ -231,10 +231,11 @@ def training_rows(record: dict[str, Any], row: Row) -> dict[str, Measured]:
 
 
 def speed_rows(record: dict[str, Any], row: Row) -> dict[str, Measured]:
-    """Time of the full mixture over that of the trimmed one at a prompt length, as this machine was loaded."""
+    """Times of the full and of the trimmed mixture at a prompt length, and their quotient, as this machine was loaded."""
     one = record["speed"]["lengths"][int(row.pick)]
-    full, trimmed = one["full"], one["trimmed"]
-    return {name: Measured(full[key] / trimmed[key]) for name, key in (("TTFT", "ttft"), ("ITL", "itl"))}
+    keys, ways = {"TTFT": "ttft", "ITL": "itl"}, ("full", "trimmed")
+    times = {f"{name}, {way}": Measured(1e3 * one[way][key]) for name, key in keys.items() for way in ways}
+    return {name: Measured(one["full"][key] / one["trimmed"][key]) for name, key in keys.items()} | times
 
 
 def planned_rows(record: dict[str, Any], row: Row) -> dict[str, Measured]:
