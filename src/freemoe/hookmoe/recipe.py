@@ -111,7 +111,7 @@ class HookSection(RecipeSection):
 
 
 class HookTraining(RecipeSection):
-    """How hooks are trained (HookMoE Sec. 3.4)."""
+    """How hooks are trained (HookMoE Sec. 3.3)."""
 
     loss: Literal["kd", "lm", "state"] = Field(
         default="kd",

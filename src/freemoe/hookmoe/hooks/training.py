@@ -1,4 +1,4 @@
-"""Train what compensates for a plan, with everything else frozen (HookMoE Sec. 3.4, and where it is silent, ours).
+"""Train what compensates for a plan, with everything else frozen (HookMoE Sec. 3.3, and where it is silent, ours).
 
 ``kd`` (default): KL from the same weights at full k. ``lm``: cross-entropy on the text, very likely the paper's own.
 ``state``: the last hidden state against the full model's. Layers below the lowest trained one run once; gradients exist
