@@ -220,6 +220,9 @@ class MatchingTask(EvalTask):
     metric: str = "acc"
     note: str = "gsm8k-matching: reference train, reported test; the other answers are other questions' of the split"
 
+    def __post_init__(self) -> None:
+        self._reference, self._reported = map(self._documents, ("train", "test"))
+
     def _documents(self, split: str) -> list[Document]:
         rows = read_rows(self.root, f"gsm8k/{split}.jsonl")
         items = matched(cut_solutions(rows), random.Random(f"gsm8k matching/{split}"))
@@ -229,14 +232,6 @@ class MatchingTask(EvalTask):
             item = Document(self.name, identity, key, "choice", question, answers, gold, reference=right, index=i)
             found.append(item)
         return _drawn(found, self.limit)
-
-    def reference(self) -> list[Document]:
-        """Questions of the train split."""
-        return self._documents("train")
-
-    def reported(self) -> list[Document]:
-        """Questions of the test split."""
-        return self._documents("test")
 
     def grade(self, document: Document, responses: Sequence[Response]) -> dict[str, float]:
         """Accuracy, plain and per character."""

@@ -144,7 +144,6 @@ def test_refusals(case, tmp_path):
     ("spec", "said"),
     [
         ("lm_eval:", "names no task"),
-        ("lm_eval:sums@two", "'two' is no few-shot count"),
         ("lm_eval:sums+half", r"\+carve .*or \+train"),
         ("lm_eval:sums+carve+train", "one of them"),
     ],
