@@ -22,7 +22,7 @@ from freemoe.tomoe.pipeline import convert
 from tests.domain_experts.conftest import choice_rows, paragraphs, write_jsonl
 from tests.tiny import save_base_and_text, tiny_model, tiny_tokenizer
 
-TRAIN = {"steps": 4, "batch_tokens": 64, "block": 32, "save_every": 2}
+TRAIN = {"steps": 2, "batch_tokens": 64, "block": 32, "save_every": 1}
 HOOKS = {"steps": 4, "rows": 2, "every": 2, "block": 32, "limit": 8, "held_out": 3, "test": 4}
 
 
@@ -114,7 +114,7 @@ def same_tensors(one: Path, other: Path) -> None:
 
 SYSTEMS: dict[str, tuple[Callable[..., Path], Callable[..., dict[str, Any]], int]] = {
     "build": (build, build_recipe, 9),
-    "convert": (convert, convert_recipe, 6),
+    "convert": (convert, convert_recipe, 8),
     "trim": (trim, trim_recipe, 3),
 }
 """What makes an artefact, of what, and after how many units of work it is killed."""

@@ -1,15 +1,13 @@
 """lm-eval's model ``freemoe``: document by document what lm-eval's own backend says, under the right expert."""
 
 import functools
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from freemoe.cli.lm_eval import command_line
 from freemoe.core.errors import DataError, RecipeError, UnknownNameError
+from tests.cli.conftest import freemoe  # noqa: F401  a fixture
 from tests.tiny import tiny_model, tiny_tokenizer
 
 # lm-eval and its libraries warn of their own affairs.
@@ -211,24 +209,12 @@ def test_bad_arguments(world, moe):
         lm.loglikelihood_rolling(asked([("some",)], "loglikelihood_rolling"))
 
 
-def shell(folder, *arguments):
-    """Run `freemoe lm-eval` in a fresh Python; lm-eval's own tasks are not indexed."""
-    start = (
-        "import functools, lm_eval.tasks as t; t.TaskManager = functools.partial(t.TaskManager, include_defaults=False); "
-        "from freemoe.cli import main; main()"
-    )
-    return subprocess.run(
-        [sys.executable, "-c", start, "lm-eval", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        cwd=folder,
-        env={**os.environ, "HF_DATASETS_OFFLINE": "1", "HF_DATASETS_CACHE": str(folder / "cache")},
-    )
+def test_the_command(world, tmp_path, monkeypatch, freemoe):  # noqa: F811
+    from lm_eval import tasks
 
-
-def test_the_shell_command(world, tmp_path):
+    # lm-eval's own tasks are not indexed.
+    monkeypatch.setattr(tasks, "TaskManager", functools.partial(tasks.TaskManager, include_defaults=False))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     lines = '{"q": "1+1=", "choices": ["2", "3"], "answer": 0}\n{"q": "1+2=", "choices": ["2", "3"], "answer": 1}\n'
     (tmp_path / "rows.jsonl").write_text(lines)
     (tmp_path / "sums.yaml").write_text(
@@ -238,10 +224,10 @@ def test_the_shell_command(world, tmp_path):
         "doc_to_target: answer\nmetric_list: [{metric: acc}]\n"
     )
     arguments = f"--model_args pretrained={world.base} --tasks {tmp_path / 'sums.yaml'}"
-    done = shell(tmp_path, *arguments.split())
-    assert done.returncode == 0, done.stderr
-    assert "freemoe (" in done.stdout
-    assert "|sums_here|" in done.stdout
+    done = freemoe("lm-eval", *arguments.split())
+    assert done.code == 0, done.err
+    assert "freemoe (" in done.out
+    assert "|sums_here|" in done.out
 
 
 def test_lm_evals_command_line_is_passed_on():

@@ -45,6 +45,8 @@ def test_the_bundled_mixture_loads_under_its_name_and_knows_its_world() -> None:
 
 @pytest.mark.slow
 def test_the_benchmark_runs_and_judges_nothing_when_quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # One shape, and the bundled mixture.
+    monkeypatch.setattr(trim_speed, "SHAPES", trim_speed.SHAPES[:1])
     found = run_bench("hookmoe", Settings(quick=True, cache=tmp_path))
     figures = {f["name"]: f for f in found["figures"]}
     assert {f["verdict"] for f in found["figures"]} == {"not judged"}
