@@ -154,7 +154,7 @@ def test_the_oracle_of_tasks_with_different_figures_shows_those_that_all_have():
 def test_a_domain_of_two_tasks_has_the_rows_of_each():
     docs = [Document("s" if i > 1 else "t", str(i), f"k{i}", "target", "x") for i in range(5)]
     one, two = (
-        domain_evidence(part, [0] * n, ["d/a"], [("base", "d/a", 1.0)] * n, {}, {}, dict, 0, lambda u, o, docs: scores([1, 0] + [1] * 3)[:n])
+        domain_evidence(part, [0] * n, ["d/a"], [("base", "d/a", 1.0)] * n, {}, {}, dict, 0, lambda u, o, d, n=n: scores([1, 0] + [1] * 3)[:n])
         for n, part in ((2, docs[:2]), (5, docs))
     )  # fmt: skip
     assert {task: rows["base"]["score"] for task, rows in two["tasks"].items()} == {"t": 50, "s": 100}

@@ -6,7 +6,6 @@ import torch
 from freemoe.domain_experts.purify import learned
 from freemoe.domain_experts.purify.gradients import noise_weights
 from freemoe.domain_experts.purify.learned import TrustRegion, WeightSwitches, switch_all, training_schedule
-from freemoe.models.mask import TensorMask
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
 from tests.domain_experts.purify.test_greedy import batches
@@ -57,20 +56,6 @@ def test_going_back_is_to_the_best_evidence():
         switch.restore_best()
         assert torch.equal(switch.evidence.to_dense(), best)
         assert not switch.mean.to_dense().any()
-
-
-def test_changes_tell_what_was_added_to_each_weight():
-    (weight, *_) = find_weights(tiny_model("llama"))
-    own = weight.canonical_view().reshape(-1)
-    switch = WeightSwitches.all_on(weight)
-    for places in ([1, 4, 6], [4, 7]):
-        switch_all([switch], [TensorMask.of_indices(torch.tensor(places), weight.size)])
-    assert switch.moved.indices().tolist() == [1, 6, 7]
-    assert torch.equal(switch.change, torch.stack([own[1], own[6], -own[7]]))
-    assert switch.off.indices().tolist() == [4, 7]
-    switch.decay_gradients()
-    switch.add_gradient(torch.ones(weight.shape))
-    assert float(switch.slope) == pytest.approx(float(own[1] + own[6] - own[7]), rel=1e-5)
 
 
 def test_the_pace_grows_while_steps_end_downhill_and_halves_when_the_loss_rises():
