@@ -26,18 +26,22 @@ class LoadedArtifact(Protocol):
     @property
     def model(self) -> Any:
         """The transformers model that runs."""
+        ...
 
     @property
     def tokenizer(self) -> Any:
         """The base's tokenizer; None where there is none."""
+        ...
 
     def generate_text(
         self, prompt: str, *, expert: str = AUTO, max_new_tokens: int = 64, **options: Any
     ) -> tuple[str, str]:
         """Continue a prompt; returns the continuation and the name of what wrote it."""
+        ...
 
     def save_pretrained(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Copy the artefact into a folder; returns the folder."""
+        ...
 
     def push_to_hub(
         self,
@@ -50,6 +54,7 @@ class LoadedArtifact(Protocol):
         overwrite: bool = False,
     ) -> dict[str, Any]:
         """Write the artefact to a repository of the hub."""
+        ...
 
 
 def require_tokenizer(tokenizer: Any) -> None:
