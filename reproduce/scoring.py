@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -42,10 +43,11 @@ def scored(
 
     if not tasks:
         return {}
+    columns = {re.sub(r"[^A-Za-z0-9_-]", "-", column): column for column in tasks}
     asked = {
         "command": "eval",
         "artefact": artefact,
-        "domains": dict(tasks),
+        "domains": {name: tasks[column] for name, column in columns.items()},
         "data": dict(data),
         "seed": recipe.seed,
         "dtype": recipe.dtype,
@@ -55,11 +57,11 @@ def scored(
     assert isinstance(evaluation, EvalRecipe)
     domains = evaluate_target(evaluation, subject, progress=progress)["domains"]
     found = {
-        d["name"]: {
+        columns[d["name"]]: {
             way: {key: row[key] for key in ("score", "gain", "documents")} | {"unit": d["unit"]}
             for way, row in d["rows"].items()
         }
         for d in domains
     }
-    general = [d for d in domains if d["name"] not in apart and d["unit"] == "points"]
+    general = [d for d in domains if columns[d["name"]] not in apart and d["unit"] == "points"]
     return found | ({AVERAGE: mean_of_domains(general)} if general else {})

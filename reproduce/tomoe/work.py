@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 DENSE, CONVERTED = "dense", "converted"
 
 BUNDLED_TASKS = {domain: f"demo:{domain}" for domain in DOMAINS}
-IN_DATA = ("wikitext2", "arc_easy", "arc_challenge", "hellaswag", "mmlu")
+IN_DATA = ("wikitext2@2048", "arc_easy", "arc_challenge", "hellaswag", "mmlu")
 """Tasks whose files are in the data folder of ``small``."""
 
 TINY = {
@@ -96,7 +96,7 @@ def at_scale(recipe: dict[str, Any], scene: Scene, tasks: dict[str, str]) -> dic
         root = scene.data_root
         assert root is not None
         found |= {"model": scene.model, "data_root": str(root), "mix": recipe["mix"]}
-        own = {name: task for name, task in tasks.items() if re.split("[@:]", task)[0] in IN_DATA}
+        own = {name: task for name, task in tasks.items() if {task, re.split("[@:]", task)[0]} & {*IN_DATA}}
     return found | {"arguments": {"tasks": own, "data": {"limit": TINY_DOCUMENTS if tiny else SMALL_DOCUMENTS, **data}}}
 
 
