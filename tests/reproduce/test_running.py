@@ -20,7 +20,7 @@ from reproduce.check import Stated, differences
 from reproduce.protocol import needs_line
 from reproduce.running import DONE, FAILED, OPEN, PAPER_ONLY, Records, measure
 from reproduce.runs import run_of
-from reproduce.table import Measured, Row, Scene, Table, Way, all_tables, find
+from reproduce.table import Measured, Row, Scene, Table, Way, all_tables, find, load_function
 from tests.cli.conftest import Freemoe
 
 HERE = "tests.reproduce.test_running"
@@ -218,7 +218,8 @@ def test_a_table_says_what_it_is(found: Table) -> None:
     for row in found.rows:
         assert set(row.paper) <= set(found.columns), row.label
         assert bool(row.recipe) != bool(row.absent), f"{row.label}: it runs, or it says why not"
-        if row.recipe:
+        if row.way:
+            assert all(callable(load_function(path)) for path in vars(row.way).values())
             for scene in (Scene(), Scene("small", model="somewhere", data_root=Path("data")), Scene("paper")):
                 recipe = run_of(row, found, scene).recipe
                 assert recipe.model != ("freemoe-demo" if scene.scale != "tiny" else ""), "a scale has its own base"
