@@ -48,7 +48,9 @@ def facts_of(run: Run, found: Mapping[str, Any]) -> dict[str, str]:
         facts["training"] = f"{recipe.train.steps:,} steps, {tokens:,} tokens ({recipe.train.loss})"
     if isinstance(recipe, TrimRecipe):
         facts["text"] = Path(recipe.text).name
-        training = recipe.training
+        training, hooks = recipe.training, recipe.hooks
+        facts["plan"] = recipe.plan.given or recipe.plan.search
+        facts["hooks"] = f"{hooks.layers}, units {hooks.units or 'by default'}, rate {training.rate or 'by default'}"
         if recipe.hooks.layers != "none":
             tokens = training.steps * training.rows * training.block
             facts["training"] = (
