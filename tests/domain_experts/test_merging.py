@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from freemoe.core.errors import ArtifactError, DataError, UnknownNameError
 from freemoe.domain_experts.expert import switch_expert
-from freemoe.domain_experts.hosting import host
+from freemoe.domain_experts.hosting import saving
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.models.weights import find_weights
 from tests.domain_experts.test_mixture import EXPERTS, PROMPTS, bits, ids_of, unchanged
@@ -80,7 +80,7 @@ def test_merging_that_fails_leaves_nothing(moe, tmp_path, monkeypatch):
         (SafetensorError("I/O error"), ArtifactError, "could not be written: I/O error"),
         (KeyboardInterrupt("by hand"), KeyboardInterrupt, "by hand"),
     ):
-        monkeypatch.setattr(host, "save_checkpoint", fails(error))
+        monkeypatch.setattr(saving, "save_checkpoint", fails(error))
         with pytest.raises(seen, match=message):
             moe.merge_and_save("law/0", tmp_path / "merged")
         assert list(tmp_path.iterdir()) == []

@@ -60,9 +60,8 @@ def test_saved_and_loaded_is_bit_equal(mixture: Any, tmp_path: Path, position: s
     with trimmed.attached(mixture):
         wanted = logits(mixture)
     loaded = load_adapter(written(mixture, trimmed, tmp_path / "a"), mixture)
-    stack = loaded.attach(mixture)
-    assert torch.equal(logits(mixture), wanted)
-    stack.close()
+    with loaded.attached(mixture):
+        assert torch.equal(logits(mixture), wanted)
     assert torch.equal(logits(mixture), before)
     assert loaded.plan == trimmed.plan
 

@@ -31,11 +31,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
     model = tiny_model("qwen2")
     structure = random_structure(model)
     folder = tmp_path_factory.mktemp("export") / "my.model-v1"
-    return (
-        export_converted_model(model, structure, folder, tokenizer=tiny_tokenizer(), extra={"active": 0.5}),
-        model,
-        structure,
-    )
+    return export_converted_model(model, structure, folder, tokenizer=tiny_tokenizer()), model, structure
 
 
 def edited(exported: tuple[Path, Any, Any], into: Path, change: Any) -> Path:
@@ -113,7 +109,6 @@ def test_the_folder_says_what_it_is(exported: tuple[Path, Any, Any]) -> None:
     config = AutoConfig.from_pretrained(folder)
     assert config.model_type == "tomoe_qwen2"
     assert config.tomoe["scale"] == pytest.approx(8**-0.5)
-    assert config.tomoe["about"] == {"active": 0.5}
     for layer, own in zip(config.tomoe["layers"], structure, strict=True):
         assert layer["widths"] == own.neuron_counts
         assert layer["neurons"] == own.union_width

@@ -61,8 +61,7 @@ def learned(model: Any, materials: Materials, terms: Terms) -> Iterator[Fitted]:
         trainer.start_from_statistics(measure_layer_importance(model, sublayers, blocks, routers))
 
         def look(done: int) -> bool:
-            widths = trainer.exact_widths(recipe.active)
-            found = structure_of(trainer.hypernetwork, trainer.gating, sublayers, widths, model, held_out, trainer.step)
+            found = structure_of(trainer, held_out)
             with apply_structure(model, found, sublayers):
                 losses.append(mean_loss(model, stop))
             looks = losses[1:]

@@ -29,7 +29,10 @@ class ParallelBuildStages(ahead.ParallelStages):
     """
 
     def __init__(self, recipe: BuildRecipe, model: Any, run: RunFolder, division: str) -> None:
-        known = {"recipe": _worker_recipe(recipe, model), "division": division}
+        # What each worker would measure for itself is decided once for all.
+        compute = "own" if compute_dtype(recipe.saliency.compute, model) is None else "bfloat16"
+        settled = recipe.model_copy(update={"saliency": recipe.saliency.model_copy(update={"compute": compute})})
+        known = {"recipe": settled.model_dump(mode="json"), "division": division}
         super().__init__(run, executor_of(recipe), WORK, known, _needs_tensors)
 
 
@@ -37,10 +40,3 @@ def _needs_tensors(stage: str, name: str, unit: str) -> bool:
     """Whether a part of a build reads a unit's tensors: masks of other subdomains only to report."""
     about, _, whose = unit.partition("|")
     return stage == "report" or about not in _OF_SUBDOMAINS or whose.partition("|")[0] == name
-
-
-def _worker_recipe(recipe: BuildRecipe, model: Any) -> dict[str, Any]:
-    """The recipe as plain data, with what each worker would measure for itself decided once for all."""
-    compute = "own" if compute_dtype(recipe.saliency.compute, model) is None else "bfloat16"
-    saliency = recipe.saliency.model_copy(update={"compute": compute})
-    return recipe.model_copy(update={"saliency": saliency}).model_dump(mode="json")

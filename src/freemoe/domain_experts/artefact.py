@@ -8,10 +8,10 @@ from typing import Any
 
 from freemoe.core.artifacts import describe_artefact
 from freemoe.core.errors import DataError
-from freemoe.domain_experts.expert import DomainExpert, read_experts
+from freemoe.domain_experts.expert import read_experts
 from freemoe.domain_experts.hosting.summary import read_measurements
 from freemoe.domain_experts.mixture import FreeMoE
-from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches
+from freemoe.domain_experts.purify.batches import answer_batches
 from freemoe.domain_experts.purify.curvature import measure_curvature
 from freemoe.domain_experts.purify.curvature import super_weights as largest_disturbances
 from freemoe.domain_experts.route.reading import read_router
@@ -74,13 +74,18 @@ def inspect_artefact(folder: Path, base: str | None = None) -> dict[str, Any]:
     known = read_measurements(folder)
     experts = []
     for expert in held:
-        size = sum(t.numel() * t.element_size() for t in expert.to_tensors().values())
+        about = known.get(expert.name, {})
+        gain = about.get("gain") or {}
         row = {
             "name": expert.name,
             "kind": expert.kind,
             "rule": expert.band.name if expert.band else None,
-            "bytes": size,
-            **_expert_evidence(expert, known.get(expert.name, {})),
+            "bytes": sum(t.numel() * t.element_size() for t in expert.to_tensors().values()),
+            # What the build found: whether it was accepted, its gain on the test split with a 95 % interval, and why.
+            "accepted": False if expert.kind == BASE else about.get("accepted"),
+            **{f"gain_{end}" if end != "mean" else "gain": gain.get(end) for end in ("mean", "low", "high")},
+            "gain_unit": gain.get("unit"),
+            "verdict": about.get("verdict"),
         }
         if weights is not None:
             mask = expert.mask(weights)
@@ -91,17 +96,6 @@ def inspect_artefact(folder: Path, base: str | None = None) -> dict[str, Any]:
         "experts": experts,
         "router_domains": list(router.domain.classes) if router else [],
         "router_abstains_below": router.threshold if router else None,
-    }
-
-
-def _expert_evidence(expert: DomainExpert, known: dict[str, Any]) -> dict[str, Any]:
-    """What the build found of an expert: whether it was accepted, its gain on the test split with a 95 % interval, and why."""
-    gain = known.get("gain") or {}
-    return {
-        "accepted": False if expert.kind == BASE else known.get("accepted"),
-        **{f"gain_{end}" if end != "mean" else "gain": gain.get(end) for end in ("mean", "low", "high")},
-        "gain_unit": gain.get("unit"),
-        "verdict": known.get("verdict"),
     }
 
 
@@ -131,7 +125,15 @@ def inspect_model(model: str, *, super_weights: bool = False, text: Path | None 
 
 
 def _super_weights(base: Any, tokenizer: Any, words: str, text: Path | None) -> dict[str, Any]:
-    batches = _text_batches(base, tokenizer, words, "the built-in passage" if text is None else str(text))
+    # Plain text in blocks, every token of which is predicted from those before it.
+    ids = tokenizer(words)["input_ids"][:_MOST]
+    length = min(_BLOCK, context_length(base, tokenizer))
+    blocks = [tuple(ids[i : i + length]) for i in range(0, len(ids), length)]
+    rows = [(b[:-1], b[1:]) for b in blocks if len(b) > 1]
+    if not rows:
+        name = "the built-in passage" if text is None else str(text)
+        raise DataError(f"{name} has {len(ids)} tokens; a loss needs at least 2. Give a longer text with --text.")
+    batches = answer_batches(rows, [0] * len(rows), _BATCH, base.device)
     weights = find_weights(base)
     found = largest_disturbances(measure_curvature(base, weights, batches), weights)
     return {
@@ -140,14 +142,3 @@ def _super_weights(base: Any, tokenizer: Any, words: str, text: Path | None) -> 
         "disturbance": "w^2 h / 2, nats per token; times: cost |w| sqrt(h) over the median weight's",
         "super_weights": [asdict(w) for w in found],
     }
-
-
-def _text_batches(base: Any, tokenizer: Any, words: str, name: str) -> list[AnswerBatch]:
-    """Plain text in blocks, every token of which is predicted from those before it."""
-    ids = tokenizer(words)["input_ids"][:_MOST]
-    length = min(_BLOCK, context_length(base, tokenizer))
-    blocks = [tuple(ids[i : i + length]) for i in range(0, len(ids), length)]
-    rows = [(b[:-1], b[1:]) for b in blocks if len(b) > 1]
-    if not rows:
-        raise DataError(f"{name} has {len(ids)} tokens; a loss needs at least 2. Give a longer text with --text.")
-    return answer_batches(rows, [0] * len(rows), _BATCH, base.device)

@@ -126,7 +126,11 @@ class DomainExpert:
             # A weight whose band spans its whole ranking has no ends; the empty marker says it is touched at all.
             for side, end in (("low", lower), ("high", upper)):
                 if end is not None:
-                    out[f"{self.name}|{side}|{name}"] = _to_smallest_int(end)
+                    # In the smallest type that safetensors has for them: two bytes up to 65,536 columns.
+                    wide = end.long().cpu()
+                    most = int(wide.max()) if wide.numel() else 0
+                    small = torch.uint16 if most < 2**16 else torch.int32 if most < 2**31 else torch.int64
+                    out[f"{self.name}|{side}|{name}"] = wide.to(small)
             if lower is None and upper is None:
                 out[f"{self.name}|all|{name}"] = torch.zeros(1, dtype=torch.uint8)
         for name, code in self.switches.items():
@@ -157,10 +161,8 @@ class DomainExpert:
                 lines[target] = part, decode_sorted(value)
             else:
                 lower, upper = ends.get(target, (None, None))
-                ends[target] = (
-                    _to_int64(value) if part == "low" else lower,
-                    _to_int64(value) if part == "high" else upper,
-                )
+                columns = value.to(torch.int64)
+                ends[target] = (columns if part == "low" else lower, columns if part == "high" else upper)
         return cls(name, described["kind"], band, norms, ends, switches, described.get("unit"), lines)
 
 
@@ -251,18 +253,6 @@ def _of_lines(lines: Lines, weights: dict[str, WeightMatrix]) -> Mask:
             )
         found[name] = TensorMask.of_lines(weights[name].shape, axis, numbers)
     return Mask(found)
-
-
-def _to_smallest_int(columns: Tensor) -> Tensor:
-    """Columns in the smallest type that safetensors has for them: two bytes up to 65,536 columns."""
-    wide = columns.long().cpu()
-    if not wide.numel() or int(wide.max()) < 2**16:
-        return wide.to(torch.uint16)
-    return wide.to(torch.int32) if int(wide.max()) < 2**31 else wide
-
-
-def _to_int64(columns: Tensor) -> Tensor:
-    return columns.to(torch.int64)
 
 
 def band_expert(

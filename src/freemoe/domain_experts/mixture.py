@@ -20,12 +20,7 @@ from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import ArtifactError, DataError, RecipeError
 from freemoe.core.threads import Threads, require_threads
 from freemoe.domain_experts.expert import DomainExpert, read_experts
-from freemoe.domain_experts.hosting.batches import (
-    batch_size,
-    drop_none,
-    left_padded,
-    with_positions,
-)
+from freemoe.domain_experts.hosting.batches import batch_size, drop_none, left_padded, with_positions
 from freemoe.domain_experts.hosting.host import with_model_lock
 from freemoe.domain_experts.hosting.protection import method_of_base
 from freemoe.domain_experts.hosting.saving import ArtefactSnapshot, SavedExperts
@@ -136,8 +131,6 @@ class FreeMoE(SavedExperts):
         moe._measurements = read_measurements(root)
         return moe
 
-    # ----------------------------------------------------------------- routing
-
     def route(
         self, prompts: Tensor | str | Sequence[str], attention_mask: Tensor | None = None
     ) -> list[tuple[str, Route]]:
@@ -196,8 +189,6 @@ class FreeMoE(SavedExperts):
         for name in set(names):
             self.require(name)
         return names[0] if len(set(names)) == 1 else names
-
-    # ------------------------------------------------------------- like the HF model
 
     @with_model_lock
     def forward(
@@ -357,11 +348,7 @@ class FreeMoE(SavedExperts):
 
 
 def _parse_places(places: tuple[Any, ...], base: Any, artefact: Any) -> tuple[Any, Any]:
-    """Base and artefact as `FreeMoE.from_pretrained` was given them.
-
-    Raises:
-        RecipeError: One of them is named twice, or there is no artefact.
-    """
+    """Base and artefact as `FreeMoE.from_pretrained` was given them."""
     given = dict(zip(("artefact",) if len(places) == 1 else ("base", "artefact"), places, strict=False))
     twice = [name for name, also in (("base", base), ("artefact", artefact)) if name in given and also is not None]
     if len(places) == 1 and twice == ["artefact"] and base is None:

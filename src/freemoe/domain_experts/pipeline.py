@@ -151,10 +151,22 @@ def _run_build(recipe: BuildRecipe, run: RunFolder, progress: Progress) -> RunOu
         reported = reported_evidence(
             context, prepared.divided, selected.choices, selected.experts, selected.router, choice, ahead
         )
+    opened = [(data.reference.documents, data.reported.open(choice)) for data in context.domains.values()]
+    seen = [SeenHashes.from_documents(reference, reported) for reference, reported in opened]
     return RunOutput(
         base_fingerprint=context.fingerprint,
         result={
-            "base": _base_facts(context),
+            "base": {
+                "name": context.recipe.model,
+                "revision": context.recipe.revision,
+                "origin": gguf_origin(context.recipe.model, context.recipe.dtype),
+                "fingerprint": context.fingerprint,
+                "model_type": context.model.config.model_type,
+                "dtype": str(context.model.dtype).removeprefix("torch."),
+                "parameters": sum(p.numel() for p in context.model.parameters()),
+                "weights": sum(w.size for w in context.weights),
+                "layers": 1 + max(w.layer for w in context.weights),
+            },
             "domains": reported,
             "overall": overall_gains(reported),
             "router": selected.routing,
@@ -165,8 +177,9 @@ def _run_build(recipe: BuildRecipe, run: RunFolder, progress: Progress) -> RunOu
             "router": selected.router.describe(),
             "chat": any(data.chat for data in context.domains.values()),
         },
-        seen=keep_record(run.partial, _seen_documents(context, choice)),
-        reported=(d.content_text() for data in context.domains.values() for d in data.reported.open(choice)),
+        # Features, calibration, search, guard and router read the reference documents of every domain.
+        seen=keep_record(run.partial, functools.reduce(SeenHashes.union_with, seen)),
+        reported=(d.content_text() for _, reported in opened for d in reported),
         cost={"artefact_bytes": sum(map(len, selected.files.values()))},
     )
 
@@ -185,7 +198,8 @@ def _prepare_build(recipe: BuildRecipe, run: RunFolder, progress: Progress) -> _
         for name, data in context.domains.items()
     }
     check_division(context, divided)
-    norms = _calibrate_norms(context, run, divided) if _needs_norms(recipe) else None
+    normed = any(METRICS.get(m).needs == "norms" for m in recipe.search.metrics)
+    norms = _calibrate_norms(context, run, divided) if normed else None
     return _PreparedBuild(context, feature, divided, make_subdomains(context, divided, norms))
 
 
@@ -267,18 +281,6 @@ def _mismatch_error(output: str, what: str) -> NumericError:
     )
 
 
-def _seen_documents(context: BuildContext, choice: FrozenChoice) -> SeenHashes:
-    """Everything that features, calibration, search, guard and router read: the reference documents of every domain."""
-    found = [
-        SeenHashes.from_documents(d.reference.documents, d.reported.open(choice)) for d in context.domains.values()
-    ]
-    return functools.reduce(SeenHashes.union_with, found)
-
-
-def _needs_norms(recipe: BuildRecipe) -> bool:
-    return any(METRICS.get(m).needs == "norms" for m in recipe.search.metrics)
-
-
 def _input_digests(context: BuildContext) -> dict[str, Any]:
     """What the run reads; a resumed run must read the same base and documents."""
     return {
@@ -287,20 +289,6 @@ def _input_digests(context: BuildContext) -> dict[str, Any]:
         "reference documents": {n: digest_documents(d.reference.documents) for n, d in context.domains.items()},
         "reported documents": {n: d.reported.content_digest() for n, d in context.domains.items()},
         "tokens": {n: json_digest(context.answer_rows(d.reference.documents)) for n, d in context.domains.items()},
-    }
-
-
-def _base_facts(context: BuildContext) -> dict[str, Any]:
-    return {
-        "name": context.recipe.model,
-        "revision": context.recipe.revision,
-        "origin": gguf_origin(context.recipe.model, context.recipe.dtype),
-        "fingerprint": context.fingerprint,
-        "model_type": context.model.config.model_type,
-        "dtype": str(context.model.dtype).removeprefix("torch."),
-        "parameters": sum(p.numel() for p in context.model.parameters()),
-        "weights": sum(w.size for w in context.weights),
-        "layers": 1 + max(w.layer for w in context.weights),
     }
 
 

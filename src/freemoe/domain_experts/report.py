@@ -126,11 +126,11 @@ def subdomain_table(result: BuildResult) -> Table:
 
 def page(result: BuildResult) -> str:
     """The page of a result."""
-    domains = result.domains
+    domains, base = result.domains, result.base
     shown = [n for n in ROWS if any(n in d.rows for d in domains)]
     subdomains = [s for d in domains for s in d.subdomains]
     told = ReportPage(
-        title=f"Domain experts for {result.base.name}",
+        title=f"Domain experts for {base.name}",
         about=provenance_line(result, "no weight of the base was changed, some are switched off"),
         verdict=build_verdict(result),
         findings=[(_domain_state(d), domain_sentence(result, d)) for d in domains],
@@ -142,8 +142,26 @@ def page(result: BuildResult) -> str:
             f"{result.seen.file} beside this page knows the {result.seen.documents} documents that the making of this artefact saw, "
             "as hashes; freemoe eval sets them aside."
         ],
-        parts=[(d.name, _split_sentence(d), d.notes) for d in domains],
-        facts=_provenance_facts(result),
+        parts=[
+            (
+                d.name,
+                f"{d.reference_documents} reference documents (to calibrate, choose and guard), {d.reported_documents} "
+                f"reported documents (never searched); subdomains by {d.by}.",
+                d.notes,
+            )
+            for d in domains
+        ],
+        facts=[
+            ("base", base.name + (f" @ {base.revision}" if base.revision else "")),
+            ("base fingerprint", base.fingerprint),
+            (
+                "base layout",
+                f"{base.model_type}, {base.layers} layers, {base.parameters:,} parameters, of which "
+                f"{base.weights:,} may be switched off; {base.dtype}",
+            ),
+            *common_facts(result),
+            ("experts and router on disk", format_size(result.cost.artefact_bytes or 0)),
+        ],
         more_sections=_SECTIONS,
     )
     return render_page(
@@ -217,26 +235,3 @@ def _domain_state(domain: DomainResult) -> State:
     if not domain.accepted:
         return "same"
     return STATES[better(domain.rows["expert"], domain.is_text)]
-
-
-def _split_sentence(domain: DomainResult) -> str:
-    return (
-        f"{domain.reference_documents} reference documents (to calibrate, choose and guard), {domain.reported_documents} "
-        f"reported documents (never searched); subdomains by {domain.by}."
-    )
-
-
-def _provenance_facts(result: BuildResult) -> list[tuple[str, str]]:
-    """Provenance: what made the result, of what, where and at what cost."""
-    base = result.base
-    return [
-        ("base", base.name + (f" @ {base.revision}" if base.revision else "")),
-        ("base fingerprint", base.fingerprint),
-        (
-            "base layout",
-            f"{base.model_type}, {base.layers} layers, {base.parameters:,} parameters, of which "
-            f"{base.weights:,} may be switched off; {base.dtype}",
-        ),
-        *common_facts(result),
-        ("experts and router on disk", format_size(result.cost.artefact_bytes or 0)),
-    ]

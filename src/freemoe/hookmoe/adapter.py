@@ -65,12 +65,6 @@ class Trimmed:
                 stack.enter_context(quick_decoding(model, self.plan, self.hooks, self.rescale))
             yield
 
-    def attach(self, model: Any, quick: bool = False) -> ExitStack:
-        """The same without a block: call ``close()`` on what is returned to detach."""
-        stack = ExitStack()
-        stack.enter_context(self.attached(model, quick))
-        return stack
-
     def as_type(self, dtype: torch.dtype) -> Trimmed:
         """With hook weights in another type; r stays in fp32."""
         if self.hooks is None:

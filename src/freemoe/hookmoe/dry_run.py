@@ -22,11 +22,7 @@ _WITH_GRADIENTS = 3
 
 
 def plan_trim(recipe: TrimRecipe) -> dict[str, Any]:
-    """Load base and text, run nothing but the probe, and say what the trim would be.
-
-    Returns:
-        Plain data in the order to print it; the last word of a key is its unit.
-    """
+    """Load base and text, run nothing but the probe, and say what the trim would be. The last word of a key is its unit."""
     began = time.perf_counter()
     model, _, text = prepare_trim(recipe)
     loading = time.perf_counter() - began

@@ -83,9 +83,6 @@ def _recipe_of(artefact: str) -> TrimRecipe:
 def plan_evaluation(artefact: str, base: str | None = None) -> dict[str, Any]:
     """What `evaluate_text` would measure: its text is read, no model is loaded.
 
-    Returns:
-        Plain data in the order to print it.
-
     Raises:
         DataError: The text is not there, or nothing of its test part is left.
     """

@@ -65,16 +65,12 @@ def load_text(recipe: TrimRecipe, tokenizer: Any) -> TextParts:
     for name, most in wanted.items():
         texts = join_passages(getattr(parts, name)) if contiguous else getattr(parts, name)
         blocks = pack_blocks(tokenizer, texts, training.block, f"{name} part of the text", contiguous)
-        packed[name] = _sample_blocks(blocks, most, recipe.seed)
+        if len(blocks) > most:
+            order = torch.randperm(len(blocks), generator=torch.Generator().manual_seed(recipe.seed))
+            blocks = blocks.select_rows(order[:most].sort().values)
+        packed[name] = blocks
     sizes = len(parts.train), len(parts.held_out), len(parts.test)
     return TextParts(**packed, passages=sizes, questions=SeenHashes.from_questions(parts.seen_questions()))
-
-
-def _sample_blocks(blocks: PackedBlocks, most: int, seed: int) -> PackedBlocks:
-    if len(blocks) <= most:
-        return blocks
-    order = torch.randperm(len(blocks), generator=torch.Generator().manual_seed(seed))
-    return blocks.select_rows(order[:most].sort().values)
 
 
 def prepare_trim(recipe: TrimRecipe) -> tuple[Any, Any, TextParts]:

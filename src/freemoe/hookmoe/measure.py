@@ -108,27 +108,17 @@ def measure_quality(
 
 
 def recovered_share(
-    full: Tensor,
-    reduced: Tensor,
-    now: Tensor,
-    seed: int = 0,
+    full: Tensor,  # (rows,) sums of a loss under the full model (zeros for KL)
+    reduced: Tensor,  # (rows,) under the plan alone
+    now: Tensor,  # (rows,) under the plan with hooks
+    seed: int = 0,  # Of the bootstrap
     draws: int = 2000,
-    start: Tensor | None = None,
-    groups: Sequence[int] | None = None,
+    start: Tensor | None = None,  # (rows,) sums from which the gain counts; those of the plan alone if absent
+    groups: Sequence[int] | None = None,  # Number of every row's group; each row is its own if absent
 ) -> Interval:
     """Share of what the reduced model lost that is won back: (start - now) / (reduced - full), groups drawn anew.
 
-    Args:
-        full: (rows,) sums of a loss under the full model (zeros for KL).
-        reduced: (rows,) under the plan alone.
-        now: (rows,) under the plan with hooks.
-        seed: Of the bootstrap.
-        draws: Of the bootstrap.
-        start: (rows,) sums from which the gain counts; those of the plan alone if absent.
-        groups: Number of every row's group; each row is its own if absent.
-
-    Returns:
-        The share with its 95 % interval; NaN where nothing was lost.
+    With its 95 % interval; NaN where nothing was lost.
     """
     sums = (reduced - full, (reduced if start is None else start) - now)
     lost, won = (np.bincount(groups or range(len(full)), weights=part.numpy()) for part in sums)

@@ -12,6 +12,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,14 +53,7 @@ from freemoe.hookmoe.plans.compare import compare_plans
 from freemoe.hookmoe.plans.elsewhere import parallel_measure
 from freemoe.hookmoe.plans.exports import write_exports
 from freemoe.hookmoe.plans.layers import moe_layers
-from freemoe.hookmoe.plans.methods import (
-    PlanResult,
-    describe_rules,
-    find_plan,
-    hook_widths,
-    kl_drop,
-    rules_asked,
-)
+from freemoe.hookmoe.plans.methods import PlanResult, describe_rules, find_plan, hook_widths, kl_drop, rules_asked
 from freemoe.hookmoe.plans.plan import LayerPlan
 from freemoe.hookmoe.recipe import HookTraining, TrimRecipe
 from freemoe.hookmoe.result import TrimResult
@@ -111,44 +105,60 @@ def trim(
             return publish_run(run, TrimResult, recipe, output, inspect_artefact, model_card, page)
 
 
+@dataclass(frozen=True, eq=False)
+class TrimContext:
+    """What every step of a trim works on: its recipe, the base, its text, and the run that remembers."""
+
+    recipe: TrimRecipe
+    model: Any
+    tokenizer: Any
+    text: TextParts
+    run: RunFolder
+    progress: Progress
+
+    def teacher_logits(self, blocks: PackedBlocks, part: str) -> TeacherLogits:
+        """What the full model says on a part of the text, kept in the run folder."""
+        name, state = f"full model, {part}", self.run.unit_state(f"teacher|{part}")
+        return compute_teacher_logits(self.model, blocks, self.recipe.training.top, self.progress, name, state)
+
+
 def _run_trim(recipe: TrimRecipe, run: RunFolder, progress: Progress) -> RunOutput:
     require_place(recipe)
-    model, tokenizer, text = prepare_trim(recipe)
-    base_print, settings = fingerprint_model(model), identify_base(model, tokenizer)
+    context = TrimContext(recipe, *prepare_trim(recipe), run, progress)
+    model, text, training = context.model, context.text, recipe.training
+    base_print, settings = fingerprint_model(model), identify_base(model, context.tokenizer)
     run.require_same_inputs(input_digests(base_print, settings, text))
     base = plan_of(model)
-    training = recipe.training
-    held_out_teacher = _teacher_logits(model, text.held_out, training.top, run, progress, "held-out")
+    held_out_teacher = context.teacher_logits(text.held_out, "held-out")
     drops = {
         rule: kl_drop(model, text.held_out, held_out_teacher, run, rule)
         for rule in rules_asked(model, recipe.plan.rescale)
     }
     with parallel_measure(recipe, run, progress) as ahead:
         found = find_plan(model, recipe.plan, drops, progress, recipe.seed, ahead)
-    rescale = found.rescale
-    widths, residual = hook_widths(model, recipe.hooks, found, drops[rescale])
+    widths, residual = hook_widths(model, recipe.hooks, found, drops[found.rescale])
     progress.say(
-        f"plan {found.plan.to_text()} (Act {found.plan.act:.3f} of {base.act:.3f}); router weights {rescale}; "
+        f"plan {found.plan.to_text()} (Act {found.plan.act:.3f} of {base.act:.3f}); router weights {found.rescale}; "
         f"hooks {widths or 'none'}"
     )
     hooks, control, losses, start = None, None, {}, {}
     if widths:
-        train_teacher = _teacher_logits(model, text.train, training.top, run, progress, "train")
+        train_teacher = context.teacher_logits(text.train, "train")
         material = TrainingData(text.train, train_teacher, text.held_out, held_out_teacher)
         hidden = moe_layers(model)[0].hidden
         train = functools.partial(train_compensation, model, run=run, progress=progress)
-        hooks, start = _initial_hooks(model, recipe, found, widths, material, drops[rescale](found.plan), run)
-        losses["hooks"] = train(found.plan, hooks, material, schedule_of(recipe, hidden), rescale=rescale)
+        hooks, start = _initial_hooks(context, found, widths, material, drops[found.rescale](found.plan))
+        losses["hooks"] = train(found.plan, hooks, material, schedule_of(recipe, hidden), rescale=found.rescale)
         if training.control:
             # At full k the teacher has nothing to teach the control: it learns the text instead, as `lm` hooks could.
             control = make_hooks(model, recipe, widths)
             losses["control"] = train(base, control, material, schedule_of(recipe, hidden, "lm"), name="control")
 
-    trimmed = Trimmed(found.plan, hooks, rescale).as_type(model.dtype)
+    trimmed = Trimmed(found.plan, hooks, found.rescale).as_type(model.dtype)
     save_adapter(trimmed, model, run.partial)
-    write_exports(run.partial, model, found.plan, bool(widths), rescale)
-    test = _measure_test_rows(model, recipe, trimmed, control, text, run, progress)
-    compared = _compare_other_plans(model, recipe, text, run, progress)
+    write_exports(run.partial, model, found.plan, bool(widths), found.rescale)
+    test = _measure_test_rows(context, trimmed, control)
+    compared = _compare_other_plans(context) if recipe.plan.compare else []
     guessing = text_against_guessing(math.exp(min(700.0, test["rows"]["full"]["ce"])), vocabulary_of(model))
     return RunOutput(
         base_fingerprint=base_print,
@@ -160,7 +170,7 @@ def _run_trim(recipe: TrimRecipe, run: RunFolder, progress: Progress) -> RunOutp
             "hooks": {"widths": widths, "residual_kl": residual, "losses": losses, "start": start},
             "cost_of_a_token": _parameter_costs(model, base, trimmed),
             "test": test,
-            **_compare_speed(model, recipe, trimmed, text, run),
+            **_compare_speed(context, trimmed),
             "compared": compared,
             "text": {
                 "passages": text.passages,
@@ -168,17 +178,8 @@ def _run_trim(recipe: TrimRecipe, run: RunFolder, progress: Progress) -> RunOutp
             },
         },
         manifest={IDENTITY: settings, "plan": list(found.plan.ks)},
-        seen=keep_record(run.partial, text.seen_hashes(tokenizer)),
-        reported=row_texts(tokenizer, text.test),
-    )
-
-
-def _teacher_logits(
-    model: Any, blocks: PackedBlocks, top: int, run: RunFolder, progress: Progress, part: str
-) -> TeacherLogits:
-    """What the full model says on a part of the text, kept in the run folder."""
-    return compute_teacher_logits(
-        model, blocks, top, progress, f"full model, {part}", run.unit_state(f"teacher|{part}")
+        seen=keep_record(run.partial, text.seen_hashes(context.tokenizer)),
+        reported=row_texts(context.tokenizer, text.test),
     )
 
 
@@ -199,26 +200,20 @@ def make_hooks(model: Any, recipe: TrimRecipe, widths: dict[int, int]) -> HookSe
 
 
 def _initial_hooks(
-    model: Any,
-    recipe: TrimRecipe,
-    plan_result: PlanResult,
-    widths: dict[int, int],
-    material: TrainingData,
-    plan_alone: float,
-    run: RunFolder,
+    context: TrimContext, result: PlanResult, widths: dict[int, int], material: TrainingData, plan_alone: float
 ) -> tuple[HookSet, dict[str, Any]]:
     """Hooks as training begins with them: in closed form where that is asked for and better than none, on held-out text.
 
-    Returns:
-        The hooks, and what was measured: held-out KL of both starts, and which one was kept.
+    Beside them what was measured: held-out KL of both starts, and which one was kept.
     """
+    model, recipe, run = context.model, context.recipe, context.run
     hooks = make_hooks(model, recipe, widths)
     if recipe.hooks.start_method == "zero":
         return hooks, {"kept": "zero"}
-    ridge_start(model, plan_result.plan, hooks, material.train, plan_result.rescale, run.unit_state("ridge"))
-    with apply_plan(model, plan_result.plan, plan_result.rescale), hooks.attached(model):
-        on_its_way = run.unit_state("ridge, held-out")
-        ridge = measure_quality(model, material.held_out, material.held_out_teacher, on_its_way).mean_kl
+    ridge_start(model, result.plan, hooks, material.train, result.rescale, run.unit_state("ridge"))
+    with apply_plan(model, result.plan, result.rescale), hooks.attached(model):
+        state = run.unit_state("ridge, held-out")
+        ridge = measure_quality(model, material.held_out, material.held_out_teacher, state).mean_kl
     kept = "ridge" if ridge <= plan_alone else "zero"
     start = {"kept": kept, "held_out_kl": {"zero": plan_alone, "ridge": ridge}}
     return (hooks if kept == "ridge" else make_hooks(model, recipe, widths)), start
@@ -233,13 +228,7 @@ def schedule_of(recipe: TrimRecipe, hidden: int, loss: str | None = None) -> Tra
     training = recipe.training
     rate = training.rate or (0.3 if recipe.hooks.position == "parallel" else 0.1) / hidden
     return TrainingSchedule(
-        loss or training.loss,
-        training.steps,
-        training.rows,
-        rate,
-        training.every,
-        recipe.seed,
-        training.checkpointing,
+        loss or training.loss, training.steps, training.rows, rate, training.every, recipe.seed, training.checkpointing
     )
 
 
@@ -253,27 +242,24 @@ def _parameter_costs(model: Any, base: LayerPlan, trimmed: Trimmed) -> dict[str,
     return found
 
 
-def _compare_other_plans(
-    model: Any, recipe: TrimRecipe, text: TextParts, run: RunFolder, progress: Progress
-) -> list[dict[str, Any]]:
+def _compare_other_plans(context: TrimContext) -> list[dict[str, Any]]:
     """Other ways of running fewer experts, under the router's own rule unless one is asked for; who compares, chooses: no test text."""
-    if not recipe.plan.compare:
-        return []
-    rescale = "none" if recipe.plan.rescale == "auto" else recipe.plan.rescale
+    recipe, text = context.recipe, context.text
     return compare_plans(
-        model,
+        context.model,
         text.held_out,
         recipe.plan.compare,
         calibration=text.train,
-        rescale=rescale,
+        rescale="none" if recipe.plan.rescale == "auto" else recipe.plan.rescale,
         top=recipe.training.top,
-        run=run,
-        progress=progress,
+        run=context.run,
+        progress=context.progress,
     )
 
 
-def _compare_speed(model: Any, recipe: TrimRecipe, trimmed: Trimmed, text: TextParts, run: RunFolder) -> dict[str, Any]:
+def _compare_speed(context: TrimContext, trimmed: Trimmed) -> dict[str, Any]:
     """The base and the artefact in turns, both by transformers' own code: what differs is the trim."""
+    model, test, timing = context.model, context.text.test, context.recipe.timing
 
     @contextmanager
     def trimmed_model() -> Iterator[Any]:
@@ -281,8 +267,8 @@ def _compare_speed(model: Any, recipe: TrimRecipe, trimmed: Trimmed, text: TextP
             yield model
 
     sides = {"full": lambda: contextlib.nullcontext(model), "trimmed": trimmed_model}
-    lengths = prompt_lengths(recipe.timing, model, text.test.row_length)
-    return compare_prompts(recipe.timing, sides, text.test.ids.flatten().to(model.device), lengths, run)
+    lengths = prompt_lengths(timing, model, test.row_length)
+    return compare_prompts(timing, sides, test.ids.flatten().to(model.device), lengths, context.run)
 
 
 def rows_of(model: Any, trimmed: Trimmed) -> dict[str, AbstractContextManager[Any]]:
@@ -298,16 +284,9 @@ def rows_of(model: Any, trimmed: Trimmed) -> dict[str, AbstractContextManager[An
     return rows
 
 
-def _measure_test_rows(
-    model: Any,
-    recipe: TrimRecipe,
-    trimmed: Trimmed,
-    control: HookSet | None,
-    text: TextParts,
-    run: RunFolder,
-    progress: Progress,
-) -> dict[str, Any]:
+def _measure_test_rows(context: TrimContext, trimmed: Trimmed, control: HookSet | None) -> dict[str, Any]:
     """The test part under every row of the report; nothing is chosen any more."""
+    model, recipe, text, run = context.model, context.recipe, context.text, context.run
     plan, rescale = trimmed.plan, trimmed.rescale
     some = text.train.select_rows(range(min(len(text.train), 64)))
     fit = fit_scale_bias(model, plan, some, rescale, run.unit_state("scale and bias"))
@@ -318,7 +297,7 @@ def _measure_test_rows(
         rows["hooks"] = hooks
     if control is not None:
         rows["control"] = control.attached(model)
-    return measure_rows(model, text, rows, recipe.training, recipe.seed, progress, run.unit_state("test"))
+    return measure_rows(model, text, rows, recipe.training, recipe.seed, context.progress, run.unit_state("test"))
 
 
 def measure_rows(

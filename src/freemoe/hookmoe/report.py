@@ -8,7 +8,6 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
-from rich.table import Table
 
 from freemoe.hookmoe.card import ABOUT, headlines, trim_table, trim_verdict
 from freemoe.hookmoe.plans.plan_figures import plan_scatter, write_pareto
@@ -34,17 +33,13 @@ _OURS = ("hooks", "rescaled")
 
 def tables(result: TrimResult) -> tuple[list[Any], list[str]]:
     """Tables for the terminal, and lines below them."""
-    compared = [_compared_table(result.compared)] if result.compared else []
-    return [plain_table(*trim_table(result.test.rows)), *compared], headlines(result)
-
-
-def _compared_table(rows: list[dict[str, Any]]) -> Table:
-    """Plans and rules per token beside each other, without hooks."""
+    # Plans and rules per token beside each other, without hooks.
     cells = [
         (row["name"], f"{row['act']:.3f}", f"{row['loss']:.4f}", f"{row['kl']:.4f}", f"{row['accuracy']:.2f} %")
-        for row in rows
+        for row in result.compared
     ]
-    return plain_table(("plan or rule", "Act", "loss", "KL", "next token right"), cells)
+    compared = [plain_table(("plan or rule", "Act", "loss", "KL", "next token right"), cells)] if cells else []
+    return [plain_table(*trim_table(result.test.rows)), *compared], headlines(result)
 
 
 def write_pages(folder: Path) -> Path:

@@ -30,27 +30,18 @@ class CardMetric:
 
 
 def card_header(
-    base: str,
-    title: str,
-    relation: str,
-    tags: Sequence[str],
-    about: str,
-    measured: Iterable[CardMetric] = (),
-    data: Iterable[str] = (),
+    base: str,  # Its name
+    title: str,  # The card's title
+    relation: str,  # Of the artefact to its base: ``adapter``, ``finetune``, ``merge`` or ``quantized``
+    tags: Sequence[str],  # Beside ``freemoe``
+    about: str,  # What it is, as Markdown
+    measured: Iterable[CardMetric] = (),  # Figures for the model index
+    data: Iterable[str] = (),  # Sources of text and tasks as the recipe names them; those of the hub are listed
 ) -> list[str]:
     """How a card begins, as lines: the YAML that the hub reads, the title, and what the artefact is.
 
     The base is named where it is a repository: a path of the machine it was made on says nothing to others, and the hub refuses
     it. No licence is named, as none is known: the base's holds.
-
-    Args:
-        base: Its name.
-        title: The card's title.
-        relation: Of the artefact to its base: ``adapter``, ``finetune``, ``merge`` or ``quantized``.
-        tags: Beside ``freemoe``.
-        about: What it is, as Markdown.
-        measured: Figures for the model index.
-        data: Sources of text and tasks as the recipe names them; those of the hub are listed.
     """
     from huggingface_hub import EvalResult, ModelCardData
 

@@ -15,11 +15,7 @@ class ArtefactHubMixin:
     folder: Path | None = None  # The artefact's, on this machine; None of what was not opened from one
 
     def _require_folder(self) -> Path:
-        """The folder whose files say what this is.
-
-        Raises:
-            ArtifactError: There is none.
-        """
+        """The folder whose files say what this is."""
         if self.folder is None:
             raise ArtifactError(
                 f"This {type(self).__name__} was not opened from an artefact's folder, so there are no files to copy or push. Open "

@@ -111,9 +111,6 @@ def reference_layer(layer: LayerWeights, x: Tensor, cos: Tensor, sin: Tensor, up
         cos: (r,), the rotary embedding of the token's place; so is ``sin``.
         sin: (r,).
         update: Of the cache.
-
-    Returns:
-        (d,) float32.
     """
     own, x = layer.attention, x.float()
     inner = layer.first_norm(x)

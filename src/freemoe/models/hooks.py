@@ -22,10 +22,7 @@ Hook = Callable[..., Any]
 def forward_pre_hook(module: nn.Module, hook: Hook, *, kwargs: bool = False) -> Iterator[None]:
     """While open, call ``hook(module, args)`` before every forward; what it returns replaces ``args``, None leaves them.
 
-    Args:
-        module: Any module.
-        hook: The hook.
-        kwargs: Call ``hook(module, args, kwargs)`` instead; it returns both or None.
+    With ``kwargs`` it is ``hook(module, args, kwargs)``, and returns both or None.
     """
     with module.register_forward_pre_hook(hook, with_kwargs=kwargs):
         yield
@@ -35,10 +32,7 @@ def forward_pre_hook(module: nn.Module, hook: Hook, *, kwargs: bool = False) -> 
 def forward_hook(module: nn.Module, hook: Hook, *, kwargs: bool = False) -> Iterator[None]:
     """While open, call ``hook(module, args, output)`` after every forward; what it returns replaces ``output`` unless None.
 
-    Args:
-        module: Any module.
-        hook: The hook.
-        kwargs: Call ``hook(module, args, kwargs, output)`` instead.
+    With ``kwargs`` it is ``hook(module, args, kwargs, output)``.
     """
     with module.register_forward_hook(hook, with_kwargs=kwargs):
         yield
@@ -57,10 +51,8 @@ def post_accumulate_grad_hook(parameter: Tensor, hook: Callable[[Tensor], None])
 def on_gradient(tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> None:
     """Call ``hook(gradient)`` when a backward pass has made a tensor's gradient; the hook goes with the tensor.
 
-    Args:
-        tensor: An activation that is part of autograd's graph.
-        hook: What it returns replaces the gradient, None leaves it. It must not hold the tensor itself: the two would be
-            freed by the garbage collector alone, and with them all activations behind them.
+    What the hook returns replaces the gradient, None leaves it. It must not hold the tensor itself: the two would be freed
+    by the garbage collector alone, and with them all activations behind them.
     """
     tensor.register_hook(hook)
 

@@ -36,9 +36,8 @@ _SMALLEST = 1 << 17
 def compute_dtype(wish: Compute, model: nn.Module) -> torch.dtype | None:
     """The dtype to purify in, or None for the model's own.
 
-    Args:
-        wish: ``"auto"`` measures, on a matrix of the model's commonest shape, whether bfloat16 is clearly faster there.
-        model: A causal LM; one that is not fp32 keeps its own dtype in any case.
+    ``"auto"`` measures, on a matrix of the model's commonest shape, whether bfloat16 is clearly faster there; a model that
+    is not fp32 keeps its own dtype in any case.
     """
     matrices = [p for p in model.parameters() if p.ndim > 1]
     chosen = wish == "bfloat16" and all(p.dtype == torch.float32 for p in matrices)

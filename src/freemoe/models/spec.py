@@ -24,9 +24,8 @@ class ExpertsLayout:
     """Routed experts that transformers 5 keeps in one module as three-dimensional parameters."""
 
     path: str = "mlp.experts"  # The module, relative to the layer
-    up: str = (
-        "gate_up_proj"  # The parameter that multiplies the layer's hidden state (gate and up stacked or interleaved)
-    )
+    # The parameter that multiplies the layer's hidden state (gate and up stacked or interleaved)
+    up: str = "gate_up_proj"
     down: str = "down_proj"  # The parameter that multiplies the intermediate activation
     layout: str = "experts"  # ``"experts"`` for (experts, out, in), ``"experts_columns"`` for (experts, in, out)
     up_bias: str | None = None  # The parameter (experts, out) added after ``up``, where there is one
@@ -144,11 +143,7 @@ _SOFTMAX = GateLayout(renormalised="norm_topk_prob")
 _add_family(
     "qwen2_moe",
     "Qwen1.5/2 MoE: routed experts, one shared expert, some dense layers",
-    mlp=(
-        *_GATED,
-        ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
-        ("mlp.shared_expert.down_proj",),
-    ),
+    mlp=(*_GATED, ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"), ("mlp.shared_expert.down_proj",)),
     experts=ExpertsLayout(),
     gate=_SOFTMAX,
 )
@@ -162,11 +157,7 @@ _LATENT: dict[str, Any] = {
         ("self_attn.kv_b_proj",),
         ("self_attn.o_proj",),
     ),
-    "mlp": (
-        *_GATED,
-        ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
-        ("mlp.shared_experts.down_proj",),
-    ),
+    "mlp": (*_GATED, ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"), ("mlp.shared_experts.down_proj",)),
     "experts": ExpertsLayout(),
     "rotary": "interleaved",
     "heads": "latent",

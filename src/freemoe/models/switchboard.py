@@ -37,9 +37,8 @@ class _ExpertBlock:
 
     places: Tensor  # (n,) int32, ascending, from the block's start
     values: Tensor | None = None  # (n,) the base's bits there; None until they are first needed
-    row: Tensor | None = (
-        None  # Both as a sparse matrix (1, length), which torch adds fastest on the CPU; they share memory
-    )
+    # Both as a sparse matrix (1, length), which torch adds fastest on the CPU; they share memory
+    row: Tensor | None = None
 
     def drop_values(self, device: torch.device) -> None:
         """Let go of the values; they will be read on this device."""
@@ -77,9 +76,7 @@ Held = TypeVar("Held")
 class RecentExperts(Generic[Held]):
     """What is held of experts of one base; where that becomes too much, what was not used for longest goes first.
 
-    Args:
-        weights: Those of which something is held.
-        most_bytes: What all experts together may take. None: half of the weights' own bytes, or 1 GiB where that is more.
+    All experts together may take ``most_bytes``: half of the weights' own bytes, or 1 GiB where that is more, if None.
     """
 
     def __init__(self, weights: Sequence[WeightMatrix], most_bytes: int | None) -> None:
@@ -117,14 +114,10 @@ class _CachedExpert:
 class ExpertCache(RecentExperts[_CachedExpert]):
     """Experts of one base, one or none of them switched in.
 
-    Of every expert that it knows it holds 4 bytes and the value for each switched-off weight; the model is never
-    copied. Others may edit the weights in between (`switched_off` does): that is noticed, unless they go through
-    ``.data``, and values are read anew.
-
-    Args:
-        weights: From ``find_weights``.
-        most_bytes: What all experts together may take; the one that was not used for longest goes first, the one that is
-            switched in and the one learned last never. None: half of the weights' own bytes, or 1 GiB where that is more.
+    Of every expert that it knows it holds 4 bytes and the value for each switched-off weight; the model is never copied.
+    Others may edit the weights in between (`switched_off` does): that is noticed, unless they go through ``.data``, and
+    values are read anew. All experts together may take ``most_bytes`` (see `RecentExperts`): the one that was not used for
+    longest goes first, the one that is switched in and the one learned last never.
 
     Attributes:
         active_expert: The expert that is switched in; None for the base.
@@ -134,7 +127,13 @@ class ExpertCache(RecentExperts[_CachedExpert]):
         self._all = list(weights)
         self._weights = [w for w in weights if w.stored is None]
         super().__init__(self._weights, most_bytes)
-        self._blocks = [_split_blocks(weight) for weight in self._weights]
+        self._blocks: list[list[slice]] = []
+        for memory in (weight.flat_memory() for weight in self._weights):
+            length = _BLOCK_BYTES // memory.element_size() if memory.device.type == "cpu" else len(memory)
+            # Places within a block are int32.
+            length = min(length, 2**31 - 1)
+            starts = range(0, len(memory), length)
+            self._blocks.append([slice(start, min(start + length, len(memory))) for start in starts])
         self._base = _CachedExpert([[None] * len(blocks) for blocks in self._blocks], 0, [], [])
         # Routers that leave experts out now, and stored weights that are read with zeros.
         self._others = ExitStack()
@@ -298,11 +297,3 @@ class ExpertCache(RecentExperts[_CachedExpert]):
         self._others.close()
         self._for_each_block(restore_block, old, new)
         self.active_expert, self._broken, self._left = None, None, self._parameter_versions()
-
-
-def _split_blocks(weight: WeightMatrix) -> list[slice]:
-    memory = weight.flat_memory()
-    length = _BLOCK_BYTES // memory.element_size() if memory.device.type == "cpu" else len(memory)
-    # Places within a block are int32.
-    length = min(length, 2**31 - 1)
-    return [slice(start, min(start + length, len(memory))) for start in range(0, len(memory), length)]

@@ -7,16 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from freemoe.recipes.data import DataSection, DomainRecipe, Domains
-from freemoe.recipes.sections import (
-    BatchTokens,
-    Devices,
-    Dtype,
-    Seed,
-    Threads,
-    UnitSeconds,
-    Where,
-    Workers,
-)
+from freemoe.recipes.sections import BatchTokens, Devices, Dtype, Seed, Threads, UnitSeconds, Where, Workers
 
 
 class EvalRecipe(DomainRecipe):

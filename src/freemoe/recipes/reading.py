@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,9 @@ def recipe_from(data: object, source: str = "recipe") -> Recipe:
         lines = []
         for problem in error.errors()[:MOST_PROBLEMS]:
             path = ".".join(str(p) for p in problem["loc"]) or "(recipe)"
-            seen = "" if problem["type"] == "missing" else f" (value seen: {_quote_value(problem['input'])})"
+            said = repr(problem["input"])
+            said = said if len(said) <= 300 else f"{said[:200]} ... ({len(said):,} characters)"
+            seen = "" if problem["type"] == "missing" else f" (value seen: {said})"
             if problem["type"] == "extra_forbidden":
                 lines.append(f"  {path}: there is no such field{seen}{_suggest_fields(kind, problem['loc'])}")
             else:
@@ -54,15 +56,13 @@ def recipe_from(data: object, source: str = "recipe") -> Recipe:
         raise RecipeError(f"{source} cannot be used:\n" + "\n".join(lines)) from None
 
 
-def _quote_value(value: object) -> str:
-    """A value for a message, not all of a long one."""
-    said = repr(value)
-    return said if len(said) <= 300 else f"{said[:200]} ... ({len(said):,} characters)"
-
-
 def _suggest_fields(kind: type[BaseModel], location: tuple[int | str, ...]) -> str:
     """For an unknown key: fields that may have been meant, here or in another section, and those that are allowed here."""
-    names = _allowed_fields(kind, location[:-1])
+    inside: Any = kind
+    for part in location[:-1]:
+        fields = getattr(inside, "model_fields", {})
+        inside = fields[part].annotation if part in fields else None
+    names = list(getattr(inside, "model_fields", {}))
     wanted = str(location[-1])
     near = difflib.get_close_matches(wanted, names, n=3, cutoff=0.6)
     here = ".".join(map(str, location[:-1]))
@@ -70,14 +70,6 @@ def _suggest_fields(kind: type[BaseModel], location: tuple[int | str, ...]) -> s
     meant += [path for path in _field_paths(kind) if path.rpartition(".")[2] == wanted]
     hint = f" (did you mean {' or '.join(dict.fromkeys(meant))}?)" if meant else ""
     return f"{hint}; allowed here: {', '.join(names)}" if names else hint
-
-
-def _allowed_fields(kind: Any, location: Sequence[int | str]) -> list[str]:
-    """Names that are allowed below a path into a recipe."""
-    for part in location:
-        fields = getattr(kind, "model_fields", {})
-        kind = fields[part].annotation if part in fields else None
-    return list(getattr(kind, "model_fields", {}))
 
 
 def _field_paths(kind: Any, before: str = "") -> Iterator[str]:

@@ -88,7 +88,15 @@ def page(result: EvaluationResult) -> str:
                 if result.seen
                 else "A plain model: there is no record of what it has seen."
             ],
-            parts=[(d.name, _set_aside_sentence(d), d.notes) for d in domains],
+            parts=[
+                (
+                    d.name,
+                    f"{(of := d.set_aside['of']) - (aside := d.set_aside['documents'])} of {of} reported documents were scored; "
+                    f"{aside} were set aside.",
+                    d.notes,
+                )
+                for d in domains
+            ],
             facts=[
                 ("artefact", str(recipe["artefact"])),
                 ("base", str(recipe.get("base") or "the artefact's own")),
@@ -165,8 +173,3 @@ def evaluation_verdict(result: EvaluationResult) -> GainVerdict:
         return judged
     named = "; ".join(words for _, words in told[:MOST_NAMED])
     return GainVerdict("same", "No reliable gain", f"No: none of {of} shows a difference: {named}.")
-
-
-def _set_aside_sentence(domain: EvaluatedDomain) -> str:
-    aside, of = domain.set_aside["documents"], domain.set_aside["of"]
-    return f"{of - aside} of {of} reported documents were scored; {aside} were set aside."

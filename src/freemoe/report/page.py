@@ -113,7 +113,9 @@ def render_page(
         trim_blocks=True,
         lstrip_blocks=True,
         # Beside what HTML reads, which autoescape does: what turns writing around, or has no glyph.
-        finalize=_make_printable,
+        finalize=lambda value: (
+            neutral.escape_terminal(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+        ),
     )
     environment.filters |= {"number": reading.format_number, "percent": reading.format_percent}
     environment.globals |= {name: getattr(reading, name) for name in _READERS}
@@ -135,18 +137,11 @@ def render_page(
     )
 
 
-def _make_printable(value: Any) -> Any:
-    return neutral.escape_terminal(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-
-
 _READERS = ("interval_of", "better")
 
 
 def write_page(source: str | Path, page: Callable[[Any], str], target: Path | None = None) -> Path:
     """Read a result and write its page, whole or not at all. Without a target it is ``report.html`` in the artefact.
-
-    Returns:
-        The page.
 
     Raises:
         ArtifactError: When there is no result, it is damaged, or the page cannot be written.

@@ -24,11 +24,6 @@ R = TypeVar("R", bound="RunResult | EvaluationResult")
 _ADVICE = "It was cut short or edited: copy the artefact again or make it anew."
 
 
-def _result_types() -> dict[str, type[RunResult | EvaluationResult]]:
-    """By the ``kind`` of a result."""
-    return {kind: SYSTEMS.get(kind).result_type for kind in SYSTEMS} | {"evaluation": EvaluationResult}
-
-
 @overload
 def read_result(folder: str | Path) -> Any: ...
 @overload
@@ -50,7 +45,7 @@ def read_result(folder: str | Path, wanted: Any = None) -> Any:
         raise ArtifactError(
             f"The result of {str(folder)!r} is of kind {kind!r}, and its artefact is {told!r}. {_ADVICE}"
         )
-    known = _result_types()
+    known = {name: SYSTEMS.get(name).result_type for name in SYSTEMS} | {"evaluation": EvaluationResult}
     typed = known.get(kind) if isinstance(kind, str) else None
     if typed is None:
         raise ArtifactError(

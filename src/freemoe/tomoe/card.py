@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from freemoe.core import neutral
 from freemoe.core.numbers import format_percent
 from freemoe.evals.guessing import guessing_text
@@ -54,7 +52,11 @@ def score_table(result: ConvertResult) -> tuple[list[str], list[list[str]]]:
 def verdict(result: ConvertResult) -> GainVerdict:
     """What the converted model costs and gives against the dense one, and whether any rival of its size is as good."""
     parameters, rivals = result.parameters, [n for n in result.scores if n not in ("dense", "converted")]
-    against = {name: _compare_with(result, name) for name in ("dense", *rivals)}
+    ours, groups = result.scores["converted"], result.blocks.test_groups
+    against = {
+        name: perplexity_against(ours["nll"], result.scores[name]["nll"], ours["tokens"], groups)
+        for name in ("dense", *rivals)
+    }
     then = "No rival at this share was scored."
     if rivals:
         best = max(rivals, key=lambda name: against[name]["mean"])
@@ -73,11 +75,6 @@ def verdict(result: ConvertResult) -> GainVerdict:
     )
     share = f"{format_percent(parameters['active_share_at_run_time'])} of the decoder's weights"
     return judge_against_model(against["dense"], share, result.speed and result.speed.model_dump(), then, asked)
-
-
-def _compare_with(result: ConvertResult, name: str) -> dict[str, Any]:
-    ours, other = result.scores["converted"], result.scores[name]
-    return perplexity_against(ours["nll"], other["nll"], ours["tokens"], result.blocks.test_groups)
 
 
 def headlines(result: ConvertResult) -> list[str]:

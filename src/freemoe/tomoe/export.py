@@ -162,7 +162,10 @@ def _convert_attention(
     tensors["o_proj.weight"] = rows.flatten(0, 1)
     if layer.o.bias is not None:
         tensors["o_proj.bias"] = layer.o.bias
-    tensors |= _slice_norms(attention, queries)
+    # Norms of query and key heads, where the family has them.
+    for name in ("q_norm", "k_norm"):
+        if (norm := getattr(attention, name, None)) is not None:
+            tensors[f"{name}.weight"] = norm.weight[queries.to(norm.weight.device)]
     if isinstance(structure.vo, ValueGateTensors):
         names = ("project", "embedding", "norm_weight", "norm_bias", "decode", "offset")
         tensors |= {f"value_gate.{name}": getattr(structure.vo, name).float() for name in names}
@@ -180,16 +183,6 @@ def _convert_attention(
         "value_keep": structure.value_width,
         "gate_width": len(structure.vo.embedding) if isinstance(structure.vo, ValueGateTensors) else None,
     }, tensors
-
-
-def _slice_norms(attention: nn.Module, queries: Tensor) -> dict[str, Tensor]:
-    """Norms of query and key heads, where the family has them."""
-    norms = {name: getattr(attention, name, None) for name in ("q_norm", "k_norm")}
-    return {
-        f"{name}.weight": norm.weight[queries.to(norm.weight.device)]
-        for name, norm in norms.items()
-        if norm is not None
-    }
 
 
 def _convert_mlp(
@@ -230,26 +223,16 @@ def _convert_mlp(
 
 
 def export_converted_model(
-    model: Any,
-    structure: Structure,
-    folder: str | Path,
-    mode: str = "shared",
-    tokenizer: Any = None,
-    extra: dict[str, Any] | None = None,
-    resume: bool = False,
+    model: Any,  # The dense model
+    structure: Structure,  # What each token uses
+    folder: str | Path,  # Where to write; made if it is missing
+    mode: str = "shared",  # ``shared``, ``materialised`` or ``pseudo``
+    tokenizer: Any = None,  # Saved beside the model if given
+    resume: bool = False,  # Leave what an earlier call, for the same structure, had written before it was stopped
 ) -> Path:
     """Write a folder that loads without freemoe, given ``trust_remote_code=True``, and by it without that.
 
     config.json is written last: a folder that was cut short does not look like a model.
-
-    Args:
-        model: The dense model.
-        structure: What each token uses.
-        folder: Where to write; made if it is missing.
-        mode: ``shared``, ``materialised`` or ``pseudo``.
-        tokenizer: Saved beside the model if given.
-        extra: More to keep in config.json, under ``tomoe.about``: plain JSON values.
-        resume: Leave what an earlier call, for the same structure, had written before it was stopped.
 
     Returns:
         The folder.
@@ -269,8 +252,6 @@ def export_converted_model(
         "AutoConfig": f"{Path(CODE).stem}.{own.config_class.__name__}",
         "AutoModelForCausalLM": f"{Path(CODE).stem}.{own.__name__}",
     }
-    if extra is not None:
-        config.tomoe["about"] = extra
     with torch.device("meta"):
         new = make_uninitialised(own, config, model.dtype, attention_of(model.config))
     new.tie_weights()

@@ -57,13 +57,7 @@ from freemoe.tomoe.structures.methods import (
     search_structure,
 )
 from freemoe.tomoe.structures.rivals import RIVALS
-from freemoe.tomoe.structures.structure import (
-    STRUCTURE,
-    Structure,
-    active_parameters,
-    dense_parameters,
-    to_tensors,
-)
+from freemoe.tomoe.structures.structure import STRUCTURE, Structure, active_parameters, dense_parameters, to_tensors
 
 COMPARED = 1024
 """Tokens at most on which the exported model is held against the masks on the dense one."""
@@ -130,11 +124,7 @@ def _run_conversion(
     scores |= {name: score for name, (score, _) in rivals.items()}
     parameters = parameter_summary(context, structure)
     folder = run.partial
-    layers, usage, model_type = (
-        _layer_summaries(context, structure),
-        _expert_usage(context, structure),
-        context.model.config.model_type,
-    )
+    usage, model_type = _expert_usage(context, structure), context.model.config.model_type
     speed = _export_and_time(context, structure, folder)
     result = {
         "base": {"name": recipe.model, "fingerprint": base, "model_type": model_type},
@@ -146,7 +136,18 @@ def _run_conversion(
         "parameters": parameters,
         **missed_budget(recipe.active, parameters["active_share"]),
         **({"guessing": guessing} if guessing else {}),
-        "layers": layers,
+        "layers": [
+            {
+                "query_dims": int(layer.rotary.expand_bits(own.qk.float()).sum()),
+                "value_dims": own.value_width,
+                "head_dim": layer.rotary.head_dim,
+                "head_share": float(own.head_share),
+                "widths": own.neuron_counts,
+                "union": own.union_width,
+                "width": layer.intermediate_size,
+            }
+            for layer, own in zip(context.sublayers, structure, strict=True)
+        ],
         "usage": usage,
         **speed,
         "scores": {name: score.to_dict() for name, score in scores.items()},
@@ -164,21 +165,6 @@ def _run_conversion(
         reported=row_texts(context.tokenizer, context.test),
         cost={"model_bytes": sum(p.stat().st_size for p in models)},
     )
-
-
-def _layer_summaries(context: ConversionContext, structure: Structure) -> list[dict[str, Any]]:
-    return [
-        {
-            "query_dims": int(layer.rotary.expand_bits(own.qk.float()).sum()),
-            "value_dims": own.value_width,
-            "head_dim": layer.rotary.head_dim,
-            "head_share": float(own.head_share),
-            "widths": own.neuron_counts,
-            "union": own.union_width,
-            "width": layer.intermediate_size,
-        }
-        for layer, own in zip(context.sublayers, structure, strict=True)
-    ]
 
 
 def _score_baselines(context: ConversionContext) -> dict[str, tuple[TextScore, dict[str, float]]]:
@@ -250,10 +236,7 @@ def parameter_summary(context: ConversionContext, structure: Structure) -> dict[
         "active_share_with_embeddings": (total - dense + nominal) / total,
         "gates": gates,
         # Two per weight and token: multiply and add. Attention over the context comes on top, the same for both.
-        "flops_per_token": {
-            "dense": 2 * multiplied,
-            "converted": 2 * (multiplied - dense + real + gates),
-        },
+        "flops_per_token": {"dense": 2 * multiplied, "converted": 2 * (multiplied - dense + real + gates)},
     }
 
 
@@ -290,11 +273,7 @@ def _expert_usage(context: ConversionContext, structure: Structure) -> list[list
 
 
 def _export_and_time(context: ConversionContext, structure: Structure, folder: Path) -> dict[str, Any]:
-    """Write the model, load it again, hold it against the masks on the dense one, and time the two; the dense one is then gone.
-
-    Returns:
-        What `compare_prompts` found.
-    """
+    """Write the model, load it again, hold it against the masks on the dense one, and time the two; the dense one is then gone."""
     export_converted_model(
         context.model, structure, folder, mode=context.recipe.mode, tokenizer=context.tokenizer, resume=True
     )

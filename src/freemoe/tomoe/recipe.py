@@ -64,8 +64,7 @@ class GateSection(RecipeSection):
     )
     local_embedding: bool = Field(default=True, description="Decode each token's own embedding for V/O.")
     expert_embedding: bool = Field(
-        default=True,
-        description="Add the mean of the expert embeddings in attention (ToMoE Tab. 13, Local Emb: off).",
+        default=True, description="Add the mean of the expert embeddings in attention (ToMoE Tab. 13, Local Emb: off)."
     )
     train_inputs: bool = Field(default=False, description="Train the hypernetwork's input z too (authors).")
     noise: bool = Field(default=False, description="Gumbel noise in training.")

@@ -35,21 +35,16 @@ def check_finite(loss: float, step: int, about: Callable[[], str] = str) -> None
 
 
 def optimizer_step(
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer,  # Of what is trained
+    # () each, best made one after the other: each one's graph is gone before the next is asked for
     losses: Iterable[Tensor],
-    step: int,
+    step: int,  # Its number, for the message
     *,
-    rates: Sequence[float] | None = None,
+    rates: Sequence[float] | None = None,  # Learning rates of the optimizer's groups; None: as they are
+    # Changes the gradients before they are used: clips them, or averages them over processes
     change: Callable[[], object] | None = None,
 ) -> None:
     """One step of an optimizer down the sum of some losses.
-
-    Args:
-        optimizer: Of what is trained.
-        losses: () each, best made one after the other: each one's graph is gone before the next is asked for.
-        step: Its number, for the message.
-        rates: Learning rates of the optimizer's groups; None: as they are.
-        change: Changes the gradients before they are used: clips them, or averages them over processes.
 
     Raises:
         NumericError: A loss is NaN or infinite; neither the parameters nor the optimizer have changed.

@@ -14,10 +14,8 @@ from torch.utils.checkpoint import checkpoint
 def distillation_loss(student: Tensor, teacher: Tensor, head: Callable[[Tensor], Tensor], chunk: int = 1024) -> Tensor:
     """KL(teacher || student) of the next-token distributions, mean over the tokens, in float32.
 
-    ``student`` and ``teacher``: (tokens, hidden), what goes into the head; the student's carries the gradient.
-
-    Returns:
-        () float32, nats per token; zero where there is none.
+    ``student`` and ``teacher``: (tokens, hidden), what goes into the head; the student's carries the gradient. It is ()
+    float32, zero where there is no token.
     """
 
     def chunk_kl(mine: Tensor, other: Tensor) -> Tensor:
@@ -33,9 +31,6 @@ def language_loss(hidden: Tensor, wanted: Tensor, head: Callable[[Tensor], Tenso
     """The negative log-likelihood of the next tokens, their sum, in float32.
 
     ``hidden``: (tokens, hidden), what goes into the head, carries the gradient; ``wanted``: (tokens,) int64.
-
-    Returns:
-        () float32, nats.
     """
 
     def chunk_cross_entropy(mine: Tensor, targets: Tensor) -> Tensor:
@@ -62,9 +57,6 @@ def summed_in_chunks(hidden: Tensor, part: Callable[[Tensor, slice], Tensor], ch
     What the function makes of ``chunk`` rows, as their logits, is gone before the next rows are taken: nothing of it is
     kept for the backward pass, and nothing is made twice. ``part`` makes of rows of ``hidden`` (tokens, hidden), and where
     they stand, their sum ().
-
-    Returns:
-        () float32.
     """
     found: Any = _InChunks.apply(hidden, part, chunk)
     return found

@@ -35,24 +35,17 @@ def eval_steps(steps: int, every: int) -> list[int]:
 
 
 def run_training_loop(
-    step: Callable[[int], None],
+    step: Callable[[int], None],  # Does the step of a number, counted from 0
+    # Judges what was trained, told how many steps are done; says whether that is enough. A resumed run begins with
+    # the look that it stopped at
     look: Callable[[int], bool],
-    steps: int,
-    every: int,
+    steps: int,  # At most
+    every: int,  # Steps between two looks; there is one before the first step and one after the last
     *,
-    checkpoints: TrainingCheckpoints | None = None,
-    advance: Callable[[int], None] | None = None,
+    checkpoints: TrainingCheckpoints | None = None,  # How states are kept; None: they are not
+    advance: Callable[[int], None] | None = None,  # Told how many steps more are done
 ) -> None:
     """Train, in place.
-
-    Args:
-        step: Does the step of a number, counted from 0.
-        look: Judges what was trained, told how many steps are done; says whether that is enough. A resumed run begins
-            with the look that it stopped at.
-        steps: At most.
-        every: Steps between two looks; there is one before the first step and one after the last.
-        checkpoints: How states are kept; None: they are not.
-        advance: Told how many steps more are done.
 
     Raises:
         NumericError: A loss is NaN or infinite, when steps check it (`optimizer_step`); the last state is kept.

@@ -61,10 +61,7 @@ def gumbel_noise(like: Tensor, generator: torch.Generator | None) -> Tensor:
 def gumbel_sigmoid(logits: Tensor, offset: float, tau: float, generator: torch.Generator | None) -> Tensor:
     """Keep where logits + g + b > 0; without a generator where that is more likely than not (ToMoE Eq. 3).
 
-    ``generator`` is of the noise g.
-
-    Returns:
-        (...) of zeros and ones; gradient y(1 - y) / tau with y = sigmoid((x + g + b) / tau).
+    ``generator`` is of the noise g. The gradient is y(1 - y) / tau with y = sigmoid((x + g + b) / tau).
     """
     noise = gumbel_noise(logits, generator) if generator is not None else MEDIAN_NOISE
     shifted = logits + offset + noise

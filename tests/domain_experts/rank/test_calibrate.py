@@ -92,7 +92,7 @@ def test_norms_equal_the_slow_way(case):
             for e in range(weight.num_experts):
                 rows = slow[group].get((weight.name, e), [])
                 x = torch.stack(rows).double() if rows else torch.zeros(1, weight.num_columns, dtype=torch.float64)
-                assert int(norms.token_counts(weight.tap, group)[e]) == len(rows), weight.name
+                assert int(norms.counts[weight.tap][group, e]) == len(rows), weight.name
                 for p in PS:
                     got = norms.input_norm(weight.tap, group, p)
                     assert got.shape == (weight.num_experts, weight.num_columns)

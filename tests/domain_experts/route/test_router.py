@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from sklearn.linear_model import LogisticRegression
 
 from freemoe.core.artifacts import read_manifest
+from freemoe.domain_experts.recipe import RouterSection
 from freemoe.domain_experts.route.confidence import abstention_threshold, expected_calibration_error, fit_temperature
 from freemoe.domain_experts.route.levels import fit_level
 from freemoe.domain_experts.route.router import (
@@ -33,7 +34,7 @@ def world(per_group=20, spread=0.3, seed=0):
 @pytest.mark.parametrize("level2", ["linear", "centroid"])
 def test_separable_groups_are_routed(level2):
     feature, domains, subdomains, keys = world()
-    router, figures = train_router(feature, domains, subdomains, keys, level2=level2)
+    router, figures = train_router(feature, domains, subdomains, keys, RouterSection(level2=level2))
     routes = router.route(feature)
     assert [r.domain for r in routes] == domains
     assert [r.subdomain for r in routes] == subdomains
@@ -98,7 +99,9 @@ def test_a_single_class_is_certain(kind):
 @pytest.mark.parametrize("level2", ["linear", "centroid"])
 def test_one_domain_with_one_subdomain_never_abstains(level2):
     feature = torch.randn(30, 6, generator=torch.Generator().manual_seed(0))
-    router, figures = train_router(feature, ["d"] * 30, ["d/all"] * 30, [str(i) for i in range(30)], level2=level2)
+    router, figures = train_router(
+        feature, ["d"] * 30, ["d/all"] * 30, [str(i) for i in range(30)], RouterSection(level2=level2)
+    )
     routes = router.route(torch.randn(20, 6, generator=torch.Generator().manual_seed(1)) * 50)
     assert {(r.domain, r.subdomain) for r in routes} == {("d", "d/all")}
     assert all(r.confidence >= router.threshold for r in routes)
@@ -108,7 +111,9 @@ def test_one_domain_with_one_subdomain_never_abstains(level2):
 
 def test_without_a_precision_no_route_is_too_unsure():
     feature, domains, subdomains, keys = world(spread=6.0)
-    router, figures = train_router(feature, domains, subdomains, keys, level2="unregularised", precision=None)
+    router, figures = train_router(
+        feature, domains, subdomains, keys, RouterSection(level2="unregularised", precision=None)
+    )
     assert router.threshold == 0.0
     assert figures["abstained"] == 0.0
     assert not any(router.abstains(r) for r in router.route(feature * 0))
@@ -117,7 +122,9 @@ def test_without_a_precision_no_route_is_too_unsure():
 @pytest.mark.parametrize("level2", ["linear", "centroid"])
 def test_routes_survive_the_disk(level2, tmp_path):
     feature, domains, subdomains, keys = world(spread=6.0)
-    router, _ = train_router(feature, domains, subdomains, keys, level2=level2, kind="hidden", precision=0.6)
+    router, _ = train_router(
+        feature, domains, subdomains, keys, RouterSection(level2=level2, precision=0.6), kind="hidden"
+    )
     save_file(router.to_tensors(), tmp_path / "r.safetensors")
     described = json.loads(json.dumps(router.describe()))
     back = DomainRouter.from_parts(described, load_file(tmp_path / "r.safetensors"))
@@ -168,7 +175,7 @@ def _softmax(logits, temperature):
 
 def test_figures_by_hand():
     feature, domains, subdomains, keys = world(spread=6.0)
-    router, figures = train_router(feature, domains, subdomains, keys, precision=0.6, seed=3)
+    router, figures = train_router(feature, domains, subdomains, keys, RouterSection(precision=0.6), seed=3)
     parts = split_folds(keys, 5, 3)
     logits = [
         _fold_by_hand(feature, domains, subdomains, [i for i in range(100) if i not in part], part) for part in parts

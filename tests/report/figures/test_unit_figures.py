@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from freemoe.domain_experts.figures.unit_figures import unit_curve
-from freemoe.domain_experts.structured.wording import unit_lines
+from freemoe.domain_experts.prove.card import unit_lines
 from tests.report.synthetic import make_domain, make_result, typed
 
 

@@ -53,16 +53,7 @@ def trainer(own: ConvertRecipe, family: str = "llama", device: str = "cpu") -> G
 
 
 def finished(own: GateTrainer) -> list:
-    return structure_of(
-        own.hypernetwork,
-        own.gating,
-        own.sublayers,
-        own.exact_widths(own.recipe.active),
-        own.model,
-        text(seed=1),
-        own.step,
-        own.recipe.active,
-    )
+    return structure_of(own, text(seed=1))
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "phi", "gemma"])

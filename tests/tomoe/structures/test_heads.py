@@ -121,7 +121,7 @@ def test_training_prunes_heads_and_the_structure_is_its_masks() -> None:
         # Heads that training would turn off: the threshold of all is crossed, and one is left.
         for gates in trainer.hypernetwork.attention:
             gates.decode_heads.weight.fill_(-100)
-    structure = structure_of(trainer.hypernetwork, trainer.gating, sublayers, None, model, text, 2)
+    structure = structure_of(trainer, text)
     require_structure_fits(structure, sublayers)
     made = trainer.gating.sample_masks(trainer.hypernetwork(), None, None)
     for layer, heads in zip(structure, made.heads, strict=True):

@@ -8,6 +8,7 @@ Shapes: E fused experts (1 for a plain linear), R rows (outputs), C columns (inp
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,10 +61,11 @@ def stage_peaks(
     size, largest = sum(w.size for w in weights), max(w.size for w in weights)
     vocabulary = model.config.get_text_config().vocab_size
     rows = min(tokens, max(1, CHUNK // vocabulary)) * vocabulary
-    through = {
-        layer: sum(_activation_size(w) for w in weights if w.layer == layer)
-        for layer in dict.fromkeys(w.layer for w in weights)
-    }
+    # Numbers that a token brings into a layer's weights and takes out of them.
+    through: Counter[int] = Counter()
+    for w in weights:
+        experts = w.gate.experts_per_token if w.is_fused and w.gate is not None else w.num_experts
+        through[w.layer] += experts * (w.num_rows + w.num_columns)
     hidden = tokens * each * min(w.num_columns for w in weights)
     forward = _WORKING * each * tokens * max(through.values())
     scoring = max(forward, hidden + rows * (each + _LOGIT))
@@ -94,9 +96,3 @@ def fitting_devices(total: float) -> str:
         if total <= bytes_:
             return f"1 device of {gib} GiB"
     return f"{math.ceil(total / usable[-1])} devices of {DEVICES[-1]} GiB"
-
-
-def _activation_size(weight: WeightMatrix) -> float:
-    """Numbers that a token brings into a weight and takes out of it."""
-    experts = weight.gate.experts_per_token if weight.is_fused and weight.gate is not None else weight.num_experts
-    return experts * (weight.num_rows + weight.num_columns)

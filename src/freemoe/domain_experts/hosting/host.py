@@ -16,23 +16,20 @@ from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import ArtifactError, DataError
 from freemoe.core.registry import unknown_name
 from freemoe.core.threads import Threads, model_lock_of, require_threads
-from freemoe.domain_experts.expert import DomainExpert, read_experts, require_accepted, require_zeros_say
+from freemoe.domain_experts.expert import DomainExpert, read_experts
 from freemoe.domain_experts.hosting.combining import combine_experts, combined_mask
-from freemoe.domain_experts.hosting.mixing import MixingHost
 from freemoe.domain_experts.hosting.protection import refuse_copy, require_same_values
-from freemoe.domain_experts.hosting.standing import expert_stack_of
+from freemoe.domain_experts.hosting.standing import StackHost, expert_stack_of
 from freemoe.domain_experts.hosting.summary import as_table, expert_row, read_measurements
 from freemoe.domain_experts.result import KIND
 from freemoe.hub.fetch import fetch_artefact
 from freemoe.models.checkpoints.identity import require_base
-from freemoe.models.checkpoints.saving import require_free, save_checkpoint, whole_or_nothing
-from freemoe.models.gates import left_out
 from freemoe.models.hooks import combined_hooks, replace_method
 from freemoe.models.mask import Mask
 from freemoe.models.mixed.board import MixedBoard, Tiles
+from freemoe.models.mixed.running import MixedBatch, Strategy, open_mixed_batch
 from freemoe.models.switchboard import ExpertCache
-from freemoe.models.switching import switch_off
-from freemoe.models.weights import find_weights
+from freemoe.models.weights import WeightMatrix, find_weights
 from freemoe.recipes.expert_names import AUTO, BASE, ExpertRef, Operation, require_new_names
 
 Call = TypeVar("Call", bound=Callable[..., Any])
@@ -49,7 +46,7 @@ def with_model_lock(call: Call) -> Call:
     return cast("Call", locked_call)
 
 
-class ExpertHost(torch.nn.Module, MixingHost):
+class ExpertHost(torch.nn.Module, StackHost):
     """A base model with its experts, one of them or none switched in.
 
     Wherever a name is expected, ``a+b`` is the union of two experts (what is off in either) and ``a&b`` their intersection.
@@ -83,8 +80,6 @@ class ExpertHost(torch.nn.Module, MixingHost):
         self._weights = find_weights(self.model)
         self._board = ExpertCache(self._weights)
         self._mixed_board = MixedBoard(self._weights)
-
-    # ------------------------------------------------------------------ names
 
     @property
     def experts(self) -> list[str]:
@@ -149,8 +144,6 @@ class ExpertHost(torch.nn.Module, MixingHost):
                 return self._experts.get(name, DomainExpert(BASE))
             return combine_experts(name, ref.operation, [self._experts[part] for part in ref.names], self._weights)
 
-    # -------------------------------------------------------------- switching
-
     def turn(self) -> contextlib.AbstractContextManager[object]:
         """Have the base for this thread alone inside a ``with`` block, as every call here does for itself; it nests.
 
@@ -201,7 +194,42 @@ class ExpertHost(torch.nn.Module, MixingHost):
         """Use the base inside a ``with`` block, then go back to the expert before."""
         return self.expert(BASE)
 
-    # ---------------------------------------------------------- come and go
+    @contextlib.contextmanager
+    def mixed(self, strategy: Strategy = "auto") -> Iterator[MixedBatch]:
+        """Let the sequences of one batch act under experts of their own, in one forward pass of ``self.model``.
+
+        What the block yields says by ``assign(names)`` which sequence is whose; nothing is switched in place. The block has the
+        base for this thread, gradients are off, and a block or an expert that is opened inside it rules until it ends.
+
+        Args:
+            strategy: ``fused``, ``scratch`` or ``auto``; see `models.mixed.running.MixedBatch`.
+
+        Raises:
+            RecipeError: Another strategy.
+            DataError: The base has weights that are not in memory.
+        """
+        with self.expert(BASE):
+            standing = expert_stack_of(self.model)
+            block = standing.push_block(self, BASE)
+            try:
+                with open_mixed_batch(
+                    self._mixed_board,
+                    mask_of=self.expert_mask,
+                    tiles_of=self.expert_tiles,
+                    strategy=strategy,
+                    rules=functools.partial(standing.is_top, block),
+                ) as run:
+                    yield run
+            finally:
+                standing.remove_block(block)
+
+    def mixable(self) -> list[WeightMatrix]:
+        """The weights that a mixed batch could have off."""
+        return [weight for weight in self._mixed_board.weights.values() if not weight.is_fused]
+
+    def mixed_bytes(self, name: str) -> int:
+        """Memory that mixed batches hold for an expert, in bytes; 0 before its first use."""
+        return self._mixed_board.held_bytes(name)
 
     def load_expert(self, artefact: str | Path, name: str | None = None, *, prefix: str = "") -> list[str]:
         """Add the experts of a further artefact of this very base; its router is not taken over.
@@ -287,8 +315,6 @@ class ExpertHost(torch.nn.Module, MixingHost):
             del self._experts[name]
             self._measurements.pop(name, None)
 
-    # ---------------------------------------------------------------- telling
-
     def expert_summary(self) -> list[dict[str, Any]]:
         """What there is to say of every expert; see `hosting.summary.expert_row` for the keys."""
         with self.expert(BASE):
@@ -301,85 +327,6 @@ class ExpertHost(torch.nn.Module, MixingHost):
         """Print `expert_summary` as a table; a star marks the expert that is switched in."""
         print(as_table(self.expert_summary(), self.active))
 
-    # ------------------------------------------------------- the base's weights
-
-    def merge_and_save(
-        self,
-        name: str,
-        folder: str | Path,
-        max_shard_size: int | str = "5GB",
-        *,
-        also: Callable[[Path], None] | None = None,
-        overwrite: bool = False,
-        allow_rejected: bool = False,
-    ) -> Path:
-        """Write one expert as a plain Hugging Face checkpoint that needs no freemoe; the base is bit-equal afterwards.
-
-        The expert is switched in while the shards are written one by one: the model is never copied.
-
-        Args:
-            name: Of the expert, a combination of several (``a+b``), or ``"base"``.
-            folder: Where the checkpoint shall stand; nothing may stand there yet.
-            max_shard_size: Of a weight file: bytes, or digits and a unit.
-            also: Writes more into the folder that it is given, while the expert is still switched in.
-            overwrite: Replace a model folder that stands there.
-            allow_rejected: Write the base for an expert that was rejected.
-
-        Raises:
-            ArtifactError: When the folder exists already, or cannot be written; when zeros do not say what the expert is, or it was
-                rejected.
-        """
-        target = Path(folder)
-        require_free(target, overwrite)
-        self._require_accepted(name, allow_rejected)
-        if name != BASE:
-            require_zeros_say(name, self.described(name).unit)
-        with whole_or_nothing(target) as partial:
-            with self.expert(name):
-                save_checkpoint(self.model, partial, max_shard_size)
-                if also is not None:
-                    also(partial)
-            if self.tokenizer is not None:
-                self.tokenizer.save_pretrained(partial)
-        return target
-
-    def _require_accepted(self, name: str, allow_rejected: bool) -> None:
-        self.require(name)
-        if name != BASE and not allow_rejected:
-            require_accepted({part: self._experts[part].kind for part in ExpertRef.parse(name).names})
-
-    def merge_and_unload(self, name: str | None = None, *, allow_rejected: bool = False) -> Any:
-        """Write an expert's zeros into the base for good, and return the plain transformers model.
-
-        The experts are gone afterwards, as what they were chosen on is gone.
-
-        Args:
-            name: Of the expert, or a combination; the one that is switched in if absent.
-            allow_rejected: Return the base for an expert that was rejected.
-
-        Raises:
-            ArtifactError: Zeros do not say what the expert is, it was rejected, or weights are not in memory.
-        """
-        with self.turn():
-            wanted = name or self.active
-            self._require_accepted(wanted, allow_rejected)
-            mask = self.expert_mask(wanted)
-            if wanted != BASE:
-                require_zeros_say(wanted, self.described(wanted).unit)
-            if left_out(self._weights, mask):
-                require_zeros_say(wanted, "expert")
-            if stored := [w.name for w in self._weights if w.stored is not None and w.name in mask]:
-                raise ArtifactError(
-                    f"{len(stored)} weights that expert {wanted!r} has off are not in memory (the first is {stored[0]!r}), so "
-                    "that zeros cannot be written into them. Use merge_and_save, which writes a checkpoint."
-                )
-            expert_stack_of(self.model).drop_experts(self, lambda _: True)
-            with self.expert(BASE):
-                switch_off(self._weights, mask)
-                self._experts, self._measurements = {}, {}
-                self._on_board()
-        return self.model
-
     def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
         """As of any module; the base's values are loaded, whatever expert is switched in."""
         with self.expert(BASE):
@@ -388,11 +335,7 @@ class ExpertHost(torch.nn.Module, MixingHost):
         return found
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move or convert the base (``to``, ``half``, ``cuda``), whatever expert is switched in.
-
-        Raises:
-            DataError: The base's values would be rounded.
-        """
+        """Move or convert the base (``to``, ``half``, ``cuda``), whatever expert is switched in."""
         require_same_values(self.model, fn)
         with self.expert(BASE):
             super()._apply(fn, recurse)

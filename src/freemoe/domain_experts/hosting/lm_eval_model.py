@@ -38,24 +38,6 @@ list_models()
 class FreeMoELM(TemplateLM):
     """Answers lm-eval's requests by the shared-prefix scorer.
 
-    Args:
-        pretrained: Folder or hub id of a model or of an artefact, a loaded model, or a `FreeMoE`.
-        expert: ``base``, ``auto`` (the router reads each request's context; requests without one get the base) or an
-            expert's name. By default ``auto`` for an artefact that has a router, else ``base``.
-        artefact: Folder or hub id of an artefact whose base is ``pretrained``.
-        tokenizer: Of a loaded model.
-        revision: Of the hub repository: the artefact's where there is one.
-        dtype: auto, float32, bfloat16 or float16.
-        device: auto, cpu, cuda, cuda:N, split or disk; auto where there is no cuda.
-        batch_tokens: Padded tokens of a batch.
-        max_length: Longest input in tokens; the model's context by default.
-        max_gen_toks: New tokens where a request does not say.
-        batch_size: Ignored, as is ``max_batch_size``: batches hold tokens, not rows. lm-eval always passes it.
-        max_batch_size: Ignored.
-        seen: What to do with requests on documents that the artefact's making saw, which lm-eval scores with the others:
-            ``warn`` counts them (in the log and in the results' ``config``), ``refuse`` raises before anything is scored.
-        unknown: Anything else is an error.
-
     Raises:
         RecipeError: When an argument is unknown, or ``seen`` has another value.
         UnknownNameError: When no expert has that name.
@@ -64,20 +46,26 @@ class FreeMoELM(TemplateLM):
 
     def __init__(
         self,
-        pretrained: Any,
+        pretrained: Any,  # Folder or hub id of a model or of an artefact, a loaded model, or a `FreeMoE`
+        # ``base``, ``auto`` (the router reads each request's context; requests without one get the base) or an
+        # expert's name. By default ``auto`` for an artefact that has a router, else ``base``
         expert: str | None = None,
-        artefact: str | None = None,
-        tokenizer: Any = None,
-        revision: str | None = None,
-        dtype: str = "auto",
-        device: str | None = None,
-        batch_tokens: int = 4096,
-        max_length: int | None = None,
-        max_gen_toks: int = 256,
+        artefact: str | None = None,  # Folder or hub id of an artefact whose base is ``pretrained``
+        tokenizer: Any = None,  # Of a loaded model
+        revision: str | None = None,  # Of the hub repository: the artefact's where there is one
+        dtype: str = "auto",  # auto, float32, bfloat16 or float16
+        device: str | None = None,  # auto, cpu, cuda, cuda:N, split or disk; auto where there is no cuda
+        batch_tokens: int = 4096,  # Padded tokens of a batch
+        max_length: int | None = None,  # Longest input in tokens; the model's context by default
+        max_gen_toks: int = 256,  # New tokens where a request does not say
+        # Ignored, as is ``max_batch_size``: batches hold tokens, not rows. lm-eval always passes it
         batch_size: Any = None,
-        max_batch_size: Any = None,
+        max_batch_size: Any = None,  # Ignored
+        # What to do with requests on documents that the artefact's making saw, which lm-eval scores with the
+        # others: ``warn`` counts them (in the log and in the results' ``config``), ``refuse`` raises before
+        # anything is scored
         seen: str = "warn",
-        **unknown: Any,
+        **unknown: Any,  # Anything else is an error
     ) -> None:
         super().__init__()
         if unknown:
@@ -132,8 +120,6 @@ class FreeMoELM(TemplateLM):
             self.moe.require(expert)
         return expert
 
-    # ------------------------------------------------------------------ experts
-
     def _route_context(self, text: str) -> str:
         """The expert of a request's context."""
         if self.expert != AUTO or self.moe is None:
@@ -158,8 +144,6 @@ class FreeMoELM(TemplateLM):
             with self.moe.expert(name):
                 found = work(mine)
             yield from zip(mine, found, strict=True)
-
-    # ----------------------------------------------------------------- requests
 
     def _loglikelihood_tokens(
         self, requests: list[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **options: Any
@@ -240,8 +224,6 @@ class FreeMoELM(TemplateLM):
             )
         eos = self.tokenizer.decode(self.eot_token_id) if self.eot_token_id is not None else None
         return tuple(stop_strings(settings["until"], eos)), settings["max_gen_toks"]
-
-    # ------------------------------------------------------------ what lm-eval asks
 
     @property
     def eot_token_id(self) -> int | None:  # type: ignore[override]

@@ -59,7 +59,12 @@ def merge(
     how: dict[str, Any] = {"gguf": gguf, "shrink": shrink, "overwrite": overwrite, "allow_rejected": allow_rejected}
     found = plan_merge(artefact, expert, output, op=op, base=base, pad=pad, **how)
     moe = FreeMoE.from_pretrained(base, artefact, dtype=dtype, device=device)
-    name = _load_parts(moe, _read_names(expert, op, moe.experts))
+    ref, names = _read_names(expert, op, moe.experts), []
+    for number, part in enumerate(ref.names):
+        place, other = _split_folder_name(part, moe.experts)
+        names += [part] if place is None else moe.load_expert(place, other, prefix=f"part {number}:")
+    # Under it all are one expert of the mixture.
+    name = str(ExpertRef(tuple(names), ref.operation))
     if shrink:
         folder = write_shrunk(moe, name, output, pad=pad, overwrite=overwrite)
         return {**found, "weights_off": None, "bytes": _file_sizes(folder)}
@@ -81,11 +86,7 @@ def merge_experts(*what: Any, dry: bool, **how: Any) -> dict[str, Any]:
 
 
 def _read_names(expert: str | Sequence[str], op: str | None, known: Sequence[str]) -> ExpertRef:
-    """The experts that are named, and how they are combined; also where one name says both: ``a+b``.
-
-    Raises:
-        RecipeError: Several are combined in no way that there is, or one is combined.
-    """
+    """The experts that are named, and how they are combined; also where one name says both: ``a+b``."""
     names = (expert,) if isinstance(expert, str) else tuple(expert)
     if len(names) == 1 and op is not None:
         raise RecipeError(
@@ -100,15 +101,6 @@ def _read_names(expert: str | Sequence[str], op: str | None, known: Sequence[str
             f"{len(names)} experts are named. {how}: --op union (what any of them has off is off) or --op intersection."
         )
     return ExpertRef(names, cast("Operation", op))
-
-
-def _load_parts(moe: FreeMoE, ref: ExpertRef) -> str:
-    """Load the experts of other artefacts; returns the name under which all are one expert of the mixture."""
-    names = []
-    for number, name in enumerate(ref.names):
-        folder, other = _split_folder_name(name, moe.experts)
-        names += [name] if folder is None else moe.load_expert(folder, other, prefix=f"part {number}:")
-    return str(ExpertRef(tuple(names), ref.operation))
 
 
 def _split_folder_name(name: str, known: Sequence[str]) -> tuple[str | None, str]:
@@ -176,12 +168,7 @@ def plan_merge(
 def _manifest_entries(
     artefact: str | Path, manifest: dict[str, Any], names: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """What the artefacts say of the experts that are merged, by name.
-
-    Raises:
-        ArtifactError: An artefact of another base.
-        UnknownNameError: There is no such expert.
-    """
+    """What the artefacts say of the experts that are merged, by name."""
     experts = {described["name"]: described for described in manifest.get("experts", [])}
     found = {}
     for name in names:

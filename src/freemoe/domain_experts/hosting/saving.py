@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,9 @@ from freemoe.core.errors import ArtifactError
 from freemoe.core.files import CARD, write_atomic
 from freemoe.core.run.folder import require_replaceable
 from freemoe.core.version import __version__
-from freemoe.domain_experts.expert import EXPERTS, DomainExpert, read_experts
+from freemoe.domain_experts.expert import EXPERTS, DomainExpert, read_experts, require_accepted, require_zeros_say
 from freemoe.domain_experts.hosting.host import ExpertHost
+from freemoe.domain_experts.hosting.standing import expert_stack_of
 from freemoe.domain_experts.prove.card import unmeasured_card
 from freemoe.domain_experts.result import KIND
 from freemoe.domain_experts.route.reading import ROUTER, read_router
@@ -24,7 +25,10 @@ from freemoe.evals.engine.answering import BASE
 from freemoe.hub.shipped import ArtefactHubMixin
 from freemoe.models.checkpoints.fingerprint import fingerprint_model
 from freemoe.models.checkpoints.identity import IDENTITY, identify_base
-from freemoe.models.checkpoints.saving import whole_or_nothing
+from freemoe.models.checkpoints.saving import require_free, save_checkpoint, whole_or_nothing
+from freemoe.models.gates import left_out
+from freemoe.models.switching import switch_off
+from freemoe.recipes.expert_names import ExpertRef
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,3 +128,80 @@ class SavedExperts(ExpertHost, ArtefactHubMixin):
         # What could not be read again is refused here.
         manifest = read_manifest(folder)
         read_router(folder, manifest, read_experts(folder, manifest))
+
+    def merge_and_save(
+        self,
+        name: str,
+        folder: str | Path,
+        max_shard_size: int | str = "5GB",
+        *,
+        also: Callable[[Path], None] | None = None,
+        overwrite: bool = False,
+        allow_rejected: bool = False,
+    ) -> Path:
+        """Write one expert as a plain Hugging Face checkpoint that needs no freemoe; the base is bit-equal afterwards.
+
+        The expert is switched in while the shards are written one by one: the model is never copied.
+
+        Args:
+            name: Of the expert, a combination of several (``a+b``), or ``"base"``.
+            folder: Where the checkpoint shall stand; nothing may stand there yet.
+            max_shard_size: Of a weight file: bytes, or digits and a unit.
+            also: Writes more into the folder that it is given, while the expert is still switched in.
+            overwrite: Replace a model folder that stands there.
+            allow_rejected: Write the base for an expert that was rejected.
+
+        Raises:
+            ArtifactError: When the folder exists already, or cannot be written; when zeros do not say what the expert is, or it was
+                rejected.
+        """
+        target = Path(folder)
+        require_free(target, overwrite)
+        self._require_accepted(name, allow_rejected)
+        if name != BASE:
+            require_zeros_say(name, self.described(name).unit)
+        with whole_or_nothing(target) as partial:
+            with self.expert(name):
+                save_checkpoint(self.model, partial, max_shard_size)
+                if also is not None:
+                    also(partial)
+            if self.tokenizer is not None:
+                self.tokenizer.save_pretrained(partial)
+        return target
+
+    def _require_accepted(self, name: str, allow_rejected: bool) -> None:
+        self.require(name)
+        if name != BASE and not allow_rejected:
+            require_accepted({part: self._experts[part].kind for part in ExpertRef.parse(name).names})
+
+    def merge_and_unload(self, name: str | None = None, *, allow_rejected: bool = False) -> Any:
+        """Write an expert's zeros into the base for good, and return the plain transformers model.
+
+        The experts are gone afterwards, as what they were chosen on is gone.
+
+        Args:
+            name: Of the expert, or a combination; the one that is switched in if absent.
+            allow_rejected: Return the base for an expert that was rejected.
+
+        Raises:
+            ArtifactError: Zeros do not say what the expert is, it was rejected, or weights are not in memory.
+        """
+        with self.turn():
+            wanted = name or self.active
+            self._require_accepted(wanted, allow_rejected)
+            mask = self.expert_mask(wanted)
+            if wanted != BASE:
+                require_zeros_say(wanted, self.described(wanted).unit)
+            if left_out(self._weights, mask):
+                require_zeros_say(wanted, "expert")
+            if stored := [w.name for w in self._weights if w.stored is not None and w.name in mask]:
+                raise ArtifactError(
+                    f"{len(stored)} weights that expert {wanted!r} has off are not in memory (the first is {stored[0]!r}), so "
+                    "that zeros cannot be written into them. Use merge_and_save, which writes a checkpoint."
+                )
+            expert_stack_of(self.model).drop_experts(self, lambda _: True)
+            with self.expert(BASE):
+                switch_off(self._weights, mask)
+                self._experts, self._measurements = {}, {}
+                self._on_board()
+        return self.model

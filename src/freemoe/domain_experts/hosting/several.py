@@ -21,7 +21,7 @@ from freemoe.domain_experts.hosting.batches import (
     select_rows,
     special_tokens,
 )
-from freemoe.domain_experts.hosting.mixing import MixingHost
+from freemoe.domain_experts.hosting.host import ExpertHost
 from freemoe.models.mixed.cost import worth_mixing
 from freemoe.models.mixed.running import Strategy
 
@@ -41,7 +41,7 @@ def require_strategy(strategy: str) -> None:
 
 
 @contextmanager
-def _try_mixed(host: MixingHost, names: Sequence[str], strategy: Several, rows: int, must: bool) -> Iterator[bool]:
+def _try_mixed(host: ExpertHost, names: Sequence[str], strategy: Several, rows: int, must: bool) -> Iterator[bool]:
     """Inside, one forward pass runs all experts if this is True; else each has to be run by itself.
 
     ``rows`` are those that most linears are given at once; with ``must``, ``auto`` runs all in one pass where it can, as
@@ -67,7 +67,7 @@ def _group_rows(names: Sequence[str], strategy: Several) -> list[tuple[str, list
     return [(name, [row]) for row, name in enumerate(names)] if strategy == "swap" else list(rows_by_key(names).items())
 
 
-def forward_several(host: MixingHost, inputs: dict[str, Any], names: Sequence[str], strategy: Several) -> Any:
+def forward_several(host: ExpertHost, inputs: dict[str, Any], names: Sequence[str], strategy: Several) -> Any:
     """A base's forward, every sequence under its own expert. ``names``: one expert per sequence.
 
     Raises:
@@ -92,7 +92,7 @@ def forward_several(host: MixingHost, inputs: dict[str, Any], names: Sequence[st
     return CausalLMOutputWithPast(logits=logits[order.argsort()])  # type: ignore[arg-type]
 
 
-def generate_several(host: MixingHost, inputs: dict[str, Any], names: Sequence[str], strategy: Several) -> Any:
+def generate_several(host: ExpertHost, inputs: dict[str, Any], names: Sequence[str], strategy: Several) -> Any:
     """A base's generate, every sequence under its own expert; arguments and errors are those of `forward_several`."""
     asked = {**vars(inputs.get("generation_config") or host.model.generation_config), **inputs}
     alone = needing_one(asked, GENERATE_ALONE)

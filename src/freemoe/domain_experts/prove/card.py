@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from freemoe.core import neutral
+from freemoe.core.numbers import format_decimals, format_percent
 from freemoe.core.version import __version__
 from freemoe.domain_experts.result import BuildResult, DomainResult
-from freemoe.domain_experts.structured.wording import unit_lines
 from freemoe.evals.guessing import guessing_text
 from freemoe.evals.held_out import record_text
 from freemoe.evals.verdict import groups_text
@@ -73,8 +74,15 @@ def model_card(result: BuildResult) -> str:
     """The artefact's README.md in the Hub's format."""
     base, recipe = result.base.name, result.recipe
     sources = [str(source) for domain in recipe["domains"].values() for source in domain]
+    measured = []
+    for domain in result.domains:
+        metric = domain.metric.split()[0]
+        metric = "accuracy" if metric == "acc" else metric
+        for name in ("expert", "routed"):
+            if row := domain.rows.get(name):
+                measured.append(CardMetric(domain.name, metric, row.score, f"{domain.metric}, {name}"))
     lines = [
-        *_card_head(base, result.base.fingerprint, result.base.origin, _measured_metrics(result), sources),
+        *_card_head(base, result.base.fingerprint, result.base.origin, measured, sources),
         "Chosen on reference documents, reported on held-out ones. Score, then the paired difference to the base with its "
         "95 % interval. *control*: random weights off, per matrix as many and as large; its interval counts the draws. *oracle*: the "
         "best candidate selected on the reported documents themselves, as the papers' tables do; it is not a result, and has no "
@@ -151,13 +159,48 @@ def _card_head(
     return card_header(base, f"Domain experts for {base_shown(base)}", "adapter", tags, about, measured, sources)
 
 
-def _measured_metrics(result: BuildResult) -> list[CardMetric]:
-    """What experts and router reached on reported documents."""
-    found = []
-    for domain in result.domains:
-        metric = domain.metric.split()[0]
-        metric = "accuracy" if metric == "acc" else metric
-        for name in ("expert", "routed"):
-            if row := domain.rows.get(name):
-                found.append(CardMetric(domain.name, metric, row.score, f"{domain.metric}, {name}"))
-    return found
+_PLURALS = {"neuron": "neurons", "kv_group": "KV groups", "layer": "layers", "expert": "experts"}
+
+
+def unit_lines(name: str, units: dict[str, Any]) -> list[str]:
+    """What stands in the summary of a build, in words."""
+    lines = []
+    for point in units["points"]:
+        rivals = ", ".join(f"{n} {_format_figure(row)}" for n, row in point["rivals"].items())
+        mark = " (the candidate)" if point["candidate"] and len(units["points"]) > 1 else ""
+        lines.append(
+            f"  {name}: {point['units']} of {units['of']} {_PLURALS[units['kind']]} off ({format_percent(point['share'])}){mark}: held out "
+            f"{_format_figure(point['row'], interval=True)}" + (f"; at as many: {rivals}" if rivals else "")
+        )
+    lines += [f"  {name}: {_harmless_line(units)}"] if "margin" in units else []
+    cut = units.get("cut") or {}
+    if "parameters" in cut:
+        lines.append(
+            f"  {name}: cut out: {cut['parameters'][1] / cut['parameters'][0]:.1%} of the parameters, prefill x "
+            f"{cut['prefill'][1] / cut['prefill'][0]:.2f}, decode x {cut['decode'][1] / cut['decode'][0]:.2f} tokens/s on this "
+            "machine"
+        )
+    elif cut:
+        lines.append(f"  {name}: not cut out: {cut['cannot']}")
+    return lines
+
+
+def _harmless_line(units: dict[str, Any]) -> str:
+    row = units["points"][0]["row"]
+    said = f"a loss below {units['margin']:g} {'nats per token' if 'ratio' in row else 'points'}"
+    tested = f"{units['guard_documents']} selection documents (95 % interval)"
+    if not units["largest_share"]:
+        return f"no share tried is shown to have {said} on {tested}; more documents show more"
+    held_out = next(p["row"] for p in units["points"] if p["share"] == units["largest_share"])
+    share = format_percent(units["largest_share"])
+    return f"largest share off shown to have {said} on {tested}: {share}; held out {_format_figure(held_out, interval=True)}"
+
+
+def _format_figure(row: dict[str, Any], interval: bool = False) -> str:
+    seen = row["ratio"] if "ratio" in row else row["gain"]
+    text = f"x {format_decimals(seen['mean'], 3)}" if "ratio" in row else f"{seen['mean']:+.1f}"
+    if not interval:
+        return text
+    unit = "perplexity" if "ratio" in row else "points"
+    ends = "" if seen["low"] is None else f" [{seen['low']:.3g}, {seen['high']:.3g}]"
+    return f"{unit} {text}{ends}"

@@ -89,10 +89,7 @@ def _saved_bytes(model: Any, length: int) -> int:
         return tensor.detach()
 
     ids = torch.zeros(1, length, dtype=torch.long, device=model.device)
-    with (
-        torch.enable_grad(),
-        torch.autograd.graph.saved_tensors_hooks(pack_tensor, lambda tensor: tensor),
-    ):
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack_tensor, lambda tensor: tensor):
         # What was kept must live until all is counted: memory that was freed comes again under the same address.
         ending = forward_to_head(model, torch.arange(length, device=ids.device), input_ids=ids, use_cache=False)
     total = sum(kept.values())

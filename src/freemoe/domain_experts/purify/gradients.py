@@ -38,11 +38,7 @@ Checkpointing = bool | Literal["auto"]
 
 @contextlib.contextmanager
 def gradients_to(
-    model: nn.Module,
-    weights: Sequence[WeightMatrix],
-    take: Take,
-    *,
-    checkpointing: Checkpointing,
+    model: nn.Module, weights: Sequence[WeightMatrix], take: Take, *, checkpointing: Checkpointing
 ) -> Iterator[None]:
     """Inside, every backward pass hands the gradients of ``weights`` to ``take``; flags and gradients come back after.
 
@@ -162,19 +158,14 @@ class SaliencyTopK:
     To first order, switching w off changes the loss L by minus that product; the toll is what it costs beyond. Products are
     summed over the batches, but each tensor remembers the sums of its leaders only. One batch, or leaders that are the whole
     tensor, give the exact answer; otherwise a weight that falls behind for a while loses its sum of before.
-
-    Args:
-        weights: The weights to rank.
-        count: How many to name at most.
-        spread: Leaders of a tensor, as a multiple of its fair part of ``count``; at least 1.
-        toll: ``(experts, rows, columns)`` fp32 of a weight, not below 0; None for no toll.
     """
 
     def __init__(
         self,
-        weights: Sequence[WeightMatrix],
-        count: int,
-        spread: float,
+        weights: Sequence[WeightMatrix],  # The weights to rank
+        count: int,  # How many to name at most
+        spread: float,  # Leaders of a tensor, as a multiple of its fair part of ``count``; at least 1
+        # ``(experts, rows, columns)`` fp32 of a weight, not below 0; None for no toll
         toll: Callable[[WeightMatrix], Tensor] | None = None,
     ) -> None:
         self._count = count
@@ -200,11 +191,7 @@ class SaliencyTopK:
         return lambda: self._leaders[name][1]
 
     def select_weights(self) -> tuple[Mask, float]:
-        """The weights, and the sum of their scores.
-
-        Returns:
-            Their mask, and what switching them off should gain in nats per token.
-        """
+        """The weights, and the sum of their scores."""
         reached = [name for name in self._names if name in self._leaders]
         picked = global_topk([self._score_sums(name) for name in reached], self._count).masks
         found, gains = {}, []

@@ -225,10 +225,7 @@ class _SwitchTraining:
 
 
 def _accumulate_gradients(
-    model: Any,
-    switches: dict[str, WeightSwitches],
-    batches: Sequence[AnswerBatch],
-    checkpointing: Checkpointing,
+    model: Any, switches: dict[str, WeightSwitches], batches: Sequence[AnswerBatch], checkpointing: Checkpointing
 ) -> None:
     """One backward pass at the model as it is; every weight's switches take its gradient as it comes."""
 
@@ -246,8 +243,7 @@ def _switch_topk(
 ) -> tuple[Mask, float]:
     """Switch to the ``most`` highest scores above 0 being off.
 
-    Returns:
-        Their mask, and the least of them; ``line`` is that of the last time, which spares a look.
+    Gives their mask and the least of them; ``line`` is that of the last time, which spares a look.
     """
     find_strongest(s.evidence for s in switches.values())
     picked = global_topk([partial(s.switch_scores, curvature) for s in switches.values()], most, hint=_NEAR * line)

@@ -44,14 +44,8 @@ def global_topk(
     A first look counts how many scores lie in each of 65,536 intervals, a second one takes those that may get in. One look is
     enough where a hint leaves enough of them, and not many too many: the result is the same with any hint.
 
-    Args:
-        scores: Make the flat fp32 scores of each tensor, twice the same.
-        count: How many to pick at most.
-        above: Only scores larger than this are picked.
-        hint: A score that about ``count`` are larger than, or some more.
-
-    Returns:
-        The places; equal scores go to the earlier tensor and place.
+    ``scores`` make the flat fp32 scores of each tensor, twice the same; equal ones go to the earlier tensor and place. About
+    ``count`` are larger than a hint, or some more.
     """
     if count < 1 or not scores:
         return TopKMasks(

@@ -31,12 +31,8 @@ Batch = tuple[Tensor, Tensor, Tensor]
 def power_sums(x: Tensor, rows: Tensor | None = None) -> Tensor:
     """Sum |x|^p over tokens for every p of ``POWERS``: the inner part of ||X_j||_p in MoDE Eq. 5.
 
-    Args:
-        x: (tokens, columns), any floating type.
-        rows: (n,) int64, the tokens that count; None for all.
-
-    Returns:
-        (4, columns) fp32; the last row is max |x|. Zeros where there are no tokens.
+    Of x (tokens, columns), over the tokens ``rows`` (n,) int64 or all: (4, columns) fp32, in the last row max |x|; zeros
+    where there are no tokens.
     """
     rows = torch.arange(len(x), device=x.device) if rows is None else rows.to(x.device, non_blocking=True)
     # A part that stays in the CPU's cache is up to 5x faster than the whole; on a GPU they only bound the
@@ -68,17 +64,13 @@ def rows_of_groups(labels: Tensor) -> list[tuple[int, Tensor]]:
 
 def sums_to_norm(sums: Tensor, p: float) -> Tensor:
     """Turn sums of |x|^p into norms ||X_j||_p (MoDE Eq. 5). From (4, ...) fp64, in the order of ``POWERS``, to (...) fp32."""
-    chosen = sums[_power_index(p)]
+    if float(p) not in POWERS:
+        raise NumericError(f"Norm order p = {p!r} was not accumulated. Allowed: 1, 2, 4, inf.")
+    chosen = sums[POWERS.index(float(p))]
     # Square roots are rounded correctly everywhere; pow(x, 1/4) is not.
     for _ in range({2.0: 1, 4.0: 2}.get(float(p), 0)):
         chosen = chosen.sqrt()
     return chosen.to(torch.float32)
-
-
-def _power_index(p: float) -> int:
-    if float(p) not in POWERS:
-        raise NumericError(f"Norm order p = {p!r} was not accumulated. Allowed: 1, 2, 4, inf.")
-    return POWERS.index(float(p))
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,10 +93,6 @@ class InputNorms:
                 f"Subdomain {group} of a calibration with {self.num_groups}: 0 to {self.num_groups - 1} allowed."
             )
         return sums_to_norm(self.sums[tap][group], p)
-
-    def token_counts(self, tap: str, group: int) -> Tensor:
-        """How many tokens of a subdomain reached each expert behind this tap: (experts,) int64."""
-        return self.counts[tap][group]
 
     def copy(self) -> InputNorms:
         """The same numbers in memory of their own."""
@@ -148,12 +136,12 @@ def parts_of(lengths: Sequence[int], tokens: int) -> list[list[int]]:
 
 
 def calibrate(
-    model: nn.Module,
-    weights: Sequence[WeightMatrix],
-    batches: Iterable[Batch],
-    groups: int,
-    on_batch: Callable[[int], None] | None = None,
-    before: InputNorms | None = None,
+    model: nn.Module,  # The model that ``weights`` were found in; its training flags are restored
+    weights: Sequence[WeightMatrix],  # From ``find_weights``
+    batches: Iterable[Batch],  # ``(input_ids (B, L), attention_mask (B, L), subdomain (B,))``; may be a generator
+    groups: int,  # Number of subdomains
+    on_batch: Callable[[int], None] | None = None,  # Called after each batch with its number of documents
+    before: InputNorms | None = None,  # What earlier batches gave; these are added to a copy of it
 ) -> InputNorms:
     """Run the reference documents once and keep ||X_j||_p (MoDE Eq. 5) of every subdomain.
 
@@ -161,20 +149,20 @@ def calibrate(
     the order of the batches: a pass that is cut between two of them and goes on with ``before`` ends in the same
     bits as an unbroken one.
 
-    Args:
-        model: The model that ``weights`` were found in; its training flags are restored.
-        weights: From ``find_weights``.
-        batches: ``(input_ids (B, L), attention_mask (B, L), subdomain (B,))``; may be a generator.
-        groups: Number of subdomains.
-        on_batch: Called after each batch with its number of documents.
-        before: What earlier batches gave; these are added to a copy of it.
-
     Raises:
         DataError: No batch, or shapes or subdomains that do not fit.
         NumericError: NaN or infinity in an input; names the tap and the subdomain.
         FamilyError: The model computes a linear without calling its module, so nothing could be measured.
     """
-    norms = _empty_norms(weights, groups) if before is None else before.copy()
+    if before is None:
+        taps = {w.tap: w for w in weights}
+        shapes = {t: (groups, len(POWERS), w.num_experts, w.num_columns) for t, w in taps.items()}
+        norms = InputNorms(
+            {t: torch.zeros(shape, dtype=torch.float64) for t, shape in shapes.items()},
+            {t: torch.zeros(groups, w.num_experts, dtype=torch.int64) for t, w in taps.items()},
+        )
+    else:
+        norms = before.copy()
     fused = {w.tap for w in weights if w.is_fused}
     documents = 0
     with torch.no_grad(), _eval_mode(model):
@@ -228,12 +216,6 @@ def _collect_sums(model: nn.Module, weights: Sequence[WeightMatrix], fused: set[
             sums = torch.stack([power_sums(x, rows) for _, rows in parts])
             seen.append(TapSums(tap, expert, [group for group, _ in parts], [len(rows) for _, rows in parts], sums))
 
-    with tap_inputs(model, weights, on_input):
-        _run_body(model, ids, mask)
-    return seen
-
-
-def _run_body(model: nn.Module, ids: Tensor, mask: Tensor) -> None:
     # The head is not needed: it would cost (B, L, vocabulary) numbers.
     body = getattr(model, "base_model", model)
     device = next(model.parameters()).device
@@ -242,7 +224,9 @@ def _run_body(model: nn.Module, ids: Tensor, mask: Tensor) -> None:
     if "position_ids" in inspect.signature(body.forward).parameters:
         # A document counts its tokens from 0 whichever side its padding is on.
         extra["position_ids"] = (mask.long().cumsum(-1) - 1).clamp(min=0)
-    body(input_ids=ids, attention_mask=mask, use_cache=False, **extra)
+    with tap_inputs(model, weights, on_input):
+        body(input_ids=ids, attention_mask=mask, use_cache=False, **extra)
+    return seen
 
 
 def _add_sums(norms: InputNorms, batch: list[TapSums]) -> None:
@@ -266,17 +250,6 @@ def _add_sums(norms: InputNorms, batch: list[TapSums]) -> None:
         torch.maximum(new[:, 3], sums[:, 3], out=new[:, 3])
         totals[seen.groups] = new
         norms.counts[seen.tap][seen.groups, seen.expert] += torch.tensor(seen.tokens)
-
-
-def _empty_norms(weights: Sequence[WeightMatrix], groups: int) -> InputNorms:
-    taps = {w.tap: w for w in weights}
-    return InputNorms(
-        {
-            t: torch.zeros(groups, len(POWERS), w.num_experts, w.num_columns, dtype=torch.float64)
-            for t, w in taps.items()
-        },
-        {t: torch.zeros(groups, w.num_experts, dtype=torch.int64) for t, w in taps.items()},
-    )
 
 
 def _check_batch(ids: Tensor, mask: Tensor, labels: Tensor, groups: int) -> None:

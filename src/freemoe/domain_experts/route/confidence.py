@@ -29,10 +29,7 @@ def fit_temperature(logits: Tensor, right: Sequence[bool]) -> float:
     The likelihood is that of being right or wrong, with the targets of Platt (1999), which never reach 0 and 1: a model
     that was always right on N documents is not certain, but right in about N + 1 of N + 2. ``logits``: ``(N, K)`` of
     documents that the model did not see; a class that it did not know is minus infinity. ``right``: whether the class with
-    the largest logit is the true one.
-
-    Returns:
-        A number from 0.05 to 20; 1 where there is nothing to fit.
+    the largest logit is the true one. It is a number from 0.05 to 20; 1 where there is nothing to fit.
     """
     if not len(right) or logits.shape[1] < 2:
         return 1.0

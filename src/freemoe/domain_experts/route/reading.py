@@ -11,7 +11,6 @@ import torch
 from freemoe.core.artifacts import read_tensors
 from freemoe.core.errors import ArtifactError
 from freemoe.domain_experts.expert import DomainExpert
-from freemoe.domain_experts.route.levels import Level
 from freemoe.domain_experts.route.router import DomainRouter
 
 ROUTER = "router.safetensors"
@@ -66,20 +65,14 @@ def _router_faults(router: DomainRouter, experts: set[str]) -> list[str]:
             f"mean and scale have the shapes {tuple(router.mean.shape)} and {tuple(router.scale.shape)}, or no width"
         )
     for name, level in {"its domains": router.domain, **router.subdomain}.items():
-        found += _level_faults(name, level, width)
+        count, shape = len(level.classes), tuple(level.weight.shape)
+        if shape != (count, width) or tuple(level.bias.shape) not in ((count,), (0,)):
+            found.append(f"{name}: {count} classes of {width} numbers have weights of the shape {shape}")
+        if {level.weight.dtype, level.bias.dtype} != {torch.float32}:
+            found.append(
+                f"{name}: its numbers are of the types {level.weight.dtype} and {level.bias.dtype}, not float32"
+            )
     ways = [name for level in router.subdomain.values() for name in level.classes]
     if strangers := sorted(set(ways) - experts):
         found.append(f"it leads to {strangers[0]!r}, which is no expert here")
-    return found
-
-
-def _level_faults(name: str, level: Level, width: int) -> list[str]:
-    count = len(level.classes)
-    found = []
-    if tuple(level.weight.shape) != (count, width) or tuple(level.bias.shape) not in ((count,), (0,)):
-        found.append(
-            f"{name}: {count} classes of {width} numbers have weights of the shape {tuple(level.weight.shape)}"
-        )
-    if {level.weight.dtype, level.bias.dtype} != {torch.float32}:
-        found.append(f"{name}: its numbers are of the types {level.weight.dtype} and {level.bias.dtype}, not float32")
     return found

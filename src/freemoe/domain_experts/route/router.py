@@ -20,11 +20,7 @@ from torch import Tensor
 
 from freemoe.core.errors import NumericError
 from freemoe.domain_experts.recipe import RouterSection
-from freemoe.domain_experts.route.confidence import (
-    abstention_threshold,
-    expected_calibration_error,
-    fit_temperature,
-)
+from freemoe.domain_experts.route.confidence import abstention_threshold, expected_calibration_error, fit_temperature
 from freemoe.domain_experts.route.levels import Level, fit_level
 from freemoe.domain_experts.route.subdomains import DomainDivision
 from freemoe.domain_experts.select.choice import split_folds
@@ -191,35 +187,25 @@ def _calibrate_router(router: DomainRouter, unseen: Sequence[_RouterFold]) -> Do
 
 
 def train_router(
-    feature: Tensor,
-    domains: Sequence[str],
-    subdomains: Sequence[str],
-    keys: Sequence[str],
+    feature: Tensor,  # ``(N, H)``
+    domains: Sequence[str],  # Domain of each document
+    subdomains: Sequence[str],  # Subdomain of each document
+    keys: Sequence[str],  # Content key of each document
+    section: RouterSection = RouterSection(),  # noqa: B008
     *,
-    level2: str = "linear",
-    precision: float | None = 0.9,
-    kind: str = "embedding",
-    seed: int = 0,
+    kind: str = "embedding",  # Name of the feature, stored with the router
+    seed: int = 0,  # Of folds and solver
 ) -> tuple[DomainRouter, dict[str, Any]]:
     """Train both levels on reference documents, calibrate them, and choose the confidence below which to abstain.
 
     Threshold, accuracies and calibration errors come from routes of documents that neither the routing model nor its
     temperatures saw (5 folds that keep content keys together).
 
-    Args:
-        feature: ``(N, H)``.
-        domains: Domain of each document.
-        subdomains: Subdomain of each document.
-        keys: Content key of each document.
-        level2: A name of `LEVELS`.
-        precision: Share of routes above the threshold that shall be right; None: no route is too unsure to follow.
-        kind: Name of the feature, stored with the router.
-        seed: Of folds and solver.
-
     Returns:
         The router, and its figures: accuracy and calibration error per level, the latter without the temperatures too,
         the threshold, latency in milliseconds.
     """
+    level2, precision = section.level2, section.precision
     parts = split_folds(keys, 5, seed)
     unseen = []
     for part in parts if len(parts) > 1 else []:
@@ -276,8 +262,7 @@ def train_on_subdomains(
         [name for name, part in divided.items() for _ in part.labels],
         [part.names[k] for part in divided.values() for k in part.labels],
         [key for name in divided for key in keys[name]],
-        level2=section.level2,
-        precision=section.precision,
+        section,
         kind=kind,
         seed=seed,
     )

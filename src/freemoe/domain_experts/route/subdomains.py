@@ -86,10 +86,6 @@ def _group_key(document: Document, by: str) -> str:
     return document.task if by == "task" else (document.field or document.task) if by == "field" else ""
 
 
-def _plain_text(documents: Sequence[Document]) -> bool:
-    return documents[0].kind == "text" and not documents[0].prompt
-
-
 def divide_domain(
     domain: str, split: ReferenceSplit, feature: Tensor, section: SubdomainSection, seed: int
 ) -> DomainDivision:
@@ -105,7 +101,11 @@ def divide_domain(
         groups = {key: i for i, key in enumerate(dict.fromkeys(keys))}
         labels = np.array([groups[key] for key in keys])
         names = list(groups)
-    elif section.by == "none" or count == 1 or (count is None and _plain_text(documents)):
+    elif (
+        section.by == "none"
+        or count == 1
+        or (count is None and documents[0].kind == "text" and not documents[0].prompt)
+    ):
         # One text is one domain unless told otherwise: its expert needs all the text there is.
         labels, names, groups = np.zeros(len(documents), dtype=int), ["all"], {}
     else:
@@ -122,6 +122,11 @@ def divide_domain(
     merged = {
         key: int(labels[next(i for i, d in enumerate(documents) if _group_key(d, section.by) == key)]) for key in groups
     }
+    typical = []
+    for k, centre in enumerate(centroids):
+        members = np.flatnonzero(labels == k)
+        apart = (feature[torch.from_numpy(members)].double() - centre.double()).norm(dim=1).numpy()
+        typical.append(tuple(members[np.argsort(apart, kind="stable")[:_TYPICAL]].tolist()))
     return DomainDivision(
         domain,
         tuple(f"{domain}/{name}" for name in make_names(kept)),
@@ -130,14 +135,8 @@ def divide_domain(
         section.by,
         merged,
         tuple(f"{domain}: {note}" for note in notes),
-        tuple(_nearest_documents(feature, np.flatnonzero(labels == k), centre) for k, centre in enumerate(centroids)),
+        tuple(typical),
     )
-
-
-def _nearest_documents(feature: Tensor, members: np.ndarray, centre: Tensor) -> tuple[int, ...]:
-    """Of some documents those nearest to a centroid."""
-    apart = (feature[torch.from_numpy(members)].double() - centre.double()).norm(dim=1).numpy()
-    return tuple(int(members[i]) for i in np.argsort(apart, kind="stable")[:_TYPICAL])
 
 
 def _kmeans_labels(feature: np.ndarray, count: int, initialisations: int, seed: int) -> np.ndarray:
@@ -158,10 +157,8 @@ def merge_small(
 ) -> tuple[np.ndarray, list[str], list[str]]:
     """Merge groups of fewer than ``min_size`` documents into the nearest one, the smallest first.
 
-    Features are ``(D, H)``; ``labels`` ``(D,)`` are numbers of ``names``.
-
-    Returns:
-        New labels without gaps, the names that are left, and a line per merge.
+    Features are ``(D, H)``; ``labels`` ``(D,)`` are numbers of ``names``. Gives new labels without gaps, the names that are
+    left, and a line per merge.
     """
     labels = labels.copy()
     alive = [k for k in range(len(names)) if (labels == k).any()]

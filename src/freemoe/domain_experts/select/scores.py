@@ -14,6 +14,7 @@ from freemoe.core.errors import DataError, SplitError
 from freemoe.evals.engine.evaluator import DocumentScore
 from freemoe.evals.summary import is_text
 from freemoe.evals.tasks.documents import ReferenceSplit, require_reference
+from freemoe.recipes.expert_names import BASE
 
 
 class ReportedScores(tuple[DocumentScore, ...]):
@@ -23,15 +24,11 @@ class ReportedScores(tuple[DocumentScore, ...]):
 class ScoreTable:
     """Scores of candidates on the reference documents of one subdomain, computed when first asked for.
 
-    ``compute``: ``(candidate, document numbers) -> scores``, journalled by its maker; ``base`` is the candidate that
-    switches nothing off.
+    ``compute``: ``(candidate, document numbers) -> scores``, journalled by its maker.
     """
 
-    def __init__(
-        self, split: ReferenceSplit, compute: Callable[[str, list[int]], list[DocumentScore]], base: str = "base"
-    ) -> None:
+    def __init__(self, split: ReferenceSplit, compute: Callable[[str, list[int]], list[DocumentScore]]) -> None:
         self.split = require_reference(split, "A table of scores to choose by")
-        self.base = base
         self._compute = compute
         self._scores: dict[str, dict[int, DocumentScore]] = {}
 
@@ -67,7 +64,7 @@ class ScoreTable:
         chosen = [self.split.documents[i] for i in documents]
         if not is_text(chosen):
             return None
-        return [float(max(1, s.tokens)) for s in self.document_scores(self.base, documents)]
+        return [float(max(1, s.tokens)) for s in self.document_scores(BASE, documents)]
 
     def mean_objective(self, candidate: str, documents: Sequence[int], objective: str = "accuracy") -> float:
         """Weighted mean of the objective."""
@@ -84,5 +81,5 @@ class ScoreTable:
     def paired_gains(self, candidate: str, documents: Sequence[int], objective: str = "accuracy") -> list[float]:
         """Paired differences to the base on some documents."""
         mine = self.objective_values(candidate, documents, objective)
-        base = self.objective_values(self.base, documents, objective)
+        base = self.objective_values(BASE, documents, objective)
         return [a - b for a, b in zip(mine, base, strict=True)]

@@ -67,9 +67,8 @@ class FoundUnits:
     def random_units(self, number: int, seed: int) -> UnitsOff:
         """The control: as many units per layer as a point has, drawn at random."""
         counts = [len(self.curve.points[number].off.get(layer.number, ())) for layer in self.units.layers]
-        if self.units.kind == "layer":
-            return lowest_units(self.units, random_scores(self.units, seed), sum(counts))
-        return lowest_units(self.units, random_scores(self.units, seed), counts)
+        scores = random_scores(self.units, seed)
+        return lowest_units(self.units, scores, sum(counts) if self.units.kind == "layer" else counts)
 
     def to_tensors(self) -> dict[str, Tensor]:
         """Flatten, for the run folder."""
@@ -159,17 +158,12 @@ def _fit_curve(task: PurifyTask, units: ModelUnits, section: UnitSection, salien
         scores = rival_scores(
             units, measure_importance(model, units, task.gradient, checkpoint.part_state("units, rivals"))
         )
-    rivals = tuple(
-        {name: lowest_units(units, s, _as_many(units, point, section.layout)) for name, s in scores.items()}
-        for point in curve.points
-    )
-    found = FoundUnits(units, curve, rivals=rivals)
+    rivals = []
+    for point in curve.points:
+        # As many as the point has: per layer for ``even``, else in all.
+        per_layer = section.layout == "even" and units.kind != "layer"
+        counts = [len(point.off.get(layer.number, ())) for layer in units.layers]
+        rivals.append({n: lowest_units(units, s, counts if per_layer else sum(counts)) for n, s in scores.items()})
+    found = FoundUnits(units, curve, rivals=tuple(rivals))
     ended.write_state(found.to_tensors, now=True)
     return found
-
-
-def _as_many(units: ModelUnits, point: CurvePoint, layout: str) -> list[int] | int:
-    """A point's number of units, as `lowest_units` takes it: per layer for ``even``, else in all."""
-    if layout == "even" and units.kind != "layer":
-        return [len(point.off.get(layer.number, ())) for layer in units.layers]
-    return units.number_off(point.off)

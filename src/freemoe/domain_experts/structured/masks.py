@@ -6,7 +6,7 @@ no weight's gradient. With zeros and ones the model computes what it would with 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -85,8 +85,9 @@ def _mask_residual(layer: LayerUnits, mask: Tensor) -> AbstractContextManager[No
     return forward_hook(layer.module, scale_residual, kwargs=True)
 
 
-def _mask_experts(layer: LayerUnits, mask: Tensor) -> AbstractContextManager[None]:
-    return restrict_router(layer.module, mask)
-
-
-_HOOKS = {"neuron": _mask_input, "kv_group": _mask_input, "layer": _mask_residual, "expert": _mask_experts}
+_HOOKS: dict[str, Callable[[LayerUnits, Tensor], AbstractContextManager[None]]] = {
+    "neuron": _mask_input,
+    "kv_group": _mask_input,
+    "layer": _mask_residual,
+    "expert": lambda layer, mask: restrict_router(layer.module, mask),
+}

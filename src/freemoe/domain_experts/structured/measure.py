@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from freemoe.evals.speed import wait_for
 from freemoe.models.weights import find_weights
 
 PREFILL = 512
@@ -17,16 +18,10 @@ _DECODED, _TURNS = 24, 5
 
 def linear_operations(model: Any) -> int:
     """Multiplications and additions that a token costs in the linears of the decoder and the head."""
-    inside = sum(
-        w.size if not w.is_fused else w.size * _experts_per_token(model) // w.num_experts for w in find_weights(model)
-    )
+    visited = int(getattr(model.config.get_text_config(), "num_experts_per_tok", 1))
+    inside = sum(w.size if not w.is_fused else w.size * visited // w.num_experts for w in find_weights(model))
     head = model.get_output_embeddings()
     return 2 * (inside + (head.weight.numel() if head is not None else 0))
-
-
-def _experts_per_token(model: Any) -> int:
-    """Routed experts that a token visits."""
-    return int(getattr(model.config.get_text_config(), "num_experts_per_tok", 1))
 
 
 @torch.no_grad()
@@ -69,15 +64,10 @@ def _median_seconds(works: list[Callable[[], None]], turns: int, device: torch.d
     seen: list[list[float]] = [[] for _ in works]
     for turn in range(turns + 1):
         for work, times in zip(works, seen, strict=True):
-            _synchronize_device(device)
+            wait_for(device)
             began = time.perf_counter()
             work()
-            _synchronize_device(device)
+            wait_for(device)
             if turn:
                 times.append(time.perf_counter() - began)
     return [statistics.median(times) for times in seen]
-
-
-def _synchronize_device(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)

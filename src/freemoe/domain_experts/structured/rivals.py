@@ -19,12 +19,8 @@ Rival = Callable[[LayerUnits, UnitImportance], Tensor]
 def wanda_scores(columns: Tensor, energy: Tensor) -> Tensor:
     """|W| * ||X|| summed over what reads a unit (Wanda, Sun et al. 2024, in its structured form).
 
-    Args:
-        columns: (rows, count, width) weights of the linear that reads the units.
-        energy: (count, width) mean squared inputs.
-
-    Returns:
-        (count,) float32.
+    From ``columns`` (rows, count, width) of the linear that reads the units and ``energy`` (count, width) mean squared
+    inputs to (count,) float32.
     """
     return (columns.float().abs().sum(0) * energy.sqrt()).sum(1)
 

@@ -179,11 +179,7 @@ def _say_layers(config: Any, count: int, keep: Sequence[int]) -> None:
 
 
 def _build_model(model: Any, config: Any, state: dict[str, Tensor]) -> Any:
-    """A model of the same class with these weights.
-
-    Raises:
-        FamilyError: When the class, given the configuration, has weights of other shapes.
-    """
+    """A model of the same class with these weights."""
     try:
         with torch.random.fork_rng(devices=[]):
             small = type(model)(config).to(dtype=model.dtype, device=model.device)

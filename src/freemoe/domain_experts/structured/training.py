@@ -216,10 +216,7 @@ class _UnitTraining:
             self.task.checkpoint.write_state(self.to_state)
         self.ends.append(now.best)
         self.now = _BudgetState(
-            now.number + 1,
-            now.trusted.with_fresh_moments(),
-            now.trusted.with_fresh_moments(),
-            _PACE,
+            now.number + 1, now.trusted.with_fresh_moments(), now.trusted.with_fresh_moments(), _PACE
         )
 
     def _train_step(self, before: Sequence[int] | int, target: Sequence[int] | int) -> None:
@@ -296,11 +293,7 @@ def _interpolate_counts(before: Sequence[int] | int, target: Sequence[int] | int
 
 
 def _mask_gradients(
-    model: Any,
-    units: ModelUnits,
-    off: dict[int, Tensor],
-    batches: Sequence[AnswerBatch],
-    checkpointing: Checkpointing,
+    model: Any, units: ModelUnits, off: dict[int, Tensor], batches: Sequence[AnswerBatch], checkpointing: Checkpointing
 ) -> list[Tensor]:
     """dL/dm of every unit at the masked model, (count,) per layer."""
     device = units.layers[0].parts[0].weight.device

@@ -185,12 +185,6 @@ def find_units(model: nn.Module, kind: str) -> ModelUnits:
     return ModelUnits(kind, tuple(found))  # pyright: ignore[reportArgumentType]
 
 
-def _whole_weight(weight: WeightMatrix) -> UnitSlice:
-    """A weight that belongs to the layer's only unit as a whole."""
-    size, axis = (weight.num_experts, "experts") if weight.is_fused else (weight.num_rows, "rows")
-    return UnitSlice(weight, axis, torch.arange(size)[None])  # pyright: ignore[reportArgumentType]
-
-
 def _index_ranges(starts: Tensor, length: int) -> Tensor:
     """(count, ...) starts -> (count, n): the ``length`` numbers from every start on."""
     return (starts[..., None] + torch.arange(length)).flatten(1)
@@ -260,7 +254,14 @@ def _layer_units(
             f"{', '.join(biased)} of layer {number} has a bias, which is no weight that can be off: with all its weights "
             "off the layer would still add something. Use --unit neuron or kv_group."
         )
-    return LayerUnits(number, 1, 0, layer, tuple(_whole_weight(w) for w in weights.values()))
+    # The layer's only unit has every weight as a whole.
+    parts = [
+        UnitSlice(
+            w, "experts" if w.is_fused else "rows", torch.arange(w.num_experts if w.is_fused else w.num_rows)[None]
+        )
+        for w in weights.values()
+    ]
+    return LayerUnits(number, 1, 0, layer, tuple(parts))
 
 
 def _expert_units(

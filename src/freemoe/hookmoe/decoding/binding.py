@@ -45,7 +45,8 @@ def layer_of(
     norms = [_bind_norm(children[name]) for name in _NORMS]
     if found is None or mixture is None or norms[0] is None or norms[1] is None:
         return None
-    made = LayerWeights(norms[0], found, norms[1], mixture, None if hook is None else _bind_hook(hook, before))
+    bound = hook and BottleneckHook(_bind_linear(hook.up), _bind_linear(hook.down), float(hook.r), before)
+    made = LayerWeights(norms[0], found, norms[1], mixture, bound)
     return made if one_token_available(made) else None
 
 
@@ -100,7 +101,3 @@ def _bind_norm(norm: nn.Module | None) -> RMSNormWeights | None:
 
 def _bind_linear(linear: Any) -> LinearWeights:
     return LinearWeights(linear.weight, linear.bias)
-
-
-def _bind_hook(hook: Hook, before: bool) -> BottleneckHook:
-    return BottleneckHook(_bind_linear(hook.up), _bind_linear(hook.down), float(hook.r), before)

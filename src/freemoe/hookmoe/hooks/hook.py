@@ -158,13 +158,9 @@ def _attach_hook(layer: MoELayer, hook: Hook, scope: str, position: str) -> Abst
         # Shared experts add to the same sum, so the scope makes no difference here.
         return forward_hook(layer.block, _make_parallel_hook(hook))
     if scope == "block":
-        return forward_pre_hook(layer.block, _make_pre_hook(hook))
+        return forward_pre_hook(layer.block, lambda module, args: (hook(args[0]), *args[1:]))
     gate, experts = _before_both(hook)
     return combined_hooks(forward_pre_hook(layer.gate, gate), forward_pre_hook(layer.experts, experts))
-
-
-def _make_pre_hook(hook: Hook) -> Callable[..., tuple[Any, ...]]:
-    return lambda module, args: (hook(args[0]), *args[1:])
 
 
 def _make_parallel_hook(hook: Hook) -> Callable[..., Any]:

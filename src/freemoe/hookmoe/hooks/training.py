@@ -190,9 +190,7 @@ class _CompensationLoss:
             # At layer 0 the embeddings are as quick as the cache.
             if self.start:
                 with apply_plan(model, plan, rescale):
-                    self.inputs = inputs_of(
-                        model, material.train, self.start, checkpoint=checkpoint.part_state("inputs")
-                    )
+                    self.inputs = inputs_of(model, material.train, self.start, checkpoint.part_state("inputs"))
             if self.kind == "state":
                 parts = checkpoint.part_state("states").map_items(
                     material.train.iter_batches(), lambda batch: {"last": _last_state(model, batch).cpu()}

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from freemoe.core.run.progress import Progress, QuietProgress
 from freemoe.core.run.unit_state import NO_CHECKPOINT, UnitState
 from freemoe.hookmoe.hooks.teacher import logits_of
 from freemoe.hookmoe.plans.layers import decoder_layers
@@ -29,13 +28,7 @@ class _ReachedError(Exception):
 
 
 @torch.no_grad()
-def inputs_of(
-    model: Any,
-    blocks: PackedBlocks,
-    layer: int,
-    progress: Progress | None = None,
-    checkpoint: UnitState = NO_CHECKPOINT,
-) -> Tensor:
+def inputs_of(model: Any, blocks: PackedBlocks, layer: int, checkpoint: UnitState = NO_CHECKPOINT) -> Tensor:
     """What enters a decoder layer, for the model as it stands: (rows, length, h) in its own type, on the CPU.
 
     What is read is kept between two batches.
@@ -46,27 +39,24 @@ def inputs_of(
         found.append((args[0] if args else kwargs["hidden_states"]).cpu())
         raise _ReachedError
 
-    entering = forward_pre_hook(decoder_layers(model)[layer], capture_input, kwargs=True)
-    with entering, (progress or QuietProgress()).stage(f"inputs of layer {layer}", len(blocks)) as advance:
+    def capture_batch(batch: PackedBlocks) -> State:
+        with suppress(_ReachedError):
+            logits_of(model, batch)
+        return {"inputs": found.pop()}
 
-        def capture_batch(batch: PackedBlocks) -> State:
-            with suppress(_ReachedError):
-                logits_of(model, batch)
-            advance(len(batch))
-            return {"inputs": found.pop()}
-
+    with forward_pre_hook(decoder_layers(model)[layer], capture_input, kwargs=True):
         return torch.cat([own["inputs"] for own in checkpoint.map_items(blocks.iter_batches(), capture_batch)])
 
 
 @contextmanager
 def start_at_layer(model: Any, layer: int) -> Iterator[None]:
     """While open, ``inputs_embeds`` enter the model at ``layer``; the layers below pass them on."""
-    with combined_hooks(*(replace_method(module, _pass_on) for module in decoder_layers(model)[:layer])):
+
+    def pass_on(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return hidden_states
+
+    with combined_hooks(*(replace_method(module, pass_on) for module in decoder_layers(model)[:layer])):
         yield
-
-
-def _pass_on(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    return hidden_states
 
 
 @contextmanager

@@ -113,27 +113,17 @@ def _expand_sweep(rest: str, text: str, model: Any) -> list[RoutingVariant]:
 
 
 def compare_plans(
-    model: Any,
-    blocks: PackedBlocks,
-    plans: Sequence[str],
+    model: Any,  # A loaded mixture, with nothing on it; bit-equal afterwards
+    blocks: PackedBlocks,  # The text that is measured
+    plans: Sequence[str],  # As ``SPELLINGS`` says
     *,
-    calibration: PackedBlocks | None = None,
-    rescale: str = "none",
-    top: int = 64,
-    run: RunFolder | None = None,
-    progress: Progress | None = None,
+    calibration: PackedBlocks | None = None,  # Other text, from which ``naee`` and tuned rules take their thresholds
+    rescale: str = "none",  # The plans' rule for router weights, see `apply_plan`; rules per token have the model's own
+    top: int = 64,  # Tokens kept of the full model's distribution per position
+    run: RunFolder | None = None,  # Keeps what was measured: a run that was stopped goes on
+    progress: Progress | None = None,  # Where to report
 ) -> list[dict[str, Any]]:
     """Measure plans and rules of k per token on one text.
-
-    Args:
-        model: A loaded mixture, with nothing on it; bit-equal afterwards.
-        blocks: The text that is measured.
-        plans: As ``SPELLINGS`` says.
-        calibration: Other text, from which ``naee`` and tuned rules take their thresholds.
-        rescale: The plans' rule for router weights, see `apply_plan`; rules per token have the model's own.
-        top: Tokens kept of the full model's distribution per position.
-        run: Keeps what was measured: a run that was stopped goes on.
-        progress: Where to report.
 
     Returns:
         One row per way, the full model first: ``name``; ``plan``, experts per layer, or ``thresholds`` by layer; ``act`` and

@@ -151,12 +151,7 @@ def given_plan(model: Any, text: str) -> LayerPlan:
 
 
 def find_plan(
-    model: Any,
-    section: PlanSection,
-    drops: Drops,
-    progress: Progress,
-    seed: int = 0,
-    ahead: Measure | None = None,
+    model: Any, section: PlanSection, drops: Drops, progress: Progress, seed: int = 0, ahead: Measure | None = None
 ) -> PlanResult:
     """The plan that a recipe asks for, with its rule for router weights.
 
@@ -200,12 +195,7 @@ def find_plan(
 
 
 def pareto_list(
-    model: Any,
-    section: PlanSection,
-    drops: Drops,
-    progress: Progress,
-    seed: int = 0,
-    ahead: Measure | None = None,
+    model: Any, section: PlanSection, drops: Drops, progress: Progress, seed: int = 0, ahead: Measure | None = None
 ) -> tuple[list[MeasuredPlan], Profile]:
     """Profile every layer and k, then measure the plans that look best for every Act with all layers cut together.
 

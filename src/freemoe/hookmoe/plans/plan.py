@@ -77,7 +77,10 @@ def parse_plan(text: str, base: LayerPlan, counts: Sequence[int | None]) -> Laye
         RecipeError: A spelling that cannot be read, a wrong length, or a k that a router does not have.
     """
     name, colon, rest = text.strip().partition(":")
-    numbers = _parse_ks(rest if colon else name, text)
+    try:
+        numbers = [None if p.strip() == "-" else int(p) for p in (rest if colon else name).split(",")]
+    except ValueError:
+        raise RecipeError(f"Plan {text!r} cannot be read; write {SPELLINGS}.") from None
     shapes = {"uniform": 1, "tlnle": 2, "expert_n": 3}
     if not colon:
         plan = LayerPlan(tuple(numbers))
@@ -88,13 +91,6 @@ def parse_plan(text: str, base: LayerPlan, counts: Sequence[int | None]) -> Laye
         raise RecipeError(f"Plan {text!r} cannot be read; write {SPELLINGS}.")
     check_plan(plan, counts)
     return plan
-
-
-def _parse_ks(part: str, text: str) -> list[int | None]:
-    try:
-        return [None if p.strip() == "-" else int(p) for p in part.split(",")]
-    except ValueError:
-        raise RecipeError(f"Plan {text!r} cannot be read; write {SPELLINGS}.") from None
 
 
 def check_plan(plan: LayerPlan, counts: Sequence[int | None]) -> None:

@@ -142,8 +142,7 @@ def even_plan(base: LayerPlan, act: float) -> LayerPlan:
 def neighbour_plans(base: LayerPlan, plan: LayerPlan, profile: Profile) -> list[tuple[float, LayerPlan]]:
     """Every plan that runs one expert fewer in one layer and one more in another, the most promising first.
 
-    Returns:
-        Summed drop of the layers, and the plan.
+    Each with the summed drop of its layers.
     """
 
     def layer_drop(layer: int, k: int) -> float:

@@ -42,12 +42,6 @@ def write_gguf(model: Any, path: Path, file_type: str, like: Path) -> None:
     Zeros stay exact zeros in all three types. A matrix whose rows are no multiple of 32 long is stored in f16 where q8_0
     was asked for, as llama.cpp does.
 
-    Args:
-        model: As it is now, on any device.
-        path: File to write.
-        file_type: ``f32``, ``f16`` or ``q8_0``.
-        like: The base's own GGUF file.
-
     Raises:
         DataError: The file type is unknown, or the base's tensors are laid out in a way that cannot be written.
         NumericError: A weight is too large for f16.
@@ -66,12 +60,8 @@ def write_gguf(model: Any, path: Path, file_type: str, like: Path) -> None:
         _copy_values(writer, reader.fields, file_type)
         for old in reader.tensors:
             if old.name in tensors:
-                _add_tensor_info(
-                    writer,
-                    old.name,
-                    tensors.tensor_shape(old.name),
-                    _stored_as(tensors.tensor_shape(old.name), file_type),
-                )
+                shape = tuple(tensors.tensors[old.name].shape)
+                _add_tensor_info(writer, old.name, shape, _stored_as(shape, file_type))
             else:
                 writer.add_tensor_info(old.name, old.data.shape, old.data.dtype, old.data.nbytes, old.tensor_type)
         writer.write_header_to_file()
@@ -118,9 +108,6 @@ class _GGUFTensors:
             # Factors of the rotary embedding are computed from the config, and not part of the model's state.
             if not name.startswith("rope_"):
                 raise _unknown_layout(self.architecture, name)
-
-    def tensor_shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self.tensors[name].shape)
 
     def tensor_values(self, name: str) -> Tensor:
         """A tensor in fp32 on the CPU; a Llama's queries and keys with every rotary pair side by side."""

@@ -55,25 +55,16 @@ def dtype_name(dtype: Any) -> str:
 
 
 def load_base(
-    model: str | Path,
-    revision: str | None = None,
+    model: str | Path,  # Folder, path of a GGUF file, or hub id
+    revision: str | None = None,  # Of the hub repository
+    # As `dtype_name` reads it; ``auto`` keeps the checkpoint's, and is float32 for a GGUF, whose values others round
     dtype: Any = "auto",
-    device: Placement = "auto",
-    access: HubAccess | None = None,
+    device: Placement = "auto",  # Where its weights lie; ``auto`` takes the accelerator if there is one
+    access: HubAccess | None = None,  # How the hub is asked; its revision gives way to ``revision``
 ) -> tuple[Any, Any]:
-    """Load a causal LM in eval mode and its tokenizer.
+    """Load a causal LM in eval mode and its tokenizer, None where the folder has none.
 
     A GGUF file is dequantised: the model is a plain one afterwards and can be saved.
-
-    Args:
-        model: Folder, path of a GGUF file, or hub id.
-        revision: Of the hub repository.
-        dtype: As `dtype_name` reads it; ``auto`` keeps the checkpoint's, and is float32 for a GGUF, whose values others round.
-        device: Where its weights lie, as `placement.Placement`; ``auto`` takes the accelerator if there is one.
-        access: How the hub is asked; its revision gives way to ``revision``.
-
-    Returns:
-        The model, and its tokenizer or None where the folder has none.
 
     Raises:
         DataError: When there is no such model, it cannot be loaded, it does not fit, or its checkpoint lacks a tensor.
@@ -148,11 +139,7 @@ def _read_model(model: str | Path, where: dict[str, Any], dtype: str, device: Pl
 
 @panics_as_errors()
 def _read_tokenizer(where: dict[str, Any]) -> Any:
-    """The tokenizer beside a base.
-
-    Raises:
-        DataError: It makes nothing of text: files are missing that transformers does without.
-    """
+    """The tokenizer beside a base."""
     from transformers import AutoTokenizer
 
     found = AutoTokenizer.from_pretrained(**where)

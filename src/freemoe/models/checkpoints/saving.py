@@ -87,26 +87,19 @@ def whole_or_nothing(target: Path) -> Iterator[Path]:
 
 
 def save_checkpoint(
-    model: Any,
-    folder: Path,
-    max_shard_size: int | str = "5GB",
+    model: Any,  # A transformers model of a known family, as it is now
+    folder: Path,  # Where to write; made if it is missing
+    max_shard_size: int | str = "5GB",  # Bytes, or digits and a unit: ``"5GB"``
     *,
+    # Makes the tensor of a name, asked for in the order of layers; the model's own by default, which then needs no
+    # values (it may be on the meta device)
     values: Callable[[str], Tensor] | None = None,
-    layers: str | None = None,
-    resume: bool = False,
+    layers: str | None = None,  # Path of the decoder layers; looked up in the model's family by default
+    resume: bool = False,  # Leave shards that an earlier call, for the same model, had finished
 ) -> None:
     """Write config, generation config and weights; beside the model, one shard is held in memory at a time.
 
     A decoder layer is never taken apart before it is converted, so where one is larger than a shard, one layer is.
-
-    Args:
-        model: A transformers model of a known family, as it is now.
-        folder: Where to write; made if it is missing.
-        max_shard_size: Bytes, or digits and a unit: ``"5GB"``.
-        values: Makes the tensor of a name, asked for in the order of layers; the model's own by default, which then needs
-            no values (it may be on the meta device).
-        layers: Path of the decoder layers; looked up in the model's family by default.
-        resume: Leave shards that an earlier call, for the same model, had finished.
 
     Raises:
         FamilyError: The model's family, or its layers, are not known.

@@ -22,10 +22,7 @@ Tiles = Mapping[str, bands.BandTile]
 class MixedBoard(RecentExperts[Parts]):
     """What experts of one base have off, by weight; the model is never touched.
 
-    Args:
-        weights: From ``find_weights``.
-        most_bytes: What all experts together may take; those of the current batch are never forgotten. None: half of the
-            weights' own bytes, or 1 GiB where that is more.
+    All experts together may take ``most_bytes`` (see `RecentExperts`); those of the current batch are never forgotten.
     """
 
     def __init__(self, weights: Sequence[WeightMatrix], most_bytes: int | None = None) -> None:

@@ -64,9 +64,6 @@ def mixed_linear(plan: BatchMask, x: Tensor, base: Callable[[Tensor], Tensor], l
         loops: Whether to walk through places rather than to copy the weight, where both are possible.
         scratch: Buffers.
 
-    Returns:
-        (..., N).
-
     Raises:
         DataError: The input does not fall into equal parts for the batch's sequences.
     """

@@ -25,23 +25,19 @@ _MOST_KNOWN = 32
 
 
 class MixedBatch:
-    """Which expert each sequence of the batch acts under, from `assign` on until the next one; at first the base.
-
-    Args:
-        board: What the base's experts have off.
-        mask_of: Makes the mask of an expert by name, from the untouched base; raises for one that is not there.
-        strategy: ``fused`` leaves out what is off while it multiplies, ``scratch`` multiplies by masked copies of the weights,
-            ``auto`` takes the quicker one for each size of input.
-        rules: Whether the block's weights stand in the model now; while not, every linear does what it always does.
-        tiles_of: The bands of an expert by name, where it is nothing else, for kernels that make masks of them.
-    """
+    """Which expert each sequence of the batch acts under, from `assign` on until the next one; at first the base."""
 
     def __init__(
         self,
-        board: MixedBoard,
+        board: MixedBoard,  # What the base's experts have off
+        # Makes the mask of an expert by name, from the untouched base; raises for one that is not there
         mask_of: Callable[[str], Mask],
+        # ``fused`` leaves out what is off while it multiplies, ``scratch`` multiplies by masked copies of the
+        # weights, ``auto`` takes the quicker one for each size of input
         strategy: Strategy,
+        # Whether the block's weights stand in the model now; while not, every linear does what it always does
         rules: Callable[[], bool],
+        # The bands of an expert by name, where it is nothing else, for kernels that make masks of them
         tiles_of: Callable[[str], Tiles | None] = lambda name: None,
     ) -> None:
         self.strategy: Strategy = strategy

@@ -25,8 +25,7 @@ _WITH_GRADIENTS, _STEP, _AGAIN = 3, 4, 1
 def plan_conversion(recipe: ConvertRecipe) -> dict[str, Any]:
     """Tokens, steps, parameters, memory and time of a conversion; text and model are read, nothing is written.
 
-    Returns:
-        Plain data in the order to print it; the last word of a key is its unit.
+    The last word of a key is its unit.
     """
     began = time.perf_counter()
     model, tokenizer = load_base(recipe.model, recipe.revision, recipe.dtype, "cpu")

@@ -55,9 +55,11 @@ def estimate_memory(
     """
     each = sublayers[0].q.weight.element_size()
     tokens = max(block, recipe.train.batch_tokens // block * block)
-    layers = [
-        tokens * (_KEPT * each * _activation_size(layer) + _gate_bytes(layer, recipe.experts)) for layer in sublayers
-    ]
+    layers = []
+    for layer in sublayers:
+        # In fp32 what a token's router and value gate keep.
+        gates = 4 * (6 * EMBEDDING + 5 * recipe.experts + 6 * layer.rotary.head_dim + layer.hidden_size)
+        layers.append(tokens * (_KEPT * each * _activation_size(layer) + gates))
     hidden = tokens * each * sublayers[0].hidden_size
     # Made again in the backward pass, one layer's are held beside every layer's input.
     kept = len(layers) * hidden + _AGAIN * max(layers) if recipe.train.checkpointing else sum(layers)
@@ -81,8 +83,3 @@ def _activation_size(layer: DecoderSublayers) -> int:
     """Numbers that a token brings into a layer's linears and takes out of them."""
     linears = (layer.q, layer.k, layer.v, layer.o, *layer.up, layer.down)
     return sum(linear.in_features + linear.out_features for linear in linears)
-
-
-def _gate_bytes(layer: DecoderSublayers, experts: int) -> int:
-    """Bytes of fp32 that a token's router and value gate keep."""
-    return 4 * (6 * EMBEDDING + 5 * experts + 6 * layer.rotary.head_dim + layer.hidden_size)

@@ -72,10 +72,6 @@ def choose_widths(
     taken = int((spent <= share * dense_parameters(sublayers) + 0.5).sum())
     counts = torch.bincount(torch.cat(owners)[order[:taken]], minlength=3 * len(profiles)).tolist()
     return [
-        LayerWidths(
-            len(own.qk) if not queries else 1 + counts[3 * n],
-            1 + counts[3 * n + 1],
-            1 + counts[3 * n + 2],
-        )
+        LayerWidths(len(own.qk) if not queries else 1 + counts[3 * n], 1 + counts[3 * n + 1], 1 + counts[3 * n + 2])
         for n, own in enumerate(profiles)
     ]

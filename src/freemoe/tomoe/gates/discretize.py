@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from freemoe.kernels.gates import top_k_mask
-from freemoe.models.sublayers import DecoderSublayers
 from freemoe.text.blocks import PackedBlocks
 from freemoe.tomoe.gates.budget import LayerWidths
 from freemoe.tomoe.gates.gating import GateSampler, LayerGateOutputs
-from freemoe.tomoe.gates.hypernetwork import Hypernetwork, LayerLogits
+from freemoe.tomoe.gates.hypernetwork import LayerLogits
+from freemoe.tomoe.gates.train import GateTrainer
 from freemoe.tomoe.measure.scores import TOKENS
 from freemoe.tomoe.recipe import GateSection
 from freemoe.tomoe.structures.structure import (
@@ -49,60 +49,38 @@ def equalise_widths(experts: Tensor, logits: Tensor, widen: str = "uncovered") -
 
 
 @torch.no_grad()
-def structure_of(
-    hypernetwork: Hypernetwork,
-    gating: GateSampler,
-    sublayers: Sequence[DecoderSublayers],
-    widths: Sequence[LayerWidths] | None,
-    model: Any,
-    held_out: PackedBlocks,
-    steps: int,
-    share: float = 1.0,
-) -> Structure:
-    """Read the structure that training ended with.
+def structure_of(trainer: GateTrainer, held_out: PackedBlocks) -> Structure:
+    """The structure of the gates as they are now.
 
-    Args:
-        hypernetwork: Trained.
-        gating: Its masks.
-        sublayers: Of the base.
-        widths: Of an exact budget; None where thresholds decide.
-        model: The base, for K.
-        held_out: Text on which thresholds' K is counted.
-        steps: Of training; the noise of an export that has some is that of the next step.
-        share: Of the weights that a token shall use, where the recipe moves the thresholds to it (``export: share``).
+    Held-out text says how many value dimensions a token keeps, where thresholds decide. The noise of an export that has some is
+    that of the next step.
     """
-    recipe, logits = gating.recipe, hypernetwork()
-    step = steps if recipe.export_noise else None
+    recipe, logits = trainer.gating.recipe, trainer.hypernetwork()
+    step = trainer.step if recipe.export_noise else None
+    widths = trainer.exact_widths(trainer.recipe.active)
     if widths is not None:
-        return _read_structure(hypernetwork, gating, logits, widths, step, [w.vo for w in widths])
-    if recipe.export == "threshold":
-        batches = _gates_on_text(hypernetwork, gating, logits, model, held_out, step)
-        # Counts alone are kept: scores and routes of all the text would take as much memory as its activations.
-        counts = [torch.cat(of_layer) for of_layer in zip(*([s.value_counts for s in b] for b in batches), strict=True)]
-        keep = [int(c.max()) if recipe.keep == "max" else round(float(c.mean())) for c in counts]
-        return _read_structure(hypernetwork, gating, logits, None, step, keep)
-    return _structure_at_share(hypernetwork, gating, logits, model, held_out, share)
+        return _read_structure(trainer, trainer.gating, logits, widths, step, [w.vo for w in widths])
+    if recipe.export == "share":
+        return _structure_at_share(trainer, logits, held_out)
+    batches = _gates_on_text(trainer, logits, held_out, step)
+    # Counts alone are kept: scores and routes of all the text would take as much memory as its activations.
+    counts = [torch.cat(of_layer) for of_layer in zip(*([s.value_counts for s in b] for b in batches), strict=True)]
+    keep = [int(c.max()) if recipe.keep == "max" else round(float(c.mean())) for c in counts]
+    return _read_structure(trainer, trainer.gating, logits, None, step, keep)
 
 
-def _structure_at_share(
-    hypernetwork: Hypernetwork,
-    gating: GateSampler,
-    logits: Sequence[LayerLogits],
-    model: Any,
-    held_out: PackedBlocks,
-    share: float,
-) -> Structure:
+def _structure_at_share(trainer: GateTrainer, logits: Sequence[LayerLogits], held_out: PackedBlocks) -> Structure:
     """The structure of one threshold for all logits, moved to where a token uses the asked share of the weights.
 
     K of a layer counts its scores above the moved threshold on text that is read once, with the thresholds unmoved: what a move
     does to the layers below is not in it.
     """
-    sublayers, recipe = gating.sublayers, gating.recipe
+    sublayers, recipe, share = trainer.sublayers, trainer.gating.recipe, trainer.recipe.active
     scores = torch.cat([t.flatten() for own in logits for t in (own.qk, own.mlp)]).sort().values
     places = torch.linspace(0, len(scores) - 1, min(_MOVES, len(scores)), device=scores.device).long()
     thresholds = scores[places] + recipe.offset + MEDIAN_NOISE
     above, tokens = [torch.zeros(len(places), device=scores.device) for _ in sublayers], 0
-    for batch in _gates_on_text(hypernetwork, gating, logits, model, held_out, None):
+    for batch in _gates_on_text(trainer, logits, held_out, None):
         for total, seen in zip(above, batch, strict=True):
             if seen.value_scores is None:  # whole heads are pruned, and each keeps all of its dimensions
                 total += seen.value_counts.sum()
@@ -114,7 +92,7 @@ def _structure_at_share(
     def read_above(number: int) -> Structure:
         moved = recipe.model_copy(update={"offset": recipe.offset - float(thresholds[number])})
         keep = [round(float(total[number]) / tokens) for total in above]
-        return _read_structure(hypernetwork, replace(gating, recipe=moved), logits, None, None, keep)
+        return _read_structure(trainer, replace(trainer.gating, recipe=moved), logits, None, None, keep)
 
     def active_share(structure: Structure) -> float:
         return active_parameters(structure, sublayers) / dense_parameters(sublayers)
@@ -126,7 +104,7 @@ def _structure_at_share(
 
 
 def _read_structure(
-    hypernetwork: Hypernetwork,
+    trainer: GateTrainer,
     gating: GateSampler,
     logits: Sequence[LayerLogits],
     widths: Sequence[LayerWidths] | None,
@@ -136,8 +114,8 @@ def _read_structure(
     """The structure of logits, with K value dimensions (``keep``) in each layer; with the noise of a step, if that is given."""
     recipe, made, found = gating.recipe, gating.sample_masks(logits, widths, step), []
     for n, (layer, own) in enumerate(zip(gating.sublayers, logits, strict=True)):
-        gates: Any = hypernetwork.attention[n]
-        router: Any = hypernetwork.mlp[n].router
+        gates: Any = trainer.hypernetwork.attention[n]
+        router: Any = trainer.hypernetwork.mlp[n].router
         qk = made.qk[n].bool()
         if not bool(qk.any()):
             qk[own.qk.argmax()] = True
@@ -187,17 +165,13 @@ def _value_selector(gates: Any, layer_logits: LayerLogits, recipe: GateSection, 
 
 
 def _gates_on_text(
-    hypernetwork: Hypernetwork,
-    gating: GateSampler,
-    logits: Sequence[LayerLogits],
-    model: Any,
-    held_out: PackedBlocks,
-    step: int | None,
+    trainer: GateTrainer, logits: Sequence[LayerLogits], held_out: PackedBlocks, step: int | None
 ) -> Iterator[list[LayerGateOutputs]]:
     """What every layer's gates do on held-out text, batch by batch."""
+    model, gating = trainer.model, trainer.gating
     device = next(model.parameters()).device
     for batch in held_out.iter_batches(TOKENS):
         made = gating.sample_masks(logits, None, step)
-        with gating.apply_masks(hypernetwork, logits, made, None, step):
+        with gating.apply_masks(trainer.hypernetwork, logits, made, None, step):
             model.base_model(batch.ids.to(device), position_ids=batch.positions.to(device), use_cache=False)
         yield made.seen

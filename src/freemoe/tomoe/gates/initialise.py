@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -33,6 +33,10 @@ CLUSTERED_TOKENS = 8192
 _CLIP = 3.0
 # How far apart the logits begin, in their own unit, which is that of the gradient's temperature.
 _SPREAD = 1.0
+
+
+WORTHS = ("qk", "vo", "vo_ranked", "mlp")
+"""What of a layer has a worth: attributes of `LayerImportance`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,25 +239,15 @@ class _ImportanceSums:
         return LayerImportance(self.weight.cpu(), self.bias.cpu(), *(t.cpu() for t in means))
 
 
-@dataclass(frozen=True, eq=False)
-class InitialLogits:
-    """Logits to begin with, on one scale for the whole model: the logarithm of worth per weight."""
-
-    qk: Tensor  # (bits,)
-    vo: Tensor  # (head_dim,)
-    vo_ranked: Tensor  # (head_dim,), descending
-    mlp: Tensor  # (experts, width)
-
-
-def initial_logits(worth: Sequence[LayerImportance], sublayers: Sequence[DecoderSublayers]) -> list[InitialLogits]:
-    """Put the worths of every layer on one scale."""
+def initial_logits(worth: Sequence[LayerImportance], sublayers: Sequence[DecoderSublayers]) -> list[LayerImportance]:
+    """Logits to begin with, on one scale for the whole model: the logarithm of every layer's worths per weight."""
     found = []
     for own, layer in zip(worth, sublayers, strict=True):
         per_dim = layer.hidden_size * (layer.heads + layer.kv_heads)
         per_neuron = (len(layer.up) + 1) * layer.hidden_size
         qk = own.qk / (per_dim * layer.rotary.bit_sizes)
-        found.append(InitialLogits(qk, own.vo / per_dim, own.vo_ranked / per_dim, own.mlp / per_neuron))
-    every = torch.cat([part.flatten() for own in found for part in (own.qk, own.vo, own.mlp)])
+        found.append((qk, own.vo / per_dim, own.vo_ranked / per_dim, own.mlp / per_neuron))
+    every = torch.cat([part.flatten() for qk, vo, _, mlp in found for part in (qk, vo, mlp)])
     # What nothing ever used is worth as little as the least that was used.
     least = every[every > 0].min() if bool((every > 0).any()) else torch.tensor(1.0)
     logs = every.clamp(min=least).log()
@@ -263,13 +257,8 @@ def initial_logits(worth: Sequence[LayerImportance], sublayers: Sequence[Decoder
         return _SPREAD * ((part.clamp(min=least).log() - middle) / spread).clamp(-_CLIP, _CLIP)
 
     return [
-        InitialLogits(
-            standardise_logits(o.qk),
-            standardise_logits(o.vo),
-            standardise_logits(o.vo_ranked),
-            standardise_logits(o.mlp),
-        )
-        for o in found
+        replace(own, **dict(zip(WORTHS, map(standardise_logits, parts), strict=True)))
+        for own, parts in zip(worth, found, strict=True)
     ]
 
 

@@ -111,8 +111,6 @@ class GateTrainer:
                 make_profile(own.qk, layer.rotary.bit_sizes, own.vo_ranked if local else own.vo, own.mlp)
             )
 
-    # ------------------------------------------------------------------------------------- state
-
     def to_state(self) -> State:
         """Everything that the next step depends on."""
         own = {"step": torch.tensor(self.step), "history": self.history.to_tensor()}
@@ -130,8 +128,6 @@ class GateTrainer:
         self.mean.load_state(state)
         self.step = int(state["step"])
         self.history = TrainingHistory(state["history"].tolist())
-
-    # ------------------------------------------------------------------------------------- steps
 
     def target_share(self, step: int) -> float:
         """The active share that a step trains for: it falls from one over the ramp, then stays."""

@@ -90,13 +90,7 @@ def training_dynamics(result: dict[str, Any]) -> dict[str, list[float]]:
 def experts_of_tokens(model: Any, ids: Tensor, positions: Tensor | None = None) -> Tensor:
     """The expert that each token goes to in every layer.
 
-    Args:
-        model: A converted model, as ``freemoe.load`` or ``AutoModelForCausalLM`` give it.
-        ids: (rows, tokens).
-        positions: (rows, tokens), of packed blocks.
-
-    Returns:
-        (layers, rows, tokens) int64.
+    From ids and, of packed blocks, positions (rows, tokens) to (layers, rows, tokens) int64.
 
     Raises:
         DataError: The model has no routers.
@@ -121,12 +115,7 @@ def experts_of_tokens(model: Any, ids: Tensor, positions: Tensor | None = None) 
 
 
 def expert_usage(model: Any, blocks: PackedBlocks) -> list[list[float]]:
-    """The share of a text's tokens that each expert is given, by layer (ToMoE Fig. 4).
-
-    Args:
-        model: A converted model.
-        blocks: Text.
-    """
+    """The share of a text's tokens that each expert is given, by layer (ToMoE Fig. 4)."""
     chosen = _chosen_experts(model, blocks)
     return [(torch.bincount(layer, minlength=n).double() / len(layer)).tolist() for layer, n in chosen]
 

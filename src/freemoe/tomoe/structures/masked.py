@@ -6,7 +6,6 @@ anyway. Every other form must equal this one.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from freemoe.kernels.gates import route_tokens
 from freemoe.models.hooks import combined_hooks, forward_hook, forward_pre_hook
 from freemoe.models.sublayers import DecoderSublayers, find_sublayers
-from freemoe.tomoe.structures.structure import LayerStructure, Structure, ValueGateTensors, require_structure_fits
+from freemoe.tomoe.structures.structure import LayerStructure, Structure, require_structure_fits
 
 
 @contextmanager
@@ -34,7 +33,7 @@ def apply_structure(
         for layer, kept in zip(sublayers, structure, strict=True):
             # Once, and not in every pass.
             own = kept.to_device(layer.q.weight.device)
-            stack.enter_context(mask_attention(layer, own.qk.float(), functools.partial(_value_mask, own), own.heads))
+            stack.enter_context(mask_attention(layer, own.qk.float(), own.value_mask, own.heads))
             stack.enter_context(_mask_mlp(layer, own))
         yield
 
@@ -78,10 +77,6 @@ def mask_attention(
         forward_hook(layer.v, on_values),
         forward_pre_hook(layer.o, on_output),
     )
-
-
-def _value_mask(structure: LayerStructure, x: Tensor) -> Tensor:
-    return structure.vo.token_mask(x) if isinstance(structure.vo, ValueGateTensors) else structure.vo.float()
 
 
 def _mask_mlp(layer: DecoderSublayers, structure: LayerStructure) -> AbstractContextManager[None]:

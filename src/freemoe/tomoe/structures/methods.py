@@ -15,7 +15,7 @@ from freemoe.core.run.unit_state import UnitState
 from freemoe.text.blocks import PackedBlocks
 from freemoe.tomoe.devices import DistributedContext
 from freemoe.tomoe.gates.discretize import structure_of
-from freemoe.tomoe.gates.initialise import LayerImportance, cluster_tokens, measure_layer_importance
+from freemoe.tomoe.gates.initialise import WORTHS, LayerImportance, cluster_tokens, measure_layer_importance
 from freemoe.tomoe.gates.train import GateTrainer, TrainingHistory
 from freemoe.tomoe.material import ConversionContext, prepare_context
 from freemoe.tomoe.measure.scores import TextScore, score_text
@@ -33,7 +33,6 @@ from freemoe.tomoe.structures.structure import (
 )
 from freemoe.training.loop import TrainingCheckpoints, eval_steps, run_training_loop
 
-_WORTHS = ("qk", "vo", "vo_ranked", "mlp")
 _MEAN = "mean_"
 
 
@@ -81,20 +80,6 @@ def _raise_missing_state(run: RunFolder) -> dict[str, Tensor]:
     raise DataError(f"A saved state is missing from {str(run.partial)!r}. Start over with --no-resume.")
 
 
-def _current_structure(context: ConversionContext, trainer: GateTrainer) -> Structure:
-    widths = trainer.exact_widths(context.recipe.active)
-    return structure_of(
-        trainer.hypernetwork,
-        trainer.gating,
-        context.sublayers,
-        widths,
-        context.model,
-        context.held_out,
-        trainer.step,
-        context.recipe.active,
-    )
-
-
 def _cached_clusters(context: ConversionContext) -> list[tuple[Tensor, Tensor]]:
     def compute_clusters() -> dict[str, Tensor]:
         recipe, checkpoint = context.recipe, context.own_run.unit_state("clusters")
@@ -119,7 +104,7 @@ def _cached_importance(context: ConversionContext) -> list[LayerImportance]:
             found = measure_layer_importance(
                 context.model, context.sublayers, context.statistics_blocks, routers, tokens, advance, checkpoint
             )
-        return {f"{n}.{kind}": getattr(w, kind) for n, w in enumerate(found) for kind in _WORTHS}
+        return {f"{n}.{kind}": getattr(w, kind) for n, w in enumerate(found) for kind in WORTHS}
 
     worth = context.own_run.run_tensor_unit("worth", compute_importance)
     return _importance_from_tensors(context.own_run.run_tensor_unit("clusters", dict), worth)
@@ -127,7 +112,7 @@ def _cached_importance(context: ConversionContext) -> list[LayerImportance]:
 
 def _importance_from_tensors(routers: dict[str, Tensor], tensors: dict[str, Tensor]) -> list[LayerImportance]:
     return [
-        LayerImportance(*router, *(tensors[f"{n}.{kind}"] for kind in _WORTHS))
+        LayerImportance(*router, *(tensors[f"{n}.{kind}"] for kind in WORTHS))
         for n, router in enumerate(_router_pairs(routers))
     ]
 
@@ -161,7 +146,9 @@ def _train_gates(context: ConversionContext, trainer: GateTrainer) -> list[dict[
 
         point = run.run_unit(f"held-out|{mark}", compute_point)
         curve.append(point)
-        _drop_worse_candidates(context, curve)
+        best = _best_candidate(context.recipe, curve)
+        for name in (named for named, _, _ in _scored_candidates(curve) if named != best):
+            run.delete_tensors(name)
         if mark:
             latest = dict(zip(TrainingHistory.columns, trainer.history.rows[-1], strict=True))
             context.progress.say(
@@ -188,7 +175,7 @@ def _score_candidate(
 ) -> dict[str, float]:
     """Keep the structure that the gates have now, and score it on held-out text."""
     structure = from_tensors(
-        context.own_run.run_tensor_unit(name, lambda: to_tensors(_current_structure(context, trainer)))
+        context.own_run.run_tensor_unit(name, lambda: to_tensors(structure_of(trainer, context.held_out)))
     )
     with apply_structure(context.model, structure, context.sublayers):
         score = score_text(context.model, context.held_out, checkpoint=checkpoint)
@@ -213,14 +200,6 @@ def _best_candidate(recipe: ConvertRecipe, curve: Sequence[dict[str, float]]) ->
     if recipe.train.keep == "last":
         return f"structure|{int(curve[-1]['step'])}"
     return min(within, key=lambda one: one[1])[0] if within else named[-1][0]
-
-
-def _drop_worse_candidates(context: ConversionContext, curve: Sequence[dict[str, float]]) -> None:
-    """Delete every structure that is not the best."""
-    best = _best_candidate(context.recipe, curve)
-    for name, _, _ in _scored_candidates(curve):
-        if name != best:
-            context.own_run.delete_tensors(name)
 
 
 def evaluate_structure(

@@ -143,7 +143,9 @@ def make_baseline(
 
 def by_magnitude(seen: BaselineInputs) -> LayerStructure:
     """The neurons and dimensions with the largest weights, the same for every token."""
-    return _static_structure(seen, _input_norms(seen.layer) * _output_norms(seen.layer), magnitude=True)
+    # Lengths of the rows that make a neuron's activation, and of the column that it is multiplied by.
+    inputs = torch.stack([linear.weight.detach().float().norm(dim=1) for linear in seen.layer.up]).prod(dim=0)
+    return _static_structure(seen, inputs * _output_norms(seen.layer), magnitude=True)
 
 
 def by_activation(seen: BaselineInputs) -> LayerStructure:
@@ -169,7 +171,13 @@ def _make_layer_structure(
 ) -> LayerStructure:
     qk, vo = _attention_scores(seen.layer, seen.activity, magnitude)
     kept = max(1, int(seen.attention * seen.layer.rotary.head_dim))
-    bits, values = _best_rotary_bits(seen.layer, qk, seen.attention), top_k_mask(vo, kept).bool()
+    # The best bits whose dimensions are at most the share of a head; at least one.
+    sizes = seen.layer.rotary.bit_sizes.to(qk.device)
+    order = (qk / sizes).argsort(descending=True, stable=True)
+    bits = torch.zeros_like(qk, dtype=torch.bool)
+    bits[order[sizes[order].cumsum(0) <= kept]] = True
+    bits[order[0]] = True
+    values = top_k_mask(vo, kept).bool()
     return LayerStructure(bits.cpu(), values.cpu(), router[0].cpu(), router[1].cpu(), experts.cpu())
 
 
@@ -204,23 +212,6 @@ def _attention_scores(layer: DecoderSublayers, activity: LayerActivity, magnitud
     pairs = layer.rotary.turned // 2
     turned = query[: 2 * pairs].view(2, pairs).sum(dim=0)
     return torch.cat([turned, query[2 * pairs :]]), value
-
-
-def _best_rotary_bits(layer: DecoderSublayers, scores: Tensor, share: float) -> Tensor:
-    """The best bits whose dimensions are at most the share of a head; at least one."""
-    sizes = layer.rotary.bit_sizes.to(scores.device)
-    order = (scores / sizes).argsort(descending=True, stable=True)
-    fits = sizes[order].cumsum(0) <= max(1, int(share * layer.rotary.head_dim))
-    kept = torch.zeros_like(scores, dtype=torch.bool)
-    kept[order[fits]] = True
-    kept[order[0]] = True
-    return kept
-
-
-def _input_norms(layer: DecoderSublayers) -> Tensor:
-    """(width,): product of the lengths of the rows that make a neuron's activation."""
-    lengths = [linear.weight.detach().float().norm(dim=1) for linear in layer.up]
-    return torch.stack(lengths).prod(dim=0)
 
 
 def _output_norms(layer: DecoderSublayers) -> Tensor:

@@ -61,6 +61,10 @@ class LayerStructure:
             moved["vo"] = replace(self.vo, **gate)
         return replace(self, **moved)
 
+    def value_mask(self, x: Tensor) -> Tensor:
+        """Of the attention's input (..., hidden) the mask of value dimensions, (..., head_dim) or one for all tokens."""
+        return self.vo.token_mask(x) if isinstance(self.vo, ValueGateTensors) else self.vo.float()
+
     @property
     def head_share(self) -> Fraction:
         """Heads that stay, of all."""
@@ -138,15 +142,12 @@ def active_parameters(structure: Structure, sublayers: Sequence[DecoderSublayers
 
     Embeddings, heads, norms, biases and routers are not counted, here and in ``dense_parameters``.
     """
-    return sum(
-        linear_parameters(layer, 0, 0, max(own.neuron_counts)) + _attention_parameters(layer, own)
-        for layer, own in zip(sublayers, structure, strict=True)
-    )
-
-
-def _attention_parameters(layer: DecoderSublayers, structure: LayerStructure) -> int:
-    queries = int(layer.rotary.expand_bits(structure.qk.float()).sum())
-    return int(structure.head_share * linear_parameters(layer, structure.value_width, queries, 0))
+    found = 0
+    for layer, own in zip(sublayers, structure, strict=True):
+        queries = int(layer.rotary.expand_bits(own.qk.float()).sum())
+        attention = int(own.head_share * linear_parameters(layer, own.value_width, queries, 0))
+        found += linear_parameters(layer, 0, 0, max(own.neuron_counts)) + attention
+    return found
 
 
 def dense_parameters(sublayers: Sequence[DecoderSublayers]) -> int:

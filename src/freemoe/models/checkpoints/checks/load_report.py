@@ -22,12 +22,8 @@ NAMED = 3
 def require_whole(source: Any, model: Any, info: Mapping[str, Any]) -> None:
     """Refuse a checkpoint that is not this model's, and name in the log what else the model has no place for.
 
-    Tied tensors and buffers that are computed anew are on neither list of transformers'.
-
-    Args:
-        source: What was loaded, for the message.
-        model: What it was loaded as.
-        info: The report of ``from_pretrained(..., output_loading_info=True, ignore_mismatched_sizes=True)``.
+    Tied tensors and buffers that are computed anew are on neither list of transformers'. ``info`` is the report of
+    ``from_pretrained(..., output_loading_info=True, ignore_mismatched_sizes=True)``.
 
     Raises:
         DataError: A tensor is missing, has another shape than the config says, or belongs to a decoder layer and is not used:
@@ -36,7 +32,14 @@ def require_whole(source: Any, model: Any, info: Mapping[str, Any]) -> None:
     missing = sorted(info["missing_keys"])
     unexpected = sorted(info["unexpected_keys"])
     mismatched = sorted(info["mismatched_keys"])
-    of_layers = _of_layers(model, unexpected)
+    # Weights and biases of decoder layers, such as the model has or beyond them: without them it computes something else.
+    try:
+        path = find_layers(model, family_of(model))[0]
+        # A checkpoint of the bare decoder leaves out what stands before the first dot.
+        starts = (f"{path}.", f"{path.removeprefix(f'{model.base_model_prefix}.')}.")
+        of_layers = [name for name in unexpected if name.startswith(starts) and name.endswith((".weight", ".bias"))]
+    except FamilyError:
+        of_layers = []
     faults = _of_another_type(model.config)
     if missing:
         faults.append(f"it lacks {format_tensors(missing)}")
@@ -80,17 +83,6 @@ def _of_another_type(config: Any) -> list[str]:
                 f"its config.json says model_type {config.model_type!r} and the class {name} of {known.model_type!r}"
             ]
     return []
-
-
-def _of_layers(model: Any, unexpected: list[str]) -> list[str]:
-    """Weights and biases of decoder layers, such as the model has or beyond them: without them it computes something else."""
-    try:
-        path = find_layers(model, family_of(model))[0]
-    except FamilyError:
-        return []
-    # A checkpoint of the bare decoder leaves out what stands before the first dot.
-    starts = (f"{path}.", f"{path.removeprefix(f'{model.base_model_prefix}.')}.")
-    return [name for name in unexpected if name.startswith(starts) and name.endswith((".weight", ".bias"))]
 
 
 def format_tensors(names: list[str]) -> str:

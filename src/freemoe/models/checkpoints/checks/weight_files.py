@@ -33,10 +33,7 @@ _GGUF_INTEGERS = ("I8", "I16", "I32", "I64")
 def require_plain_files(source: Any, model: Any, path: Path) -> None:
     """Refuse files whose tensors are integers where weights are needed, or are there twice.
 
-    Args:
-        source: What was loaded, for the message.
-        model: What it was loaded as; one that is quantised says itself how its numbers are read.
-        path: Its folder or GGUF file.
+    A model that is quantised says itself how its numbers are read.
 
     Raises:
         DataError: A weight is stored as integers or in 8 bits without a quantisation that says how; one is in two files.
@@ -64,11 +61,7 @@ def require_plain_files(source: Any, model: Any, path: Path) -> None:
 
 
 def _require_used(source: Any, header: GGUFHeader, model: Any) -> None:
-    """Raise where a GGUF file says more than the model does: transformers leaves that out without a word.
-
-    Raises:
-        DataError: It has more layers, norms or biases, or scaled rotary embeddings.
-    """
+    """Raise where a GGUF file says more than the model does: transformers leaves that out without a word."""
     scaling = {key.removeprefix(f"{header.architecture}.rope."): value for key, value in header.values.items()}
     factor = scaling.get("scaling.factor", scaling.get("scale_linear", 1.0))
     rope = getattr(model.config, "rope_parameters", None) or {}
