@@ -137,5 +137,4 @@ def _structure(context: ConversionContext, job: Job) -> Structure:
         trainer.load_state(load_file(path))
     trainer.train_until(job.cell.documents)
     write_atomic(Path(job.tensors), save({n: t.contiguous() for n, t in trainer.to_state().items()}))
-    own = trainer.hypernetwork, trainer.gating, context.sublayers, None, context.model, context.held_out
-    return structure_of(*own, trainer.step, context.recipe.active)
+    return structure_of(trainer, context.held_out)
