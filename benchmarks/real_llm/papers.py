@@ -177,7 +177,7 @@ _TABLES = {"bands": _of_bands, "gates": _of_gates, "trim": _of_trims}
 
 
 def markdown(details: dict[str, Any]) -> str:
-    """The page: a table per system, every planned cell a row."""
+    """The page: a table per system, every measured cell a row."""
     protocol = details["protocol"]
     common = (
         f"Base: {details['model']}; {details['cells']['done']} of {details['cells']['planned']} cells, products in "
@@ -188,13 +188,16 @@ def markdown(details: dict[str, Any]) -> str:
     terms = protocol["schedule"] | protocol | _SIZES
     for name, section in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")).items():
         head = section["head"].split(" | ")
-        rows = []
-        for row in details["tables"][name]:
+        rows, planned = [], details["tables"][name]
+        for row in (row for row in planned if "figure" in row):
             digits = {"nats per token": 3, "points": 1}.get(row["unit"], 0)
             beside = [interval(row.get("oracle"), digits), row.get("oracle_note", "")]
-            told = [row.get("figure", "not measured"), interval(row.get("gain"), digits), row.get("note", ""), *beside]
+            told = [row["figure"], interval(row.get("gain"), digits), row.get("note", ""), *beside]
             rows.append([*row["name"], *told][: len(head)])
         parts += [f"## {section['title']}", textwrap.fill(section["about"].format(**terms), 120), grid(head, rows)]
+        parts += [f"{len(planned) - len(rows)} more rows are planned and not measured yet."] * (
+            len(rows) < len(planned)
+        )
     return "\n\n".join(parts) + "\n"
 
 

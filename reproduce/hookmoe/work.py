@@ -34,8 +34,8 @@ TINY: Mapping[str, Any] = {"blocks": 48, "block": 128, "steps": 60, "documents":
 SMALL: Mapping[str, Any] = {"blocks": 256, "block": 256, "steps": 300, "documents": 200, "shorter": 4}
 TINY_TASKS = {name: [f"demo:{name}"] for name in ("math", "code", "general")} | {DOMAIN: ["demo:math"]}
 NO_MODEL = (
-    "The scale small needs a mixture model: --model with its folder. scripts/make_mixtures.py trains two of 25M parameters on real "
-    "text; any mixture that freemoe trim takes will do."
+    "The scale small needs a mixture model: --model with its folder. `python -m benchmarks.hookmoe.mixtures FOLDER` trains two of "
+    "25M parameters on real text; any mixture that freemoe trim takes will do."
 )
 NO_DATA = (
     "The scale small needs the real data: --data-root with the folder that holds wikitext-2-raw, arc and the others."
