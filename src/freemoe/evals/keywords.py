@@ -153,7 +153,14 @@ def _data_specs(name: str, data: Any, folder: Path, files: dict[Path, str]) -> l
         )
     rows = data.to_dict("records") if hasattr(data, "to_dict") and hasattr(data, "iloc") else list(data)  # type: ignore[attr-defined]
     if rows and all(isinstance(row, str | Path) for row in rows):
-        texts = [row for row in rows if isinstance(row, str) and _is_text(row)]
+        # A text holds blanks, and no file or task is called so.
+        texts = [
+            row
+            for row in rows
+            if isinstance(row, str)
+            and re.search(r"\s", row.strip())
+            and not (_SOURCE.match(row) or os.path.exists(row))  # noqa: PTH110
+        ]
         if not texts:
             return [str(row) for row in rows]
         if len(texts) < len(rows):
@@ -168,11 +175,6 @@ def _data_specs(name: str, data: Any, folder: Path, files: dict[Path, str]) -> l
     file = folder / f"{name}.jsonl"
     files[file] = _as_lines(name, rows)
     return [f"{spec}{file}"]
-
-
-def _is_text(item: str) -> bool:
-    """Whether a string is a text, and no file's path or task's name: it holds blanks, and nothing is called so."""
-    return bool(re.search(r"\s", item.strip())) and not _SOURCE.match(item) and not os.path.exists(item)  # noqa: PTH110
 
 
 def _as_lines(name: str, rows: Iterable[Any]) -> str:

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeGuard, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
-from pydantic.fields import FieldInfo
 
 from freemoe.core.run.places import MOST_WORKERS, executor_spec_of, parse_executor_spec
 from freemoe.core.untrusted import text_fault, walk_values
@@ -154,7 +153,8 @@ def _field_lines(section: type[BaseModel], path: str = "") -> Iterator[str]:
             yield f"    {path}{name} ({kind.__name__}): {(kind.__doc__ or '').partition(chr(10))[0]}"
             yield from _field_lines(kind, f"{path}{name}.")
         else:
-            yield f"    {path}{name} ({_type_text(kind)}, {_default_text(field)}): {field.description or ''}"
+            default = "required" if field.is_required() else f"default {field.get_default()!r}"
+            yield f"    {path}{name} ({_type_text(kind)}, {default}): {field.description or ''}"
 
 
 def _type_text(annotation: Any) -> str:
@@ -169,10 +169,6 @@ def _type_text(annotation: Any) -> str:
     if origin is not None:
         return f"{origin.__name__}[{', '.join('...' if part is Ellipsis else _type_text(part) for part in parts)}]"
     return "None" if annotation is type(None) else getattr(annotation, "__name__", str(annotation))
-
-
-def _default_text(field: FieldInfo) -> str:
-    return "required" if field.is_required() else f"default {field.get_default()!r}"
 
 
 class Recipe(RecipeSection):

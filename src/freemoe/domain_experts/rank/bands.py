@@ -165,13 +165,9 @@ def _not_below(scores: Any, columns: Any, threshold: Any, at: Any) -> Any:
     reached = scores >= threshold
     equal = scores == threshold
     # Almost always the weight at the end is the only one of its score.
-    if _count_true(equal) > len(scores):
+    if int(equal.sum()) > len(scores):
         reached &= ~(equal & (columns < at))
     return reached
-
-
-def _count_true(mask: Any) -> int:
-    return int(torch.count_nonzero(mask) if isinstance(mask, Tensor) else np.count_nonzero(mask))
 
 
 def expand_ranked_mask(ranked: Tensor, band: Band, weight: WeightMatrix) -> TensorMask:

@@ -38,13 +38,10 @@ def activation_scores(energy: Tensor) -> Tensor:
     return energy.sum(1).sqrt()
 
 
-def _wanda_of_layer(layer: LayerUnits, worth: UnitImportance) -> Tensor:
-    weight = layer.parts[-1].weight.canonical_view()[0]
-    return wanda_scores(weight.unflatten(1, (layer.count, -1)), worth.energy)
-
-
 RIVALS: dict[str, Rival] = {
-    "wanda": _wanda_of_layer,
+    "wanda": lambda layer, worth: wanda_scores(
+        layer.parts[-1].weight.canonical_view()[0].unflatten(1, (layer.count, -1)), worth.energy
+    ),
     "taylor": lambda layer, worth: taylor_scores(worth.gain),
     "activation": lambda layer, worth: activation_scores(worth.energy),
 }

@@ -54,12 +54,6 @@ def _axis_limits(domains: list[ScoredDomain], text: bool) -> tuple[float, float]
     return low - room, high + room
 
 
-def _row_markers(shown: list[str]) -> dict[str, str]:
-    """A marker for every row; those of the user's own names differ where their colour does not."""
-    own = [n for n in shown if n not in ROW_MARKERS]
-    return {n: ROW_MARKERS.get(n) or _MARKERS[own.index(n) % len(_MARKERS)] for n in shown}
-
-
 @report_figure(
     "gains",
     "Gain over the base",
@@ -75,7 +69,9 @@ def gain_intervals(result: DomainScores, width: float = WIDE) -> Figure | None:
     sizes = [max(0.3, 0.13 * len(shown)) * len(d.labelled_rows) for d in domains]
     figure = new_figure(width, 0.9 + sum(n + 0.75 for n in sizes))
     grid = figure.add_gridspec(len(domains), 1, height_ratios=[n + 0.4 for n in sizes])
-    markers = _row_markers(shown)
+    # Those of the user's own names differ where their colour does not.
+    named = [n for n in shown if n not in ROW_MARKERS]
+    markers = {n: ROW_MARKERS.get(n) or _MARKERS[named.index(n) % len(_MARKERS)] for n in shown}
     for k, domain in enumerate(domains):
         axes = figure.add_subplot(grid[k, 0])
         text = domain.is_text
