@@ -159,7 +159,9 @@ def _of_trims(finished: Finished, cell: Cell) -> dict[str, Any]:
     levels = [f"{math.exp(own['rows'][n]['ce']):.2f}" for n in ("full", "plan", "hooks") if n in own["rows"]]
     won = [v if v is None else 100 * v for v in own["rows"].get("hooks", {}).get("recovered_ce", [])]
     plan = own["plan"]
-    note = f"Act {plan['act']:g}, k {plan['text']}; hooks {own['hooks']}, {own['training']['steps']} steps"
+    ks = dict.fromkeys(plan["text"].split(","))
+    k = plan["text"] if len(ks) > 1 else f"{next(iter(ks))} in every layer"
+    note = f"Act {plan['act']:g}, k {k}; hooks {own['hooks']}, {own['training']['steps']} steps"
     return {**found, "figure": " / ".join(levels), "gain": won, "note": note}
 
 
