@@ -24,10 +24,6 @@ _MOST_CLUSTERS = 8
 _TYPICAL = 12  # more than are shown, as some say the same
 
 
-FEATURES = ("embedding", "hidden")
-"""Kinds of feature."""
-
-
 @torch.no_grad()
 def prompt_feature(model: Any, ids: Sequence[int] | Tensor, kind: str = "embedding") -> Tensor:
     """Feature of one prompt: the mean of its tokens' embedding vectors, ``(H,)`` fp32.
