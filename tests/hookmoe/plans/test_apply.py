@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from freemoe.core.errors import FamilyError, RecipeError
+from freemoe.hookmoe.hooks.hook import new_hooks
 from freemoe.hookmoe.measure import record_routes
 from freemoe.hookmoe.plans.apply import (
     apply_plan,
@@ -45,19 +47,33 @@ def test_layers_have_their_own_k_and_plans_nest(mixtral: Any) -> None:
 
 
 @pytest.mark.parametrize("k", [1, 2])
-def test_a_block_of_fewer_experts_is_the_papers_equations_1_and_2(mixtral: Any, k: int) -> None:
-    block = mixtral.model.layers[0].mlp
-    x = torch.randn(9, mixtral.config.hidden_size, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad(), apply_plan(mixtral, uniform_plan(plan_of(mixtral), k)):
+@pytest.mark.parametrize("family", ["mixtral", "deepseek_v2"])
+def test_a_block_of_fewer_experts_behind_a_hook_is_the_papers_equations_1_2_3_and_6(family: str, k: int) -> None:
+    model = tiny_model(family)
+    number, size = model.config.num_hidden_layers - 1, model.config.hidden_size
+    block, hooks = model.model.layers[number].mlp, new_hooks(model, {number: 5}, "block", "pre")
+    ((_, hook),) = hooks.items()
+    torch.nn.init.normal_(hook.down.weight)
+    x = torch.randn(9, size, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), apply_plan(model, uniform_plan(plan_of(model), k)), hooks.attached(model):
         found = block(x[None])[0]
     for token, written in zip(x, found, strict=True):
+        token = token + 0.5 * hook.down.weight @ torch.relu(hook.up.weight @ token)
         share = (token @ block.gate.weight.T).softmax(-1)
         top = share.argsort(descending=True)[:k]
         expected = torch.zeros_like(token)
         for expert in top:
             gate, up = (block.experts.gate_up_proj[expert] @ token).chunk(2)
-            expected += share[expert] * (block.experts.down_proj[expert] @ (torch.nn.functional.silu(gate) * up))
-        torch.testing.assert_close(written, expected / share[top].sum(), atol=1e-5, rtol=1e-5)
+            expected += share[expert] * (block.experts.down_proj[expert] @ (F.silu(gate) * up))
+        if family == "mixtral":  # DeepSeek's router does not renormalise, with fewer experts neither
+            expected /= share[top].sum()
+        else:  # two shared experts, whose weights stand side by side
+            gates, ups, downs = (
+                getattr(block.shared_experts, f"{name}_proj").weight for name in ("gate", "up", "down")
+            )
+            for gate, up, down in zip(gates.chunk(2), ups.chunk(2), downs.chunk(2, 1), strict=True):
+                expected += down @ (F.silu(gate @ token) * (up @ token))
+        torch.testing.assert_close(written, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_a_plan_is_undone_after_an_error(mixtral: Any) -> None:

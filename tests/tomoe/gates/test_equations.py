@@ -1,4 +1,4 @@
-"""A training step's sublayers beside slow versions written from the paper's equations, with every gradient."""
+"""A training step beside slow versions written from the paper's equations, with every gradient."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import rotate_half
 
+from freemoe.tomoe.gates.discretize import structure_of
+from freemoe.tomoe.gates.hypernetwork import RECURRENT, Hypernetwork
 from freemoe.tomoe.gates.losses import balance_loss, mask_union, union_loss
-from tests.tomoe.gates.test_train import PAPER, recipe, trainer
+from tests.tomoe.gates.test_train import PAPER, recipe, text, trainer
 
 STEP, TAU, B = 3, 0.4, 3.0
 
@@ -25,6 +27,26 @@ def kept(logits: Tensor, generator: torch.Generator | None) -> Tensor:
     """ST-GS of Eq. 3: whether logits + g + b is above zero, with the gradient of its sigmoid over tau."""
     x = logits + gumbel(logits.shape, generator) + B
     return straight(x > 0, 1 / (1 + torch.exp(-x / TAU)))
+
+
+def embeddings(networks: Hypernetwork) -> Tensor:
+    """Eq. 1 with Tab. 8's GRU over sublayers in both directions: (sublayers, experts, 2 x 64)."""
+
+    def one_way(inputs: list[Tensor], suffix: str) -> list[Tensor]:
+        w = {n.removesuffix(suffix): p for n, p in networks.gru.named_parameters()}
+        h, found = inputs[0].new_zeros(len(inputs[0]), RECURRENT), []
+        for z in inputs:
+            of_input = (z @ w["weight_ih_l0"].T + w["bias_ih_l0"]).chunk(3, -1)
+            of_state = (h @ w["weight_hh_l0"].T + w["bias_hh_l0"]).chunk(3, -1)
+            reset, update = (torch.sigmoid(of_input[n] + of_state[n]) for n in (0, 1))
+            new = torch.tanh(of_input[2] + reset * of_state[2])
+            h = (1 - update) * new + update * h
+            found.append(h)
+        return found
+
+    sublayers = list(networks.z)
+    ahead, back = one_way(sublayers, ""), one_way(sublayers[::-1], "_reverse")[::-1]
+    return torch.stack([torch.cat(pair, -1) for pair in zip(ahead, back, strict=True)])
 
 
 def test_sublayers_of_a_step_are_the_papers_equations_with_their_gradients() -> None:
@@ -56,7 +78,7 @@ def test_sublayers_of_a_step_are_the_papers_equations_with_their_gradients() -> 
         ours = gradients(*((out * weights).sum() for out in found))
 
     # Eq. 1: expert embeddings of the hypernetwork, attention's and the MLP's of the first layer.
-    embedded, _ = networks.gru(networks.z)
+    embedded = embeddings(networks)
     gates = networks.mlp[0]
 
     def decoded(embedding: Tensor) -> Tensor:
@@ -99,3 +121,67 @@ def test_sublayers_of_a_step_are_the_papers_equations_with_their_gradients() -> 
         assert (fast is None) == (plain is None)
         if fast is not None:
             torch.testing.assert_close(fast, plain, atol=1e-5, rtol=1e-5)
+
+
+def test_a_step_descends_equation_10_by_adamw() -> None:
+    own, wanted = (trainer(recipe(**PAPER, active=0.6)) for _ in range(2))
+    model, losses, batch = wanted.model, wanted.recipe.losses, wanted.step_batch(0)
+    own.train_until(1)
+
+    logits = wanted.hypernetwork()
+    made = wanted.gating.sample_masks(logits, None, 0)
+    dense = model(batch.ids, position_ids=batch.positions).logits.log_softmax(-1)
+    with wanted.gating.apply_masks(wanted.hypernetwork, logits, made, None, 0):
+        pruned = model(batch.ids, position_ids=batch.positions).logits.log_softmax(-1)
+        kl = (dense.exp() * (dense - pruned)).sum(-1).mean()
+        # Eq. 8: T(d) of the widest expert, of the token with most value dimensions, and of the pairs kept of query and key.
+        active, total, unions, balances = 0.0, 0, [], []
+        for layer, qk, mlp, seen in zip(model.model.layers, made.qk, made.mlp, made.seen, strict=True):
+            attention, size = layer.self_attn, layer.self_attn.head_dim
+            for linear, width in (
+                (attention.q_proj, 2 * qk.sum()),
+                (attention.k_proj, 2 * qk.sum()),
+                (attention.v_proj, seen.value_counts.max()),
+                (attention.o_proj, seen.value_counts.max()),
+            ):
+                active, total = active + linear.weight.numel() * width / size, total + linear.weight.numel()
+            for linear in (layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj):
+                numbers = linear.weight.numel()
+                active, total = active + numbers * mlp.sum(1).max() / mlp.shape[1], total + numbers
+            union = 1 - torch.stack([1 - row for row in mlp]).prod(0)
+            unions.append(-union.mean().log() - seen.value_union.mean().log())
+            balances.append(balance_loss(seen.chosen, seen.probabilities, "gumbel"))
+        ratio = active / (0.6 * total)
+        size_term = torch.log(torch.maximum(ratio, 1 / ratio))
+        terms = kl, size_term, sum(unions) / len(unions), sum(balances) / len(balances)
+        loss = terms[0] + losses.size * terms[1] + losses.union * terms[2] + losses.balance * terms[3]
+        loss.backward()
+    history = dict(zip(own.history.columns, own.history.rows[0], strict=True))
+    names = ("loss", "distillation", "size", "union", "balance", "active")
+    slow = (loss, *terms, active / total)
+    for name, value in zip(names, slow, strict=True):
+        torch.testing.assert_close(history[name], value.item(), atol=1e-5, rtol=1e-5)
+
+    # App. C: AdamW, rate 1e-3, weight decay 0.05. Its first step goes by g / |g|, which says nothing of a gradient of noise.
+    pairs = zip(own.hypernetwork.named_parameters(), wanted.hypernetwork.parameters(), strict=True)
+    for (name, after), before in pairs:
+        if before.grad is None or name.endswith("offset"):
+            continue
+        torch.testing.assert_close(after.grad, before.grad, atol=1e-5, rtol=1e-5)
+        step = before.grad / (before.grad.abs() + 1e-8)
+        clear = before.grad.abs() > 1e-5
+        expected = before * (1 - 1e-3 * 0.05) - 1e-3 * step
+        torch.testing.assert_close(after[clear], expected[clear], atol=1e-5, rtol=1e-5)
+
+
+def test_experts_of_an_export_with_noise_are_equations_11_and_15() -> None:
+    own = trainer(recipe(**PAPER, gates={"export": "threshold", "export_noise": True}))
+    networks, embedded = own.hypernetwork, embeddings(own.hypernetwork)
+    for number, layer in enumerate(structure_of(own, text(seed=1))):
+        gates = networks.mlp[number]
+        decoded = F.gelu(gates.norm(embedded[2 * number + 1])) @ gates.decode.weight.T
+        noise = gumbel(decoded.shape, own.gating.noise_generator(0, 5 * number + 1, decoded.device))
+        sampled = torch.sigmoid((decoded + noise + B) / TAU).round().bool()
+        # App. E: every expert has the size of the largest; the sampled neurons stay.
+        assert bool((layer.experts | ~sampled).all())
+        assert set(layer.experts.sum(1).tolist()) == {int(sampled.sum(1).max())}
