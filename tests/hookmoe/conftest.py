@@ -1,11 +1,7 @@
 """Tiny mixtures, a text, and blocks of it."""
 
-from __future__ import annotations
-
 import json
 import random
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +9,7 @@ import torch
 from freemoe.hookmoe.pipeline import trim
 from freemoe.hookmoe.recipe import TrimRecipe
 from freemoe.recipes import recipe_from
-from freemoe.text.blocks import PackedBlocks, pack_blocks
+from freemoe.text.blocks import pack_blocks
 from tests.tiny import CASES, tiny_model, tiny_tokenizer
 
 MIXTURES = ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3", "gpt_oss"]
@@ -22,19 +18,19 @@ QUICK = {"steps": 4, "rows": 2, "every": 2, "block": 32, "limit": 8, "held_out":
 assert set(MIXTURES) <= set(CASES)
 
 
-def sentences(count: int, seed: int = 0) -> list[str]:
+def sentences(count, seed=0):
     """Short documents with some order in them."""
     draw = random.Random(seed)
     words = ["the", "river", "runs", "over", "seven", "stones", "and", "a", "fox", "sleeps"]
     return [" ".join(draw.choice(words) for _ in range(12)) + f" {n}.\n" for n in range(count)]
 
 
-def blocks_of(count: int = 6, length: int = 24, seed: int = 0) -> PackedBlocks:
+def blocks_of(count=6, length=24, seed=0):
     """Rows of tokens of the byte tokenizer, documents apart."""
     return pack_blocks(tiny_tokenizer(), sentences(40, seed), length).select_rows(range(count))
 
 
-def logits(model: Any, ids: torch.Tensor | None = None) -> torch.Tensor:
+def logits(model, ids=None):
     """Of some ids, as the model stands."""
     ids = torch.arange(3, 27)[None] if ids is None else ids
     with torch.no_grad():
@@ -42,19 +38,19 @@ def logits(model: Any, ids: torch.Tensor | None = None) -> torch.Tensor:
 
 
 @pytest.fixture(params=MIXTURES)
-def mixture(request: pytest.FixtureRequest) -> Any:
+def mixture(request):
     """A tiny random model of every family with a router."""
     return tiny_model(request.param, num_hidden_layers=3)
 
 
 @pytest.fixture
-def mixtral() -> Any:
+def mixtral():
     """Mixtral, 3 layers of 4 experts, 2 per token."""
     return tiny_model("mixtral", num_hidden_layers=3)
 
 
 @pytest.fixture(scope="session")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved(tmp_path_factory):
     """A folder with a tiny Mixtral, its tokenizer and a text."""
     folder = tmp_path_factory.mktemp("mixture")
     tiny_model("mixtral", num_hidden_layers=3).save_pretrained(folder / "model")
@@ -66,7 +62,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def recipe(saved: Path, output: Path, training: dict[str, Any] | None = None, **fields: Any) -> TrimRecipe:
+def recipe(saved, output, training=None, **fields):
     """A trim of four steps to one expert per token; ``fields`` are those of the recipe."""
     data = {
         "command": "trim",
@@ -83,6 +79,6 @@ def recipe(saved: Path, output: Path, training: dict[str, Any] | None = None, **
 
 
 @pytest.fixture(scope="session")
-def done(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def done(saved, tmp_path_factory):
     """The folder of such a trim."""
     return trim(recipe(saved, tmp_path_factory.mktemp("done") / "out"))

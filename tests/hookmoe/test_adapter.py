@@ -1,12 +1,8 @@
 """The artefact: saved, loaded and attached it is the same model bit for bit; for another base it is refused."""
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -33,7 +29,7 @@ from tests.masks import mask_of
 from tests.tiny import tiny_model, tiny_tokenizer
 
 
-def written(model: Any, trimmed: Trimmed, folder: Path) -> Path:
+def written(model, trimmed, folder):
     folder.mkdir()
     save_adapter(trimmed, model, folder)
     write_manifest(
@@ -48,14 +44,14 @@ def written(model: Any, trimmed: Trimmed, folder: Path) -> Path:
     return folder
 
 
-def trimmed_of(model: Any, position: str = "pre") -> Trimmed:
+def trimmed_of(model, position="pre"):
     widths = {layer.number: 4 + layer.number for layer in moe_layers(model)}
     hooks = stirred(new_hooks(model, widths, "routed", position, bias=True))
     return Trimmed(uniform_plan(plan_of(model), 1), hooks)
 
 
 @pytest.mark.parametrize("position", ["pre", "parallel"])
-def test_saved_and_loaded_is_bit_equal(mixture: Any, tmp_path: Path, position: str) -> None:
+def test_saved_and_loaded_is_bit_equal(mixture, tmp_path, position):
     before, trimmed = logits(mixture), trimmed_of(mixture, position)
     with trimmed.attached(mixture):
         wanted = logits(mixture)
@@ -66,7 +62,7 @@ def test_saved_and_loaded_is_bit_equal(mixture: Any, tmp_path: Path, position: s
     assert loaded.plan == trimmed.plan
 
 
-def test_half_precision_hooks_keep_their_scalar_in_fp32(tmp_path: Path) -> None:
+def test_half_precision_hooks_keep_their_scalar_in_fp32(tmp_path):
     model = tiny_model("mixtral").to(torch.bfloat16)
     trimmed = trimmed_of(model).as_type(torch.bfloat16)
     loaded = load_adapter(written(model, trimmed, tmp_path / "a"), model)
@@ -79,7 +75,7 @@ def test_half_precision_hooks_keep_their_scalar_in_fp32(tmp_path: Path) -> None:
         assert torch.equal(logits(model), wanted)
 
 
-def test_the_rule_for_router_weights_is_part_of_the_artefact(mixtral: Any, tmp_path: Path) -> None:
+def test_the_rule_for_router_weights_is_part_of_the_artefact(mixtral, tmp_path):
     trimmed = Trimmed(uniform_plan(plan_of(mixtral), 1), None, "kept_mass")
     with trimmed.attached(mixtral):
         wanted = logits(mixtral)
@@ -91,7 +87,7 @@ def test_the_rule_for_router_weights_is_part_of_the_artefact(mixtral: Any, tmp_p
         assert torch.equal(logits(mixtral), wanted)
 
 
-def test_the_folder_is_no_adapter_of_pefts_and_one_with_its_names_still_loads(mixtral: Any, tmp_path: Path) -> None:
+def test_the_folder_is_no_adapter_of_pefts_and_one_with_its_names_still_loads(mixtral, tmp_path):
     trimmed = trimmed_of(mixtral)
     folder = written(mixtral, trimmed, tmp_path / "a")
     assert find_adapter_config_file(folder) is None
@@ -108,7 +104,7 @@ def test_the_folder_is_no_adapter_of_pefts_and_one_with_its_names_still_loads(mi
     assert inspect_artefact(folder)["bytes"] > 0
 
 
-def test_another_base_family_shape_or_kind_is_refused(mixtral: Any, tmp_path: Path) -> None:
+def test_another_base_family_shape_or_kind_is_refused(mixtral, tmp_path):
     folder = written(mixtral, trimmed_of(mixtral), tmp_path / "a")
     with pytest.raises(ArtifactError, match="made for the base 'tiny'"):
         load_adapter(folder, tiny_model("mixtral", seed=1, num_hidden_layers=3))
@@ -126,7 +122,7 @@ def test_another_base_family_shape_or_kind_is_refused(mixtral: Any, tmp_path: Pa
         load_adapter(other, mixtral)
 
 
-def test_exports_say_what_engines_need(mixtral: Any, tmp_path: Path) -> None:
+def test_exports_say_what_engines_need(mixtral, tmp_path):
     write_exports(tmp_path, mixtral, LayerPlan((2, 1, 1)), hooked=False)
     # A plan that differs by layer is no override.
     assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
@@ -140,7 +136,7 @@ def test_exports_say_what_engines_need(mixtral: Any, tmp_path: Path) -> None:
         assert json.loads((tmp_path / "exports" / "vllm.json").read_text())["covers"].startswith(covers)
 
 
-def test_the_override_is_the_plan(mixtral: Any, tmp_path: Path) -> None:
+def test_the_override_is_the_plan(mixtral, tmp_path):
     write_exports(tmp_path, mixtral, LayerPlan((1, 1, 1)), hooked=False)
     setting = json.loads((tmp_path / "exports" / "transformers.json").read_text())["from_pretrained"]
     mixtral.save_pretrained(tmp_path / "model")
@@ -149,7 +145,7 @@ def test_the_override_is_the_plan(mixtral: Any, tmp_path: Path) -> None:
         assert torch.equal(logits(loaded), logits(mixtral))
 
 
-def test_plan_hooks_and_domain_experts_together(mixture: Any) -> None:
+def test_plan_hooks_and_domain_experts_together(mixture):
     """Weights inside fused experts are off, the plan cuts, hooks bend, gates are as they were; and all comes undone."""
     before = logits(mixture)
     weights = find_weights(mixture)
@@ -182,13 +178,13 @@ def test_plan_hooks_and_domain_experts_together(mixture: Any) -> None:
     assert torch.equal(logits(mixture), before)
 
 
-def test_threads_take_turns_at_a_trimmed_mixture(mixtral: Any) -> None:
+def test_threads_take_turns_at_a_trimmed_mixture(mixtral):
     trimmed = trimmed_of(mixtral)
     opened = Answering(mixtral, tiny_tokenizer(), {"trimmed": lambda: trimmed.attached(mixtral), "base": nullcontext})
     before = logits(mixtral)
     prompts = [(prompt, way) for prompt in ("court?", "12+7=") for way in ("trimmed", "base")]
 
-    def said(asked: tuple[str, str]) -> str:
+    def said(asked):
         return opened.generate_text(asked[0], expert=asked[1], max_new_tokens=4, do_sample=False)[0]
 
     wanted = [said(asked) for asked in prompts]

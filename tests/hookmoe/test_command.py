@@ -1,7 +1,5 @@
 """`freemoe trim` and `freemoe eval` as commands: flags are fields, dry runs do nothing, tables are printed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -13,7 +11,7 @@ from tests.cli.conftest import Freemoe, document, freemoe, numbers_are_numbers  
 SMALL = ["--steps", "2", "--block", "32", "--limit", "6", "--set", "training.held_out=2", "--set", "training.test=3"]
 
 
-def test_every_flag_is_a_field(freemoe: Freemoe) -> None:  # noqa: F811
+def test_every_flag_is_a_field(freemoe):  # noqa: F811
     line = "trim m --text t.txt -o out --plan tlnle:2,2 --rescale renorm --hooks 0,3 --units 9 --scope routed"
     line += " --position parallel --start ridge --loss lm --steps 7 --rate 0.01 --block 64 --limit 5 --no-control"
     line += " --seed 3 --threads 1 --speed 64,128 --new-tokens 9 --rounds 2 --set plan.best=4 --print-recipe"
@@ -32,11 +30,11 @@ def test_every_flag_is_a_field(freemoe: Freemoe) -> None:  # noqa: F811
 
 
 def test_a_trim_from_the_command_line_and_its_evaluation(
-    freemoe: Freemoe,  # noqa: F811
-    saved: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    freemoe,  # noqa: F811
+    saved,
+    tmp_path,
+    monkeypatch,
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FREEMOE_LEDGER", str(tmp_path / "ledger"))
     line = ["trim", str(saved / "model"), "--text", str(saved / "text.jsonl"), "--act", "1.0", "-o", "out", *SMALL]
@@ -104,11 +102,11 @@ def test_a_trim_from_the_command_line_and_its_evaluation(
 
 
 def test_a_dry_run_refuses_what_the_run_would_in_the_same_words(
-    freemoe: Freemoe,  # noqa: F811
-    saved: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    freemoe,  # noqa: F811
+    saved,
+    tmp_path,
+    monkeypatch,
+):
     monkeypatch.chdir(tmp_path)
     Path("short.jsonl").write_text("\n".join(json.dumps(f"{n} little") for n in range(40)))
     line = ["trim", str(saved / "model"), "--text", "short.jsonl", "--act", "1.0", "-o", "out", "--block", "256"]
@@ -119,7 +117,7 @@ def test_a_dry_run_refuses_what_the_run_would_in_the_same_words(
     assert [path.name for path in tmp_path.iterdir()] == ["short.jsonl"]
 
 
-def test_errors_are_messages(freemoe: Freemoe, saved: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_errors_are_messages(freemoe, saved, tmp_path):  # noqa: F811
     text = str(saved / "text.jsonl")
     done = freemoe("trim", str(saved / "dense"), "--text", text, "-o", str(tmp_path / "o"), "--plan", "uniform:1")
     assert done.code == 2

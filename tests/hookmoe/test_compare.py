@@ -1,10 +1,6 @@
 """Plans and rules per token beside each other: spellings, sweeps, and rows that are what each way alone measures."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +16,7 @@ from tests.hookmoe.conftest import blocks_of, logits
 from tests.tiny import tiny_model
 
 
-def test_a_sweep_is_every_run_of_groups() -> None:
+def test_a_sweep_is_every_run_of_groups():
     model = tiny_model("mixtral", num_hidden_layers=5)
     ways = read_variants(["sweep:2", "uniform:1", "expert_n:2,0,1"], model)
     # Three groups, the last of one layer; a plan that is named twice counts once.
@@ -45,12 +41,12 @@ def test_a_sweep_is_every_run_of_groups() -> None:
         ("bogus:1", "cannot be read"),
     ],
 )
-def test_what_cannot_be_read_is_refused(mixtral: Any, text: str, says: str) -> None:
+def test_what_cannot_be_read_is_refused(mixtral, text, says):
     with pytest.raises(RecipeError, match=says):
         read_variants([text], mixtral)
 
 
-def test_rows_are_what_each_way_measures_alone(mixtral: Any, tmp_path: Path) -> None:
+def test_rows_are_what_each_way_measures_alone(mixtral, tmp_path):
     before, blocks, other = logits(mixtral), blocks_of(4), blocks_of(6, seed=3)
     plans = ["uniform:1", "2,1,2", "top_p:0.6,0.1", "rel_threshold:act=1.5", "naee"]
     run = RunFolder(tmp_path / "out", {})
@@ -79,7 +75,7 @@ def test_rows_are_what_each_way_measures_alone(mixtral: Any, tmp_path: Path) -> 
         compare_plans(mixtral, blocks, ["naee"])
 
 
-def test_the_accuracy_is_that_of_the_most_likely_token(mixtral: Any) -> None:
+def test_the_accuracy_is_that_of_the_most_likely_token(mixtral):
     blocks = blocks_of(3)
     with torch.no_grad():
         said = mixtral(input_ids=blocks.ids, position_ids=blocks.positions, use_cache=False).logits[:, :-1].argmax(-1)

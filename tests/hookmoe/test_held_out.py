@@ -1,10 +1,6 @@
 """What a trim trained on and searched with is never reported as held out."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +18,7 @@ SEED = 3
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def text(tmp_path_factory):
     """A copy of the text, to be changed."""
     path = tmp_path_factory.mktemp("text") / "text.jsonl"
     path.write_text("".join(json.dumps({"text": s}) + "\n" for s in sentences(150, 1)), encoding="utf-8")
@@ -30,25 +26,25 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trimmed(saved: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trimmed(saved, text, tmp_path_factory):
     """A trim with seed 3 that read all of its text."""
     training = {"steps": 2, "every": 2, "block": 96, "limit": 500, "held_out": 500, "test": 500}
     output = tmp_path_factory.mktemp("trimmed") / "out"
     return trim(recipe(saved, output, training, text=str(text), seed=SEED, hooks={"layers": "none"}))
 
 
-def score(artefact: Path, **changes: Any) -> dict[str, Any]:
+def score(artefact, **changes):
     return evaluate(EvalRecipe(artefact=str(artefact), device="cpu", **changes))
 
 
-def rows_by_part(trimmed: Path) -> dict[str, list[str]]:
+def rows_by_part(trimmed):
     asked = load_recipe(trimmed / "recipe.yaml")
     assert isinstance(asked, TrimRecipe)
     parts = load_text(asked, tiny_tokenizer())
     return {name: tiny_tokenizer().batch_decode(getattr(parts, name).ids) for name in ("train", "held_out", "test")}
 
 
-def test_questions_and_text_that_were_trained_on_are_set_aside(trimmed: Path, tmp_path: Path) -> None:
+def test_questions_and_text_that_were_trained_on_are_set_aside(trimmed, tmp_path):
     parts = {n: "".join(rows).replace("<s>", "") for n, rows in rows_by_part(trimmed).items()}
     passages = sentences(150, 1)
     known = [s for s in passages if s in parts["train"] or s in parts["held_out"]]
@@ -75,7 +71,7 @@ def test_questions_and_text_that_were_trained_on_are_set_aside(trimmed: Path, tm
         score(trimmed, domains={"ask": f"{tmp_path / 'other.jsonl'}::{tmp_path / 'known.jsonl'}"})
 
 
-def test_its_own_test_text_is_unseen_until_the_file_changes(trimmed: Path, text: Path) -> None:
+def test_its_own_test_text_is_unseen_until_the_file_changes(trimmed, text):
     again = evaluate_text(str(trimmed))
     result = json.loads((trimmed / "result.json").read_text())
     assert again["set_aside"] == {"documents": 0, "of": result["text"]["blocks"][2], "by": {}}

@@ -1,9 +1,5 @@
 """Counts against the published models on the meta device, and against themselves where the answer is known."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -22,7 +18,7 @@ from freemoe.hookmoe.plans.plan import LayerPlan, uniform_plan
 from tests.hookmoe.conftest import blocks_of
 
 
-def sizes(layers: int, hidden: int, width: int, vocabulary: int, heads: int, kept: int, **more: Any) -> dict[str, Any]:
+def sizes(layers, hidden, width, vocabulary, heads, kept, **more):
     """A configuration."""
     own = {"num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": width, "vocab_size": vocabulary}
     return {**own, "num_attention_heads": heads, "num_key_value_heads": heads, "num_experts_per_tok": kept, **more}
@@ -32,7 +28,7 @@ _MLA = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v
 _GROUPS = {"n_group": 1, "topk_group": 1, "topk_method": "greedy", "n_routed_experts": 64, "n_shared_experts": 2}
 
 # Name -> (model type, configuration, reduced k, billions: total, active, active reduced; hook: width, weights in millions)
-PUBLISHED: dict[str, tuple[str, dict[str, Any], int, tuple[float, float, float], int, float]] = {
+PUBLISHED = {
     "Mixtral-8x7B": (
         "mixtral",
         sizes(32, 4096, 14336, 32000, 32, 2, num_key_value_heads=8, num_local_experts=8),
@@ -60,7 +56,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any], int, tuple[float, float, float],
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_parameters_of_the_published_models(name: str) -> None:
+def test_parameters_of_the_published_models(name):
     model_type, values, k, billions, width, hook = PUBLISHED[name]
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **values))
@@ -78,7 +74,7 @@ def test_parameters_of_the_published_models(name: str) -> None:
     )
 
 
-def test_mixtrals_hook_is_two_thirds_of_an_expert_in_one_layer() -> None:
+def test_mixtrals_hook_is_two_thirds_of_an_expert_in_one_layer():
     model_type, values, *_ = PUBLISHED["Mixtral-8x7B"]
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **values))
@@ -86,14 +82,14 @@ def test_mixtrals_hook_is_two_thirds_of_an_expert_in_one_layer() -> None:
     assert act_equivalent(model, hooks) == pytest.approx(2 / 3 / 32, rel=1e-3)
 
 
-def test_a_plan_of_different_layers_sums_over_them(mixtral: Any) -> None:
+def test_a_plan_of_different_layers_sums_over_them(mixtral):
     full = count_parameters(mixtral, LayerPlan((2, 2, 2))).active
     one = full - count_parameters(mixtral, LayerPlan((2, 1, 2))).active
     assert one == 3 * 32 * 48
     assert full - count_parameters(mixtral, LayerPlan((1, 1, 2))).active == 2 * one
 
 
-def test_routes_act_and_agreement(mixture: Any) -> None:
+def test_routes_act_and_agreement(mixture):
     blocks, base = blocks_of(3), plan_of(mixture)
     counts = {n: 4 for n, k in enumerate(base.ks) if k is not None}
     full = record_routes(mixture, blocks)
@@ -107,13 +103,13 @@ def test_routes_act_and_agreement(mixture: Any) -> None:
     assert route_agreement(full, cut)[first] == 1.0
 
 
-def test_agreement_counts_experts_that_the_full_model_ran_too() -> None:
+def test_agreement_counts_experts_that_the_full_model_ran_too():
     full = {0: torch.tensor([[0, 1], [2, 3], [1, 3]])}
     assert route_agreement(full, {0: torch.tensor([[1], [0], [3]])}) == {0: pytest.approx(2 / 3)}
     assert route_agreement(full, {0: torch.tensor([[1, 0], [0, 3], [0, 2]])}) == {0: pytest.approx(3 / 6)}
 
 
-def test_the_load_of_a_perfect_and_of_a_broken_router() -> None:
+def test_the_load_of_a_perfect_and_of_a_broken_router():
     index = torch.tensor([[0, 1], [2, 3]])
     assert load_cv({0: index}, {0: 4}) == {0: 0.0}
     assert load_cv({0: torch.zeros(8, 1, dtype=torch.long)}, {0: 4})[0] == pytest.approx(3**0.5)

@@ -1,11 +1,7 @@
 """`freemoe trim` from end to end on a tiny mixture: the artefact, a killed run, the refusals before any training."""
 
-from __future__ import annotations
-
 import json
 from contextlib import nullcontext
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -33,7 +29,7 @@ from tests.hookmoe.conftest import QUICK, logits, recipe
 from tests.tiny import tiny_model, tiny_tokenizer
 
 
-def test_a_trim_writes_an_artefact_that_is_the_measured_model(saved: Path, tmp_path: Path) -> None:
+def test_a_trim_writes_an_artefact_that_is_the_measured_model(saved, tmp_path):
     folder = trim(recipe(saved, tmp_path / "out", plan={"act": 1.0}))
     names = {p.name for p in folder.iterdir()}
     assert {"hookmoe_config.json", "hookmoe.safetensors", "plan.json", "recipe.yaml", "README.md"} <= names
@@ -60,9 +56,7 @@ def test_a_trim_writes_an_artefact_that_is_the_measured_model(saved: Path, tmp_p
     assert write_pareto(TrimResult.model_validate(result), folder) == folder / "plans.svg"
 
 
-def test_plans_that_workers_measure_elsewhere_are_the_same(
-    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plans_that_workers_measure_elsewhere_are_the_same(saved, tmp_path, monkeypatch):
     asked = {"plan": {"act": 4 / 3}, "hooks": {"layers": "none"}}
     alone = trim(recipe(saved, tmp_path / "alone", **asked))
     monkeypatch.setattr(elsewhere, "executor_of", SerialAway)
@@ -70,7 +64,7 @@ def test_plans_that_workers_measure_elsewhere_are_the_same(
     measured = []
     work = elsewhere.work_ahead
 
-    def work_ahead(**what: Any) -> None:
+    def work_ahead(**what):
         measured.append(what["name"])
         work(**what)
 
@@ -84,7 +78,7 @@ def test_plans_that_workers_measure_elsewhere_are_the_same(
     assert results[0]["cost"]["units_done"] == results[1]["cost"]["units_done"]
 
 
-def test_parts_never_share_a_passage(saved: Path, tmp_path: Path) -> None:
+def test_parts_never_share_a_passage(saved, tmp_path):
     *_, text = trim_module.prepare_trim(recipe(saved, tmp_path / "out", {"limit": 500, "held_out": 500, "test": 500}))
     assert min(text.passages) > 0
     assert sum(text.passages) == 150
@@ -96,13 +90,11 @@ class _Killed(Exception):
 
 # Three states of the hooks, then three of the control.
 @pytest.mark.parametrize("kill", [0, 4])
-def test_a_killed_trim_goes_on_to_the_same_artefact(
-    saved: Path, done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kill: int
-) -> None:
+def test_a_killed_trim_goes_on_to_the_same_artefact(saved, done, tmp_path, monkeypatch, kill):
     asked = recipe(saved, tmp_path / "killed")
     keep, left = RunFolder.run_tensor_unit, [kill]
 
-    def dying(self: Any, name: str, work: Any) -> Any:
+    def dying(self, name, work):
         if name.startswith(("hooks|", "control|")):
             if left[0] == 0:
                 raise _Killed
@@ -122,7 +114,7 @@ def test_a_killed_trim_goes_on_to_the_same_artefact(
     assert rows[0] == rows[1]
 
 
-def test_hooks_where_they_are_asked_for(saved: Path, tmp_path: Path) -> None:
+def test_hooks_where_they_are_asked_for(saved, tmp_path):
     found = {}
     for name, hooks in {
         "one": {"layers": "one", "units": 5},
@@ -141,7 +133,7 @@ def test_hooks_where_they_are_asked_for(saved: Path, tmp_path: Path) -> None:
     assert sum(widths["beside"].values()) == 9
 
 
-def test_the_rule_for_router_weights_is_the_best_of_the_plan_on_held_out_text(saved: Path, tmp_path: Path) -> None:
+def test_the_rule_for_router_weights_is_the_best_of_the_plan_on_held_out_text(saved, tmp_path):
     hooks = {"layers": "none"}
     found = {}
     for rule in ("auto", "none", "kept_mass", "renorm"):
@@ -164,7 +156,7 @@ def test_the_rule_for_router_weights_is_the_best_of_the_plan_on_held_out_text(sa
     assert list(evaluate_text(str(tmp_path / "kept_mass"))["rows"]) == ["full", "plan", "rescaled"]
 
 
-def test_the_papers_search_deploys_one_hook_at_its_layer(saved: Path, tmp_path: Path) -> None:
+def test_the_papers_search_deploys_one_hook_at_its_layer(saved, tmp_path):
     plan = {"search": "two_stage", "tolerance": 0.1}
     folder = trim(recipe(saved, tmp_path / "out", {"control": False, "loss": "lm"}, plan=plan, hooks={"layers": "one"}))
     result = json.loads((folder / "result.json").read_text())
@@ -176,7 +168,7 @@ def test_the_papers_search_deploys_one_hook_at_its_layer(saved: Path, tmp_path: 
 PLAIN = {BASE: make_variant(nullcontext)}
 
 
-def test_tasks_are_scored_under_base_plan_and_hooks(done: Path, tmp_path: Path) -> None:
+def test_tasks_are_scored_under_base_plan_and_hooks(done, tmp_path):
     tasks = tmp_path / "law.jsonl"
     items = [{"question": f"{a} + 1 =", "choices": [str(a + 1), str(a)], "answer": 0} for a in range(12)]
     tasks.write_text("\n".join(json.dumps(i) for i in items) + "\n")
@@ -231,16 +223,14 @@ def test_tasks_are_scored_under_base_plan_and_hooks(done: Path, tmp_path: Path) 
         ({"hooks": {"layers": [4]}}, RecipeError, r"names \[4\].*mixture layers: \[0, 1, 2\]"),
     ],
 )
-def test_what_cannot_be_done_is_refused_before_any_training(
-    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], error: type, says: str
-) -> None:
+def test_what_cannot_be_done_is_refused_before_any_training(saved, tmp_path, monkeypatch, fields, error, says):
     monkeypatch.setattr(trim_module, "train_compensation", lambda *a, **k: pytest.fail("training began"))
     with pytest.raises(error, match=says):
         trim(recipe(saved, tmp_path / "out", **fields))
     assert not list(tmp_path.iterdir())
 
 
-def test_a_dense_model_and_a_short_text_are_refused(saved: Path, tmp_path: Path) -> None:
+def test_a_dense_model_and_a_short_text_are_refused(saved, tmp_path):
     with pytest.raises(FamilyError, match="is dense"):
         trim(recipe(saved, tmp_path / "out", model=str(saved / "dense")))
     with pytest.raises(DataError, match=r"part of the text has .* less than one block of 4096"):
@@ -253,7 +243,7 @@ def test_a_dense_model_and_a_short_text_are_refused(saved: Path, tmp_path: Path)
         trim(recipe(saved, tmp_path / "out", text=str(tmp_path / "absent.txt")))
 
 
-def test_a_search_that_may_lose_nothing_says_so(saved: Path, tmp_path: Path) -> None:
+def test_a_search_that_may_lose_nothing_says_so(saved, tmp_path):
     with pytest.raises(RecipeError, match="No plan that runs fewer experts stays within the tolerance"):
         trim(recipe(saved, tmp_path / "out", plan={"tolerance": 1e-9}))
 
@@ -272,12 +262,12 @@ def test_a_search_that_may_lose_nothing_says_so(saved: Path, tmp_path: Path) -> 
         ({"plan": {"swaps": -1}}, "plan.swaps"),
     ],
 )
-def test_recipes_that_contradict_themselves(fields: dict[str, Any], says: str) -> None:
+def test_recipes_that_contradict_themselves(fields, says):
     with pytest.raises(RecipeError, match=says):
         recipe_from({"command": "trim", "model": "m", "text": "t.txt", **fields})
 
 
-def test_without_a_rate_it_falls_with_the_hidden_size(saved: Path, tmp_path: Path) -> None:
+def test_without_a_rate_it_falls_with_the_hidden_size(saved, tmp_path):
     asked = recipe(saved, tmp_path / "out")
     assert trim_module.schedule_of(asked, 96).rate == pytest.approx(0.3 / 96)
     assert trim_module.schedule_of(asked, 4096).rate == pytest.approx(0.3 / 4096)
@@ -288,7 +278,7 @@ def test_without_a_rate_it_falls_with_the_hidden_size(saved: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("family", ["deepseek_v2", "gpt_oss"])
-def test_families_with_habits_of_their_own_trim_from_end_to_end(family: str, saved: Path, tmp_path: Path) -> None:
+def test_families_with_habits_of_their_own_trim_from_end_to_end(family, saved, tmp_path):
     # Dense first layers and unsorted slots; a block that gives its router's scores too, and biases.
     tiny_model(family, num_hidden_layers=3).save_pretrained(tmp_path / "model")
     tiny_tokenizer().save_pretrained(tmp_path / "model")
@@ -299,7 +289,7 @@ def test_families_with_habits_of_their_own_trim_from_end_to_end(family: str, sav
     assert again["hooks"]["kl"] == pytest.approx(rows["hooks"]["kl"], abs=1e-9)
 
 
-def test_a_loaded_model_and_texts_in_memory_give_the_same_hooks(saved: Path, done: Path, tmp_path: Path) -> None:
+def test_a_loaded_model_and_texts_in_memory_give_the_same_hooks(saved, done, tmp_path):
     model, tokenizer = load_base(saved / "model")
     before = {k: v.clone() for k, v in model.state_dict().items()}
     texts = [json.loads(line) for line in (saved / "text.jsonl").read_text().splitlines()]
@@ -321,9 +311,7 @@ def test_a_loaded_model_and_texts_in_memory_give_the_same_hooks(saved: Path, don
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, r"quantised \(bitsandbytes, 4 bits\)"),
     ],
 )
-def test_a_quantised_base_is_refused_by_name_before_it_is_loaded(
-    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any], says: str
-) -> None:
+def test_a_quantised_base_is_refused_by_name_before_it_is_loaded(saved, tmp_path, monkeypatch, how, says):
     config = json.loads((saved / "model" / "config.json").read_text())
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps({**config, "quantization_config": how}))
@@ -332,7 +320,7 @@ def test_a_quantised_base_is_refused_by_name_before_it_is_loaded(
         trim(recipe(saved, tmp_path / "out", model=str(tmp_path / "model")))
 
 
-def test_experts_in_eight_bits_are_refused() -> None:
+def test_experts_in_eight_bits_are_refused():
     model = tiny_model("mixtral")
     experts = model.model.layers[0].mlp.experts
     experts.gate_up_proj = torch.nn.Parameter(experts.gate_up_proj.to(torch.float8_e4m3fn), requires_grad=False)
@@ -340,14 +328,12 @@ def test_experts_in_eight_bits_are_refused() -> None:
         moe_layers(model)
 
 
-def test_the_better_of_both_starts_is_taken(
-    saved: Path, done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_better_of_both_starts_is_taken(saved, done, tmp_path, monkeypatch):
     found = json.loads((done / "result.json").read_text())["hooks"]
     assert found["start"]["kept"] == min(found["start"]["held_out_kl"], key=found["start"]["held_out_kl"].get)
     assert found["start"]["held_out_kl"]["ridge"] != found["start"]["held_out_kl"]["zero"]
 
-    def harmful(model: Any, plan: Any, hooks: Any, *rest: Any) -> None:
+    def harmful(model, plan, hooks, *rest):
         for _, hook in hooks.items():
             torch.nn.init.normal_(hook.down.weight, std=5.0)
 

@@ -1,10 +1,6 @@
 """A trimmed mixture's files that are not what they say are refused, with right checksums too."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -26,12 +22,12 @@ NAN = float("nan")
 
 
 @pytest.fixture(scope="module")
-def base() -> Any:
+def base():
     return tiny_model("mixtral")
 
 
 @pytest.fixture(scope="module")
-def trimmed(base: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trimmed(base, tmp_path_factory):
     folder = tmp_path_factory.mktemp("trimmed") / "out"
     folder.mkdir()
     plan = uniform_plan(plan_of(base), 1)
@@ -42,11 +38,11 @@ def trimmed(base: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_it_is_whole(trimmed: Path, base: Any, tmp_path: Path) -> None:
+def test_it_is_whole(trimmed, base, tmp_path):
     assert load_adapter(rewritten(trimmed, tmp_path / "copy"), base, tiny_tokenizer()).hooks is not None
 
 
-SETTINGS: dict[str, tuple[Any, str]] = {
+SETTINGS = {
     "another rule": (lambda c: c.update(rescale="twice"), "rule 'twice' for router weights; known: none"),
     "a hook less": (lambda c: c["hook_layers"].pop("1"), "belongs to no hook"),
     "no hooks": (lambda c: c.update(hook_layers={}), "belongs to no hook"),
@@ -65,14 +61,14 @@ SETTINGS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", SETTINGS)
-def test_settings_that_are_others(trimmed: Path, base: Any, tmp_path: Path, case: str) -> None:
+def test_settings_that_are_others(trimmed, base, tmp_path, case):
     edit, message = SETTINGS[case]
     with pytest.raises(ArtifactError, match=message):
         load_adapter(rewritten(trimmed, tmp_path / "copy", hookmoe_config=edit), base)
 
 
 @pytest.mark.parametrize("ks", [[0, 1], [3, 9], [1], [1, None], [1, "1"], [1.5, 1]])
-def test_plans_that_the_base_cannot_run(trimmed: Path, base: Any, tmp_path: Path, ks: list[Any]) -> None:
+def test_plans_that_the_base_cannot_run(trimmed, base, tmp_path, ks):
     copy = rewritten(
         trimmed, tmp_path / "copy", manifest=lambda m: m.update(plan=ks), hookmoe_config=lambda c: c.update(top_k=ks)
     )
@@ -80,7 +76,7 @@ def test_plans_that_the_base_cannot_run(trimmed: Path, base: Any, tmp_path: Path
         load_adapter(copy, base)
 
 
-TENSORS: dict[str, tuple[Any, str]] = {
+TENSORS = {
     "NaN in a hook": (
         lambda t: t["layers.1.up.weight"].view(-1)[3:4].fill_(NAN),
         r"infinity in 'layers\.1\.up\.weight'",
@@ -97,7 +93,7 @@ TENSORS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", TENSORS)
-def test_tensors_that_are_others(trimmed: Path, base: Any, tmp_path: Path, case: str) -> None:
+def test_tensors_that_are_others(trimmed, base, tmp_path, case):
     edit, message = TENSORS[case]
     with pytest.raises(ArtifactError, match=message):
         load_adapter(rewritten(trimmed, tmp_path / "copy", hookmoe=edit), base)
@@ -105,7 +101,7 @@ def test_tensors_that_are_others(trimmed: Path, base: Any, tmp_path: Path, case:
         inspect_artefact(tmp_path / "copy")
 
 
-def test_another_base_config_or_tokenizer(trimmed: Path, base: Any, tmp_path: Path) -> None:
+def test_another_base_config_or_tokenizer(trimmed, base, tmp_path):
     with pytest.raises(ArtifactError, match="made for the base 'tiny'"):
         load_adapter(trimmed, tiny_model("mixtral", seed=1))
     base.save_pretrained(tmp_path)

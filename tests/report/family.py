@@ -1,11 +1,7 @@
 """Small made-up results of the four commands that write a page, and their pages."""
 
-from __future__ import annotations
-
 import copy
 import random
-from collections.abc import Callable
-from typing import Any
 
 from freemoe.domain_experts import report as experts
 from freemoe.hookmoe import report as trimmed
@@ -19,7 +15,7 @@ from tests.report.synthetic import make_result, typed
 LAYERS = 4
 
 
-def _common(recipe: Any, kind: str) -> dict[str, Any]:
+def _common(recipe, kind):
     build = make_result()
     shared = {
         name: copy.deepcopy(build[name]) for name in ("format", "freemoe", "created", "seen", "environment", "cost")
@@ -28,12 +24,12 @@ def _common(recipe: Any, kind: str) -> dict[str, Any]:
     return {**shared, "kind": kind, "recipe": recipe.model_dump(mode="json")}
 
 
-def make_conversion() -> dict[str, Any]:
+def make_conversion():
     """A conversion of four layers with three rivals."""
     rng = random.Random(3)
     blocks = [2.0 + rng.random() for _ in range(24)]
 
-    def score(more: float) -> dict[str, Any]:
+    def score(more):
         nll = [100 * (v + more + 0.02 * rng.random()) for v in blocks]
         return {
             "perplexity@128": 2.718281828 ** (sum(nll) / 2400),
@@ -66,10 +62,10 @@ def make_conversion() -> dict[str, Any]:
     }
 
 
-def make_trim(won: tuple[float, float, float] | None = (0.6, 0.55, 0.66)) -> dict[str, Any]:
+def make_trim(won=(0.6, 0.55, 0.66)):
     """A trim of a mixture of four layers; the shares of the loss that hooks won back, or no hooks."""
 
-    def row(ce: float, kl: float, share: Any = None) -> dict[str, Any]:
+    def row(ce, kl, share=None):
         per_layer = {key: {str(n): v + 0.02 * n for n in range(LAYERS)} for key, v in _PER_LAYER.items()}
         return {
             "ce": ce,
@@ -108,7 +104,7 @@ def make_trim(won: tuple[float, float, float] | None = (0.6, 0.55, 0.66)) -> dic
 _PER_LAYER = {"act": 1.0, "load_cv": 0.4, "route_agreement": 0.9}
 
 
-def make_evaluation() -> dict[str, Any]:
+def make_evaluation():
     """An evaluation of three rows on a task and on a text."""
     build = make_result()
     names = {"base": "base", "auto": "routed", "math/s0": "expert"}
@@ -135,7 +131,7 @@ def make_evaluation() -> dict[str, Any]:
     }
 
 
-def make_build() -> dict[str, Any]:
+def make_build():
     """A build whose subdomains say what they hold."""
     result = make_result()
     for domain in result["domains"]:
@@ -145,7 +141,7 @@ def make_build() -> dict[str, Any]:
     return result
 
 
-FAMILY: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any]], str]]] = {
+FAMILY = {
     "build": (make_build, lambda result: experts.page(typed(result))),
     "convert": (make_conversion, lambda result: conversion.page(typed(result))),
     "trim": (make_trim, lambda result: trimmed.page(typed(result))),

@@ -1,7 +1,5 @@
 """Reads a page back, as a reader's program would."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
 
 
@@ -10,16 +8,16 @@ class Page(HTMLParser):
 
     VOID = frozenset({"meta", "br", "path", "use", "link", "img", "hr", "input", "rect"})
 
-    def __init__(self, html: str) -> None:
+    def __init__(self, html):
         super().__init__()
-        self.ids: list[str] = []
-        self.links: list[tuple[str, str]] = []
-        self.tags: list[str] = []
-        self.data: list[tuple[tuple[str, ...], str, str]] = []
-        self.texts: list[str] = []
-        self._context: dict[str, str] = {}
-        self._open: str | None = None
-        self._seen: list[str] = []
+        self.ids = []
+        self.links = []
+        self.tags = []
+        self.data = []
+        self.texts = []
+        self._context = {}
+        self._open = None
+        self._seen = []
         self.depth = 0
         self.feed(html)
         self.close()
@@ -56,5 +54,5 @@ class Page(HTMLParser):
             self._seen.append(data)
 
     @property
-    def text(self) -> str:
+    def text(self):
         return "".join(self.texts)

@@ -1,12 +1,8 @@
 """A made-up result with the schema that a build writes, so that no test here needs a build."""
 
-from __future__ import annotations
-
 import json
 import math
 import random
-from collections.abc import Sequence
-from typing import Any
 
 from freemoe.domain_experts.recipe import BuildRecipe
 from freemoe.results import EvaluationResult
@@ -18,7 +14,7 @@ BANDS = {f"wanda p=2 {10 * i}-{10 * i + 10} %": ["wanda", i / 10, (i + 1) / 10] 
 GAINS = {"base": 0.0, "expert": 12.0, "routed": 9.5, "control": -0.4, "oracle": 14.0}
 
 
-def _row(rng: random.Random, name: str, base: float, documents: int, text: bool, changed: bool) -> dict[str, Any]:
+def _row(rng, name, base, documents, text, changed):
     gain = GAINS[name] * (0.7 + 0.6 * rng.random()) if changed or name == "oracle" else 0.0
     half = abs(gain) * 0.3
     if text:
@@ -40,9 +36,7 @@ def _row(rng: random.Random, name: str, base: float, documents: int, text: bool,
     return row if name == "control" else row | {"won": won + 10, "lost": 10 if gain else 0, "mcnemar_p": 0.003}
 
 
-def _subdomain(
-    rng: random.Random, name: str, chosen: str, rows: tuple[str, ...], text: bool, bands: dict[str, Any], base: float
-) -> dict[str, Any]:
+def _subdomain(rng, name, chosen, rows, text, bands, base):
     changed = chosen != "base"
     candidates = {"saliency": base * 0.6 if text else base + (13 if changed else -1)} if "oracle" in rows else {}
     if "oracle" in rows:
@@ -74,10 +68,10 @@ def _subdomain(
     }  # fmt: skip
 
 
-def _units(base: float, text: bool) -> dict[str, Any]:
+def _units(base, text):
     """The curve of an expert of whole units, beside two rivals."""
 
-    def row(mean: float) -> dict[str, Any]:
+    def row(mean):
         seen = {"mean": mean, "low": mean - 0.05, "high": mean + 0.05}
         return {"score": base, "gain": seen, **({"ratio": seen} if text else {})}
 
@@ -105,14 +99,14 @@ def _units(base: float, text: bool) -> dict[str, Any]:
 
 
 def make_domain(
-    name: str,
-    chosen: tuple[str, ...],
+    name,
+    chosen,
     *,
-    text: bool = False,
-    rows: tuple[str, ...] = ROWS,
-    bands: dict[str, Any] | None = None,
-    seed: int = 0,
-) -> dict[str, Any]:
+    text=False,
+    rows=ROWS,
+    bands=None,
+    seed=0,
+):
     """One domain with a subdomain per entry of ``chosen``."""
     rng = random.Random(f"{name}/{seed}")
     bands = BANDS if bands is None else bands
@@ -155,22 +149,20 @@ def make_domain(
     }
 
 
-def typed(result: dict[str, Any]) -> Any:
+def typed(result):
     """A result as its reader gives it."""
-    kind: Any = EvaluationResult if result["kind"] == "evaluation" else SYSTEMS.get(result["kind"]).result_type
+    kind = EvaluationResult if result["kind"] == "evaluation" else SYSTEMS.get(result["kind"]).result_type
     return kind.model_validate_json(json.dumps(result))
 
 
-def typed_row(
-    gain: Sequence[float | None] = (0.0, None, None), ratio: Sequence[float | None] | None = None
-) -> ScoreRow:
+def typed_row(gain=(0.0, None, None), ratio=None):
     """A row whose intervals are so: mean, low, high."""
     ends = {"gain": gain, **({"ratio": ratio} if ratio else {})}
     intervals = {name: dict(zip(("mean", "low", "high"), seen, strict=True)) for name, seen in ends.items()}
     return ScoreRow.model_validate({"score": 3.0, "documents": 9, **intervals})
 
 
-def make_result(domains: list[dict[str, Any]] | None = None, threshold: float = 0.5) -> dict[str, Any]:
+def make_result(domains=None, threshold=0.5):
     """A result of two task domains and a text domain, unless other domains are given."""
     if domains is None:
         domains = [

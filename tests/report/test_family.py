@@ -1,14 +1,10 @@
 """What the pages of all commands have in common, and what each says as its verdict."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import json
 import math
 import re
-from pathlib import Path
-from typing import Any
 from urllib.parse import unquote
 
 import pytest
@@ -33,18 +29,18 @@ SECTIONS = ["verdict", "scores", "reading", "pictures", "splits", "provenance", 
 
 
 @pytest.fixture(params=FAMILY)
-def name(request: pytest.FixtureRequest) -> str:
+def name(request):
     return request.param
 
 
-def test_every_page_has_the_same_sections_in_the_same_order(name: str, pages: dict[str, str]) -> None:
+def test_every_page_has_the_same_sections_in_the_same_order(name, pages):
     page = Page(pages[name])
     assert [i for i in page.ids if i in SECTIONS] == SECTIONS
     assert page.depth == 0
     assert len(page.ids) == len(set(page.ids))
 
 
-def test_every_page_is_one_file_that_runs_nothing(name: str, pages: dict[str, str]) -> None:
+def test_every_page_is_one_file_that_runs_nothing(name, pages):
     page = Page(pages[name])
     assert all(v.startswith("#") or v.startswith("data:text/yaml") for _, v in page.links)
     assert {v[1:] for _, v in page.links if v.startswith("#")} <= set(page.ids)
@@ -52,7 +48,7 @@ def test_every_page_is_one_file_that_runs_nothing(name: str, pages: dict[str, st
     assert not re.search(r"https?:|//cdn|@import|@font-face|url\((?!#)|\bon\w+=", pages[name])
 
 
-def test_every_page_can_be_walked_by_its_headings_and_on_a_phone(name: str, pages: dict[str, str]) -> None:
+def test_every_page_can_be_walked_by_its_headings_and_on_a_phone(name, pages):
     html = pages[name]
     levels = [int(tag[1]) for tag in Page(html).tags if re.fullmatch(r"h[1-6]", tag)]
     assert levels[0] == 1
@@ -63,7 +59,7 @@ def test_every_page_can_be_walked_by_its_headings_and_on_a_phone(name: str, page
     assert "prefers-color-scheme:dark" in html
 
 
-def test_every_figure_is_drawn_for_both_widths_and_says_what_it_shows(name: str, pages: dict[str, str]) -> None:
+def test_every_figure_is_drawn_for_both_widths_and_says_what_it_shows(name, pages):
     html, ids = pages[name], set(Page(pages[name]).ids)
     heads = re.findall(
         r"<svg role=\"img\"([^>]*)>\n?<title id=\"([^\"]+)\">([^<]+)</title><desc id=\"([^\"]+)\">([^<]+)</desc>", html
@@ -78,7 +74,7 @@ def test_every_figure_is_drawn_for_both_widths_and_says_what_it_shows(name: str,
         assert part in ids
 
 
-def test_columns_that_become_lines_keep_their_names(name: str, pages: dict[str, str]) -> None:
+def test_columns_that_become_lines_keep_their_names(name, pages):
     tables = re.findall(r'<table class="stack.*?</table>', pages[name], re.S)
     assert tables
     for table in tables:
@@ -88,7 +84,7 @@ def test_columns_that_become_lines_keep_their_names(name: str, pages: dict[str, 
         assert set(labels) <= set(header)
 
 
-def test_the_recipe_can_be_saved(name: str, pages: dict[str, str]) -> None:
+def test_the_recipe_can_be_saved(name, pages):
     link = next(v for _, v in Page(pages[name]).links if v.startswith("data:"))
     saved = yaml.safe_load(unquote(link.partition(",")[2]))
     made = FAMILY[name][0]()
@@ -96,19 +92,19 @@ def test_the_recipe_can_be_saved(name: str, pages: dict[str, str]) -> None:
     recipe_from(saved)
 
 
-def test_provenance_names_base_version_command_and_date(name: str, pages: dict[str, str]) -> None:
+def test_provenance_names_base_version_command_and_date(name, pages):
     text = Page(pages[name]).text
     for fact in ("freemoe 0.1.0", f"freemoe {name};", "torch 2.13.0", "2030-01-02T03:04:05+00:00", "3.11.7"):
         assert fact in text
 
 
 @pytest.mark.parametrize("name", ["trim", "eval"])
-def test_the_same_result_gives_the_same_bytes(name: str, pages: dict[str, str]) -> None:
+def test_the_same_result_gives_the_same_bytes(name, pages):
     make, page = FAMILY[name]
     assert page(copy.deepcopy(make())) == pages[name]
 
 
-def priced(name: str, extra: tuple[float, ...], speeds: dict[str, tuple[float, float, float]] | None) -> dict[str, Any]:
+def priced(name, extra, speeds):
     """A result of ``convert`` or ``trim`` whose blocks cost so much more perplexity each, and which is so many times as fast."""
     result = FAMILY[name][0]()
     ours = [300.0 + 100 * math.log1p(extra[n % len(extra)]) for n in range(1 if len(extra) == 1 else 400)]
@@ -147,15 +143,15 @@ FASTER, SAME, SLOWER, ONCE = (1.4, 1.3, 1.5), (1.0, 0.95, 1.05), (0.8, 0.7, 0.9)
     ],
 )
 def test_page_card_and_terminal_begin_with_the_price_against_the_users_model(
-    name: str,
-    extra: tuple[float, ...],
-    decode: Any,
-    prefill: Any,
-    state: str,
-    price: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    name,
+    extra,
+    decode,
+    prefill,
+    state,
+    price,
+    tmp_path,
+    monkeypatch,
+):
     result = priced(name, extra, decode and {"decode": decode, "prefill": prefill})
     card = {"convert": converted_card, "trim": trimmed_card}[name]
     judge = {"convert": converted_card.verdict, "trim": trimmed_card.trim_verdict}[name]
@@ -189,9 +185,7 @@ def test_page_card_and_terminal_begin_with_the_price_against_the_users_model(
         (2.0, "it is not the best: 3.0"),
     ],
 )
-def test_after_the_price_a_conversion_is_held_against_the_best_rival_on_the_same_blocks(
-    loss: float, words: str
-) -> None:
+def test_after_the_price_a_conversion_is_held_against_the_best_rival_on_the_same_blocks(loss, words):
     result = priced("convert", (0.12, 0.16), None)
     result["scores"]["activation-split"]["nll"] = [100 * loss] * 400
     assert words in converted_card.verdict(typed(result)).words
@@ -199,7 +193,7 @@ def test_after_the_price_a_conversion_is_held_against_the_best_rival_on_the_same
     assert "No rival at this share was scored." in converted_card.verdict(typed(alone)).words
 
 
-def test_a_missed_budget_is_no_and_keeps_its_price() -> None:
+def test_a_missed_budget_is_no_and_keeps_its_price():
     missed = {**priced("convert", (-0.1, -0.1), None), "missed_budget": {"asked": 0.5, "got": 0.9}}
     found = converted_card.verdict(typed(missed))
     assert (found.state, found.label) == ("worse", "The budget was missed")
@@ -217,7 +211,7 @@ def test_a_missed_budget_is_no_and_keeps_its_price() -> None:
         (None, "It is the plan alone, with nothing that compensates."),
     ],
 )
-def test_after_the_price_a_trim_is_held_against_its_plan_alone(won: Any, words: str) -> None:
+def test_after_the_price_a_trim_is_held_against_its_plan_alone(won, words):
     made = make_trim(won)
     assert words in trimmed_card.trim_verdict(typed(made)).words
     # What an earlier freemoe wrote has no ratio of perplexities, and medians of times alone.
@@ -238,13 +232,13 @@ def test_after_the_price_a_trim_is_held_against_its_plan_alone(won: Any, words: 
         ({"control": [0.3, 0.2, 0.4]}, "the control, the control at full k."),
     ],
 )
-def test_hooks_are_held_against_the_best_simple_correction(beyond: Any, words: str) -> None:
+def test_hooks_are_held_against_the_best_simple_correction(beyond, words):
     made = make_trim()
     made["test"]["rows"]["hooks"]["beyond"] = beyond
     assert words in trimmed_card.trim_verdict(typed(made)).words
 
 
-def test_an_evaluation_compares_every_row_with_the_first() -> None:
+def test_an_evaluation_compares_every_row_with_the_first():
     result = make_evaluation()
     found = evaluation.evaluation_verdict(typed(result))
     gain = result["domains"][0]["rows"]["auto"]["gain"]
@@ -263,12 +257,12 @@ def test_an_evaluation_compares_every_row_with_the_first() -> None:
     assert "<figure" not in evaluation.page(typed(result))
 
 
-def test_an_artefact_without_a_record_is_evaluated_too() -> None:
+def test_an_artefact_without_a_record_is_evaluated_too():
     made = {**make_evaluation(), "seen": {"known": False, "seed": 0}}
     assert "No record of the documents that its making saw" in evaluation.page(typed(made))
 
 
-def test_report_writes_the_page_of_an_evaluation_beside_its_file(tmp_path) -> None:
+def test_report_writes_the_page_of_an_evaluation_beside_its_file(tmp_path):
     file = tmp_path / "scores.json"
     file.write_text(json.dumps(make_evaluation()))
     done = CliRunner().invoke(app, ["report", str(file)])
@@ -280,7 +274,7 @@ def test_report_writes_the_page_of_an_evaluation_beside_its_file(tmp_path) -> No
     assert not (tmp_path / "scores.html").exists()
 
 
-def test_a_page_that_is_there_is_not_written_over_unasked(tmp_path) -> None:
+def test_a_page_that_is_there_is_not_written_over_unasked(tmp_path):
     (tmp_path / "scores.html").write_text("mine")
     recipe = EvalRecipe(artefact="no-such-model", domains={"math": ("m.jsonl",)}, output=str(tmp_path / "scores.json"))
     with pytest.raises(ArtifactError, match=r"scores\.html' exists already"):

@@ -3,15 +3,12 @@
 Screenshots are kept in the folder that FREEMOE_SCREENSHOTS names.
 """
 
-from __future__ import annotations
-
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.chromium import NAMES, STICKING_OUT, Browser, browser, find
+from tests.chromium import NAMES, STICKING_OUT, browser, find
 from tests.report.family import FAMILY
 
 pytestmark = [
@@ -32,7 +29,7 @@ SMALLEST_WRITING = """Math.min(...[...document.querySelectorAll('svg text')].fil
 
 
 @pytest.fixture(scope="module")
-def tab() -> Iterator[Browser]:
+def tab():
     program = find()
     assert program is not None
     with browser(program) as found:
@@ -40,7 +37,7 @@ def tab() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def files(pages: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def files(pages, tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
     for name, html in pages.items():
         (folder / f"{name}.html").write_text(html, encoding="utf-8")
@@ -50,7 +47,7 @@ def files(pages: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> di
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", FAMILY)
-def test_a_page_fits_and_is_quiet(tab: Browser, files: dict[str, Path], name: str, width: int, theme: str) -> None:
+def test_a_page_fits_and_is_quiet(tab, files, name, width, theme):
     tab.open(files[name], width, theme)
     kept = os.environ.get("FREEMOE_SCREENSHOTS")
     if kept:
@@ -71,7 +68,7 @@ def test_a_page_fits_and_is_quiet(tab: Browser, files: dict[str, Path], name: st
     assert shown == tab.run("document.querySelectorAll('figure').length") > 0
 
 
-def test_the_check_sees_what_sticks_out_and_what_complains(tab: Browser, tmp_path: Path) -> None:
+def test_the_check_sees_what_sticks_out_and_what_complains(tab, tmp_path):
     page = tmp_path / "bad.html"
     page.write_text(
         "<!DOCTYPE html><meta name=viewport content='width=device-width'><body><p style='width:900px'>wide</p>"

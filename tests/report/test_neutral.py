@@ -1,11 +1,8 @@
 """Names and texts of others stand in pages, pictures, cards and tables as text: none of them adds an element or an attribute."""
 
-from __future__ import annotations
-
 import io
 import re
 from html.parser import HTMLParser
-from typing import Any
 
 import pytest
 
@@ -39,7 +36,7 @@ NAMES += ("verdict",)
 """Of entries of results that hold words of others."""
 
 
-def said_with(value: Any, more: str, key: str = "") -> Any:
+def said_with(value, more, key=""):
     """A result whose names end in something else."""
     if isinstance(value, dict):
         return {k: said_with(v, more, k) for k, v in value.items()}
@@ -51,29 +48,29 @@ def said_with(value: Any, more: str, key: str = "") -> Any:
 class Skeleton(HTMLParser):
     """Elements and the names of their attributes, in order."""
 
-    def __init__(self, page: str) -> None:
+    def __init__(self, page):
         super().__init__()
-        self.found: list[Any] = []
+        self.found = []
         self.feed(page)
 
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
+    def handle_starttag(self, tag, attrs):
         self.found.append((tag, *(name for name, _ in attrs)))
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         self.found.append("/" + tag)
 
 
-def safe(text: str) -> bool:
+def safe(text):
     return neutral.escape_terminal(text) == text
 
 
-def elements(page: str) -> list[Any]:
+def elements(page):
     """Those of a page beside its pictures."""
     return Skeleton(re.sub(r"<svg.*?</svg>", "", page, flags=re.DOTALL)).found
 
 
 @pytest.mark.parametrize("kind", FAMILY)
-def test_pages(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages(kind, monkeypatch):
     make, page = FAMILY[kind]
     monkeypatch.setattr(ReportFigure, "svgs", lambda *_: ("<svg></svg>", "<svg></svg>"))
     wanted = elements(page(said_with(make(), BENIGN)))
@@ -84,7 +81,7 @@ def test_pages(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", FAMILY)
-def test_pictures(kind: str) -> None:
+def test_pictures(kind):
     make, page = FAMILY[kind]
     shown = page(said_with(make(), HOSTILE["HTML"] + HOSTILE["escapes"]))
     assert safe(shown)
@@ -98,7 +95,7 @@ CARDS = {"build": experts_card, "convert": converted_card, "trim": trimmed_card}
 
 
 @pytest.mark.parametrize("command", CARDS)
-def test_cards(command: str) -> None:
+def test_cards(command):
     markdown = pytest.importorskip("markdown")
     result, shown = FAMILY[command][0](), {}
     for name, more in {**HOSTILE, BENIGN: BENIGN}.items():
@@ -110,7 +107,7 @@ def test_cards(command: str) -> None:
 
 
 @pytest.mark.parametrize("hostile", HOSTILE)
-def test_tables_of_the_terminal(hostile: str) -> None:
+def test_tables_of_the_terminal(hostile):
     for kind, tables in (("build", (summary_table, subdomain_table)), ("eval", (evaluation_table,))):
         make, _ = FAMILY[kind]
         for table in tables:

@@ -1,7 +1,5 @@
 """One palette for figures and pages: readable in both themes, and every colour there once."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from importlib.resources import files
@@ -16,26 +14,26 @@ ROWS = ("base", "expert", "routed", "control", "oracle", "rival")
 MARKS = (*ROWS, "saliency", "wanda", "magnitude", "edge", "ink", "soft")
 
 
-def luminance(colour: str) -> float:
+def luminance(colour):
     """Relative luminance of sRGB, as WCAG 2 has it."""
     parts = [byte / 255 for byte in bytes.fromhex(colour[1:])]
     red, green, blue = (v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def contrast(one: str, other: str) -> float:
+def contrast(one, other):
     dark, light = sorted((luminance(one), luminance(other)))
     return (light + 0.05) / (dark + 0.05)
 
 
-def test_the_measure_itself() -> None:
+def test_the_measure_itself():
     assert contrast("#000000", "#ffffff") == pytest.approx(21)
     assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
 
 
 @pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize("ground", ["paper", "shade"])
-def test_writing_and_marks_stand_out(theme: str, ground: str) -> None:
+def test_writing_and_marks_stand_out(theme, ground):
     number = THEMES[theme]
     behind = COLOURS[ground][number]
     found = {name: contrast(COLOURS[name][number], behind) for name in COLOURS}
@@ -45,7 +43,7 @@ def test_writing_and_marks_stand_out(theme: str, ground: str) -> None:
 
 @pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize("hue", RAMPS)
-def test_numbers_on_shaded_cells_can_be_read(theme: str, hue: str) -> None:
+def test_numbers_on_shaded_cells_can_be_read(theme, hue):
     number = THEMES[theme]
     by_light = {pair[0]: pair for pair in COLOURS.values()}
     for step, face in enumerate(RAMPS[hue]):
@@ -55,13 +53,13 @@ def test_numbers_on_shaded_cells_can_be_read(theme: str, hue: str) -> None:
     assert shades == sorted(shades, reverse=theme == "light")
 
 
-def test_every_light_colour_is_there_once_and_rows_differ_in_both_themes() -> None:
+def test_every_light_colour_is_there_once_and_rows_differ_in_both_themes():
     lights = [pair[0] for pair in COLOURS.values()]
     assert len(lights) == len(set(lights))
     assert all(COLOURS[a][t] != COLOURS[b][t] for a, b in itertools.combinations(ROWS, 2) for t in (0, 1))
 
 
-def test_a_figure_takes_its_colours_from_the_theme() -> None:
+def test_a_figure_takes_its_colours_from_the_theme():
     assert (
         use_theme_variables(f'style="fill: {COLOURS["expert"][0]}; stroke: #123456"')
         == 'style="fill: var(--expert); stroke: #123456"'
@@ -72,13 +70,13 @@ def test_a_figure_takes_its_colours_from_the_theme() -> None:
         assert f"--{name}:{pair[1]};" in dark
 
 
-def test_the_page_has_no_colours_of_its_own() -> None:
+def test_the_page_has_no_colours_of_its_own():
     rules = files("freemoe.report").joinpath("templates/page.css").read_text(encoding="utf-8")
     assert re.findall(r"#[0-9a-fA-F]{3,8}\b(?=[^{]*;)|rgba?\(", rules) == []
     assert set(re.findall(r"var\(--([\w-]+)\)", rules)) <= {*COLOURS, "font"}
 
 
-def test_rows_of_all_commands_are_of_six_kinds() -> None:
+def test_rows_of_all_commands_are_of_six_kinds():
     assert [row_role(n) for n in ("dense", "full", "hooks", "auto", "random", "plan")] == [
         "base", "base", "expert", "routed", "control", "rival",
     ]  # fmt: skip

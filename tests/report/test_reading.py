@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from freemoe.domain_experts.report import domain_sentence

@@ -1,12 +1,10 @@
-from __future__ import annotations
-
 from rich.console import Console
 
 from freemoe.domain_experts.report import subdomain_table, summary_table
 from tests.report.synthetic import make_domain, make_result, typed
 
 
-def _printed(table) -> str:
+def _printed(table):
     console = Console(width=240, record=True, color_system=None)
     with console.capture() as capture:
         console.print(table)

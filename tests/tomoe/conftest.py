@@ -1,10 +1,5 @@
 """A tiny base with a text, and one conversion of it for all tests that only read."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from freemoe.recipes import recipe_from
@@ -14,16 +9,16 @@ from tests.tiny import save_base_and_text
 
 
 @pytest.fixture(scope="session")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(tmp_path_factory):
     """A folder with a tiny model and its tokenizer, and a text."""
     folder = tmp_path_factory.mktemp("base")
     save_base_and_text(folder)
     return folder
 
 
-def recipe(base: Path, output: Path, **values: Any) -> ConvertRecipe:
+def recipe(base, output, **values):
     """A conversion of four steps; ``values`` are fields of the recipe."""
-    data: dict[str, Any] = {
+    data = {
         "command": "convert",
         "model": str(base / "model"),
         "text": [str(base / "text.jsonl")],
@@ -39,6 +34,6 @@ def recipe(base: Path, output: Path, **values: Any) -> ConvertRecipe:
 
 
 @pytest.fixture(scope="session")
-def done(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def done(base, tmp_path_factory):
     """The conversion's folder."""
     return convert(recipe(base, tmp_path_factory.mktemp("done") / "out"))

@@ -1,33 +1,24 @@
 """Random structures for tiny models, shared by the tests of the exported forms."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import torch
-from torch import Tensor
 
-from freemoe.models.sublayers import DecoderSublayers, find_sublayers
-from freemoe.tomoe.structures.structure import LayerStructure, Structure, ValueGateTensors
+from freemoe.models.sublayers import find_sublayers
+from freemoe.tomoe.structures.structure import LayerStructure, ValueGateTensors
 
 INNER = 16
 
 
-def random_structure(
-    model: Any, experts: int = 4, seed: int = 0, share: float = 0.5, static: bool = False
-) -> Structure:
+def random_structure(model, experts=4, seed=0, share=0.5, static=False):
     """About ``share`` of everything, drawn at random; a gate for values, or a fixed choice."""
     generator = torch.Generator().manual_seed(seed)
     return [_layer(layer, experts, generator, share, static) for layer in find_sublayers(model)]
 
 
-def _layer(
-    layer: DecoderSublayers, experts: int, generator: torch.Generator, share: float, static: bool
-) -> LayerStructure:
-    def normal(*shape: int) -> Tensor:
+def _layer(layer, experts, generator, share, static):
+    def normal(*shape):
         return torch.randn(*shape, generator=generator)
 
-    def chosen(*shape: int) -> Tensor:
+    def chosen(*shape):
         drawn = torch.rand(*shape, generator=generator) < share
         drawn[..., int(torch.randint(shape[-1], (1,), generator=generator))] = True
         return drawn

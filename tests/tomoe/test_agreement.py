@@ -1,9 +1,6 @@
 """An export that is right agrees layer by layer, near-ties and number formats included; one that is wrong does not."""
 
-from __future__ import annotations
-
 import itertools
-from typing import Any
 
 import pytest
 import torch
@@ -19,9 +16,7 @@ from tests.tomoe.random_structures import random_structure
 IDS = torch.arange(3, 67)[None]
 
 
-def pair(
-    dtype: torch.dtype = torch.float32, mode: str = "shared", family: str = "llama"
-) -> tuple[Any, Any, list[str], list[torch.Tensor], Any]:
+def pair(dtype=torch.float32, mode="shared", family="llama"):
     """A converted model, and what the masks on its dense one give."""
     model = tiny_model(family).to(dtype)
     structure = random_structure(model)
@@ -41,7 +36,7 @@ def pair(
         *((torch.float32, "shared", family) for family in CONVERTIBLE),
     ],
 )
-def test_a_right_export_agrees_for_every_token(dtype: torch.dtype, mode: str, family: str) -> None:
+def test_a_right_export_agrees_for_every_token(dtype, mode, family):
     _, new, paths, inputs, logits = pair(dtype, mode, family)
     shares = mismatch_shares(new, paths, IDS, inputs, logits)
     assert len(shares) == len(paths)
@@ -49,12 +44,12 @@ def test_a_right_export_agrees_for_every_token(dtype: torch.dtype, mode: str, fa
     require_agreement(shares, IDS.numel())
 
 
-def flipped(new: Any, layer: int, tokens: list[int]) -> None:
+def flipped(new, layer, tokens):
     """Let a layer's router choose another expert for some tokens."""
     block = new.model.layers[layer].mlp
     own = block.mixture
 
-    def other(x: torch.Tensor, expert: torch.Tensor) -> torch.Tensor:
+    def other(x, expert):
         expert = expert.clone()
         expert[tokens] = (expert[tokens] + 1) % len(block.experts)
         return own(x, expert)
@@ -62,7 +57,7 @@ def flipped(new: Any, layer: int, tokens: list[int]) -> None:
     block.mixture = other
 
 
-def test_one_near_tie_is_one_token_of_one_layer_and_many_are_a_mistake() -> None:
+def test_one_near_tie_is_one_token_of_one_layer_and_many_are_a_mistake():
     _, new, paths, inputs, logits = pair()
     flipped(new, 0, [5])
     shares = mismatch_shares(new, paths, IDS, inputs, logits)
@@ -75,7 +70,7 @@ def test_one_near_tie_is_one_token_of_one_layer_and_many_are_a_mistake() -> None
 
 
 @pytest.mark.parametrize("name", ["down", "up", "experts"])
-def test_a_wrong_matrix_is_found(name: str) -> None:
+def test_a_wrong_matrix_is_found(name):
     _, new, paths, inputs, logits = pair()
     wrong = getattr(new.model.layers[0].mlp, name)
     wrong.data.copy_(wrong.data.roll(1, -2) if name != "experts" else wrong.data.roll(1, 0))
@@ -83,7 +78,7 @@ def test_a_wrong_matrix_is_found(name: str) -> None:
         require_agreement(mismatch_shares(new, paths, IDS, inputs, logits), 64)
 
 
-def test_nan_is_no_agreement() -> None:
+def test_nan_is_no_agreement():
     _, new, paths, inputs, logits = pair()
     new.model.layers[0].mlp.down.data[:] = float("nan")
     assert mismatch_shares(new, paths, IDS, inputs, logits)[0] == 1.0

@@ -1,11 +1,8 @@
 """The whole conversion on a tiny model: what is written, what is scored, what a killed run comes to, bad input."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -36,15 +33,13 @@ from tests.tiny import tiny_model, tiny_tokenizer
 from tests.tomoe.conftest import recipe
 
 
-def test_rivals_that_workers_measure_elsewhere_are_the_same(
-    done: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rivals_that_workers_measure_elsewhere_are_the_same(done, base, tmp_path, monkeypatch):
     monkeypatch.setattr(convert_module, "executor_of", SerialAway)
     convert_module._context_once.cache_clear()
     measured = []
     work = convert_module.work_ahead
 
-    def work_ahead(**what: Any) -> None:
+    def work_ahead(**what):
         measured.append(what["name"])
         work(**what)
 
@@ -57,7 +52,7 @@ def test_rivals_that_workers_measure_elsewhere_are_the_same(
     assert (there / "structure.safetensors").read_bytes() == (done / "structure.safetensors").read_bytes()
 
 
-def test_what_is_written(done: Path, base: Path) -> None:
+def test_what_is_written(done, base):
     manifest = read_manifest(done)
     assert manifest["kind"] == "converted"
     assert system_of(done) is SYSTEMS.get("converted")
@@ -76,7 +71,7 @@ def test_what_is_written(done: Path, base: Path) -> None:
     assert not list(done.glob("units"))
 
 
-def test_the_best_of_all_states_and_their_means_is_what_is_written(base: Path, tmp_path: Path) -> None:
+def test_the_best_of_all_states_and_their_means_is_what_is_written(base, tmp_path):
     """Told another window, the mean is another structure; whichever scored best on held-out text is what was exported."""
     for window in (0.0, 0.5):
         folder = convert(recipe(base, tmp_path / f"{window}", train={"steps": 8, "mean_window": window}, rivals=False))
@@ -90,7 +85,7 @@ def test_the_best_of_all_states_and_their_means_is_what_is_written(base: Path, t
         assert score_text(model, held_out).perplexity == pytest.approx(scored[best], rel=1e-4)
 
 
-def test_the_mean_of_the_gates_wins_where_it_is_better() -> None:
+def test_the_mean_of_the_gates_wins_where_it_is_better():
     point = {"step": 4.0, "perplexity": 3.0, "accuracy": 0.5, "active": 0.5}
     mean = {"mean_perplexity": 2.0, "mean_accuracy": 0.6, "mean_active": 0.5}
     own = recipe(Path("x"), Path("y"))
@@ -102,7 +97,7 @@ def test_the_mean_of_the_gates_wins_where_it_is_better() -> None:
     ) == ("structure|mean_4")
 
 
-def test_the_scores_are_the_written_models(done: Path, base: Path) -> None:
+def test_the_scores_are_the_written_models(done, base):
     result = json.loads((done / "result.json").read_text())
     model, tokenizer = load_base(done)
     test = pack_blocks(tokenizer, read_text(recipe(base, done), tokenizer).test, 32)
@@ -112,7 +107,7 @@ def test_the_scores_are_the_written_models(done: Path, base: Path) -> None:
     assert dense.perplexity == pytest.approx(result["scores"]["dense"]["perplexity@32"], rel=1e-6)
 
 
-def test_a_missed_budget_is_said_everywhere(done: Path, base: Path, tmp_path: Path) -> None:
+def test_a_missed_budget_is_said_everywhere(done, base, tmp_path):
     """Thresholds begin at all weights, and four steps bring none of them down."""
     kept = {"gates": {"export": "threshold"}}
     folder = convert(recipe(base, tmp_path / "out", profile="paper", rivals=False, **kept))
@@ -135,12 +130,12 @@ def test_a_missed_budget_is_said_everywhere(done: Path, base: Path, tmp_path: Pa
     assert "BUDGET" not in (done / "README.md").read_text(encoding="utf-8")
 
 
-def test_statistics_do_not_depend_on_how_many_tokens_are_held_at_once(base: Path, tmp_path: Path) -> None:
+def test_statistics_do_not_depend_on_how_many_tokens_are_held_at_once(base, tmp_path):
     model, _ = load_base(base / "model")
     ids = torch.randint(3, 200, (7, 16), generator=torch.Generator().manual_seed(0))
     text, sublayers = PackedBlocks(ids, torch.arange(16).expand_as(ids)), find_sublayers(model)
     routers = cluster_tokens(model, sublayers, text, 3, seed=0)
-    rows: list[int] = []
+    rows = []
     few = measure_layer_importance(model, sublayers, text, routers, 40, rows.append)
     assert rows == [2, 2, 2, 1]
     for a, b in zip(few, measure_layer_importance(model, sublayers, text, routers, 1), strict=True):
@@ -148,7 +143,7 @@ def test_statistics_do_not_depend_on_how_many_tokens_are_held_at_once(base: Path
             torch.testing.assert_close(getattr(a, name), getattr(b, name), rtol=1e-4, atol=1e-12)
 
 
-def test_all_of_the_weights_is_the_dense_model(base: Path, tmp_path: Path) -> None:
+def test_all_of_the_weights_is_the_dense_model(base, tmp_path):
     folder = convert(recipe(base, tmp_path / "out", active=1.0))
     ids = torch.arange(3, 35)[None]
     with torch.no_grad():
@@ -160,7 +155,7 @@ def test_all_of_the_weights_is_the_dense_model(base: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("method", ["static-magnitude", "activation-split"])
-def test_rivals_are_models_too(base: Path, tmp_path: Path, method: str) -> None:
+def test_rivals_are_models_too(base, tmp_path, method):
     folder = convert(recipe(base, tmp_path / "out", method=method))
     result = json.loads((folder / "result.json").read_text())
     assert set(result["scores"]) == {"dense", "converted"}
@@ -172,16 +167,14 @@ class Killed(BaseException):
     """Stands for a kill."""
 
 
-def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
+def tensors_of(folder):
     from safetensors.torch import load_file
 
     return load_file(folder / "model.safetensors")
 
 
 @pytest.mark.parametrize("after", [1, 7, 13])
-def test_a_killed_run_comes_to_the_same_model(
-    base: Path, done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
-) -> None:
+def test_a_killed_run_comes_to_the_same_model(base, done, tmp_path, monkeypatch, after):
     """Killed right after its n-th unit of work was written, and run again."""
     from freemoe.core.run.journal import RunJournal
 
@@ -189,7 +182,7 @@ def test_a_killed_run_comes_to_the_same_model(
     units = 0
     unit = RunJournal.run_unit
 
-    def counting(self: RunJournal, name: str, work: Any) -> Any:
+    def counting(self, name, work):
         nonlocal units
         value = unit(self, name, work)
         units += 1
@@ -211,7 +204,7 @@ def test_a_killed_run_comes_to_the_same_model(
         assert a[key] == b[key]
 
 
-def test_a_run_of_another_base_is_not_gone_on_with(base: Path, tmp_path: Path) -> None:
+def test_a_run_of_another_base_is_not_gone_on_with(base, tmp_path):
     copy = tmp_path / "base"
     shutil.copytree(base, copy)
     own = recipe(copy, tmp_path / "out")
@@ -236,23 +229,19 @@ def test_a_run_of_another_base_is_not_gone_on_with(base: Path, tmp_path: Path) -
         ("model", lambda t: t["model.layers.0.mlp.experts"].fill_(99), "could not be loaded"),
     ],
 )
-def test_nothing_is_called_whole_that_cannot_be_read(
-    done: Path, tmp_path: Path, stem: str, edit: Any, message: str
-) -> None:
+def test_nothing_is_called_whole_that_cannot_be_read(done, tmp_path, stem, edit, message):
     with pytest.raises(FreeMoEError, match=message):
         inspect_artefact(rewritten(done, tmp_path / "copy", **{stem: edit}))
 
 
-def test_another_base_is_told(done: Path, tmp_path: Path) -> None:
+def test_another_base_is_told(done, tmp_path):
     tiny_model("llama", seed=9).save_pretrained(tmp_path / "other")
     tiny_tokenizer().save_pretrained(tmp_path / "other")
     with pytest.raises(ArtifactError, match="was made for the base"):
         inspect_artefact(done, str(tmp_path / "other"))
 
 
-def test_a_loss_that_is_no_number_leaves_nothing_half_done(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loss_that_is_no_number_leaves_nothing_half_done(base, tmp_path, monkeypatch):
     from freemoe.tomoe.gates import train
 
     own = recipe(base, tmp_path / "out", rivals=False)
@@ -276,12 +265,12 @@ def test_a_loss_that_is_no_number_leaves_nothing_half_done(
         ({"method": "magic"}, "method"),
     ],
 )
-def test_recipes_that_cannot_work(base: Path, tmp_path: Path, values: dict, message: str) -> None:
+def test_recipes_that_cannot_work(base, tmp_path, values, message):
     with pytest.raises(RecipeError, match=message):
         recipe(base, tmp_path / "out", **values)
 
 
-def test_text_too_short_and_blocks_too_long(base: Path, tmp_path: Path) -> None:
+def test_text_too_short_and_blocks_too_long(base, tmp_path):
     short = tmp_path / "short.jsonl"
     short.write_text("\n".join(json.dumps(f"text {i}") for i in range(40)))
     with pytest.raises(DataError, match=r"less than one block of 200"):
@@ -291,7 +280,7 @@ def test_text_too_short_and_blocks_too_long(base: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out.partial").exists()
 
 
-def test_a_loaded_model_and_texts_in_memory_give_the_same_model(done: Path, base: Path, tmp_path: Path) -> None:
+def test_a_loaded_model_and_texts_in_memory_give_the_same_model(done, base, tmp_path):
     model, tokenizer = load_base(base / "model")
     model.train()
     before = {k: v.clone() for k, v in model.state_dict().items()}

@@ -1,13 +1,10 @@
 """Two processes train as one does with the same rows."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -35,7 +32,7 @@ for output in sys.argv[1:]:
 """
 
 
-def by_two_processes(*outputs: str) -> list[Path]:
+def by_two_processes(*outputs):
     Path("commands.py").write_text(COMMANDS.format(flags=FLAGS.split()))
     command = [sys.executable, *LAUNCHER, *outputs]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -44,24 +41,24 @@ def by_two_processes(*outputs: str) -> list[Path]:
     return [Path(output) for output in outputs]
 
 
-def columns_but_balance(result: dict[str, Any]) -> torch.Tensor:
+def columns_but_balance(result):
     balance = result["history"]["columns"].index("balance")
     return torch.tensor([row[:balance] + row[balance + 1 :] for row in result["history"]["rows"]])
 
 
 @pytest.mark.slow
 def test_two_processes_are_one(
-    freemoe: Freemoe,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    freemoe,  # noqa: F811
+    tmp_path,
+    monkeypatch,
+):
     save_base_and_text(tmp_path)
     monkeypatch.chdir(tmp_path)
     assert freemoe(*FLAGS.split(), "alone").code == 0
     # Stopped at an evaluation, both go on from the state that was kept before it.
     score = methods._score_candidate
 
-    def stopping(context: Any, trainer: Any, *more: Any) -> Any:
+    def stopping(context, trainer, *more):
         if trainer.step == 2:
             raise KeyboardInterrupt
         return score(context, trainer, *more)
@@ -81,7 +78,7 @@ def test_two_processes_are_one(
     assert curves[0][0] != curves[0][-1], "training changed nothing, so that nothing was compared"
 
 
-def test_without_a_launcher_there_is_one() -> None:
+def test_without_a_launcher_there_is_one():
     assert DistributedContext.from_environment() == DistributedContext(0, 1)
     tensor = torch.ones(3)
     DistributedContext().all_reduce_mean([tensor])

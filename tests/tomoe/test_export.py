@@ -1,13 +1,9 @@
 """Exported folders: they load by themselves, bit for bit, with freemoe and without, and say what is wrong with them."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 import weakref
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -26,7 +22,7 @@ IDS = torch.randint(3, 200, (2, 9), generator=torch.Generator().manual_seed(0))
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
+def exported(tmp_path_factory):
     """A folder, the dense model and the structure that it came from."""
     model = tiny_model("qwen2")
     structure = random_structure(model)
@@ -34,7 +30,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
     return export_converted_model(model, structure, folder, tokenizer=tiny_tokenizer()), model, structure
 
 
-def edited(exported: tuple[Path, Any, Any], into: Path, change: Any) -> Path:
+def edited(exported, into, change):
     """A copy of the folder whose config.json has been changed."""
     into.mkdir()
     for path in exported[0].iterdir():
@@ -48,7 +44,7 @@ def edited(exported: tuple[Path, Any, Any], into: Path, change: Any) -> Path:
 @torch.no_grad()
 @pytest.mark.parametrize("mode", ["shared", "materialised", "pseudo"])
 @pytest.mark.parametrize(("family", "tied"), [("qwen3", False), ("phi", False), ("gemma", True)])
-def test_saved_and_loaded_is_bit_equal(family: str, tied: bool, mode: str, tmp_path: Path) -> None:
+def test_saved_and_loaded_is_bit_equal(family, tied, mode, tmp_path):
     model = tiny_model(family, tie_word_embeddings=tied)
     structure = random_structure(model)
     loaded, info = AutoModelForCausalLM.from_pretrained(
@@ -65,13 +61,13 @@ def test_saved_and_loaded_is_bit_equal(family: str, tied: bool, mode: str, tmp_p
 
 
 @torch.no_grad()
-def test_written_in_shards_one_layer_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_written_in_shards_one_layer_at_a_time(tmp_path, monkeypatch):
     model = tiny_model("llama")
     structure = random_structure(model)
-    made: list[list[weakref.ref[torch.Tensor]]] = []
+    made = []
     real = exporting._convert_layer
 
-    def layer(*args: Any) -> Any:
+    def layer(*args):
         alive = [ref for refs in made for ref in refs if ref() is not None]
         assert not alive, "a layer is made beside another one"
         sizes, tensors = real(*args)
@@ -91,7 +87,7 @@ def test_written_in_shards_one_layer_at_a_time(tmp_path: Path, monkeypatch: pyte
 
 
 @torch.no_grad()
-def test_bfloat16_keeps_routers_and_gates_in_float32(tmp_path: Path) -> None:
+def test_bfloat16_keeps_routers_and_gates_in_float32(tmp_path):
     model = tiny_model("llama").to(torch.bfloat16)
     structure = random_structure(model)
     folder = export_converted_model(model, structure, tmp_path / "m")
@@ -104,7 +100,7 @@ def test_bfloat16_keeps_routers_and_gates_in_float32(tmp_path: Path) -> None:
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in loaded.state_dict().items())
 
 
-def test_the_folder_says_what_it_is(exported: tuple[Path, Any, Any]) -> None:
+def test_the_folder_says_what_it_is(exported):
     folder, _model, structure = exported
     config = AutoConfig.from_pretrained(folder)
     assert config.model_type == "tomoe_qwen2"
@@ -121,7 +117,7 @@ def test_the_folder_says_what_it_is(exported: tuple[Path, Any, Any]) -> None:
 
 
 @torch.no_grad()
-def test_load_base_knows_the_folder_in_a_fresh_process(exported: tuple[Path, Any, Any]) -> None:
+def test_load_base_knows_the_folder_in_a_fresh_process(exported):
     code = f"""
 import torch
 from freemoe.models.checkpoints.loading import load_base
@@ -141,9 +137,7 @@ print(type(model).__module__, float(model(torch.full((1, 3), 7)).logits.double()
 @pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("numba", [True, False], ids=["numba", "no numba"])
-def test_the_folder_loads_and_generates_without_freemoe(
-    exported: tuple[Path, Any, Any], numba: bool, tmp_path: Path
-) -> None:
+def test_the_folder_loads_and_generates_without_freemoe(exported, numba, tmp_path):
     folder, model, structure = exported
     code = f"""
 import sys, torch
@@ -175,7 +169,7 @@ model.save_pretrained({str(tmp_path / "again")!r})
     assert (tmp_path / "again" / CODE).exists()
 
 
-def test_a_half_written_folder_is_no_model(exported: tuple[Path, Any, Any], tmp_path: Path) -> None:
+def test_a_half_written_folder_is_no_model(exported, tmp_path):
     cut = edited(exported, tmp_path / "cut", lambda config: None)
     weights = load_file(cut / "model.safetensors")
     del weights["model.layers.1.mlp.down"]
@@ -186,7 +180,7 @@ def test_a_half_written_folder_is_no_model(exported: tuple[Path, Any, Any], tmp_
         load_base(cut, device="cpu")
 
 
-def test_a_killed_export_leaves_no_config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_killed_export_leaves_no_config(monkeypatch, tmp_path):
     model = tiny_model("llama")
     with monkeypatch.context() as patch:
         patch.setattr("freemoe.tomoe.export.remote_code", lambda: 1 / 0)
@@ -208,14 +202,12 @@ def test_a_killed_export_leaves_no_config(monkeypatch: pytest.MonkeyPatch, tmp_p
     ],
     ids=["another version", "fewer layers", "another mode"],
 )
-def test_a_config_of_something_else_is_refused(
-    exported: tuple[Path, Any, Any], tmp_path: Path, change: Any, message: str
-) -> None:
+def test_a_config_of_something_else_is_refused(exported, tmp_path, change, message):
     with pytest.raises(ValueError, match=message):
         AutoModelForCausalLM.from_pretrained(edited(exported, tmp_path / "copy", change))
 
 
-def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+def test_what_does_not_fit_is_refused(tmp_path):
     model, normed = tiny_model("llama"), tiny_model("phi", qk_layernorm=True)
     whole = random_structure(model)
     for base, structure, mode, error, says in (
@@ -231,7 +223,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_the_dense_model_is_left_as_it_was() -> None:
+def test_the_dense_model_is_left_as_it_was():
     model = tiny_model("phi")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     new = build_converted_model(model, random_structure(model))

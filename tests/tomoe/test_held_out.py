@@ -1,11 +1,7 @@
 """What a conversion trained on is never reported as held out."""
 
-from __future__ import annotations
-
 import json
 import random
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +14,6 @@ from freemoe.recipes import EvalRecipe
 from freemoe.text.words import split_words
 from freemoe.tomoe.material import read_text
 from freemoe.tomoe.pipeline import convert
-from freemoe.tomoe.recipe import ConvertRecipe
 from tests.tiny import tiny_tokenizer
 from tests.tomoe.conftest import recipe
 
@@ -26,7 +21,7 @@ SEED = 3
 
 
 @pytest.fixture(scope="module")
-def made(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ConvertRecipe]:
+def made(base, tmp_path_factory):
     """A conversion with seed 3, and its recipe."""
     folder = tmp_path_factory.mktemp("convert")
     draw = random.Random(5)
@@ -37,18 +32,16 @@ def made(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Co
     return convert(asked), asked
 
 
-def score(artefact: Path, **changes: Any) -> dict[str, Any]:
+def score(artefact, **changes):
     return evaluate(EvalRecipe(artefact=str(artefact), device="cpu", **changes))
 
 
-def runs(text: str) -> set[tuple[str, ...]]:
+def runs(text):
     found = split_words(text)
     return {tuple(found[i : i + 13]) for i in range(len(found) - 12)}
 
 
-def test_text_that_was_trained_on_is_set_aside_under_every_seed(
-    made: tuple[Path, ConvertRecipe], tmp_path: Path
-) -> None:
+def test_text_that_was_trained_on_is_set_aside_under_every_seed(made, tmp_path):
     artefact, asked = made
     parts = read_text(asked, None)
     known = set().union(*(runs(piece) for piece in [*parts.train, *parts.held_out]))
@@ -75,9 +68,7 @@ def test_text_that_was_trained_on_is_set_aside_under_every_seed(
         score(artefact, domains={"trees": f"text:{tmp_path / 'other.txt'}::{tmp_path / 'known.txt'}"})
 
 
-def test_questions_that_were_converted_on_are_recognised_in_other_shapes(
-    made: tuple[Path, ConvertRecipe], tmp_path: Path
-) -> None:
+def test_questions_that_were_converted_on_are_recognised_in_other_shapes(made, tmp_path):
     rows = [{"question": f"Is elm {n} older?", "choices": ["no", "yes"], "answer": n % 2} for n in range(60)]
     twice = [{**row, "question": row["question"].upper() + "!", "key": f"own {n}"} for n, row in enumerate(rows)]
     (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, *twice]))

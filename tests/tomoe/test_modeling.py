@@ -1,14 +1,10 @@
 """Every exported form computes what the masks on the dense model compute."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from freemoe.kernels.attention import LEAST
 from freemoe.kernels.crossover import KernelCrossover
@@ -30,18 +26,18 @@ POSITIONS = (PADDING.cumsum(-1) - 1).clamp(min=0)
 SEEN = PADDING.bool()
 
 
-def through(model: Any, way: str) -> Any:
+def through(model, way):
     """The model, made to compute many tokens in this way."""
     for layer in model.model.layers:
         layer.mlp._crossover = KernelCrossover(grouped=1 if way == "grouped" else 10**9, few=10**9)
     return model
 
 
-def logits(model: Any) -> Tensor:
+def logits(model):
     return model(input_ids=IDS, attention_mask=PADDING, position_ids=POSITIONS).logits[SEEN]
 
 
-def decoded(model: Any, prompt: int, **inputs: Tensor) -> Tensor:
+def decoded(model, prompt, **inputs):
     """Logits of a prompt and then of one token after the other, with a cache."""
     cache, parts = None, []
     edges = [0, prompt, *range(prompt + 1, inputs["input_ids"].shape[1] + 1)]
@@ -58,14 +54,14 @@ def decoded(model: Any, prompt: int, **inputs: Tensor) -> Tensor:
     return torch.cat(parts, dim=1)
 
 
-def test_the_table_has_every_family_that_can_be_converted() -> None:
+def test_the_table_has_every_family_that_can_be_converted():
     assert tuple(CLASSES) == CONVERTIBLE
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("static", [False, True], ids=["gate", "static"])
 @pytest.mark.parametrize("family", CONVERTIBLE)
-def test_every_form_equals_the_masks(family: str, static: bool) -> None:
+def test_every_form_equals_the_masks(family, static):
     model = tiny_model(family)
     structure = random_structure(model, static=static)
     with apply_structure(model, structure):
@@ -80,7 +76,7 @@ def test_every_form_equals_the_masks(family: str, static: bool) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("family", CONVERTIBLE)
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_decoding_with_a_cache_equals_prefill(family: str, attention: str) -> None:
+def test_decoding_with_a_cache_equals_prefill(family, attention):
     model = tiny_model(family)
     model.set_attn_implementation(attention)
     structure = random_structure(model)
@@ -96,7 +92,7 @@ def test_decoding_with_a_cache_equals_prefill(family: str, attention: str) -> No
 
 
 @torch.no_grad()
-def test_sliding_windows_pass_through() -> None:
+def test_sliding_windows_pass_through():
     for family, own in (
         ("mistral", {"sliding_window": 5}),
         ("qwen2", {"sliding_window": 5, "use_sliding_window": True, "max_window_layers": 1}),
@@ -114,7 +110,7 @@ def test_sliding_windows_pass_through() -> None:
 
 
 @torch.no_grad()
-def test_long_prompts_have_an_attention_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_prompts_have_an_attention_of_their_own(monkeypatch):
     model = tiny_model("llama", max_position_embeddings=1024)
     few = torch.tensor([True, False, True, False])
     structure = [replace(layer, qk=few) for layer in random_structure(model)]
@@ -139,7 +135,7 @@ def test_long_prompts_have_an_attention_of_their_own(monkeypatch: pytest.MonkeyP
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", CONVERTIBLE)
-def test_widths_are_removed_and_not_masked(family: str) -> None:
+def test_widths_are_removed_and_not_masked(family):
     model = tiny_model(family)
     structure = random_structure(model, static=True)
     new = build_converted_model(model, structure)
@@ -154,7 +150,7 @@ def test_widths_are_removed_and_not_masked(family: str) -> None:
 
 
 @torch.no_grad()
-def test_every_token_keeps_exactly_k_value_dimensions() -> None:
+def test_every_token_keeps_exactly_k_value_dimensions():
     model = tiny_model("llama")
     structure = random_structure(model)
     # Equal scores everywhere: ties must not widen the choice.
@@ -166,7 +162,7 @@ def test_every_token_keeps_exactly_k_value_dimensions() -> None:
         assert layer.self_attn.value_gate(x).sum(-1).tolist() == [own.value_width] * 5
 
 
-def test_inference_mode_leaves_nothing_behind() -> None:
+def test_inference_mode_leaves_nothing_behind():
     model = tiny_model("llama")
     structure = random_structure(model)
     for way in ("grouped", "masked"):
@@ -178,7 +174,7 @@ def test_inference_mode_leaves_nothing_behind() -> None:
         logits(new).sum().backward()
 
 
-def test_gradients_equal_the_masked_models() -> None:
+def test_gradients_equal_the_masked_models():
     model = tiny_model("llama")
     structure = random_structure(model)
     new = build_converted_model(model, structure)
@@ -192,7 +188,7 @@ def test_gradients_equal_the_masked_models() -> None:
 
 
 @torch.no_grad()
-def test_attentions_and_hidden_states_are_recorded() -> None:
+def test_attentions_and_hidden_states_are_recorded():
     model = tiny_model("llama")
     model.set_attn_implementation("eager")
     new = build_converted_model(model, random_structure(model))
@@ -202,7 +198,7 @@ def test_attentions_and_hidden_states_are_recorded() -> None:
 
 
 @torch.no_grad()
-def test_new_index_lists_are_noticed() -> None:
+def test_new_index_lists_are_noticed():
     model = tiny_model("llama")
     first, second = (build_converted_model(model, random_structure(model, share=1.0)) for _ in range(2))
     logits(first)
@@ -216,7 +212,7 @@ def test_new_index_lists_are_noticed() -> None:
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_compiles_as_one_graph() -> None:
+def test_compiles_as_one_graph():
     model = tiny_model("llama", num_hidden_layers=1)
     structure = random_structure(model)
     new = build_converted_model(model, structure)

@@ -1,10 +1,6 @@
 """What the figures are made of: against counts by hand, and routers against the masks on the dense model."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +9,7 @@ from freemoe.core.errors import ArtifactError, DataError
 from freemoe.kernels.gates import route_tokens
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.sublayers import find_sublayers
-from freemoe.text.blocks import PackedBlocks, pack_blocks
+from freemoe.text.blocks import pack_blocks
 from freemoe.tomoe.material import read_text
 from freemoe.tomoe.measure.usage import (
     expert_similarity,
@@ -32,18 +28,18 @@ from tests.tomoe.conftest import recipe
 
 
 @pytest.fixture(scope="module")
-def made(base: Path, done: Path) -> tuple[Path, dict[str, Any], Any, Any, PackedBlocks]:
+def made(base, done):
     """A conversion: its folder, result, model, tokenizer and held-out text."""
     model, tokenizer = load_base(done)
     held_out = pack_blocks(tokenizer, read_text(recipe(base, done), tokenizer).held_out, 32)
     return done, json.loads((done / "result.json").read_text()), model, tokenizer, held_out
 
 
-def test_tokens_go_where_the_masks_on_the_dense_model_send_them(made: Any) -> None:
+def test_tokens_go_where_the_masks_on_the_dense_model_send_them(made):
     out, result, model, _, held_out = made
     structure, dense = read_structure(out), tiny_model("llama")
     sublayers = find_sublayers(dense)
-    seen: list[torch.Tensor] = []
+    seen = []
     hooks = [
         layer.up[0].register_forward_pre_hook(
             lambda module, args, own=own: seen.append(route_tokens(args[0], own.router_weight, own.router_bias))
@@ -67,7 +63,7 @@ def test_tokens_go_where_the_masks_on_the_dense_model_send_them(made: Any) -> No
     )
 
 
-def test_experts_of_a_layer_share_no_token_and_each_all_with_itself(made: Any) -> None:
+def test_experts_of_a_layer_share_no_token_and_each_all_with_itself(made):
     _, _, model, _, held_out = made
     found = shared_tokens(model, held_out)
     assert torch.equal(found, found.T)
@@ -80,7 +76,7 @@ def test_experts_of_a_layer_share_no_token_and_each_all_with_itself(made: Any) -
     assert float(found[1, 5]) == pytest.approx(float(both / any_.clamp(min=1)))
 
 
-def test_a_text_is_its_tokens_with_their_experts(made: Any) -> None:
+def test_a_text_is_its_tokens_with_their_experts(made):
     _, _, model, tokenizer, _ = made
     text = "oak elm ash oak"
     found = token_experts(model, tokenizer, text, layers=(0, -1))
@@ -90,7 +86,7 @@ def test_a_text_is_its_tokens_with_their_experts(made: Any) -> None:
     assert [one["experts"] for one in found] == experts[:, 0].T.tolist()
 
 
-def test_similarity_by_hand(made: Any) -> None:
+def test_similarity_by_hand(made):
     structure = read_structure(made[0])
     for layer, found in zip(structure, expert_similarity(structure), strict=True):
         a, b = layer.experts[0], layer.experts[2]
@@ -98,7 +94,7 @@ def test_similarity_by_hand(made: Any) -> None:
         assert found[1][1] == 1.0
 
 
-def test_widths_and_boxes_are_the_results(made: Any) -> None:
+def test_widths_and_boxes_are_the_results(made):
     structure, result = read_structure(made[0]), made[1]
     for own, share, box in zip(structure, layer_widths(result), expert_widths(result), strict=True):
         assert share["query_key"] == pytest.approx(2 * int(own.qk.sum()) / 8)
@@ -110,7 +106,7 @@ def test_widths_and_boxes_are_the_results(made: Any) -> None:
     assert box == {"layer": 0, "least": 10, "lower": 20, "median": 30, "upper": 40, "most": 50}
 
 
-def test_dynamics_are_the_history_and_the_curve(made: Any) -> None:
+def test_dynamics_are_the_history_and_the_curve(made):
     result = made[1]
     found = training_dynamics(result)
     assert found["step"] == [1, 2, 3, 4]
@@ -124,7 +120,7 @@ def test_dynamics_are_the_history_and_the_curve(made: Any) -> None:
     assert untrained["loss"] == untrained["held_out_step"] == []
 
 
-def test_what_has_no_experts_is_refused(tmp_path: Path) -> None:
+def test_what_has_no_experts_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"LlamaForCausalLM has no routers"):
         experts_of_tokens(tiny_model("llama"), torch.arange(3, 9)[None])
     with pytest.raises(

@@ -1,10 +1,5 @@
 """A converted model whose files do not belong together is refused."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
@@ -20,7 +15,7 @@ from tests.tomoe.random_structures import random_structure
 
 
 @pytest.fixture(scope="module")
-def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def converted(tmp_path_factory):
     model, folder = tiny_model("llama"), tmp_path_factory.mktemp("converted") / "out"
     export_converted_model(model, random_structure(model), folder, mode="shared", tokenizer=tiny_tokenizer())
     said = {"kind": "converted", "base_model_name_or_path": "tiny", "base_fingerprint": fingerprint_model(model)}
@@ -28,13 +23,13 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_it_is_whole(converted: Path, tmp_path: Path) -> None:
+def test_it_is_whole(converted, tmp_path):
     assert freemoe.load(rewritten(converted, tmp_path / "copy"), device="cpu").generate_text("a", max_new_tokens=1)
 
 
 NAME = "model.layers.0.mlp."
 
-TENSORS: dict[str, tuple[Any, str]] = {
+TENSORS = {
     "a neuron beyond": (lambda t: t[NAME + "experts"].view(-1)[:1].fill_(10**6), "an expert names neurons beyond"),
     "a neuron before": (lambda t: t[NAME + "experts"].view(-1)[:1].fill_(-7), "an expert names neurons beyond"),
     "an expert without neurons": (
@@ -54,13 +49,13 @@ TENSORS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", TENSORS)
-def test_tensors_that_are_others(converted: Path, tmp_path: Path, case: str) -> None:
+def test_tensors_that_are_others(converted, tmp_path, case):
     edit, message = TENSORS[case]
     with pytest.raises(FreeMoEError, match=message):
         freemoe.load(rewritten(converted, tmp_path / "copy", model=edit), device="cpu")
 
 
-CONFIG: dict[str, Any] = {
+CONFIG = {
     "other widths": lambda c: c["tomoe"]["layers"][0].update(widths=[1] * len(c["tomoe"]["layers"][0]["widths"])),
     "fewer experts": lambda c: c["tomoe"]["layers"][0]["widths"].pop(),
     "another mode": lambda c: c["tomoe"].update(mode="mine"),
@@ -72,13 +67,13 @@ CONFIG: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("case", CONFIG)
-def test_a_config_that_is_another(converted: Path, tmp_path: Path, case: str) -> None:
+def test_a_config_that_is_another(converted, tmp_path, case):
     copy = rewritten(converted, tmp_path / "copy", config=CONFIG[case])
     with pytest.raises(FreeMoEError):
         freemoe.load(copy, device="cpu")
 
 
-def test_weights_of_another_conversion_are_seen_by_the_checksums(converted: Path, tmp_path: Path) -> None:
+def test_weights_of_another_conversion_are_seen_by_the_checksums(converted, tmp_path):
     copy = rewritten(converted, tmp_path / "copy")
     (copy / "config.json").write_text(
         (converted / "config.json").read_text().replace('"rms_norm_eps": 1e-06', '"rms_norm_eps": 1')
@@ -87,7 +82,7 @@ def test_weights_of_another_conversion_are_seen_by_the_checksums(converted: Path
         freemoe.load(copy, device="cpu")
 
 
-def test_a_dense_checkpoint_under_the_name_of_a_conversion(converted: Path, tmp_path: Path) -> None:
+def test_a_dense_checkpoint_under_the_name_of_a_conversion(converted, tmp_path):
     copy = rewritten(converted, tmp_path / "copy")
     tiny_model("llama").save_pretrained(tmp_path / "dense")
     (tmp_path / "dense" / "model.safetensors").replace(copy / "model.safetensors")

@@ -1,15 +1,11 @@
 """Quick decoding: the same tokens and logits as the model's own forward, and left alone wherever it does not know better."""
 
-from __future__ import annotations
-
 import copy
 import time
 from contextlib import nullcontext
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from freemoe.hookmoe.adapter import Trimmed
 from freemoe.hookmoe.decoding import quick
@@ -29,12 +25,12 @@ PROMPT = torch.arange(5, 17)[None]
 
 
 @pytest.fixture
-def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def steps(monkeypatch):
     """One entry per step of the loops."""
-    found: list[int] = []
+    found = []
     own = CompiledLayer.decode_token
 
-    def step(self: CompiledLayer, *args: Any) -> Tensor:
+    def step(self, *args):
         found.append(1)
         return own(self, *args)
 
@@ -42,7 +38,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def decoded(model: Any, prompt: Tensor = PROMPT, **more: Any) -> tuple[Tensor, Tensor]:
+def decoded(model, prompt=PROMPT, **more):
     """Eight greedy tokens, and their logits."""
     out = model.generate(
         prompt, attention_mask=torch.ones_like(prompt), do_sample=False, min_new_tokens=8, max_new_tokens=8,
@@ -51,7 +47,7 @@ def decoded(model: Any, prompt: Tensor = PROMPT, **more: Any) -> tuple[Tensor, T
     return out.sequences, torch.stack(out.logits)
 
 
-def forced(model: Any, prompt: Tensor, ours: bool) -> Tensor:
+def forced(model, prompt, ours):
     """Logits ``(L, V)`` of a text that is given token by token."""
     cache, found = None, []
     with quick_decoding(model) if ours else nullcontext():
@@ -62,7 +58,7 @@ def forced(model: Any, prompt: Tensor, ours: bool) -> Tensor:
     return torch.stack(found)
 
 
-def trimmed_of(model: Any, position: str = "parallel", scope: str = "block", rescale: str = "kept_mass") -> Trimmed:
+def trimmed_of(model, position="parallel", scope="block", rescale="kept_mass"):
     hooks = new_hooks(model, dict.fromkeys(range(len(plan_of(model).ks)), 6), scope, position)
     for _, hook in hooks.items():
         torch.nn.init.normal_(hook.down.weight, std=0.3, generator=torch.Generator().manual_seed(1))
@@ -77,7 +73,7 @@ def trimmed_of(model: Any, position: str = "parallel", scope: str = "block", res
         *(("mixtral", "pre", scope, "kept_mass") for scope in ("block", "routed")),
     ],
 )
-def test_known_families_decode_the_same(family: str, position: str, scope: str, rescale: str, steps: list[int]) -> None:
+def test_known_families_decode_the_same(family, position, scope, rescale, steps):
     model = tiny_model(family, num_hidden_layers=3)
     trimmed = trimmed_of(model, position, scope, rescale)
     with trimmed.attached(model):
@@ -91,7 +87,7 @@ def test_known_families_decode_the_same(family: str, position: str, scope: str, 
 
 
 @pytest.mark.parametrize("full", [True, False])
-def test_every_family_decodes_the_same(mixture: Any, full: bool) -> None:
+def test_every_family_decodes_the_same(mixture, full):
     trimmed = trimmed_of(mixture)
     with nullcontext() if full else trimmed.attached(mixture):
         want = decoded(mixture)
@@ -101,7 +97,7 @@ def test_every_family_decodes_the_same(mixture: Any, full: bool) -> None:
     torch.testing.assert_close(got[1], want[1], rtol=1e-4, atol=1e-5)
 
 
-def test_all_is_as_before(mixtral: Any) -> None:
+def test_all_is_as_before(mixtral):
     before = logits(mixtral)
     with quick_decoding(mixtral):
         # A prompt goes the model's own way.
@@ -115,7 +111,7 @@ def test_all_is_as_before(mixtral: Any) -> None:
 
 
 @needs_numba
-def test_batches_gradients_and_masks_go_the_models_own_way(mixtral: Any, steps: list[int]) -> None:
+def test_batches_gradients_and_masks_go_the_models_own_way(mixtral, steps):
     prompt = torch.stack([PROMPT[0], PROMPT[0] + 1])
     with quick_decoding(mixtral):
         decoded(mixtral, prompt)
@@ -129,8 +125,8 @@ def test_batches_gradients_and_masks_go_the_models_own_way(mixtral: Any, steps: 
 
 
 @needs_numba
-def test_a_hook_of_somebody_else_is_called(mixtral: Any, steps: list[int]) -> None:
-    seen: list[int] = []
+def test_a_hook_of_somebody_else_is_called(mixtral, steps):
+    seen = []
     with quick_decoding(mixtral):
         decoded(mixtral)
         before = len(steps)
@@ -142,13 +138,11 @@ def test_a_hook_of_somebody_else_is_called(mixtral: Any, steps: list[int]) -> No
 
 
 @needs_numba
-def test_loops_that_compute_something_else_are_not_used(
-    mixtral: Any, steps: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loops_that_compute_something_else_are_not_used(mixtral, steps, monkeypatch):
     want = decoded(mixtral)
     own = quick.layer_of
 
-    def wrong(*args: Any) -> Any:
+    def wrong(*args):
         layer = own(*args)
         layer.mixture.__dict__["normalise"] = False
         return layer
@@ -163,9 +157,7 @@ def test_loops_that_compute_something_else_are_not_used(
 
 @needs_numba
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_the_same_input_takes_the_same_way_in_every_run(
-    dtype: torch.dtype, steps: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_input_takes_the_same_way_in_every_run(dtype, steps, monkeypatch):
     runs = []
     # However long anything takes, and whatever was asked before.
     for seconds, earlier in ((0.0, PROMPT), (1.0, PROMPT), (0.0, PROMPT.flip(1)), (0.0, PROMPT[:, :1])):
@@ -183,7 +175,7 @@ def test_the_same_input_takes_the_same_way_in_every_run(
 
 @needs_numba
 @pytest.mark.parametrize("family", KNOWN)
-def test_in_bfloat16_the_loops_are_as_near_to_exact_as_the_model(family: str) -> None:
+def test_in_bfloat16_the_loops_are_as_near_to_exact_as_the_model(family):
     model = tiny_model(family, num_hidden_layers=3)
     prompt = torch.randint(3, 200, (1, 24), generator=torch.Generator().manual_seed(0))
     model.to(torch.bfloat16)
@@ -195,7 +187,7 @@ def test_in_bfloat16_the_loops_are_as_near_to_exact_as_the_model(family: str) ->
 
 
 @needs_numba
-def test_what_was_found_once_is_not_tried_again(mixtral: Any, steps: list[int]) -> None:
+def test_what_was_found_once_is_not_tried_again(mixtral, steps):
     trimmed = trimmed_of(mixtral)
     counts = []
     for leaner in (True, True, False):
@@ -207,7 +199,7 @@ def test_what_was_found_once_is_not_tried_again(mixtral: Any, steps: list[int]) 
 
 
 @needs_numba
-def test_weights_put_elsewhere_are_noticed(mixtral: Any) -> None:
+def test_weights_put_elsewhere_are_noticed(mixtral):
     with quick_decoding(mixtral):
         decoded(mixtral)
         with torch.no_grad():
@@ -218,7 +210,7 @@ def test_weights_put_elsewhere_are_noticed(mixtral: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_other_types(mixtral: Any, dtype: torch.dtype) -> None:
+def test_other_types(mixtral, dtype):
     mixtral.to(dtype)
     want = decoded(mixtral)
     with quick_decoding(mixtral):

@@ -1,9 +1,5 @@
 """Fits without gradients, against least squares and against what they must be exactly."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 
@@ -16,7 +12,7 @@ from tests.hookmoe.conftest import blocks_of, logits
 ONE = LayerPlan((1, 1, 1))
 
 
-def test_a_map_of_full_rank_is_least_squares_and_of_low_rank_the_best_fit() -> None:
+def test_a_map_of_full_rank_is_least_squares_and_of_low_rank_the_best_fit():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(200, 6, generator=generator, dtype=torch.float64)
     r = x @ torch.randn(6, 6, generator=generator, dtype=torch.float64) + 0.1 * torch.randn(
@@ -31,9 +27,9 @@ def test_a_map_of_full_rank_is_least_squares_and_of_low_rank_the_best_fit() -> N
     torch.testing.assert_close(x @ first.T @ second.T, u[:, :2] * s[:2] @ v[:2])
 
 
-def test_a_walk_shows_both_outputs_of_the_same_input(mixture: Any) -> None:
+def test_a_walk_shows_both_outputs_of_the_same_input(mixture):
     before, base = logits(mixture), plan_of(mixture)
-    seen: dict[int, tuple[torch.Tensor, ...]] = {}
+    seen = {}
     visit_reduced_layers(
         mixture, uniform_plan(base, 1), blocks_of(2), lambda n, x, y, full: seen.update({n: (x, y, full)})
     )
@@ -45,8 +41,8 @@ def test_a_walk_shows_both_outputs_of_the_same_input(mixture: Any) -> None:
 
 
 @pytest.mark.parametrize("rescale", ["none", "kept_mass"])
-def test_scale_and_bias_are_least_squares(mixtral: Any, rescale: str) -> None:
-    kept: dict[int, list[torch.Tensor]] = {}
+def test_scale_and_bias_are_least_squares(mixtral, rescale):
+    kept = {}
     visit_reduced_layers(mixtral, ONE, blocks_of(), lambda n, x, y, full: kept.update({n: [y, full]}), rescale)
     fit = fit_scale_bias(mixtral, ONE, blocks_of(), rescale)
     for n, (y, full) in kept.items():
@@ -56,7 +52,7 @@ def test_scale_and_bias_are_least_squares(mixtral: Any, rescale: str) -> None:
             assert ((((fit.scales[n] + scale) * y) + fit.biases[n] + bias - full) ** 2).sum() > own
 
 
-def test_scale_and_bias_are_put_on_and_off(mixture: Any) -> None:
+def test_scale_and_bias_are_put_on_and_off(mixture):
     before = logits(mixture)
     plan = uniform_plan(plan_of(mixture), 1)
     fit = fit_scale_bias(mixture, plan, blocks_of())
@@ -67,13 +63,13 @@ def test_scale_and_bias_are_put_on_and_off(mixture: Any) -> None:
     assert torch.equal(logits(mixture), before)
 
 
-def test_the_started_hook_is_the_linear_map(mixtral: Any) -> None:
+def test_the_started_hook_is_the_linear_map(mixtral):
     blocks = blocks_of()
     hooks = new_hooks(mixtral, {1: 64}, "block", "parallel")
     ridge_start(mixtral, LayerPlan((2, 1, 2)), hooks, blocks)
     sums = [torch.zeros(32, 32, dtype=torch.float64), torch.zeros(32, 32, dtype=torch.float64)]
 
-    def add(n: int, x: torch.Tensor, y: torch.Tensor, full: torch.Tensor) -> None:
+    def add(n, x, y, full):
         sums[0] += x.double().T @ x.double()
         sums[1] += x.double().T @ (full - y).double()
 
@@ -85,7 +81,7 @@ def test_the_started_hook_is_the_linear_map(mixtral: Any) -> None:
     )
 
 
-def test_a_hook_wider_than_the_map_holds_all_of_it_and_nothing_more(mixtral: Any) -> None:
+def test_a_hook_wider_than_the_map_holds_all_of_it_and_nothing_more(mixtral):
     plan = LayerPlan((2, 1, 2))
     exact, wide = (new_hooks(mixtral, {1: width}, "block", "parallel", seed=0) for width in (64, 100))
     for hooks in (exact, wide):

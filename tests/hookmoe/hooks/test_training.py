@@ -1,10 +1,6 @@
 """Training: what is cached changes nothing, frozen is frozen, a killed run goes on, and losses fall."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -28,7 +24,7 @@ from tests.hookmoe.conftest import blocks_of, logits
 QUICK = TrainingSchedule(steps=6, rows=2, rate=1e-2, every=2)
 
 
-def material(model: Any, top: int = 400) -> TrainingData:
+def material(model, top=400):
     train_blocks, held_out = blocks_of(6), blocks_of(4, seed=9)
     return TrainingData(
         train_blocks,
@@ -38,7 +34,7 @@ def material(model: Any, top: int = 400) -> TrainingData:
     )
 
 
-def test_the_upper_half_is_the_model(mixture: Any) -> None:
+def test_the_upper_half_is_the_model(mixture):
     blocks = blocks_of(3)
     with torch.no_grad():
         whole = logits_of(mixture, blocks)
@@ -49,7 +45,7 @@ def test_the_upper_half_is_the_model(mixture: Any) -> None:
         assert torch.equal(logits_of(mixture, blocks), whole)
 
 
-def test_the_teachers_divergence_is_the_kl(mixtral: Any) -> None:
+def test_the_teachers_divergence_is_the_kl(mixtral):
     blocks = blocks_of(2)
     with torch.no_grad():
         full = logits_of(mixtral, blocks)[:, :-1]
@@ -65,12 +61,12 @@ def test_the_teachers_divergence_is_the_kl(mixtral: Any) -> None:
     assert float(kl_from_teacher(compute_teacher_logits(mixtral, blocks, 8), full).abs().max()) < 1e-6
 
 
-def test_the_rest_of_the_distribution_is_what_is_left() -> None:
+def test_the_rest_of_the_distribution_is_what_is_left():
     _, kept, rest = top_of(torch.randn(3, 50, generator=torch.Generator().manual_seed(1)), 10)
     torch.testing.assert_close(kept.exp().sum(-1) + rest.exp(), torch.ones(3))
 
 
-def test_predictions_across_passages_do_not_count(mixtral: Any) -> None:
+def test_predictions_across_passages_do_not_count(mixtral):
     ids = blocks_of(2).ids
     positions = torch.arange(ids.shape[1]).repeat(2, 1)
     positions[:, 10:] -= 10
@@ -82,7 +78,7 @@ def test_predictions_across_passages_do_not_count(mixtral: Any) -> None:
 
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("position", ["pre", "parallel"])
-def test_training_lowers_the_loss_and_touches_nothing_else(mixtral: Any, loss: str, position: str) -> None:
+def test_training_lowers_the_loss_and_touches_nothing_else(mixtral, loss, position):
     before, given = logits(mixtral), material(mixtral)
     asked = [p.requires_grad for p in mixtral.parameters()]
     hooks = new_hooks(mixtral, {0: 8, 1: 8, 2: 8}, "block", position)
@@ -99,7 +95,7 @@ def test_training_lowers_the_loss_and_touches_nothing_else(mixtral: Any, loss: s
     assert best == pytest.approx(min(losses), rel=1e-5)
 
 
-def test_cached_inputs_give_the_gradients_of_the_whole_model(mixtral: Any) -> None:
+def test_cached_inputs_give_the_gradients_of_the_whole_model(mixtral):
     plan, given = LayerPlan((1, 1, 1)), material(mixtral)
     found = []
     for cached in (True, False):
@@ -121,12 +117,10 @@ class _Killed(Exception):
 
 
 @pytest.mark.parametrize("alive", [0, 3])
-def test_a_killed_training_goes_on_to_the_same_hooks(
-    mixtral: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alive: int
-) -> None:
+def test_a_killed_training_goes_on_to_the_same_hooks(mixtral, tmp_path, monkeypatch, alive):
     given = material(mixtral)
 
-    def trained(run: RunFolder | None = None) -> tuple[list[float], list[torch.Tensor]]:
+    def trained(run=None):
         hooks = new_hooks(mixtral, {1: 6}, "block", "pre")
         losses = train_compensation(mixtral, LayerPlan((1, 1, 1)), hooks, given, QUICK, run=run)
         return losses, list(hooks.parameters())
@@ -134,7 +128,7 @@ def test_a_killed_training_goes_on_to_the_same_hooks(
     run = RunFolder(tmp_path / "out", {})
     keep, left = run.run_tensor_unit, iter(range(alive))
 
-    def dying(name: str, work: Any) -> Any:
+    def dying(name, work):
         if next(left, None) is None:
             raise _Killed
         return keep(name, work)
@@ -148,7 +142,7 @@ def test_a_killed_training_goes_on_to_the_same_hooks(
     assert all(torch.equal(a, b) for a, b in zip(whole, resumed, strict=True))
 
 
-def test_a_rate_that_breaks_the_loss_is_an_error(mixtral: Any) -> None:
+def test_a_rate_that_breaks_the_loss_is_an_error(mixtral):
     hooks = new_hooks(mixtral, {1: 6}, "block", "pre")
     with torch.no_grad():
         hooks.items()[0][1].down.weight.fill_(float("inf"))
@@ -156,7 +150,7 @@ def test_a_rate_that_breaks_the_loss_is_an_error(mixtral: Any) -> None:
         train_compensation(mixtral, LayerPlan((1, 1, 1)), hooks, material(mixtral), QUICK)
 
 
-def test_every_row_is_seen_once_per_pass() -> None:
+def test_every_row_is_seen_once_per_pass():
     order = TrainingSchedule(steps=5, rows=4).row_order(10)
     assert order.shape == (5, 4)
     assert sorted(order.flatten()[:10].tolist()) == list(range(10))
@@ -164,7 +158,7 @@ def test_every_row_is_seen_once_per_pass() -> None:
     assert not torch.equal(order, TrainingSchedule(steps=5, rows=4, seed=1).row_order(10))
 
 
-def test_shares_won_back() -> None:
+def test_shares_won_back():
     full, reduced = torch.zeros(50), torch.linspace(1, 2, 50)
     assert recovered_share(full, reduced, reduced).mean == 0.0
     assert recovered_share(full, reduced, full).mean == 1.0
@@ -179,15 +173,15 @@ def test_shares_won_back() -> None:
     assert as_json(found) == [1.0, 1.0, None]
 
 
-def seen_sizes(model: Any, work: Any) -> tuple[int, int]:
+def seen_sizes(model, work):
     """The most tokens of a forward pass, and the most places of which logits are made at once, while something runs."""
     tokens, places = [0], [0]
 
-    def take_in(module: Any, args: Any, kwargs: Any) -> None:
+    def take_in(module, args, kwargs):
         ids = kwargs.get("input_ids") if kwargs.get("input_ids") is not None else kwargs["inputs_embeds"][..., 0]
         tokens.append(ids.numel())
 
-    def give_out(module: Any, args: Any, output: torch.Tensor) -> None:
+    def give_out(module, args, output):
         places.append(output.shape[:-1].numel())
 
     with (
@@ -199,10 +193,8 @@ def seen_sizes(model: Any, work: Any) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("loss", ["kd", "lm"])
-def test_forward_passes_are_bounded_by_tokens_and_logits_by_their_number(
-    mixtral: Any, monkeypatch: pytest.MonkeyPatch, loss: str
-) -> None:
-    def run() -> tuple[Any, Any, list[torch.Tensor]]:
+def test_forward_passes_are_bounded_by_tokens_and_logits_by_their_number(mixtral, monkeypatch, loss):
+    def run():
         given = material(mixtral, 300)
         hooks = new_hooks(mixtral, {1: 8}, "block", "pre")
         train_compensation(mixtral, LayerPlan((1, 1, 1)), hooks, given, TrainingSchedule(loss, 4, 3, 1e-2, 2))
@@ -213,7 +205,7 @@ def test_forward_passes_are_bounded_by_tokens_and_logits_by_their_number(
     whole = run()
     monkeypatch.setattr("freemoe.text.blocks.TOKENS_AT_ONCE", 50)
     monkeypatch.setattr("freemoe.evals.engine.output_head.CHUNK", 288 * 7)
-    parts: list[Any] = []
+    parts = []
     # 24 tokens a row: two rows at a time; the vocabulary has 288 entries: seven places at a time.
     assert seen_sizes(mixtral, lambda: parts.append(run())) == (48, 7)
     for a, b in zip((*vars(whole[0]).values(), *vars(whole[1]).values(), *whole[2]),
@@ -227,7 +219,7 @@ def test_forward_passes_are_bounded_by_tokens_and_logits_by_their_number(
     assert [seen_sizes(mixtral, work)[0] for work in few] == [48] * 4
 
 
-def test_activations_made_again_give_the_same_hooks(mixture: Any) -> None:
+def test_activations_made_again_give_the_same_hooks(mixture):
     last, plan, given = moe_layers(mixture)[-1].number, uniform_plan(plan_of(mixture), 1), material(mixture)
     before_, found, kept = logits(mixture), [], []
     for again in (False, True):
@@ -237,7 +229,7 @@ def test_activations_made_again_give_the_same_hooks(mixture: Any) -> None:
                 hook.down.weight.normal_(0, 0.02, generator=torch.Generator().manual_seed(0))
         counts = [0]
 
-        def count(module: Any, args: Any, counts: list[int] = counts) -> None:
+        def count(module, args, counts=counts):
             counts[0] += 1
 
         with forward_pre_hook(moe_layers(mixture)[-1].block, count):

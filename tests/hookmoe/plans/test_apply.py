@@ -1,9 +1,5 @@
 """Plans on models of every family: live, and undone bit for bit."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from torch.nn import functional as F
@@ -26,7 +22,7 @@ from tests.hookmoe.conftest import blocks_of, logits
 from tests.tiny import CASES, tiny_model
 
 
-def test_a_plan_acts_as_the_probe_says_and_is_undone_bit_for_bit(mixture: Any) -> None:
+def test_a_plan_acts_as_the_probe_says_and_is_undone_bit_for_bit(mixture):
     before, base = logits(mixture), plan_of(mixture)
     probe_router_k(mixture)
     plan = uniform_plan(base, 1)
@@ -38,7 +34,7 @@ def test_a_plan_acts_as_the_probe_says_and_is_undone_bit_for_bit(mixture: Any) -
     assert plan_of(mixture) == base
 
 
-def test_layers_have_their_own_k_and_plans_nest(mixtral: Any) -> None:
+def test_layers_have_their_own_k_and_plans_nest(mixtral):
     with apply_plan(mixtral, LayerPlan((1, 2, 3))):
         assert routed_shapes(mixtral) == {0: 1, 1: 2, 2: 3}
         with apply_plan(mixtral, LayerPlan((2, 1, 1))):
@@ -48,7 +44,7 @@ def test_layers_have_their_own_k_and_plans_nest(mixtral: Any) -> None:
 
 @pytest.mark.parametrize("k", [1, 2])
 @pytest.mark.parametrize("family", ["mixtral", "deepseek_v2"])
-def test_a_block_of_fewer_experts_behind_a_hook_is_the_papers_equations_1_2_3_and_6(family: str, k: int) -> None:
+def test_a_block_of_fewer_experts_behind_a_hook_is_the_papers_equations_1_2_3_and_6(family, k):
     model = tiny_model(family)
     number, size = model.config.num_hidden_layers - 1, model.config.hidden_size
     block, hooks = model.model.layers[number].mlp, new_hooks(model, {number: 5}, "block", "pre")
@@ -76,18 +72,18 @@ def test_a_block_of_fewer_experts_behind_a_hook_is_the_papers_equations_1_2_3_an
         torch.testing.assert_close(written, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_a_plan_is_undone_after_an_error(mixtral: Any) -> None:
+def test_a_plan_is_undone_after_an_error(mixtral):
     with pytest.raises(ZeroDivisionError), apply_plan(mixtral, LayerPlan((1, 1, 1))):
         raise ZeroDivisionError
     assert plan_of(mixtral) == LayerPlan((2, 2, 2))
 
 
-def test_dense_layers_are_left_out() -> None:
+def test_dense_layers_are_left_out():
     assert plan_of(tiny_model("deepseek_v2")).ks == (None, 2, 2)
     assert expert_counts(tiny_model("qwen2_moe")) == [4, None, 4]
 
 
-def test_rescaling_keeps_mass_or_sum() -> None:
+def test_rescaling_keeps_mass_or_sum():
     weights, index = torch.tensor([[0.2, 0.5, 0.1]]), torch.tensor([[7, 3, 5]])
     kept, slot = truncate_slots(weights, index, 2, renorm=False)
     assert slot.tolist() == [[3, 7]]
@@ -97,7 +93,7 @@ def test_rescaling_keeps_mass_or_sum() -> None:
 
 
 @pytest.mark.parametrize("rescale", ["kept_mass", "renorm"])
-def test_a_gate_with_a_correction_keeps_the_experts_that_it_would_choose_itself(rescale: str) -> None:
+def test_a_gate_with_a_correction_keeps_the_experts_that_it_would_choose_itself(rescale):
     model = tiny_model("deepseek_v3", num_hidden_layers=3)
     layers = moe_layers(model)
     for n, layer in enumerate(layers):
@@ -105,7 +101,7 @@ def test_a_gate_with_a_correction_keeps_the_experts_that_it_would_choose_itself(
         # Larger than any difference of sigmoids here: the heaviest of the chosen is rarely the first choice.
         bias.copy_(torch.linspace(-0.5, 0.5, len(bias)).roll(n))
 
-    def chosen() -> list[int]:
+    def chosen():
         # Of the lowest mixture: higher ones see other inputs where weights differ.
         return record_routes(model, blocks_of(2))[layers[0].number].flatten().tolist()
 
@@ -116,7 +112,7 @@ def test_a_gate_with_a_correction_keeps_the_experts_that_it_would_choose_itself(
         assert chosen() == own
 
 
-def test_rescaling_is_the_models_own_rule_where_that_is_the_same(mixture: Any) -> None:
+def test_rescaling_is_the_models_own_rule_where_that_is_the_same(mixture):
     plan = uniform_plan(plan_of(mixture), 1)
     same, other = ("renorm", "kept_mass") if router_renormalises(mixture) else ("kept_mass", "renorm")
     before = logits(mixture)
@@ -130,11 +126,11 @@ def test_rescaling_is_the_models_own_rule_where_that_is_the_same(mixture: Any) -
     assert torch.equal(logits(mixture), before)
 
 
-def test_a_router_whose_k_does_not_act_fails_the_probe(mixtral: Any) -> None:
+def test_a_router_whose_k_does_not_act_fails_the_probe(mixtral):
     gate = moe_layers(mixtral)[1].gate
     forward = type(gate).forward
 
-    def deaf(hidden: torch.Tensor) -> Any:
+    def deaf(hidden):
         old, gate.top_k = gate.top_k, 2
         try:
             return forward(gate, hidden)
@@ -147,12 +143,12 @@ def test_a_router_whose_k_does_not_act_fails_the_probe(mixtral: Any) -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in CASES if n in ("llama", "gpt2", "gemma3")])
-def test_a_dense_model_is_refused(name: str) -> None:
+def test_a_dense_model_is_refused(name):
     with pytest.raises(FamilyError, match=r"dense: it has no router.*mixtral"):
         moe_layers(tiny_model(name))
 
 
-def test_a_plan_for_another_model_is_refused(mixtral: Any) -> None:
+def test_a_plan_for_another_model_is_refused(mixtral):
     with pytest.raises(RecipeError, match="2 entries"), apply_plan(mixtral, LayerPlan((1, 1))):
         pass
     with pytest.raises(RecipeError, match="rescale is 'all'"), apply_plan(mixtral, LayerPlan((1, 1, 1)), "all"):

@@ -1,9 +1,5 @@
 """Dynamic k: the rules against what their formulas say, and real skipping against weights of zero."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 
@@ -27,7 +23,7 @@ from tests.hookmoe.conftest import blocks_of, logits
 from tests.tiny import tiny_model
 
 
-def uniform_q(tokens: int = 200_000, seed: int = 0) -> torch.Tensor:
+def uniform_q(tokens=200_000, seed=0):
     """(tokens, 2) router weights whose ratio w2 / w1 is uniform on [0, 1], the two in random order."""
     generator = torch.Generator().manual_seed(seed)
     q = torch.rand(tokens, generator=generator, dtype=torch.float64)
@@ -36,7 +32,7 @@ def uniform_q(tokens: int = 200_000, seed: int = 0) -> torch.Tensor:
     return torch.where(swap[:, None], weights.flip(1), weights)
 
 
-def act(rule: str, weights: torch.Tensor, threshold: float) -> float:
+def act(rule, weights, threshold):
     return float(kept_slots(rule, weights, threshold).sum() / len(weights))
 
 
@@ -44,17 +40,17 @@ def act(rule: str, weights: torch.Tensor, threshold: float) -> float:
     ("rule", "threshold", "wanted"),
     [*(("top_p", p, 3 - 1 / p) for p in (0.52, 0.6, 0.7)), *(("rel_threshold", t, 2 - t) for t in (0.5, 0.6, 0.9))],
 )
-def test_the_act_of_a_threshold_on_uniform_ratios(rule: str, threshold: float, wanted: float) -> None:
+def test_the_act_of_a_threshold_on_uniform_ratios(rule, threshold, wanted):
     assert act(rule, uniform_q(), threshold) == pytest.approx(wanted, abs=0.01)
 
 
-def test_naees_median_gives_act_one_and_a_half() -> None:
+def test_naees_median_gives_act_one_and_a_half():
     weights = {0: uniform_q(seed=1), 3: uniform_q(seed=2) ** 2}
     for layer, beta in naee_thresholds(weights).items():
         assert act("naee", weights[layer], beta) == pytest.approx(1.5, abs=0.01)
 
 
-def test_the_papers_ramps() -> None:
+def test_the_papers_ramps():
     down, up = ramp_thresholds("top_p", 0.7, range(32), 0.2), ramp_thresholds("rel_threshold", 0.5, range(32), 0.2)
     assert (down[31], up[31]) == (pytest.approx(0.50625), pytest.approx(0.69375))
     q = uniform_q()
@@ -64,13 +60,13 @@ def test_the_papers_ramps() -> None:
     assert mean == pytest.approx(1.403, abs=0.01)
 
 
-def test_at_two_experts_top_p_is_a_relative_threshold() -> None:
+def test_at_two_experts_top_p_is_a_relative_threshold():
     weights = uniform_q(1000)
     for tau in (0.3, 0.8):
         assert torch.equal(kept_slots("top_p", weights, 1 / (1 + tau)), kept_slots("rel_threshold", weights, tau))
 
 
-def test_slots_need_not_be_sorted_and_the_heaviest_stays() -> None:
+def test_slots_need_not_be_sorted_and_the_heaviest_stays():
     weights = torch.tensor([[0.1, 0.6, 0.3], [0.4, 0.25, 0.35]])
     assert kept_slots("top_p", weights, 0.65).tolist() == [[False, True, True], [True, False, True]]
     assert kept_slots("top_p", weights, 0.0).tolist() == [[False, True, False], [True, False, False]]
@@ -80,19 +76,19 @@ def test_slots_need_not_be_sorted_and_the_heaviest_stays() -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("target", [1.0, 1.3, 2.5, 4.0])
-def test_thresholds_hit_a_target_act(rule: str, target: float) -> None:
+def test_thresholds_hit_a_target_act(rule, target):
     weights = torch.rand(5000, 4, generator=torch.Generator().manual_seed(3))
     assert act(rule, weights, threshold_for(rule, weights, target)) == pytest.approx(target, abs=0.01)
 
 
-def test_an_act_that_k_experts_cannot_give_is_refused() -> None:
+def test_an_act_that_k_experts_cannot_give_is_refused():
     with pytest.raises(RecipeError, match="can give 1 to 2"):
         threshold_for("top_p", uniform_q(10), 2.5)
     with pytest.raises(RecipeError, match="known: top_p"):
         kept_slots("top_q", uniform_q(10), 0.5)
 
 
-def test_compact_experts_are_the_models_own(mixture: Any) -> None:
+def test_compact_experts_are_the_models_own(mixture):
     before, own = logits(mixture), mixture.config._experts_implementation
     with use_compact_experts(mixture):
         torch.testing.assert_close(logits(mixture), before, rtol=1e-4, atol=1e-5)
@@ -101,7 +97,7 @@ def test_compact_experts_are_the_models_own(mixture: Any) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_skipping_equals_weights_of_zero(mixture: Any, rule: str) -> None:
+def test_skipping_equals_weights_of_zero(mixture, rule):
     before = logits(mixture)
     blocks = blocks_of()
     dynamic = DynamicRule(rule, tune_thresholds(rule, router_weights(mixture, blocks), 1.5))
@@ -115,8 +111,8 @@ def test_skipping_equals_weights_of_zero(mixture: Any, rule: str) -> None:
     assert torch.equal(logits(mixture), before)
 
 
-def test_skipped_slots_are_never_computed(mixtral: Any) -> None:
-    rows: list[int] = []
+def test_skipped_slots_are_never_computed(mixtral):
+    rows = []
     for layer in moe_layers(mixtral):
         own = layer.experts._apply_gate
         layer.experts._apply_gate = lambda x, own=own: rows.append(len(x)) or own(x)
@@ -125,7 +121,7 @@ def test_skipped_slots_are_never_computed(mixtral: Any) -> None:
     assert sum(rows) == 24 * 3
 
 
-def test_gradients_pass_through_compact_experts(mixtral: Any) -> None:
+def test_gradients_pass_through_compact_experts(mixtral):
     grads = []
     for quick in (False, True):
         mixtral.zero_grad()
@@ -138,7 +134,7 @@ def test_gradients_pass_through_compact_experts(mixtral: Any) -> None:
 
 
 @pytest.mark.parametrize("skip", [True, False])
-def test_a_rule_over_a_corrected_gate_runs_the_experts_that_the_gate_chose_first(skip: bool) -> None:
+def test_a_rule_over_a_corrected_gate_runs_the_experts_that_the_gate_chose_first(skip):
     model = tiny_model("deepseek_v3", num_hidden_layers=3)
     layers = moe_layers(model)
     for n, layer in enumerate(layers):

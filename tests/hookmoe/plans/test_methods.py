@@ -1,9 +1,5 @@
 """The choice of a plan with its rule for router weights, on drops that are known."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from freemoe.core.errors import RecipeError
@@ -21,15 +17,15 @@ from freemoe.hookmoe.plans.methods import (
     rules_asked,
     units_of,
 )
-from freemoe.hookmoe.plans.plan import LayerPlan, uniform_plan
+from freemoe.hookmoe.plans.plan import uniform_plan
 from freemoe.hookmoe.recipe import HookSection, PlanSection
 from tests.tiny import tiny_model
 
 
-def drops_of(base: LayerPlan, asked: list[tuple[str, LayerPlan]]) -> dict[str, Any]:
+def drops_of(base, asked):
     """``kept_mass`` loses less where every layer runs one expert, ``none`` everywhere else; later layers lose less."""
 
-    def drop(rule: str, plan: LayerPlan) -> float:
+    def drop(rule, plan):
         asked.append((rule, plan))
         own = sum((6 - n) * (b - k) for n, (k, b) in enumerate(zip(plan.ks, base.ks, strict=True)) if k and b)
         better = "kept_mass" if plan == uniform_plan(base, 1) else "none"
@@ -39,7 +35,7 @@ def drops_of(base: LayerPlan, asked: list[tuple[str, LayerPlan]]) -> dict[str, A
 
 
 @pytest.mark.parametrize(("act", "rule"), [(1.0, "kept_mass"), (5 / 3, "none"), (4 / 3, "none")])
-def test_the_rule_is_that_of_the_plan_which_is_taken(mixtral: Any, act: float, rule: str) -> None:
+def test_the_rule_is_that_of_the_plan_which_is_taken(mixtral, act, rule):
     base = plan_of(mixtral)
     drops = drops_of(base, [])
     found = find_plan(mixtral, PlanSection(act=act), drops, QuietProgress())
@@ -51,8 +47,8 @@ def test_the_rule_is_that_of_the_plan_which_is_taken(mixtral: Any, act: float, r
     assert shown["held_out_kl"]["renorm"] == shown["held_out_kl"]["none"]
 
 
-def test_a_rule_that_is_asked_for_is_the_only_one_that_is_measured(mixtral: Any) -> None:
-    asked: list[tuple[str, LayerPlan]] = []
+def test_a_rule_that_is_asked_for_is_the_only_one_that_is_measured(mixtral):
+    asked = []
     drops = drops_of(plan_of(mixtral), asked)
     found = find_plan(mixtral, PlanSection(act=1.0), {"none": drops["none"]}, QuietProgress())
     assert found.rescale == "none"
@@ -60,17 +56,17 @@ def test_a_rule_that_is_asked_for_is_the_only_one_that_is_measured(mixtral: Any)
     assert describe_rules({"none": drops["none"]}, found) == {"rule": "none", "held_out_kl": {}}
 
 
-def test_rules_that_are_the_routers_own_are_not_measured_twice(mixture: Any) -> None:
+def test_rules_that_are_the_routers_own_are_not_measured_twice(mixture):
     assert rules_asked(mixture, "auto") == ("none", "kept_mass" if router_renormalises(mixture) else "renorm")
     assert rules_asked(mixture, "kept_mass") == ("kept_mass",)
     assert best_rule({"none": lambda p: 0.2, "renorm": lambda p: 0.2 - 1e-9}, plan_of(mixture))[0] == "none"
 
 
-def test_swaps_are_bounded_and_in_the_record(mixtral: Any) -> None:
+def test_swaps_are_bounded_and_in_the_record(mixtral):
     base = plan_of(mixtral)
     drops = drops_of(base, [])
 
-    def turned(plan: LayerPlan) -> float:
+    def turned(plan):
         # Measured as a whole the last layer is the sensitive one, and the profile says the first.
         cut = sum(k != b for k, b in zip(plan.ks, base.ks, strict=True))
         return drops["none"](plan) if cut < 2 else 100.0 * cut - 50.0 * (plan.ks[2] == 2)
@@ -83,7 +79,7 @@ def test_swaps_are_bounded_and_in_the_record(mixtral: Any) -> None:
         find_plan(mixtral, PlanSection(tolerance=1e-9), {"none": drops["none"]}, QuietProgress())
 
 
-def test_hooks_cost_a_twelfth_of_the_work_that_a_plan_saves() -> None:
+def test_hooks_cost_a_twelfth_of_the_work_that_a_plan_saves():
     for layers in (2, 6):
         model = tiny_model("mixtral", num_hidden_layers=layers)
         base = plan_of(model)

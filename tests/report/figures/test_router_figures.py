@@ -1,7 +1,5 @@
 """The router's pictures show the result's own numbers."""
 
-from __future__ import annotations
-
 import pytest
 
 from freemoe.domain_experts.figures.router_figures import router_confidence

@@ -1,7 +1,5 @@
 """The curve of structured purification."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -10,12 +8,12 @@ from freemoe.domain_experts.prove.card import unit_lines
 from tests.report.synthetic import make_domain, make_result, typed
 
 
-def result(text: bool) -> dict:
+def result(text):
     return make_result([make_domain("wiki", ("saliency",), text=text)])
 
 
 @pytest.mark.parametrize("text", [True, False])
-def test_the_curve_starts_at_the_base_and_passes_through_every_share(text: bool) -> None:
+def test_the_curve_starts_at_the_base_and_passes_through_every_share(text):
     figure = unit_curve(typed(result(text)))
     assert figure is not None
     (axes,) = figure.axes
@@ -25,13 +23,13 @@ def test_the_curve_starts_at_the_base_and_passes_through_every_share(text: bool)
     assert len(axes.lines) == 4
 
 
-def test_nothing_is_drawn_without_units() -> None:
+def test_nothing_is_drawn_without_units():
     bare = result(False)
     del bare["domains"][0]["subdomains"][0]["units"]
     assert unit_curve(typed(bare)) is None
 
 
-def test_words_name_share_rivals_and_speed() -> None:
+def test_words_name_share_rivals_and_speed():
     units = result(True)["domains"][0]["subdomains"][0]["units"]
     text = "\n".join(unit_lines("wiki/all", units))
     assert "20 of 100 neurons off (20.0%) (the candidate): held out perplexity x 0.800 [0.75, 0.85]" in text

@@ -1,11 +1,8 @@
 """A conversion's memory: its arithmetic against a training that is weighed in a process of its own; how it grows."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 import torch
@@ -26,25 +23,25 @@ BLOCK, TOKENS = 512, 2048
 SHAPE = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, "vocab_size": 2000}
 
 
-def recipe(**train: Any) -> ConvertRecipe:
+def recipe(**train):
     values = {"steps": 2, "batch_tokens": TOKENS, "block": BLOCK, **train}
     found = recipe_from({"command": "convert", "model": "x", "text": ["x"], "experts": 8, "train": values})
     assert isinstance(found, ConvertRecipe)
     return found
 
 
-def base(**shape: Any) -> LlamaForCausalLM:
+def base(**shape):
     config = LlamaConfig(**{**SHAPE, **shape}, num_attention_heads=8, num_key_value_heads=4)
     return LlamaForCausalLM(config).eval().requires_grad_(False)
 
 
-def said(model: LlamaForCausalLM, own: ConvertRecipe, block: int = BLOCK) -> MemoryEstimate:
+def said(model, own, block=BLOCK):
     sublayers = find_sublayers(model)
     trained = sum(p.numel() for p in Hypernetwork(sublayers, own.experts, 0).parameters() if p.requires_grad)
     return estimate_memory(own, sublayers, 0, model.config.vocab_size, block, trained)
 
 
-def trained(model: LlamaForCausalLM, own: ConvertRecipe) -> None:
+def trained(model, own):
     """Two steps, and the state that is kept after them."""
     ids = torch.randint(3, model.config.vocab_size, (8, BLOCK))
     sublayers = find_sublayers(model)
@@ -70,7 +67,7 @@ def trained(model: LlamaForCausalLM, own: ConvertRecipe) -> None:
     trainer.to_state()
 
 
-def weigh() -> list[int]:
+def weigh():
     """Bytes that a training takes above its base, without checkpointing and with; in a process that a smaller one has warmed up."""
     from freemoe.core.memory import (
         free_now,
@@ -96,7 +93,7 @@ def weigh() -> list[int]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peaks are weighed by /proc")
-def test_the_arithmetic_is_what_a_training_weighs() -> None:
+def test_the_arithmetic_is_what_a_training_weighs():
     code = "import json; from tests.tomoe.cost.test_memory import weigh; print(json.dumps(weigh()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -105,7 +102,7 @@ def test_the_arithmetic_is_what_a_training_weighs() -> None:
         assert found == pytest.approx(own.activations + own.logits + own.optimizer, rel=AGREES), checkpointing
 
 
-def test_more_tokens_layers_and_words_take_more_and_checkpointing_less() -> None:
+def test_more_tokens_layers_and_words_take_more_and_checkpointing_less():
     plain, model = said(base(), recipe()), base()
     assert said(model, recipe(checkpointing=True)).activations < 0.6 * plain.activations
     assert said(model, recipe(batch_tokens=2 * TOKENS)).activations == pytest.approx(2 * plain.activations)
@@ -116,7 +113,7 @@ def test_more_tokens_layers_and_words_take_more_and_checkpointing_less() -> None
     assert said(model, recipe(batch_tokens=2)).activations == said(model, recipe(batch_tokens=BLOCK)).activations
 
 
-def test_the_base_and_the_largest_moment_are_the_peak() -> None:
+def test_the_base_and_the_largest_moment_are_the_peak():
     assert MemoryEstimate(10, 5, 2, 1, 20, 0).peak_bytes == 30
     assert MemoryEstimate(10, 5, 2, 1, 3, 10).peak_bytes == 20
     assert MemoryEstimate(10, 50, 2, 1, 20, 10).peak_bytes == 63

@@ -1,17 +1,15 @@
 """Widths from one budget: never above it, as near as one unit allows, and in the order of worth."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
-from freemoe.models.sublayers import DecoderSublayers, find_sublayers
-from freemoe.tomoe.gates.budget import LayerWidths, LogitProfile, choose_widths, make_profile
+from freemoe.models.sublayers import find_sublayers
+from freemoe.tomoe.gates.budget import LayerWidths, choose_widths, make_profile
 from freemoe.tomoe.structures.structure import dense_parameters, linear_parameters
 from tests.tiny import tiny_model
 
 
-def profiles(sublayers: list[DecoderSublayers], seed: int = 0) -> list[LogitProfile]:
+def profiles(sublayers, seed=0):
     g = torch.Generator().manual_seed(seed)
     return [
         make_profile(
@@ -24,7 +22,7 @@ def profiles(sublayers: list[DecoderSublayers], seed: int = 0) -> list[LogitProf
     ]
 
 
-def cost(sublayers: list[DecoderSublayers], own: list[LogitProfile], chosen: list[LayerWidths]) -> int:
+def cost(sublayers, own, chosen):
     return sum(
         linear_parameters(s, w.vo, int(p.sizes[: w.qk].sum()), w.mlp)
         for s, p, w in zip(sublayers, own, chosen, strict=True)
@@ -33,7 +31,7 @@ def cost(sublayers: list[DecoderSublayers], own: list[LogitProfile], chosen: lis
 
 @pytest.mark.parametrize("family", ["llama", "phi"])
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.77, 1.0])
-def test_the_budget_is_used_and_never_exceeded(family: str, share: float) -> None:
+def test_the_budget_is_used_and_never_exceeded(family, share):
     sublayers = find_sublayers(tiny_model(family))
     own = profiles(sublayers)
     chosen = choose_widths(own, sublayers, share)
@@ -44,7 +42,7 @@ def test_the_budget_is_used_and_never_exceeded(family: str, share: float) -> Non
         assert used == dense
 
 
-def test_a_threshold_separates_what_is_in() -> None:
+def test_a_threshold_separates_what_is_in():
     sublayers = find_sublayers(tiny_model("llama"))
     own = profiles(sublayers)
     inside, outside = [], []
@@ -55,13 +53,13 @@ def test_a_threshold_separates_what_is_in() -> None:
     assert min(inside) >= max(outside)
 
 
-def test_every_layer_keeps_something() -> None:
+def test_every_layer_keeps_something():
     sublayers = find_sublayers(tiny_model("llama"))
     chosen = choose_widths(profiles(sublayers), sublayers, 1e-6)
     assert chosen == [LayerWidths(1, 1, 1)] * 2
 
 
-def test_queries_can_be_left_whole() -> None:
+def test_queries_can_be_left_whole():
     sublayers = find_sublayers(tiny_model("llama"))
     chosen = choose_widths(profiles(sublayers), sublayers, 0.5, queries=False)
     assert [w.qk for w in chosen] == [4, 4]

@@ -1,38 +1,35 @@
 """A training step beside slow versions written from the paper's equations, with every gradient."""
 
-from __future__ import annotations
-
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import rotate_half
 
 from freemoe.tomoe.gates.discretize import structure_of
-from freemoe.tomoe.gates.hypernetwork import RECURRENT, Hypernetwork
+from freemoe.tomoe.gates.hypernetwork import RECURRENT
 from freemoe.tomoe.gates.losses import balance_loss, mask_union, union_loss
 from tests.tomoe.gates.test_train import PAPER, recipe, text, trainer
 
 STEP, TAU, B = 3, 0.4, 3.0
 
 
-def gumbel(shape: torch.Size, generator: torch.Generator | None) -> Tensor:
+def gumbel(shape, generator):
     return -torch.log(-torch.log(torch.rand(shape, generator=generator).clamp(1e-20, 1 - 1e-7)))
 
 
-def straight(hard: Tensor, soft: Tensor) -> Tensor:
+def straight(hard, soft):
     return soft + (hard.float() - soft).detach()
 
 
-def kept(logits: Tensor, generator: torch.Generator | None) -> Tensor:
+def kept(logits, generator):
     """ST-GS of Eq. 3: whether logits + g + b is above zero, with the gradient of its sigmoid over tau."""
     x = logits + gumbel(logits.shape, generator) + B
     return straight(x > 0, 1 / (1 + torch.exp(-x / TAU)))
 
 
-def embeddings(networks: Hypernetwork) -> Tensor:
+def embeddings(networks):
     """Eq. 1 with Tab. 8's GRU over sublayers in both directions: (sublayers, experts, 2 x 64)."""
 
-    def one_way(inputs: list[Tensor], suffix: str) -> list[Tensor]:
+    def one_way(inputs, suffix):
         w = {n.removesuffix(suffix): p for n, p in networks.gru.named_parameters()}
         h, found = inputs[0].new_zeros(len(inputs[0]), RECURRENT), []
         for z in inputs:
@@ -49,7 +46,7 @@ def embeddings(networks: Hypernetwork) -> Tensor:
     return torch.stack([torch.cat(pair, -1) for pair in zip(ahead, back, strict=True)])
 
 
-def test_sublayers_of_a_step_are_the_papers_equations_with_their_gradients() -> None:
+def test_sublayers_of_a_step_are_the_papers_equations_with_their_gradients():
     own = trainer(recipe(**PAPER))
     model, networks, gating = own.model.model, own.hypernetwork, own.gating
     # Offsets of logits are ours; under `paper` they stay at zero.
@@ -59,10 +56,10 @@ def test_sublayers_of_a_step_are_the_papers_equations_with_their_gradients() -> 
     angles = model.rotary_emb(x, torch.arange(7)[None])
     mlp, attention = model.layers[0].mlp, model.layers[0].self_attn
 
-    def noise(site: int) -> torch.Generator | None:
+    def noise(site):
         return gating.noise_generator(STEP, site, x.device)
 
-    def gradients(*losses: Tensor) -> list[Tensor | None]:
+    def gradients(*losses):
         return list(torch.autograd.grad(sum(losses), parameters, allow_unused=True))  # type: ignore[arg-type]
 
     logits = networks()
@@ -81,7 +78,7 @@ def test_sublayers_of_a_step_are_the_papers_equations_with_their_gradients() -> 
     embedded = embeddings(networks)
     gates = networks.mlp[0]
 
-    def decoded(embedding: Tensor) -> Tensor:
+    def decoded(embedding):
         return F.gelu(gates.norm(embedding)) @ gates.decode.weight.T
 
     # Eq. 5 and 6: the token's expert, and the mask that is decoded of its embedding; Eq. 2: on gate and on up.
@@ -123,7 +120,7 @@ def test_sublayers_of_a_step_are_the_papers_equations_with_their_gradients() -> 
             torch.testing.assert_close(fast, plain, atol=1e-5, rtol=1e-5)
 
 
-def test_a_step_descends_equation_10_by_adamw() -> None:
+def test_a_step_descends_equation_10_by_adamw():
     own, wanted = (trainer(recipe(**PAPER, active=0.6)) for _ in range(2))
     model, losses, batch = wanted.model, wanted.recipe.losses, wanted.step_batch(0)
     own.train_until(1)
@@ -174,7 +171,7 @@ def test_a_step_descends_equation_10_by_adamw() -> None:
         torch.testing.assert_close(after[clear], expected[clear], atol=1e-5, rtol=1e-5)
 
 
-def test_experts_of_an_export_with_noise_are_equations_11_and_15() -> None:
+def test_experts_of_an_export_with_noise_are_equations_11_and_15():
     own = trainer(recipe(**PAPER, gates={"export": "threshold", "export_noise": True}))
     networks, embedded = own.hypernetwork, embeddings(own.hypernetwork)
     for number, layer in enumerate(structure_of(own, text(seed=1))):

@@ -1,16 +1,13 @@
 """Where training begins: worths against a loop over single masks, clusters, and offsets on one scale."""
 
-from __future__ import annotations
-
 import itertools
-from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 from freemoe.kernels.gates import route_tokens
-from freemoe.models.sublayers import CONVERTIBLE, DecoderSublayers, find_sublayers
+from freemoe.models.sublayers import CONVERTIBLE, find_sublayers
 from freemoe.text.blocks import PackedBlocks
 from freemoe.tomoe.gates.hypernetwork import Hypernetwork
 from freemoe.tomoe.gates.initialise import (
@@ -24,14 +21,12 @@ from freemoe.tomoe.structures.masked import per_head
 from tests.tiny import tiny_model
 
 
-def blocks(rows: int = 5, length: int = 12) -> PackedBlocks:
+def blocks(rows=5, length=12):
     ids = torch.randint(3, 288, (rows, length), generator=torch.Generator().manual_seed(1))
     return PackedBlocks(ids, torch.arange(length).expand(rows, length))
 
 
-def slow(
-    model: torch.nn.Module, number: int, router: tuple[torch.Tensor, torch.Tensor], text: PackedBlocks
-) -> LayerImportance:
+def slow(model, number, router, text):
     """Masks that are leaves, one row at a time, gradients squared by the definition."""
     layer = find_sublayers(model)[number]
     h, n = layer.rotary.head_dim, len(router[0])
@@ -42,7 +37,7 @@ def slow(
         bits = torch.ones(layer.rotary.num_bits, requires_grad=True)
         values = torch.ones(1, text.row_length, h, requires_grad=True)
         neurons = torch.ones(1, text.row_length, layer.intermediate_size, requires_grad=True)
-        seen: list[torch.Tensor] = []
+        seen = []
         kept = layer.rotary.expand_bits(bits)
         hooks = [
             layer.q.register_forward_hook(lambda m, a, out, kept=kept: per_head(out, kept, h)),
@@ -70,7 +65,7 @@ def slow(
 
 
 @pytest.mark.parametrize("family", CONVERTIBLE)
-def test_worths_are_squared_gradients_of_masks(family: str) -> None:
+def test_worths_are_squared_gradients_of_masks(family):
     model = tiny_model(family)
     for p in model.parameters():
         p.requires_grad_(False)
@@ -84,7 +79,7 @@ def test_worths_are_squared_gradients_of_masks(family: str) -> None:
     assert not any(layer._forward_hooks or layer._forward_pre_hooks for layer in model.modules())
 
 
-def test_clusters_send_tokens_to_the_nearest_centre() -> None:
+def test_clusters_send_tokens_to_the_nearest_centre():
     model = tiny_model("llama")
     for weight, bias in cluster_tokens(model, find_sublayers(model), blocks(), 4, seed=0):
         x = torch.randn(50, 32, generator=torch.Generator().manual_seed(4))
@@ -92,7 +87,7 @@ def test_clusters_send_tokens_to_the_nearest_centre() -> None:
 
 
 @pytest.fixture(scope="module")
-def measured() -> tuple[list[DecoderSublayers], list[LayerImportance]]:
+def measured():
     """A model's layers, and what they are worth."""
     model = tiny_model("llama")
     sublayers, text = find_sublayers(model), blocks()
@@ -100,7 +95,7 @@ def measured() -> tuple[list[DecoderSublayers], list[LayerImportance]]:
     return sublayers, measure_layer_importance(model, sublayers, text, routers)
 
 
-def test_offsets_compare_worth_per_weight_over_all_layers(measured: Any) -> None:
+def test_offsets_compare_worth_per_weight_over_all_layers(measured):
     sublayers, worth = measured
     values, worths_per_weight = [], []
     for layer, own, start in zip(sublayers, worth, initial_logits(worth, sublayers), strict=True):
@@ -114,7 +109,7 @@ def test_offsets_compare_worth_per_weight_over_all_layers(measured: Any) -> None
     assert max(ranked) > min(ranked) + 1
 
 
-def test_a_quiet_hypernetwork_says_the_offsets(measured: Any) -> None:
+def test_a_quiet_hypernetwork_says_the_offsets(measured):
     sublayers, worth = measured
     net = Hypernetwork(sublayers, 3, seed=0, start_quiet=True)
     initialise_gates(net, worth, sublayers)

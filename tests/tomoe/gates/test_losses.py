@@ -1,7 +1,5 @@
 """The losses against their formulas, computed the long way."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -10,7 +8,7 @@ import torch
 from freemoe.tomoe.gates.losses import balance_loss, log_ratio, mask_union, size_loss, union_loss
 
 
-def test_the_ratio_is_symmetric_and_zero_where_equal() -> None:
+def test_the_ratio_is_symmetric_and_zero_where_equal():
     a, b = torch.tensor(0.3), torch.tensor(0.7)
     assert float(log_ratio(a, b)) == pytest.approx(math.log(0.7 / 0.3))
     assert float(log_ratio(a, b)) == float(log_ratio(b, a))
@@ -18,7 +16,7 @@ def test_the_ratio_is_symmetric_and_zero_where_equal() -> None:
     assert float(log_ratio(a, b, 0.001)) == pytest.approx(math.log(0.701 / 0.301))
 
 
-def test_size_pushes_both_ways() -> None:
+def test_size_pushes_both_ways():
     for active, sign in ((0.8, 1), (0.2, -1)):
         x = torch.tensor(active, requires_grad=True)
         size_loss(x, 0.5).backward()
@@ -26,14 +24,14 @@ def test_size_pushes_both_ways() -> None:
         assert math.copysign(1, float(x.grad)) == sign
 
 
-def test_union_by_brute_force() -> None:
+def test_union_by_brute_force():
     masks = (torch.rand(3, 20, generator=torch.Generator().manual_seed(0)) > 0.6).float()
     expected = [float(any(masks[i, j] for i in range(3))) for j in range(20)]
     assert mask_union(masks).tolist() == expected
     assert float(union_loss(mask_union(masks))) == pytest.approx(math.log(1 / (sum(expected) / 20)))
 
 
-def test_balance_of_even_and_crowded_routers() -> None:
+def test_balance_of_even_and_crowded_routers():
     n = 8
     even = torch.eye(n).repeat(5, 1)
     crowded = torch.zeros(40, n)

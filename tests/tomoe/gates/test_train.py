@@ -1,9 +1,6 @@
 """Training: the base stays as it is, a resumed run is an unbroken one, budgets hold, and something is learned."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -24,7 +21,7 @@ from tests.tiny import tiny_model
 PAPER = {"profile": "paper", "train": {"steps": 6, "batch_tokens": 48, "block": 24}}
 
 
-def text(rows: int = 12, length: int = 24, seed: int = 0) -> PackedBlocks:
+def text(rows=12, length=24, seed=0):
     """Sequences that count on: each token is the one before plus a step of its row."""
     g = torch.Generator().manual_seed(seed)
     start, step = torch.randint(3, 200, (rows, 1), generator=g), torch.randint(1, 4, (rows, 1), generator=g)
@@ -32,7 +29,7 @@ def text(rows: int = 12, length: int = 24, seed: int = 0) -> PackedBlocks:
     return PackedBlocks(ids, torch.arange(length).expand(rows, length))
 
 
-def recipe(**values: Any) -> ConvertRecipe:
+def recipe(**values):
     data = {"command": "convert", "model": "x", "text": ["x"], "experts": 3}
     data["train"] = {"steps": 6, "batch_tokens": 48, "block": 24, **values.pop("train", {})}
     found = recipe_from({**data, **values})
@@ -40,7 +37,7 @@ def recipe(**values: Any) -> ConvertRecipe:
     return found
 
 
-def trainer(own: ConvertRecipe, family: str = "llama", device: str = "cpu") -> GateTrainer:
+def trainer(own, family="llama", device="cpu"):
     model = tiny_model(family).to(device)
     for p in model.parameters():
         p.requires_grad_(False)
@@ -52,12 +49,12 @@ def trainer(own: ConvertRecipe, family: str = "llama", device: str = "cpu") -> G
     return found
 
 
-def finished(own: GateTrainer) -> list:
+def finished(own):
     return structure_of(own, text(seed=1))
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "phi", "gemma"])
-def test_the_base_is_not_touched_and_gates_move(family: str) -> None:
+def test_the_base_is_not_touched_and_gates_move(family):
     own = trainer(recipe(train={"steps": 3}), family)
     before = {n: p.clone() for n, p in own.model.named_parameters()}
     logits = [layer.mlp.clone() for layer in own.hypernetwork()]
@@ -68,7 +65,7 @@ def test_the_base_is_not_touched_and_gates_move(family: str) -> None:
 
 
 @pytest.mark.parametrize("active", [0.3, 0.5, 0.8])
-def test_an_exact_budget_holds_at_every_step_and_at_the_end(active: float) -> None:
+def test_an_exact_budget_holds_at_every_step_and_at_the_end(active):
     own = trainer(recipe(active=active))
     own.train_until(6)
     column = own.history.columns.index("active")
@@ -80,7 +77,7 @@ def test_an_exact_budget_holds_at_every_step_and_at_the_end(active: float) -> No
 
 
 @pytest.mark.parametrize("active", [0.3, 0.5, 0.7])
-def test_thresholds_are_exported_at_the_share_that_was_asked_for(active: float) -> None:
+def test_thresholds_are_exported_at_the_share_that_was_asked_for(active):
     """Noise keeps more in training than a threshold does: unmoved, the share is that of the threshold."""
     shares = {}
     for export in ("share", "threshold"):
@@ -93,7 +90,7 @@ def test_thresholds_are_exported_at_the_share_that_was_asked_for(active: float) 
     assert abs(shares["threshold"] - active) > 0.05
 
 
-def test_whole_heads_are_exported_near_the_share_that_was_asked_for() -> None:
+def test_whole_heads_are_exported_near_the_share_that_was_asked_for():
     """A head is a large part of so small a model; its dimensions stay whole."""
     own = trainer(recipe(active=0.5, **PAPER, gates={"attention": "heads"}))
     own.train_until(2)
@@ -104,7 +101,7 @@ def test_whole_heads_are_exported_near_the_share_that_was_asked_for() -> None:
     assert {layer.value_width for layer in structure} == {own.sublayers[0].rotary.head_dim}
 
 
-def test_one_choice_of_value_dimensions_has_one_draw() -> None:
+def test_one_choice_of_value_dimensions_has_one_draw():
     counts = {}
     for masks in ("static", "tokens"):
         own = trainer(recipe(**PAPER, gates={"value_masks": masks, "offset": 0.0}))
@@ -117,8 +114,8 @@ def test_one_choice_of_value_dimensions_has_one_draw() -> None:
     assert min(counts["tokens"]) > 1
 
 
-def test_long_trainings_move_routers_slowly_and_offsets_by_their_gradients() -> None:
-    def groups(**train: Any) -> list[tuple[float, bool]]:
+def test_long_trainings_move_routers_slowly_and_offsets_by_their_gradients():
+    def groups(**train):
         own = trainer(recipe(train=train))
         return [(g["lr"], bool(g.get("shared"))) for g in own.optimizer.param_groups]
 
@@ -129,7 +126,7 @@ def test_long_trainings_move_routers_slowly_and_offsets_by_their_gradients() -> 
     assert [g["lr"] for g in paper.optimizer.param_groups] == [1e-3]
 
 
-def test_the_ramp_leads_to_the_budget() -> None:
+def test_the_ramp_leads_to_the_budget():
     own = trainer(recipe(train={"ramp": 0.5, "steps": 10}))
     shares = [own.target_share(step) for step in range(10)]
     assert shares[0] == pytest.approx(0.9)
@@ -150,7 +147,7 @@ def test_the_ramp_leads_to_the_budget() -> None:
     ],
     ids=["default", "noise", "layer", "static", "paper", "authors", "checkpointing"],
 )
-def test_a_resumed_run_is_an_unbroken_one(values: dict) -> None:
+def test_a_resumed_run_is_an_unbroken_one(values):
     unbroken, first, second = (trainer(recipe(**values)) for _ in range(3))
     unbroken.train_until(6)
     first.train_until(3)
@@ -161,7 +158,7 @@ def test_a_resumed_run_is_an_unbroken_one(values: dict) -> None:
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_seeds_and_noise_make_a_difference_and_nothing_else_does() -> None:
+def test_seeds_and_noise_make_a_difference_and_nothing_else_does():
     runs = []
     for seed in (0, 0, 1):
         own = trainer(recipe(seed=seed, gates={"noise": True}))
@@ -172,7 +169,7 @@ def test_seeds_and_noise_make_a_difference_and_nothing_else_does() -> None:
     assert not torch.equal(runs[0], runs[2])
 
 
-def test_checkpointing_changes_no_gradient() -> None:
+def test_checkpointing_changes_no_gradient():
     plain, saving = trainer(recipe(gates={"noise": True})), trainer(recipe(gates={"noise": True}))
     checkpoint_activations(saving.model)
     plain.train_until(2)
@@ -181,7 +178,7 @@ def test_checkpointing_changes_no_gradient() -> None:
         torch.testing.assert_close(a, b, msg=name, rtol=1e-4, atol=1e-5)
 
 
-def test_training_brings_the_model_nearer_to_the_dense_one() -> None:
+def test_training_brings_the_model_nearer_to_the_dense_one():
     own = trainer(recipe(active=0.6, train={"steps": 60, "batch_tokens": 288, "offset_rate": 0.01}))
     own.train_until(60)
     column = own.history.columns.index("distillation")
@@ -189,7 +186,7 @@ def test_training_brings_the_model_nearer_to_the_dense_one() -> None:
     assert sum(losses[-10:]) / 10 < 0.92 * sum(losses[:5]) / 5
 
 
-def test_a_loss_that_is_no_number_stops_and_keeps_the_state() -> None:
+def test_a_loss_that_is_no_number_stops_and_keeps_the_state():
     own = trainer(recipe())
     own.train_until(2)
     before = own.to_state()
@@ -205,7 +202,7 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_state() -> None:
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_without_expert_embeddings_the_attention_knows_the_token_alone() -> None:
+def test_without_expert_embeddings_the_attention_knows_the_token_alone():
     """Table 13, Local Emb: what the hypernetwork says reaches the MLPs only, and each token still decides for itself."""
     own = trainer(recipe(profile="paper", gates={"expert_embedding": False}))
     first = [(layer.qk, layer.mlp) for layer in own.hypernetwork()]
@@ -229,13 +226,13 @@ def test_without_expert_embeddings_the_attention_knows_the_token_alone() -> None
     assert len(gate.token_mask(x).unique(dim=0)) > 1 or int(gate.keep) == 8
 
 
-def test_the_union_takes_the_attention_where_it_is_asked_and_size_the_widest_token() -> None:
+def test_the_union_takes_the_attention_where_it_is_asked_and_size_the_widest_token():
     """R_U and R_P of the paper, from the masks of one step."""
     for asked in (True, False):
         own = trainer(recipe(profile="paper", losses={"union_attention": asked}))
-        masks: list[torch.Tensor] = []
+        masks = []
 
-        def look(module: Any, args: Any, output: torch.Tensor, masks: list = masks) -> None:
+        def look(module, args, output, masks=masks):
             # A dropped dimension of a value is zero in all heads.
             masks.append((output.unflatten(-1, (-1, 8)).abs().sum(-2) > 0).flatten(0, -2).float())
 
@@ -262,7 +259,7 @@ def test_the_union_takes_the_attention_where_it_is_asked_and_size_the_widest_tok
         assert float(parts["union"]) == pytest.approx(covered / len(own.sublayers), abs=1e-6)
 
 
-def test_the_texts_own_next_tokens_can_be_learned_instead_of_the_teachers() -> None:
+def test_the_texts_own_next_tokens_can_be_learned_instead_of_the_teachers():
     own = trainer(recipe(train={"loss": "lm"}))
     batch, logits = own.step_batch(0), own.hypernetwork()
     width = own.exact_widths(0.5)
@@ -272,7 +269,7 @@ def test_the_texts_own_next_tokens_can_be_learned_instead_of_the_teachers() -> N
     ):
         found = own.model(batch.ids, position_ids=batch.positions).logits
         wanted = torch.nn.functional.cross_entropy(found[:, :-1].flatten(0, 1), batch.ids[:, 1:].flatten())
-    calls: list[int] = []
+    calls = []
     hook = own.model.base_model.register_forward_pre_hook(lambda module, args: calls.append(1))
     own.train_until(1)
     hook.remove()
@@ -280,7 +277,7 @@ def test_the_texts_own_next_tokens_can_be_learned_instead_of_the_teachers() -> N
     assert len(calls) == 1, "no teacher is asked"
 
 
-def test_paper_profile_ends_with_equal_widths_and_a_counted_k() -> None:
+def test_paper_profile_ends_with_equal_widths_and_a_counted_k():
     own = trainer(recipe(**PAPER))
     own.train_until(6)
     structure = finished(own)
@@ -290,7 +287,7 @@ def test_paper_profile_ends_with_equal_widths_and_a_counted_k() -> None:
         assert 1 <= layer.value_width <= 8
 
 
-def test_the_expert_mask_is_one_product_and_its_gradient_sees_the_dropped() -> None:
+def test_the_expert_mask_is_one_product_and_its_gradient_sees_the_dropped():
     g = torch.Generator().manual_seed(0)
     a = torch.randn(9, 6, generator=g, requires_grad=True)
     table = (torch.rand(3, 6, generator=g) > 0.5).float().requires_grad_()
@@ -305,7 +302,7 @@ def test_the_expert_mask_is_one_product_and_its_gradient_sees_the_dropped() -> N
         torch.testing.assert_close(x, y)
 
 
-def test_equalised_experts_have_one_width_and_what_they_had() -> None:
+def test_equalised_experts_have_one_width_and_what_they_had():
     g = torch.Generator().manual_seed(0)
     experts = torch.rand(4, 30, generator=g) > torch.tensor([[0.9], [0.5], [0.7], [0.8]])
     logits = torch.randn(4, 30, generator=g)

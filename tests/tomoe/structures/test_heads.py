@@ -1,10 +1,6 @@
 """Whole heads off (ToMoE Tab. 13, Head Pruning): masks, count, file, exported model and training say the same."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +16,6 @@ from freemoe.tomoe.gates.train import GateTrainer
 from freemoe.tomoe.recipe import ConvertRecipe
 from freemoe.tomoe.structures.masked import apply_structure
 from freemoe.tomoe.structures.structure import (
-    Structure,
     active_parameters,
     dense_parameters,
     dense_structure,
@@ -34,7 +29,7 @@ from tests.tomoe.random_structures import random_structure
 IDS = torch.randint(3, 200, (2, 9), generator=torch.Generator().manual_seed(0))
 
 
-def pruned(model: Any, structure: Structure) -> Structure:
+def pruned(model, structure):
     """The structure without the first key and value head of every layer."""
     kept = torch.arange(find_sublayers(model)[0].kv_heads) > 0
     return [replace(layer, heads=kept) for layer in structure]
@@ -42,7 +37,7 @@ def pruned(model: Any, structure: Structure) -> Structure:
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_the_exported_model_has_fewer_heads_and_the_masks_logits(family: str, tmp_path: Path) -> None:
+def test_the_exported_model_has_fewer_heads_and_the_masks_logits(family, tmp_path):
     model = tiny_model(family)
     structure = pruned(model, random_structure(model))
     with apply_structure(model, structure):
@@ -66,7 +61,7 @@ def test_the_exported_model_has_fewer_heads_and_the_masks_logits(family: str, tm
 
 
 @torch.no_grad()
-def test_a_head_that_is_off_is_one_whose_weights_are_zero() -> None:
+def test_a_head_that_is_off_is_one_whose_weights_are_zero():
     model, other = tiny_model("llama"), tiny_model("llama")
     structure = pruned(model, dense_structure(find_sublayers(model)))
     for layer in find_sublayers(other):
@@ -76,7 +71,7 @@ def test_a_head_that_is_off_is_one_whose_weights_are_zero() -> None:
         torch.testing.assert_close(model(IDS).logits, other(IDS).logits)
 
 
-def test_heads_are_counted_kept_and_checked() -> None:
+def test_heads_are_counted_kept_and_checked():
     model = tiny_model("llama")
     sublayers = find_sublayers(model)
     structure = pruned(model, dense_structure(sublayers))
@@ -93,7 +88,7 @@ def test_heads_are_counted_kept_and_checked() -> None:
         )
 
 
-def test_training_prunes_heads_and_the_structure_is_its_masks() -> None:
+def test_training_prunes_heads_and_the_structure_is_its_masks():
     recipe = recipe_from(
         {
             "command": "convert",
@@ -137,6 +132,6 @@ def test_training_prunes_heads_and_the_structure_is_its_masks() -> None:
     assert share >= active - 1e-6 if none_left else share == pytest.approx(active, abs=1e-6)
 
 
-def test_an_exact_budget_has_no_rank_of_heads() -> None:
+def test_an_exact_budget_has_no_rank_of_heads():
     with pytest.raises(RecipeError, match=r"gates\.attention heads needs gates\.budget loss"):
         recipe_from({"command": "convert", "model": "x", "text": ["x"], "gates": {"attention": "heads"}})

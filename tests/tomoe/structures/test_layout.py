@@ -1,7 +1,5 @@
 """The order of neurons in memory."""
 
-from __future__ import annotations
-
 import itertools
 
 import torch
@@ -9,7 +7,7 @@ import torch
 from freemoe.tomoe.structures.layout import contiguous_runs, union_order
 
 
-def test_order_is_the_union_with_equal_patterns_together() -> None:
+def test_order_is_the_union_with_equal_patterns_together():
     experts = torch.rand(3, 200, generator=torch.Generator().manual_seed(0)) < 0.4
     order = union_order(experts)
     assert sorted(order.tolist()) == experts.any(dim=0).nonzero().flatten().tolist()
@@ -18,7 +16,7 @@ def test_order_is_the_union_with_equal_patterns_together() -> None:
     assert len([key for key, _ in itertools.groupby(patterns)]) == len(set(patterns)) == 7
 
 
-def test_neighbouring_patterns_differ_in_few_experts() -> None:
+def test_neighbouring_patterns_differ_in_few_experts():
     experts = torch.rand(8, 4096, generator=torch.Generator().manual_seed(0)) < 0.5
     order = union_order(experts)
     found = [len(contiguous_runs(row[order])) for row in experts]
@@ -28,7 +26,7 @@ def test_neighbouring_patterns_differ_in_few_experts() -> None:
     assert sum(len(contiguous_runs(row)) for row in experts) > 20 * sum(found)
 
 
-def test_nested_experts_are_one_run_each() -> None:
+def test_nested_experts_are_one_run_each():
     # Bands that end later and later, in a shuffled order of neurons.
     ends = torch.tensor([10, 20, 30]).unsqueeze(1)
     experts = (torch.arange(40) < ends)[:, torch.randperm(40, generator=torch.Generator().manual_seed(0))]
@@ -36,6 +34,6 @@ def test_nested_experts_are_one_run_each() -> None:
     assert [len(contiguous_runs(row[order])) for row in experts] == [1, 1, 1]
 
 
-def test_runs() -> None:
+def test_runs():
     assert contiguous_runs(torch.tensor([1, 1, 0, 1, 0, 0, 1]).bool()) == [(0, 2), (3, 4), (6, 7)]
     assert contiguous_runs(torch.zeros(3).bool()) == []

@@ -1,7 +1,5 @@
 """A structure on the dense model: keeping everything changes nothing, and masks are what the slow way computes."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -26,7 +24,7 @@ IDS = torch.randint(3, 288, (2, 11), generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("family", CONVERTIBLE)
-def test_keeping_everything_changes_no_bit(family: str) -> None:
+def test_keeping_everything_changes_no_bit(family):
     model = tiny_model(family)
     sublayers = find_sublayers(model)
     with torch.no_grad():
@@ -38,7 +36,7 @@ def test_keeping_everything_changes_no_bit(family: str) -> None:
     assert torch.equal(before, after)
 
 
-def test_the_mlp_by_hand() -> None:
+def test_the_mlp_by_hand():
     model = tiny_model("llama")
     sublayers = find_sublayers(model)
     structure = random_structure(model)
@@ -55,7 +53,7 @@ def test_the_mlp_by_hand() -> None:
         torch.testing.assert_close(found[0, t], mlp.down_proj.weight[:, keep] @ a, atol=1e-5, rtol=1e-4)
 
 
-def test_masked_queries_are_pruned_queries() -> None:
+def test_masked_queries_are_pruned_queries():
     """Scores of masked heads are those of the kept dimensions alone, with the original scale, before and after RoPE."""
     model = tiny_model("llama")
     layer = find_sublayers(model)[0]
@@ -65,7 +63,7 @@ def test_masked_queries_are_pruned_queries() -> None:
     cos, sin = model.model.rotary_emb(q[None], torch.arange(5)[None])
     from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-    def scores(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+    def scores(a, b, c, s):
         a, b = apply_rotary_pos_emb(a[None, None], b[None, None], c, s)
         return (a @ b.transpose(-1, -2))[0, 0] / 8**0.5
 
@@ -74,7 +72,7 @@ def test_masked_queries_are_pruned_queries() -> None:
 
 
 @pytest.mark.parametrize("family", CONVERTIBLE)
-def test_parameters_are_those_of_the_matrices(family: str) -> None:
+def test_parameters_are_those_of_the_matrices(family):
     model = tiny_model(family)
     sublayers = find_sublayers(model)
     counted = sum(linear.weight.numel() for s in sublayers for linear in (s.q, s.k, s.v, s.o, s.down, *s.up))
@@ -82,7 +80,7 @@ def test_parameters_are_those_of_the_matrices(family: str) -> None:
     assert active_parameters(dense_structure(sublayers), sublayers) == counted
 
 
-def test_active_parameters_by_brute_force() -> None:
+def test_active_parameters_by_brute_force():
     model = tiny_model("phi")
     sublayers = find_sublayers(model)
     structure = random_structure(model)
@@ -95,7 +93,7 @@ def test_active_parameters_by_brute_force() -> None:
     assert active_parameters(structure, sublayers) == total
 
 
-def test_tensors_and_back() -> None:
+def test_tensors_and_back():
     model = tiny_model("qwen2")
     structure = random_structure(model)
     structure[0] = dataclasses.replace(structure[0], vo=torch.arange(8) % 2 == 0)
@@ -114,7 +112,7 @@ def test_tensors_and_back() -> None:
         ({"vo": torch.zeros(8, dtype=torch.bool)}, "keeps 0 value dimensions; 1 to 8"),
     ],
 )
-def test_what_does_not_fit_is_refused(change: dict, message: str) -> None:
+def test_what_does_not_fit_is_refused(change, message):
     model = tiny_model("llama")
     sublayers = find_sublayers(model)
     structure = random_structure(model)
@@ -124,6 +122,6 @@ def test_what_does_not_fit_is_refused(change: dict, message: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["gpt2", "phi3", "mixtral", "deepseek_v2"])
-def test_families_without_the_parts_are_refused(family: str) -> None:
+def test_families_without_the_parts_are_refused(family):
     with pytest.raises(FamilyError, match=r"cannot be converted.*Convertible: llama"):
         find_sublayers(tiny_model(family))
