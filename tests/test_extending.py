@@ -1,13 +1,10 @@
 """What another package adds in a few lines works like what is built in."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -39,7 +36,7 @@ def relative(weight, norm, gradient, generator=None):
     return shares * norm.float()[:, None, :].sqrt()
 
 
-def add_metric() -> None:
+def add_metric():
     METRICS.add("relative", Metric(relative, "norms"), "relative importance and activations (RIA)")
 
 
@@ -53,7 +50,7 @@ def by_order(seen):
     return LayerStructure(bits, values, torch.zeros(2, layer.hidden_size), torch.zeros(2), experts)
 
 
-def add_rival() -> None:
+def add_rival():
     RIVALS.add("by-order", by_order, "the first ones")
 
 
@@ -69,7 +66,7 @@ class Odd(LlamaForCausalLM):
     config_class = OddConfig
 
 
-def add_family() -> None:
+def add_family():
     AutoConfig.register("odd", OddConfig)
     AutoModelForCausalLM.register(OddConfig, Odd)
     linears = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("self_attn.o_proj",)
@@ -85,7 +82,7 @@ def by_spread(x, y, classes, seed):
     return Level(classes, torch.from_numpy(weight).float(), torch.from_numpy(bias).float())
 
 
-def add_router() -> None:
+def add_router():
     LEVELS.add("by-spread", by_spread, "diagonal discriminant")
 
 
@@ -93,7 +90,7 @@ def add_router() -> None:
 
 
 @pytest.fixture
-def added() -> Iterator[None]:
+def added():
     add_metric()
     add_rival()
     add_family()
@@ -107,7 +104,7 @@ def added() -> Iterator[None]:
     AutoModelForCausalLM._model_mapping._extra_content.pop(OddConfig)
 
 
-def test_a_metric_from_outside_ranks_is_written_and_read_back(world, added: None, tmp_path) -> None:  # noqa: F811
+def test_a_metric_from_outside_ranks_is_written_and_read_back(world, added, tmp_path):  # noqa: F811
     section = {"metrics": ["relative"], "method": "exhaustive", "select": "argmax"}
     recipe = task_recipe(world, tmp_path / "out", search=section)
     folder = build(recipe)
@@ -122,7 +119,7 @@ def test_a_metric_from_outside_ranks_is_written_and_read_back(world, added: None
     assert not ours.mask(weights).is_equal(wandas.mask(weights))
 
 
-def test_a_rival_from_outside_is_measured_and_written(base, added: None, tmp_path) -> None:  # noqa: F811
+def test_a_rival_from_outside_is_measured_and_written(base, added, tmp_path):  # noqa: F811
     result = json.loads((convert(recipe(base, tmp_path / "all")) / "result.json").read_text())
     assert "by-order" in result["scores"]
     folder = convert(recipe(base, tmp_path / "one", method="by-order"))
@@ -155,7 +152,7 @@ add(Rival("their-rival", "nothing at all", "-", "nothing", ("adaptation",), "plu
 
 
 @pytest.mark.parametrize("module", ["plugin", "plugin_missing"])
-def test_an_entry_point_brings_its_rows_along(tmp_path, module: str) -> None:
+def test_an_entry_point_brings_its_rows_along(tmp_path, module):
     about = tmp_path / "theirs-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
@@ -180,7 +177,7 @@ print(METRICS.about("theirs"), recipe.search.metrics, planned)
         assert "What 'mine' adds to freemoe is left out: plugin_missing cannot be imported" in done.stderr
 
 
-def test_without_it_the_name_is_unknown(world, tmp_path) -> None:  # noqa: F811
+def test_without_it_the_name_is_unknown(world, tmp_path):  # noqa: F811
     with pytest.raises(RecipeError, match=r"search.metrics: Unknown metric 'relative'"):
         task_recipe(world, tmp_path / "out", search={"metrics": ["relative"]})
     with pytest.raises(RecipeError, match=r"router.level2: Unknown router level 'liner'.*'linear'"):

@@ -1,11 +1,7 @@
 """Private and moving names of transformers, lm-eval and PEFT stand in compat, and nowhere else."""
 
-from __future__ import annotations
-
 import ast
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -25,7 +21,7 @@ SETTLED = ("_parameters", "_buffers", "_version", "_exit")
 THEIRS = ("_loglikelihood_tokens",)
 
 
-def undocumented(tree: ast.AST) -> Iterator[tuple[str, int]]:
+def undocumented(tree):
     """Modules of transformers, lm-eval and PEFT that a module imports though they may move."""
     for node in ast.walk(tree):
         names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
@@ -36,7 +32,7 @@ def undocumented(tree: ast.AST) -> Iterator[tuple[str, int]]:
                 yield name, node.lineno
 
 
-def own_names(tree: ast.AST) -> Iterator[str]:
+def own_names(tree):
     """Names that a module gives to what it defines, attributes of its own objects included."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -47,7 +43,7 @@ def own_names(tree: ast.AST) -> Iterator[str]:
             yield node.attr
 
 
-def private_names(tree: ast.AST) -> Iterator[tuple[str, int]]:
+def private_names(tree):
     """Private attributes that a module asks an object for, by a dot or by getattr and its like."""
     for node in ast.walk(tree):
         name = None
@@ -59,18 +55,18 @@ def private_names(tree: ast.AST) -> Iterator[tuple[str, int]]:
             yield name, node.lineno
 
 
-def foreign_names(tree: ast.AST, known: set[str]) -> list[str]:
+def foreign_names(tree, known):
     """What a module uses of other packages though it is private there or may move; ``known``: names of our own."""
     # torch's lists of hooks have an owner and a rule of their own.
     private = [(n, line) for n, line in private_names(tree) if n not in known and not HOOKS_BY_HAND.fullmatch(n)]
     return [f"line {line}: {name}" for name, line in (*undocumented(tree), *private)]
 
 
-def in_compat(path: Path) -> bool:
+def in_compat(path):
     return room(path) == "compat" if path in MODULES else path.stem == "compat"
 
 
-def test_private_names_of_other_packages_stay_in_compat() -> None:
+def test_private_names_of_other_packages_stay_in_compat():
     trees = {path: parsed(path) for path in [*MODULES, *BESIDE]}
     ours = {name for path, tree in trees.items() if not in_compat(path) for name in own_names(tree)}
     known = (ours | set(SETTLED)) - set(THEIRS)
@@ -102,5 +98,5 @@ def test_private_names_of_other_packages_stay_in_compat() -> None:
         ("from freemoe.compat.transformers import gate_of", False),
     ],
 )
-def test_the_look_for_private_names_itself(code: str, expected: bool) -> None:
+def test_the_look_for_private_names_itself(code, expected):
     assert bool(foreign_names(ast.parse(code), {"_saved"})) is expected

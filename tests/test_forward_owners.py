@@ -26,17 +26,17 @@ IDS = torch.arange(5, 13)[None]
 class Counting(ModelHook):
     """Stands for what moves a layer of a split model to its device."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.calls: list[nn.Module] = []
 
-    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    def pre_forward(self, module, *args, **kwargs):
         self.calls.append(module)
         return args, kwargs
 
 
-def hooked_model(case: str) -> tuple[Any, Counting, list[nn.Module]]:
+def hooked_model(case):
     """A model all of whose layers, and whose head, have a hook of accelerate's."""
-    model: Any = tiny_model(case)
+    model = tiny_model(case)
     counting, modules = Counting(), [*model.model.layers, model.lm_head]
     for module in modules:
         add_hook_to_module(module, counting)
@@ -54,7 +54,7 @@ BLOCKS: dict[str, Callable[[Any], AbstractContextManager[Any]]] = {
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_the_forward_of_another_owner_stays(block: str) -> None:
+def test_the_forward_of_another_owner_stays(block):
     model, counting, modules = hooked_model("mixtral")
     want = model(IDS).logits
     before, forwards = len(counting.calls), [vars(module)["forward"] for module in modules]
@@ -66,7 +66,7 @@ def test_the_forward_of_another_owner_stays(block: str) -> None:
     assert len(counting.calls) == 2 * before
 
 
-def test_a_gradient_pass_goes_through_the_forward_of_another_owner() -> None:
+def test_a_gradient_pass_goes_through_the_forward_of_another_owner():
     model, counting, _ = hooked_model("llama")
     with gradients_to(model, find_weights(model)[:1], lambda *_: None, checkpointing=True):
         counting.calls.clear()

@@ -1,12 +1,9 @@
 """A further system is a folder with the same five files and one row: every command knows its artefacts then."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from tests.tiny import tiny_model, tiny_tokenizer
 
@@ -24,7 +21,7 @@ print(json.dumps(told))
 """
 
 
-def run_commands(*commands: tuple[Any, ...]) -> list[str]:
+def run_commands(*commands):
     """What each prints, one after another in a process that knows the toy; the last one is refused."""
     asked = json.dumps([[str(a) for a in command] for command in commands])
     done = subprocess.run([sys.executable, "-c", RUN], input=asked, capture_output=True, text=True, check=False)
@@ -35,7 +32,7 @@ def run_commands(*commands: tuple[Any, ...]) -> list[str]:
     return [out for _, out, _ in answers] + [refused[2]]
 
 
-def test_one_folder_and_one_row_are_a_system(tmp_path: Path) -> None:
+def test_one_folder_and_one_row_are_a_system(tmp_path):
     files = {p.stem for p in (Path(__file__).parent / "fourth_system").glob("*.py")}
     assert files == {"__init__", "recipe", "pipeline", "result", "artefact", "report"}
     base, out, text = tmp_path / "base", tmp_path / "out", tmp_path / "text.txt"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pydoc
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,6 @@ from freemoe.domain_experts.recipe import BuildRecipe, SearchSection
 from freemoe.hookmoe.recipe import TrimRecipe
 from freemoe.recipes import recipe_from
 from freemoe.recipes.keywords import nest_keywords, recipe_of
-from freemoe.recipes.sections import RecipeSection
 from tests.test_recipe_bounds import KINDS, fields
 
 BUILD = {"model": "m", "domains": {"law": "law.jsonl"}}
@@ -46,7 +44,7 @@ def test_keywords_are_the_recipe_that_yaml_says():
 
 @pytest.mark.parametrize("command", [build_cli.COMMAND, convert_cli.COMMAND, trim_cli.COMMAND], ids=lambda c: c.name)
 def test_flags_of_the_command_line_are_keywords(command: RecipeCommand) -> None:
-    kind: Any = command.recipe
+    kind = command.recipe
     for name, flag in command.flags.items():
         path = flag if isinstance(flag, str) else flag.path
         if not isinstance(flag, str) and " " in path:
@@ -77,7 +75,7 @@ def test_what_is_no_keyword_is_answered_with_what_was_meant(values, says):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_help_shows_every_field(kind: type[RecipeSection]) -> None:
+def test_help_shows_every_field(kind):
     said = pydoc.plain(pydoc.render_doc(kind))
     for path, field in fields(kind):
         assert field.description, f"{path} has no description"

@@ -17,7 +17,7 @@ BEGUN: dict[str, dict[str, Any]] = {name: {"command": name, **least} for name, l
 SYSTEMS = {"build": BuildRecipe, "convert": ConvertRecipe, "trim": TrimRecipe}
 
 
-def changes(recipe: Any) -> dict[str, Any]:
+def changes(recipe):
     """Fields of a recipe that are not as the smallest one of its command has them, by path."""
     least, own = (r.model_dump() for r in (recipe_from(BEGUN[recipe.command]), recipe))
     found = {}
@@ -60,18 +60,18 @@ def test_a_preset_sets_what_its_table_says_and_a_dumped_recipe_holds_it(command:
     ],
 )
 def test_what_is_given_wins_over_the_preset(command: str, given: dict[str, Any], path: str, value: Any) -> None:
-    recipe: Any = recipe_from({**BEGUN[command], **given, "preset": "quick"})
+    recipe = recipe_from({**BEGUN[command], **given, "preset": "quick"})
     for part in path.split("."):
         recipe = getattr(recipe, part)
     assert recipe == value
 
 
-def test_python_says_it_by_keyword() -> None:
+def test_python_says_it_by_keyword():
     recipe = recipe_of(BuildRecipe, {"model": "m", "domains": {"d": "t.jsonl"}, "preset": "quick", "controls": 2})
     assert (recipe.data.limit, recipe.evidence.controls, recipe.evidence.oracle) == (80, 2, False)
 
 
-def test_a_result_says_what_its_preset_changed_and_no_more() -> None:
+def test_a_result_says_what_its_preset_changed_and_no_more():
     assert recipe_from(BEGUN["build"]).notes() == []
     (note,) = recipe_from({**BEGUN["build"], "preset": "quick", "evidence": {"oracle": True}}).notes()
     assert note.startswith("a quick answer (--preset quick): data.limit 80 (standard: not set), subdomains.count 1")

@@ -1,7 +1,5 @@
 """The README's Python example runs as it stands, and what the README names is there."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -15,7 +13,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 BENCHMARKS = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
 
 
-def example() -> str:
+def example():
     """The block behind the mark."""
     return README.split("<!-- example -->")[1].split("```python\n")[1].split("```")[0]
 
@@ -26,7 +24,7 @@ def test_the_python_example_runs(tmp_path, monkeypatch, capsys):
     code = example()
     assert len([line for line in code.splitlines() if line.strip()]) <= 6
     assert '"limit": 120' in code
-    scope: dict = {}
+    scope = {}
     exec(compile(code.replace('"limit": 120', '"limit": 60'), "README.md", "exec"), scope)
     assert (tmp_path / "experts" / "freemoe_config.json").is_file()
     assert scope["text"]

@@ -1,12 +1,9 @@
 """The README's figures are those of the benchmarks' kept results: one that is measured anew changes in both places."""
 
-from __future__ import annotations
-
 import json
 import re
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,23 +11,23 @@ ROOT = Path(__file__).resolve().parents[1]
 README = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
 
 
-def kept(bench: str) -> dict[str, Any]:
+def kept(bench):
     return json.loads((ROOT / "docs" / "benchmarks" / f"{bench}.json").read_text(encoding="utf-8"))
 
 
-def values(bench: str, pattern: str) -> list[float]:
+def values(bench, pattern):
     """Of all figures of a benchmark whose names match, ascending."""
     found = sorted(f["value"] for f in kept(bench)["figures"] if fnmatchcase(f["name"], pattern))
     assert found, f"{bench} has no figure {pattern!r}"
     return found
 
 
-def value(bench: str, pattern: str) -> float:
+def value(bench, pattern):
     (found,) = values(bench, pattern)
     return found
 
 
-def ends(bench: str, pattern: str) -> list[float]:
+def ends(bench, pattern):
     """Mean and ends of the first interval that is in a figure's note."""
     (note,) = (f["note"] for f in kept(bench)["figures"] if fnmatchcase(f["name"], pattern))
     found = re.search(r"([+-]?[\d.]+) \[([+-]?[\d.]+), ([+-]?[\d.]+)\]", note)
@@ -38,7 +35,7 @@ def ends(bench: str, pattern: str) -> list[float]:
     return [float(x) for x in found.groups()]
 
 
-def gain() -> list[str]:
+def gain():
     mean, low, high = ends("gain", "T7 demo domains*")
     matching = value("gain", "T7d gsm8k-matching: held-out gain*")
     return [
@@ -47,7 +44,7 @@ def gain() -> list[str]:
     ]
 
 
-def real() -> list[str]:
+def real():
     rows = {(r["material"], r["method"]): r for r in kept("real")["details"]["text"]}
     base, ours = rows["wikitext", "base"], rows["wikitext", "learned-1%"]
     share, low, high = (100 * x for x in ours["share_of_lora_r1"])
@@ -59,7 +56,7 @@ def real() -> list[str]:
     ]
 
 
-def size() -> list[str]:
+def size():
     bands, switches = values("artefact", "band expert, *shape"), values("artefact", "switch expert*")
     return [
         f"{bands[0]:.2f} to {bands[-1]:.2f} % of its base as a band, {switches[0]:.2f} to {switches[-1]:.2f} % as switches",
@@ -67,13 +64,13 @@ def size() -> list[str]:
     ]
 
 
-def scoring() -> list[str]:
+def scoring():
     small, large = value("scorer", "5-shot*vocabulary 722"), value("scorer", "5-shot*vocabulary 32000")
     sweep = value("sweep", "*vocabulary 722")
     return [f"{small:.1f} and {large:.0f} times as fast", f"a sweep of bands is {sweep:.1f} times as fast"]
 
 
-def converted() -> list[str]:
+def converted():
     decode, prompts = value("tomoe-speed", "decod*trained masks"), values("tomoe-speed", "2048*")
     accuracy = value("real-fp32", "T9 wikitext, 50% active: share*")
     return [
@@ -83,7 +80,7 @@ def converted() -> list[str]:
     ]
 
 
-def trimmed() -> list[str]:
+def trimmed():
     first = values("hookmoe-speed", "TTFT, both grouped_mm, Mixtral shape*")
     further = values("hookmoe-speed", "ITL, both compiled, Mixtral shape*")
     fine = sorted(
@@ -98,6 +95,6 @@ def trimmed() -> list[str]:
 
 
 @pytest.mark.parametrize("claims", [gain, real, size, scoring, converted, trimmed])
-def test_the_readme_says_what_was_measured(claims: Any) -> None:
+def test_the_readme_says_what_was_measured(claims):
     for claim in claims():
         assert claim in README

@@ -6,8 +6,6 @@ import contextlib
 import random
 import time
 import types
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import pytest
@@ -31,7 +29,7 @@ SMALLEST: dict[str, dict[str, Any]] = {
 }
 
 
-def fields(section: type[RecipeSection], path: str = "") -> Iterator[tuple[str, FieldInfo]]:
+def fields(section, path=""):
     for name, field in section.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, RecipeSection):
             yield from fields(field.annotation, f"{path}{name}.")
@@ -42,7 +40,7 @@ def fields(section: type[RecipeSection], path: str = "") -> Iterator[tuple[str, 
 FIELDS = [(kind.model_fields["command"].default, path, field) for kind in KINDS for path, field in fields(kind)]
 
 
-def unbounded(annotation: Any, metadata: list[Any]) -> list[Any]:
+def unbounded(annotation, metadata):
     """The types in a field that have no largest value."""
     limits = {type(m).__name__ for m in metadata} | {
         type(inner).__name__ for m in metadata if isinstance(m, FieldInfo) for inner in m.metadata
@@ -72,8 +70,8 @@ def test_every_field_has_a_largest_value(command: str, path: str, field: FieldIn
     assert path in OWN or unbounded(field.annotation, field.metadata) == []
 
 
-def recipe_with(command: str, path: str, value: Any) -> dict[str, Any]:
-    data: dict[str, Any] = {"command": command, **SMALLEST[command]}
+def recipe_with(command, path, value):
+    data = {"command": command, **SMALLEST[command]}
     data = {name: dict(held) if isinstance(held, dict) else held for name, held in data.items()}
     set_path(data, path, value)
     return data
@@ -142,19 +140,19 @@ def test_hostile_values_are_read_or_refused(command: str, path: str) -> None:
         ("bands", {"step": 1e-300, "end": 1e-300}, "greater than or equal to 0.000001"),
     ],
 )
-def test_bounds_are_told(path: str, value: Any, reason: str) -> None:
+def test_bounds_are_told(path, value, reason):
     with pytest.raises(RecipeError) as caught:
         recipe_from(recipe_with("build", path, value), "r.yaml")
     assert reason in str(caught.value)
 
 
-def test_the_finest_grid_is_quick_and_without_doubles() -> None:
+def test_the_finest_grid_is_quick_and_without_doubles():
     edges = BandSection(step=1e-4, ratio=1e-4).band_edges()
     assert len(edges) == len(set(edges)) == 10_000
     assert all(a < b for a, b in edges)
 
 
-def test_threads_are_bounded_by_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_are_bounded_by_the_cores(monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     require_cores("threads", 32)
     with pytest.raises(RecipeError, match="threads is 33; this machine has 8 cores, and at most 32"):
@@ -165,19 +163,19 @@ def test_threads_are_bounded_by_the_cores(monkeypatch: pytest.MonkeyPatch) -> No
         require_cores("workers", 17)
 
 
-def test_many_problems_are_told_in_a_page() -> None:
+def test_many_problems_are_told_in_a_page():
     with pytest.raises(RecipeError) as caught:
         recipe_from({**recipe_with("build", "seed", "x" * 3000), **{f"field{i}": "y" * 3000 for i in range(2000)}})
     assert "and 1,95" in str(caught.value)
     assert len(str(caught.value)) < 60_000
 
 
-def test_a_path_of_many_names() -> None:
+def test_a_path_of_many_names():
     with pytest.raises(RecipeError, match="no field lies 50,000 names deep"):
         set_path({}, ".".join(["a"] * 50_000), 1)
 
 
-def test_yaml_at_random_is_read_or_refused(tmp_path: Path) -> None:
+def test_yaml_at_random_is_read_or_refused(tmp_path):
     """Good recipes with bytes changed, cut out and put in."""
     good = dump(recipe_from(recipe_with("build", "seed", 3))).encode()
     pieces = [b"", b"\t", b"9" * 30, *b"&a ~*a~[~{~\x00~\xff~!!int ~? ~: ~- ~.inf~<<: ".split(b"~")]

@@ -1,7 +1,5 @@
 """The recipes of the papers' tables: each is the paper's protocol, with the values that its table has."""
 
-from __future__ import annotations
-
 from fnmatch import fnmatch
 
 import pytest
@@ -26,14 +24,14 @@ VARIED = {
 }
 
 
-def load(name: str) -> BuildRecipe:
+def load(name):
     recipe = recipe_from(recipe_data(name), name)
     assert isinstance(recipe, BuildRecipe)
     return recipe
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recipe_is_the_papers_protocol(name: str) -> None:
+def test_a_recipe_is_the_papers_protocol(name):
     recipe = load(name)
     assert (recipe.search.metrics, recipe.search.method, recipe.search.select) == (("wanda",), "exhaustive", "argmax")
     assert (recipe.bands.start, recipe.bands.end, recipe.bands.step) == (0.0, 0.5, 0.05)
@@ -46,14 +44,14 @@ def test_a_recipe_is_the_papers_protocol(name: str) -> None:
 
 
 @pytest.mark.parametrize("pattern", VARIED)
-def test_the_recipes_of_a_table_have_its_values(pattern: str) -> None:
+def test_the_recipes_of_a_table_have_its_values(pattern):
     path, values = VARIED[pattern]
     section, field = path.split(".")
     found = [getattr(getattr(load(name), section), field) for name in NAMES if fnmatch(name, pattern)]
     assert sorted(found, key=str) == sorted(values, key=str)
 
 
-def test_every_table_is_there() -> None:
+def test_every_table_is_there():
     assert {name.split("-")[0] for name in NAMES} == {f"mode/table{n:02d}" for n in range(1, 12)}
     main = [load(name) for name in NAMES if name.startswith("mode/table01-")]
     assert len({recipe.model for recipe in main}) == 5
@@ -61,7 +59,7 @@ def test_every_table_is_there() -> None:
 
 
 @pytest.mark.parametrize("name", recipe_names("tomoe"))
-def test_a_conversion_is_the_papers(name: str) -> None:
+def test_a_conversion_is_the_papers(name):
     recipe = recipe_from(recipe_data(name), name)
     assert isinstance(recipe, ConvertRecipe)
     assert (recipe.profile, recipe.mix, recipe.train.steps) == ("paper", "paper", 10000)
@@ -69,7 +67,7 @@ def test_a_conversion_is_the_papers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", recipe_names("hookmoe"))
-def test_a_trim_is_the_papers(name: str) -> None:
+def test_a_trim_is_the_papers(name):
     recipe = recipe_from(recipe_data(name), name)
     assert isinstance(recipe, TrimRecipe)
     assert recipe.plan.given or recipe.profile == "paper"

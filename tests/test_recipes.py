@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,9 +50,9 @@ FULL: dict[str, Any] = {
 }
 
 
-def changed(path: str, value: Any, command: str = "build") -> dict[str, Any]:
+def changed(path, value, command="build"):
     """The smallest recipe with one field set."""
-    data: dict[str, Any] = {**SMALLEST[command]}
+    data = {**SMALLEST[command]}
     *parents, last = path.split(".")
     at = data
     for part in parents:
@@ -63,7 +62,7 @@ def changed(path: str, value: Any, command: str = "build") -> dict[str, Any]:
     return data
 
 
-def refusal(data: object) -> str:
+def refusal(data):
     with pytest.raises(FreeMoEError) as caught:
         recipe_from(data, "r.yaml")
     return str(caught.value)
@@ -72,7 +71,7 @@ def refusal(data: object) -> str:
 @pytest.mark.parametrize(
     "data", [SMALLEST["build"], SMALLEST["eval"], FULL, changed("experts", ["base", "math/0"], "eval")]
 )
-def test_yaml_and_back_is_equal(data: dict[str, Any], tmp_path: Path) -> None:
+def test_yaml_and_back_is_equal(data, tmp_path):
     recipe = recipe_from(data)
     file = tmp_path / "recipe.yaml"
     file.write_text(dump(recipe), encoding="utf-8")
@@ -82,20 +81,20 @@ def test_yaml_and_back_is_equal(data: dict[str, Any], tmp_path: Path) -> None:
     assert dump(again) == dump(recipe)
 
 
-def test_full_recipe_keeps_every_value() -> None:
+def test_full_recipe_keeps_every_value():
     kept = recipe_from(FULL).model_dump(mode="json")
     for section, values in FULL.items():
         for key, value in values.items() if isinstance(values, dict) else [("", values)]:
             assert (kept[section][key] if key else kept[section]) == value
 
 
-def test_no_command_means_build() -> None:
+def test_no_command_means_build():
     data = {k: v for k, v in SMALLEST["build"].items() if k != "command"}
     assert isinstance(recipe_from(data), BuildRecipe)
     assert isinstance(recipe_from(SMALLEST["eval"]), EvalRecipe)
 
 
-def test_short_spellings() -> None:
+def test_short_spellings():
     recipe = recipe_from({**SMALLEST["build"], "domains": {"math": "gsm8k"}, "search": {"metrics": "wanda, random"}})
     assert isinstance(recipe, BuildRecipe)
     assert recipe.domains == {"math": ("gsm8k",)}
@@ -106,7 +105,7 @@ def test_short_spellings() -> None:
         assert written.bands.p == p
 
 
-def test_recipes_are_frozen() -> None:
+def test_recipes_are_frozen():
     recipe = recipe_from(SMALLEST["build"])
     with pytest.raises(ValueError, match="frozen"):
         recipe.seed = 3  # type: ignore[misc]
@@ -247,7 +246,7 @@ BAD: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("path", "value", "allowed"), BAD, ids=[f"{p}={v}" for p, v, _ in BAD])
-def test_a_bad_value_is_named_with_what_is_allowed(path: str, value: Any, allowed: str) -> None:
+def test_a_bad_value_is_named_with_what_is_allowed(path, value, allowed):
     message = refusal(changed(path, value))
     assert message.startswith("r.yaml cannot be used:\n")
     # A few checks look at a whole section, or at one item of a value.
@@ -256,7 +255,7 @@ def test_a_bad_value_is_named_with_what_is_allowed(path: str, value: Any, allowe
     assert "(value seen: " in message
 
 
-def test_every_field_is_checked_somewhere() -> None:
+def test_every_field_is_checked_somewhere():
     seen = {path for path, _, _ in BAD} | {"command", "revision", "saliency.text_step", "saliency.part_tokens"}
     fields = set()
     for name, field in BuildRecipe.model_fields.items():
@@ -268,24 +267,24 @@ def test_every_field_is_checked_somewhere() -> None:
 @pytest.mark.parametrize(
     ("path", "value"), [("domains", {}), ("seed", -1), ("artefact", 5), ("experts", 5), ("dtype", "int8")]
 )
-def test_an_eval_recipe_is_checked_too(path: str, value: Any) -> None:
+def test_an_eval_recipe_is_checked_too(path, value):
     assert f"  {path}" in refusal(changed(path, value, "eval"))
 
 
-def test_missing_fields_are_all_named_at_once() -> None:
+def test_missing_fields_are_all_named_at_once():
     message = refusal({"command": "build", "seed": "x"})
     assert "  model: Field required" in message
     assert "  domains: Field required" in message
     assert "  seed: " in message
 
 
-def test_an_unknown_metric_comes_with_near_misses() -> None:
+def test_an_unknown_metric_comes_with_near_misses():
     with pytest.raises(RecipeError, match=r"Unknown metric 'wandda'. Did you mean 'wanda'"):
         recipe_from(changed("search.metrics", ["wandda"]))
 
 
 @pytest.mark.parametrize("data", [None, 5, "text", ["a"]])
-def test_a_recipe_is_a_mapping(data: object) -> None:
+def test_a_recipe_is_a_mapping(data):
     assert f"got {type(data).__name__}" in refusal(data)
 
 
@@ -299,7 +298,7 @@ def test_an_unknown_command(command: object) -> None:
     ("content", "reason"),
     [(b"a: [1", "is not valid YAML"), (b"\xff\xfe\x00", "byte 2 is NUL"), (b"", "a recipe is a mapping")],
 )
-def test_a_file_that_is_no_recipe(content: bytes, reason: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_recipe(content, reason, tmp_path):
     file = tmp_path / "broken.yaml"
     file.write_bytes(content)
     with pytest.raises(RecipeError, match=reason) as caught:
@@ -308,7 +307,7 @@ def test_a_file_that_is_no_recipe(content: bytes, reason: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["nowhere.yaml", "."])
-def test_no_file(name: str, tmp_path: Path) -> None:
+def test_no_file(name, tmp_path):
     with pytest.raises(RecipeError, match=r"is not a file. Print one with: freemoe build"):
         load_recipe(tmp_path / name)
 
@@ -322,12 +321,12 @@ def test_no_file(name: str, tmp_path: Path) -> None:
         ({}, 0.0, 0.1),
     ],
 )
-def test_grids_of_ten_bands(grid: dict[str, float], first: float, step: float) -> None:
+def test_grids_of_ten_bands(grid, first, step):
     edges = [round(first + n * step, 2) for n in range(11)]
     assert BandSection(**grid).band_edges() == list(itertools.pairwise(edges))
 
 
-def test_the_papers_profile_of_a_build_is_algorithm_1() -> None:
+def test_the_papers_profile_of_a_build_is_algorithm_1():
     """theta runs to and through its end, the best band is taken whatever it brings, nobody abstains; what is given wins."""
     data = {**SMALLEST["build"], "profile": "paper"}
     recipe = recipe_from(data)
@@ -343,7 +342,7 @@ def test_the_papers_profile_of_a_build_is_algorithm_1() -> None:
 
 @pytest.mark.parametrize("step", [0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 1 / 3])
 @pytest.mark.parametrize("ratio", [0.01, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0])
-def test_any_grid_stays_inside_and_does_not_drift(step: float, ratio: float) -> None:
+def test_any_grid_stays_inside_and_does_not_drift(step, ratio):
     edges = BandSection(start=0.0, end=1.0, step=step, ratio=ratio).band_edges()
     assert edges
     for i, (a, b) in enumerate(edges):
@@ -354,6 +353,6 @@ def test_any_grid_stays_inside_and_does_not_drift(step: float, ratio: float) -> 
     assert round(len(edges) * step, 6) + ratio > 1 or len(edges) * step >= 1 - 1e-9
 
 
-def test_bands_begin_below_the_end_of_the_grid_and_may_overlap() -> None:
+def test_bands_begin_below_the_end_of_the_grid_and_may_overlap():
     edges = BandSection(start=0.0, end=0.15, step=0.05, ratio=0.2).band_edges()
     assert edges == [(0.0, 0.2), (0.05, 0.25), (0.1, 0.3)]

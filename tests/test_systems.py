@@ -1,10 +1,5 @@
 """Any artefact is opened by one function."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -19,13 +14,13 @@ from tests.tiny import tiny_model, tiny_tokenizer
 PROMPT = "seven stones"
 
 
-def continued(model, **options) -> str:
+def continued(model, **options):
     ids = tiny_tokenizer()(PROMPT, return_tensors="pt")["input_ids"]
     out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False, **options)
     return tiny_tokenizer().decode(out[0, ids.shape[1] :], skip_special_tokens=True)
 
 
-def test_a_plain_model_answers_as_itself(kinds: SimpleNamespace) -> None:  # noqa: F811
+def test_a_plain_model_answers_as_itself(kinds):  # noqa: F811
     opened = freemoe.load(kinds.dense, device="cpu")
     wanted = continued(tiny_model("llama")), "base"
     assert opened.generate_text(PROMPT, max_new_tokens=6, do_sample=False) == wanted
@@ -37,7 +32,7 @@ def test_a_plain_model_answers_as_itself(kinds: SimpleNamespace) -> None:  # noq
         freemoe.load(kinds.dense, str(kinds.dense))
 
 
-def test_a_trimmed_mixture_answers_trimmed_or_whole(kinds: SimpleNamespace, tmp_path: Path) -> None:  # noqa: F811
+def test_a_trimmed_mixture_answers_trimmed_or_whole(kinds, tmp_path):  # noqa: F811
     base = tiny_model("mixtral", num_hidden_layers=3)
     opened = freemoe.load(kinds.trimmed, str(kinds.mixture), device="cpu")
     whole = continued(base)
@@ -51,7 +46,7 @@ def test_a_trimmed_mixture_answers_trimmed_or_whole(kinds: SimpleNamespace, tmp_
         freemoe.load(kinds.trimmed, str(tmp_path), device="cpu")
 
 
-def test_a_converted_model_needs_no_base(kinds: SimpleNamespace) -> None:  # noqa: F811
+def test_a_converted_model_needs_no_base(kinds):  # noqa: F811
     opened = freemoe.load(kinds.converted, device="cpu")
     assert opened.model.config.model_type.startswith("tomoe_")
     assert opened.generate_text(PROMPT, max_new_tokens=6, do_sample=False) == (continued(opened.model), "converted")

@@ -1,7 +1,5 @@
 """Names and docstrings say something: no participle for a parameter, no docstring of four words, no two classes of one name."""
 
-from __future__ import annotations
-
 import ast
 from collections import Counter
 from pathlib import Path
@@ -20,7 +18,7 @@ LEAST_WORDS = 5
 TWICE = {f"ToMoE{base}ForCausalLM": "vLLM finds it by name" for base in ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma")}
 
 
-def banned_names(tree: ast.AST) -> list[str]:
+def banned_names(tree):
     """Parameters, fields and attributes that are called by a word of `BANNED`."""
     names = []
     for node in ast.walk(tree):
@@ -33,14 +31,14 @@ def banned_names(tree: ast.AST) -> list[str]:
     return [name for name in names if name.split()[0].lstrip("_") in BANNED and name not in STAYS]
 
 
-def test_parameters_and_attributes_say_what_they_are() -> None:
+def test_parameters_and_attributes_say_what_they_are():
     banned = {file: names for file, tree in TREES.items() if (names := banned_names(tree))}
     assert not banned, "name it by what it is"
     code = "class A:\n    told: int\n    def f(self, kept, *own, x=lambda said: 0):\n        self._held, found = kept"
     assert sorted(banned_names(ast.parse(code))) == ["_held", "kept", "own", "said", "told of A"]
 
 
-def test_docstrings_say_something() -> None:
+def test_docstrings_say_something():
     described = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
     nodes = [(file, node) for file, tree in TREES.items() for node in ast.walk(tree) if isinstance(node, described)]
     texts = [(file, ast.get_docstring(node)) for file, node in nodes]
@@ -48,6 +46,6 @@ def test_docstrings_say_something() -> None:
     assert not short, "write a sentence that a reader needs, or none where the name says it"
 
 
-def test_no_two_classes_have_one_name() -> None:
+def test_no_two_classes_have_one_name():
     names = Counter(node.name for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
     assert {name for name, count in names.items() if count > 1} == set(TWICE)

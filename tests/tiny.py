@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoConfig, PreTrainedTokenizerFast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 VOCABULARY = 288
@@ -131,7 +130,7 @@ DENSE += ["phi", "phi3", "gpt2", "opt", "gpt_neox"]
 MIXTURES = [c for c in CASES if c not in DENSE]
 
 
-def tiny_model(family_name: str, seed: int = 0, **overrides: Any) -> PreTrainedModel:
+def tiny_model(family_name, seed=0, **overrides):
     """Build a random model: hidden size 32, 2 or 3 layers, fp32, evaluation mode.
 
     Args:
@@ -160,17 +159,17 @@ IDS = torch.randint(3, 250, (3, 7), generator=torch.Generator().manual_seed(1))
 
 
 @torch.no_grad()
-def logits(model: Any) -> torch.Tensor:
+def logits(model):
     """What a model says of `IDS`."""
     return model(input_ids=IDS).logits
 
 
 @cache
-def _bytes() -> list[str]:
+def _bytes():
     return sorted(pre_tokenizers.ByteLevel.alphabet())
 
 
-def tiny_tokenizer() -> PreTrainedTokenizerFast:
+def tiny_tokenizer():
     """One token per byte, and <pad> 0, <s> 1, </s> 2: 259 entries; every text comes back as it was."""
     special = ["<pad>", "<s>", "</s>"]
     vocabulary = {token: number for number, token in enumerate([*special, *_bytes()])}
@@ -194,7 +193,7 @@ CHAT_TEMPLATE = (
 """Of a tokenizer that has one: what each role says stands in brackets."""
 
 
-def save_base_and_text(folder: Path) -> None:
+def save_base_and_text(folder):
     """Write a tiny Llama with its tokenizer into ``model``, and ninety short passages into ``text.jsonl``."""
     tiny_model("llama").save_pretrained(folder / "model")
     tiny_tokenizer().save_pretrained(folder / "model")

@@ -1,19 +1,15 @@
 """Tests of this folder need an accelerator: a real one (`make gpu`) or the pretended one (`make hardening`)."""
 
-from __future__ import annotations
-
-from types import ModuleType
-
 import pytest
 
 
 @pytest.fixture(autouse=True)
-def _there_is_one(accelerator: str) -> None:
+def _there_is_one(accelerator):
     """Skip all where torch sees none."""
 
 
 @pytest.fixture
-def pretend_accelerator(accelerator: str) -> ModuleType:
+def pretend_accelerator(accelerator):
     """`tests.pretend_accelerator`, for what is counted and for two devices; skipped on others."""
     if not accelerator.startswith("pretend"):
         pytest.skip("shown on the pretended accelerator alone (FREEMOE_TEST_DEVICE=pretend)")

@@ -1,9 +1,5 @@
 """Benchmarks with ``--device``: nothing meets what lies elsewhere."""
 
-from __future__ import annotations
-
-from types import ModuleType
-
 import pytest
 
 from benchmarks.harness import ON_DEVICES, Settings
@@ -24,21 +20,21 @@ CASES = {
 
 
 @pytest.fixture
-def accelerated(monkeypatch: pytest.MonkeyPatch, pretend_accelerator: ModuleType) -> None:
+def accelerated(monkeypatch, pretend_accelerator):
     """Memory is asked of CUDA by name, and is left out."""
     monkeypatch.setattr(activations, "free_bytes", lambda device: 1 << 33)
     for name, value in (("used_bytes", 0), ("peak_bytes", 1 << 20), ("reset_peak", None)):
         monkeypatch.setattr(large, name, lambda device, value=value: value)
 
 
-def test_every_benchmark_that_goes_to_devices_is_tried() -> None:
+def test_every_benchmark_that_goes_to_devices_is_tried():
     assert set(CASES) == set(ON_DEVICES)
 
 
 @pytest.mark.hardening
 @pytest.mark.usefixtures("accelerated")
 @pytest.mark.parametrize("name", CASES)
-def test_nothing_meets_what_lies_elsewhere(name: str) -> None:
+def test_nothing_meets_what_lies_elsewhere(name):
     module, only = CASES[name]
     outcome = module.run(Settings(quick=True, device="pretend:0", only=only))
     assert outcome.figures

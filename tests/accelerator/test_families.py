@@ -1,11 +1,6 @@
 """Every family of the table on an accelerator: experts that answer, and the whole of a conversion or a trim, as on the CPU."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import torch
-from torch import Tensor
 
 from freemoe import artefacts
 from freemoe.domain_experts.hosting.several import STRATEGIES
@@ -23,8 +18,8 @@ PROMPTS = ["one two", "a longer prompt than that", "x", "the last of them"]
 
 
 @each_family("llama", "qwen3_moe")
-def test_experts_answer_there_as_here_in_any_batch(case: str, accelerator: str) -> None:
-    def answers(device: str) -> dict[str, Tensor]:
+def test_experts_answer_there_as_here_in_any_batch(case, accelerator):
+    def answers(device):
         moe = mixture(case, device)
         tokenizer = tiny_tokenizer()
         tokenizer.padding_side = "left"
@@ -40,7 +35,7 @@ def test_experts_answer_there_as_here_in_any_batch(case: str, accelerator: str) 
 
 
 @each_family("llama")
-def test_the_server_answers_there_as_each_prompt_alone_here(case: str, accelerator: str) -> None:
+def test_the_server_answers_there_as_each_prompt_alone_here(case, accelerator):
     here, there = mixture(case, "cpu"), mixture(case, accelerator)
     with engine_on(there, batch=4, prefill=7) as engine:
         boxes = engine.submit([ask(there, p, n, 6) for p, n in zip(PROMPTS, NAMES, strict=True)])
@@ -51,7 +46,7 @@ def test_the_server_answers_there_as_each_prompt_alone_here(case: str, accelerat
 
 
 @each_family(of=[*CONVERTIBLE, *MIXTURES])
-def test_from_a_recipe_to_answers(case: str, tmp_path: Path, accelerator: str) -> None:
+def test_from_a_recipe_to_answers(case, tmp_path, accelerator):
     save_base_and_text(tmp_path)
     (tmp_path / "model").rename(tmp_path / "llama")
     folder = "mixture" if case in MIXTURES else "model"

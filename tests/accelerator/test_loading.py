@@ -1,9 +1,5 @@
 """A base is read to its accelerator, which may hold more than the host has left."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -15,7 +11,7 @@ from tests.tiny import tiny_model, tiny_tokenizer
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     # A router with a stored buffer is among its weights.
     tiny_model("deepseek_v3").save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
@@ -23,7 +19,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("pretend_accelerator")
-def test_a_base_that_the_host_has_no_room_for(folder: Path, accelerator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_base_that_the_host_has_no_room_for(folder, accelerator, monkeypatch):
     here = load_base(folder, device="cpu")[0]
     with monkeypatch.context() as patched:
         patched.setattr(placement, "free_bytes", lambda device: 0 if device.type == "cpu" else 1 << 40)
@@ -36,9 +32,7 @@ def test_a_base_that_the_host_has_no_room_for(folder: Path, accelerator: str, mo
 
 
 @pytest.mark.usefixtures("pretend_accelerator")
-def test_a_full_accelerator_is_said_before_loading(
-    folder: Path, accelerator: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_accelerator_is_said_before_loading(folder, accelerator, monkeypatch):
     monkeypatch.setattr(placement, "free_bytes", lambda device: 1 << 40 if device.type == "cpu" else 1000)
     with pytest.raises(
         DataError, match=rf"takes .* MiB and 0.0 MiB of memory are free on {accelerator}.*--device disk"

@@ -27,7 +27,7 @@ HOOKS = {"steps": 4, "rows": 2, "every": 2, "block": 32, "limit": 8, "held_out":
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def files(tmp_path_factory):
     """A dense base, a mixture, a text and a task."""
     folder = tmp_path_factory.mktemp("files")
     save_base_and_text(folder)
@@ -38,7 +38,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def convert_recipe(files: Path, **changes: Any) -> dict[str, Any]:
+def convert_recipe(files, **changes):
     return {
         "command": "convert",
         "model": str(files / "model"),
@@ -51,7 +51,7 @@ def convert_recipe(files: Path, **changes: Any) -> dict[str, Any]:
     }
 
 
-def trim_recipe(files: Path, **changes: Any) -> dict[str, Any]:
+def trim_recipe(files, **changes):
     return {
         "command": "trim",
         "model": str(files / "mixture"),
@@ -62,7 +62,7 @@ def trim_recipe(files: Path, **changes: Any) -> dict[str, Any]:
     }
 
 
-def build_recipe(files: Path, **changes: Any) -> dict[str, Any]:
+def build_recipe(files, **changes):
     return {
         "command": "build",
         "model": str(files / "model"),
@@ -80,13 +80,13 @@ class Killed(Exception):
     """Stands for a kill."""
 
 
-def killed_every(units: int, run: Callable[[], Path]) -> tuple[Path, int]:
+def killed_every(units, run):
     """Run, killed whenever so many units of work were written, until it ends; and how often it was killed."""
     unit, kills = RunJournal.run_unit, 0
     while True:
         left = units
 
-        def dying(journal: RunJournal, name: str, work: Callable[[], Any]) -> Any:
+        def dying(journal, name, work):
             nonlocal left
             new = name not in journal
             found = unit(journal, name, work)
@@ -103,7 +103,7 @@ def killed_every(units: int, run: Callable[[], Path]) -> tuple[Path, int]:
                 kills += 1
 
 
-def same_tensors(one: Path, other: Path) -> None:
+def same_tensors(one, other):
     files = sorted(p.name for p in one.glob("*.safetensors"))
     assert files == sorted(p.name for p in other.glob("*.safetensors")) != []
     for name in files:
@@ -124,16 +124,14 @@ SYSTEMS: dict[str, tuple[Callable[..., Path], Callable[..., dict[str, Any]], int
     scope="module",
     params=[pytest.param(name, marks=() if name == "convert" else pytest.mark.hardening) for name in SYSTEMS],
 )
-def made(
-    request: pytest.FixtureRequest, files: Path, tmp_path_factory: pytest.TempPathFactory, accelerator: str
-) -> tuple[str, Path]:
+def made(request, files, tmp_path_factory, accelerator):
     """A system's name, and an artefact of it that was made on the accelerator in one go."""
     run, recipe, _ = SYSTEMS[request.param]
     output = str(tmp_path_factory.mktemp("made") / request.param)
     return request.param, run(recipe_from(recipe(files, output=output, device=accelerator)))
 
 
-def test_a_killed_run_comes_to_the_same(made: tuple[str, Path], files: Path, tmp_path: Path, accelerator: str) -> None:
+def test_a_killed_run_comes_to_the_same(made, files, tmp_path, accelerator):
     name, whole = made
     run, recipe, units = SYSTEMS[name]
     folder, kills = killed_every(
@@ -143,7 +141,7 @@ def test_a_killed_run_comes_to_the_same(made: tuple[str, Path], files: Path, tmp
     same_tensors(folder, whole)
 
 
-def test_it_is_scored_there_as_on_the_cpu(made: tuple[str, Path], files: Path, accelerator: str) -> None:
+def test_it_is_scored_there_as_on_the_cpu(made, files, accelerator):
     _, folder = made
     recipe = {"command": "eval", "artefact": str(folder), "domains": {"law": [str(files / "law.jsonl")]}}
     there, here = (
@@ -157,7 +155,7 @@ def test_it_is_scored_there_as_on_the_cpu(made: tuple[str, Path], files: Path, a
     assert there == here
 
 
-def test_it_answers_there_as_on_the_cpu(made: tuple[str, Path], accelerator: str) -> None:
+def test_it_answers_there_as_on_the_cpu(made, accelerator):
     _, folder = made
     texts = []
     for device in (accelerator, "cpu"):
@@ -167,7 +165,7 @@ def test_it_answers_there_as_on_the_cpu(made: tuple[str, Path], accelerator: str
     assert texts[0] == texts[1]
 
 
-def test_an_expert_is_merged_there(made: tuple[str, Path], tmp_path: Path, accelerator: str) -> None:
+def test_an_expert_is_merged_there(made, tmp_path, accelerator):
     name, folder = made
     if name != "build":
         with pytest.raises(ArtifactError, match="cannot be merged"):

@@ -1,10 +1,6 @@
 """The pretended accelerator itself: it computes what the CPU does, refuses what CUDA refuses, and counts where the host waits."""
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable
-from types import ModuleType
 
 import pytest
 import torch
@@ -15,7 +11,7 @@ HERE = torch.device("pretend", 0) if hasattr(torch, "pretend") else torch.device
 pytestmark = pytest.mark.usefixtures("pretend_accelerator")
 
 
-def ones(*shape: int, device: object = HERE) -> torch.Tensor:
+def ones(*shape, device=HERE):
     return torch.ones(*shape, device=device)
 
 
@@ -35,12 +31,12 @@ def ones(*shape: int, device: object = HERE) -> torch.Tensor:
         lambda: ones(3).numpy(),
     ],
 )
-def test_what_cuda_refuses_is_refused(careless: Callable[[], object]) -> None:
+def test_what_cuda_refuses_is_refused(careless):
     with pytest.raises((RuntimeError, TypeError), match=r"device|generator of the CPU"):
         careless()
 
 
-def test_numbers_and_indices_of_the_host_may_meet_its_tensors() -> None:
+def test_numbers_and_indices_of_the_host_may_meet_its_tensors():
     x = torch.arange(6.0, device=HERE).view(2, 3)
     torch.testing.assert_close((x * torch.tensor(2.0) + 1)[torch.tensor([1])].cpu(), torch.tensor([[7.0, 9.0, 11.0]]))
     x[torch.tensor([0])] = torch.tensor(5.0)
@@ -68,9 +64,7 @@ def test_numbers_and_indices_of_the_host_may_meet_its_tensors() -> None:
         (lambda x: torch.where(x > 0, x, 0).topk(2), 0),
     ],
 )
-def test_the_host_waits_for_what_it_reads(
-    asks: Callable[[torch.Tensor], object], times: int, pretend_accelerator: ModuleType
-) -> None:
+def test_the_host_waits_for_what_it_reads(asks, times, pretend_accelerator):
     x = ones(3)
     with pretend_accelerator.waits() as count:
         asks(x)
@@ -80,7 +74,7 @@ def test_the_host_waits_for_what_it_reads(
     assert count.total == times
 
 
-def test_waits_of_the_backward_pass_have_a_place_too(pretend_accelerator: ModuleType) -> None:
+def test_waits_of_the_backward_pass_have_a_place_too(pretend_accelerator):
     x = ones(3).requires_grad_()
     x.register_hook(lambda gradient: bool(gradient.any()) and None)
     with pretend_accelerator.waits() as count:
@@ -90,7 +84,7 @@ def test_waits_of_the_backward_pass_have_a_place_too(pretend_accelerator: Module
     ]
 
 
-def test_errors_of_the_backward_pass_are_raised(pretend_accelerator: ModuleType) -> None:
+def test_errors_of_the_backward_pass_are_raised(pretend_accelerator):
     for _ in range(3):
         x = ones(3).requires_grad_()
         x.register_hook(lambda gradient: gradient + ones(3, device="cpu"))
@@ -99,7 +93,7 @@ def test_errors_of_the_backward_pass_are_raised(pretend_accelerator: ModuleType)
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_training_there_is_training_here(number: int) -> None:
+def test_training_there_is_training_here(number):
     torch.manual_seed(0)
     here = nn.ModuleList([nn.Linear(4, 6), nn.LayerNorm(6), nn.GRU(6, 5, bidirectional=True)])
     there = copy.deepcopy(here).to(f"pretend:{number}")
@@ -121,7 +115,7 @@ def test_training_there_is_training_here(number: int) -> None:
         torch.testing.assert_close(a, b.cpu(), atol=1e-4, rtol=1e-4)
 
 
-def test_views_share_their_memory_and_outputs_are_given_the_shape() -> None:
+def test_views_share_their_memory_and_outputs_are_given_the_shape():
     x = torch.zeros(2, 3, 2, device=HERE)
     torch.view_as_complex(x).mul_(0).add_(1 + 2j)
     x.transpose(0, 1)[1].fill_(7)
@@ -135,7 +129,7 @@ def test_views_share_their_memory_and_outputs_are_given_the_shape() -> None:
     assert out.resize_(2).cpu().tolist() == [11, 14]
 
 
-def test_complex_numbers_have_gradients() -> None:
+def test_complex_numbers_have_gradients():
     found = []
     for device in ("cpu", HERE):
         x = torch.arange(8.0).view(4, 2).to(device).requires_grad_()
@@ -146,13 +140,13 @@ def test_complex_numbers_have_gradients() -> None:
     assert found[0].any()
 
 
-def test_what_a_file_holds_is_read_to_the_host(tmp_path) -> None:
+def test_what_a_file_holds_is_read_to_the_host(tmp_path):
     save_file({"x": ones(3)}, tmp_path / "x.safetensors")
     with pytest.raises(RuntimeError, match="device"):
         ones(3).add_(load_file(tmp_path / "x.safetensors")["x"])
 
 
-def test_a_seed_draws_the_same() -> None:
+def test_a_seed_draws_the_same():
     one, other = (torch.Generator(device).manual_seed(3) for device in (HERE, "cpu"))
     assert one.device == HERE
     assert torch.equal(torch.randn(4, generator=one, device=HERE).cpu(), torch.randn(4, generator=other))

@@ -1,9 +1,5 @@
 """Runs that were stopped go on from files, which are read to the host, on the accelerator that they began on."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -11,7 +7,7 @@ from torch import nn
 from freemoe.training.mean import ParameterMean
 
 
-def test_a_mean_goes_on_where_its_parameters_are(accelerator: str, tmp_path: Path) -> None:
+def test_a_mean_goes_on_where_its_parameters_are(accelerator, tmp_path):
     parameters = {"p": nn.Parameter(torch.arange(5.0, device=accelerator))}
     first, second = ParameterMean(parameters, 1.0), ParameterMean(parameters, 1.0)
     first.update_mean()

@@ -1,15 +1,10 @@
 """What is found on an accelerator is what is found on the CPU."""
 
-from __future__ import annotations
-
 import copy
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from benchmarks.speed.shapes import random_model
 from freemoe.domain_experts.rank.bands import Band, BandRankings
@@ -34,19 +29,19 @@ NEAR = {"rtol": 1e-3, "atol": 1e-3}
 
 
 @pytest.fixture(autouse=True)
-def no_fallback() -> Iterator[None]:
+def no_fallback():
     """What is shown of a kernel is not shown of torch."""
     yield
     assert not optional.failures
 
 
-def ids(device: str, count: int = 12) -> Tensor:
+def ids(device, count=12):
     return torch.arange(3, 3 + count)[None].to(device)
 
 
 @each_family("llama")
 @pytest.mark.parametrize("work", WORKS, ids=lambda f: f.__name__)
-def test_a_build_finds_there_what_it_finds_here(work: Callable[[World], Any], case: str, accelerator: str) -> None:
+def test_a_build_finds_there_what_it_finds_here(work, case, accelerator):
     here, there = World(case, "cpu"), World(case, accelerator)
     expected, found = list(numbers(work(here))), list(numbers(work(there)))
     assert len(found) == len(expected) > 0
@@ -56,7 +51,7 @@ def test_a_build_finds_there_what_it_finds_here(work: Callable[[World], Any], ca
         assert torch.equal(one, other.cpu())
 
 
-def test_masks_are_the_same_bits(accelerator: str) -> None:
+def test_masks_are_the_same_bits(accelerator):
     weights = find_weights(tiny_model("llama"))
     generator = torch.Generator().manual_seed(0)
     for share in (0.004, 0.4):
@@ -75,8 +70,8 @@ def test_masks_are_the_same_bits(accelerator: str) -> None:
     Band("magnitude", 0.1, 0.3), Band("wanda", 0.4, 0.5), Band("wanda", 0.0, 0.2, scope="layer"), Band("wanda", 0.2, 0.6, patch=3),
     Band("random", 0.5, 0.7, seed=1),
 ], ids=lambda band: f"{band.metric} {band.scope} {band.patch}")  # fmt: skip
-def test_bands_are_the_same_bits(band: Band, accelerator: str) -> None:
-    def masks(device: str) -> Mask:
+def test_bands_are_the_same_bits(band, accelerator):
+    def masks(device):
         # In bfloat16 many weights are equally important.
         weights = find_weights(tiny_model("llama").to(device, torch.bfloat16))
         generator = torch.Generator().manual_seed(0)
@@ -89,7 +84,7 @@ def test_bands_are_the_same_bits(band: Band, accelerator: str) -> None:
         assert torch.equal(own.to_bools(), there[name].to_bools().cpu())
 
 
-def test_a_random_model_is_drawn_where_it_is_wanted(accelerator: str) -> None:
+def test_a_random_model_is_drawn_where_it_is_wanted(accelerator):
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 2}
     torch.manual_seed(3)
     expected = torch.rand(1)
@@ -107,7 +102,7 @@ def test_a_random_model_is_drawn_where_it_is_wanted(accelerator: str) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("static", [False, True], ids=["gate", "static"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_converted_model_is_the_masked_one(dtype: torch.dtype, static: bool, accelerator: str) -> None:
+def test_a_converted_model_is_the_masked_one(dtype, static, accelerator):
     dense = tiny_model("llama")
     structure = random_structure(dense, static=static)
     with apply_structure(dense, structure):
@@ -129,8 +124,8 @@ def test_a_converted_model_is_the_masked_one(dtype: torch.dtype, static: bool, a
 
 @torch.no_grad()
 @pytest.mark.parametrize("compact", [False, True], ids=["theirs", "compact"])
-def test_a_trimmed_mixture_is_the_same(compact: bool, accelerator: str) -> None:
-    def logits(device: str) -> list[Tensor]:
+def test_a_trimmed_mixture_is_the_same(compact, accelerator):
+    def logits(device):
         model = tiny_model("olmoe").to(device)
         model.set_experts_implementation("eager")
         before = model(ids(device)).logits
@@ -151,7 +146,7 @@ def test_a_trimmed_mixture_is_the_same(compact: bool, accelerator: str) -> None:
         torch.testing.assert_close(there, here, **NEAR)
 
 
-def needs_triton(accelerator: str) -> None:
+def needs_triton(accelerator):
     if not importable("triton"):
         pytest.skip("triton is not installed")
     if torch.device(accelerator).type != "cuda" and not optional.INTERPRETED:
@@ -161,7 +156,7 @@ def needs_triton(accelerator: str) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("case", CASES)
-def test_triton_kernels_compiled(case: str, dtype: torch.dtype, accelerator: str) -> None:
+def test_triton_kernels_compiled(case, dtype, accelerator):
     needs_triton(accelerator)
     launch, arguments, expected = CASES[case](dtype)
     found = launch(*(moved(value, accelerator) for value in arguments)).cpu()
@@ -172,7 +167,7 @@ def test_triton_kernels_compiled(case: str, dtype: torch.dtype, accelerator: str
 
 @torch.no_grad()
 @pytest.mark.parametrize("case", COMPILED)
-def test_triton_kernels_run_on_the_second_device(case: str, accelerator: str) -> None:
+def test_triton_kernels_run_on_the_second_device(case, accelerator):
     needs_triton(accelerator)
     if torch.cuda.device_count() < 2:
         pytest.skip("torch sees one accelerator")
@@ -185,7 +180,7 @@ def test_triton_kernels_run_on_the_second_device(case: str, accelerator: str) ->
 
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_mixed_batch_is_each_sequence_alone(dtype: torch.dtype, accelerator: str) -> None:
+def test_a_mixed_batch_is_each_sequence_alone(dtype, accelerator):
     moe = mixture("llama", accelerator, dtype)
     weights = find_weights(moe.model)
     rows = torch.randint(3, 200, (6, 5), generator=torch.Generator().manual_seed(0)).to(accelerator)

@@ -1,18 +1,13 @@
 """How often the host waits for its device in a step of each training: a step must not grow slower with the weights that it has."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
 
 from freemoe.domain_experts.purify import learned
-from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches
+from freemoe.domain_experts.purify.batches import answer_batches
 from freemoe.domain_experts.purify.greedy import PurifyTask
 from freemoe.domain_experts.rank.calibrate import calibrate
 from freemoe.domain_experts.recipe import SaliencySection
@@ -29,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("pretend_accelerator")
 DEVICE = "pretend"
 
 
-def answers(number: int, seed: int) -> list[AnswerBatch]:
+def answers(number, seed):
     """Random prompts with random answers."""
     draw = random.Random(seed)
     rows = [(tuple(draw.choices(range(3, 250), k=20)), tuple(draw.choices(range(3, 250), k=8))) for _ in range(number)]
@@ -37,11 +32,11 @@ def answers(number: int, seed: int) -> list[AnswerBatch]:
 
 
 @contextmanager
-def each_call(module: ModuleType, owner: Any, name: str) -> Iterator[list[Any]]:
+def each_call(module, owner, name):
     """While open, what the host waits for in each call of a method, in a list."""
     seen, inner = [], getattr(owner, name)
 
-    def counted(*args: Any, **kwargs: Any) -> Any:
+    def counted(*args, **kwargs):
         with module.waits() as count:
             found = inner(*args, **kwargs)
         seen.append(count)
@@ -57,9 +52,7 @@ LARGE = {"hidden_size": 144, "intermediate_size": 160, "num_key_value_heads": 4}
 
 
 @pytest.mark.parametrize("shape", [{}, LARGE, {"num_hidden_layers": 4}], ids=["small", "large", "deep"])
-def test_a_step_of_learned_switches_waits_for_less_than_one_thing_a_weight(
-    shape: dict[str, Any], pretend_accelerator: ModuleType
-) -> None:
+def test_a_step_of_learned_switches_waits_for_less_than_one_thing_a_weight(shape, pretend_accelerator):
     model = tiny_model("llama", **shape).to(DEVICE)
     weights = find_weights(model)
     with each_call(pretend_accelerator, learned._SwitchTraining, "_train_step") as seen:
@@ -73,7 +66,7 @@ def test_a_step_of_learned_switches_waits_for_less_than_one_thing_a_weight(
 @pytest.mark.parametrize(
     "values", [{}, {"profile": "paper"}, {"train": {"loss": "lm"}}], ids=["default", "paper", "lm"]
 )
-def test_a_step_of_gates(values: dict[str, Any], pretend_accelerator: ModuleType) -> None:
+def test_a_step_of_gates(values, pretend_accelerator):
     own = trainer(recipe(**values), device=DEVICE)
     with each_call(pretend_accelerator, GateTrainer, "_train_step") as seen:
         own.train_until(4)
@@ -82,7 +75,7 @@ def test_a_step_of_gates(values: dict[str, Any], pretend_accelerator: ModuleType
 
 
 @pytest.mark.parametrize("loss", training.LOSSES)
-def test_a_step_of_hooks(loss: str, pretend_accelerator: ModuleType) -> None:
+def test_a_step_of_hooks(loss, pretend_accelerator):
     model = tiny_model("mixtral", num_hidden_layers=3).to(DEVICE)
     # What the family's own experts wait for is not ours.
     model.set_experts_implementation("batched_mm")
@@ -99,7 +92,7 @@ def test_a_step_of_hooks(loss: str, pretend_accelerator: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("case", "experts", "each"), [("llama", {}, 2), ("mixtral", {"num_local_experts": 6}, 2 + 2 * 2)]
 )
-def test_a_batch_of_calibration(case: str, experts: dict[str, int], each: int, pretend_accelerator: ModuleType) -> None:
+def test_a_batch_of_calibration(case, experts, each, pretend_accelerator):
     model = tiny_model(case, **experts).to(DEVICE)
     if experts:
         model.set_experts_implementation("batched_mm")

@@ -1,10 +1,5 @@
 """A base over two devices: every tensor is made, and meets others, where its neighbours are."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 
@@ -13,7 +8,7 @@ from freemoe.models.spec import family_of, find_layers
 from tests.accelerator.worlds import WORKS, World, each_family, numbers
 
 
-def moved(value: Any, device: str) -> Any:
+def moved(value, device):
     if isinstance(value, dict):
         return {name: moved(part, device) for name, part in value.items()}
     if isinstance(value, tuple):
@@ -23,9 +18,7 @@ def moved(value: Any, device: str) -> Any:
 
 @each_family("llama", of=["llama", "qwen3_moe"])
 @pytest.mark.parametrize("work", WORKS, ids=lambda f: f.__name__)
-def test_nothing_is_made_without_its_neighbours_device(
-    work: Callable[[World], Any], case: str, pretend_accelerator: Any
-) -> None:
+def test_nothing_is_made_without_its_neighbours_device(work, case, pretend_accelerator):
     expected = work(World(case, "cpu"))
     world = World(case, "pretend:0")
     _, layers = find_layers(world.model, family_of(world.model))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from types import ModuleType
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 
-from freemoe.domain_experts.expert import DomainExpert, band_expert, switch_expert, unit_expert
+from freemoe.domain_experts.expert import band_expert, switch_expert, unit_expert
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.rank.bands import Band, BandRankings
 from freemoe.domain_experts.structured.masks import units_off
@@ -39,7 +37,7 @@ THINLY, MUCH, UNITS, BANDS = "a few places", "every fifth place", "whole rows an
 GREEDY: dict[str, Any] = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
 
 
-def expert_of(kind: str, number: int, model: Any) -> DomainExpert:
+def expert_of(kind, number, model):
     weights, name = find_weights(model), NAMES[number]
     if kind == UNITS:
         units = find_units(model, "neuron")
@@ -55,7 +53,7 @@ def expert_of(kind: str, number: int, model: Any) -> DomainExpert:
     return switch_expert(name, mask_of({w.name: torch.arange(number, w.size, every) for w in weights}, weights))
 
 
-def mixture(kind: str, device: str, layers: int = 2) -> FreeMoE:
+def mixture(kind, device, layers=2):
     """A base on a device with four experts, which were made on the CPU."""
     model = tiny_model("llama", num_hidden_layers=layers, hidden_size=16, intermediate_size=24)
     experts = [expert_of(kind, number, model) for number in range(len(NAMES))]
@@ -63,15 +61,15 @@ def mixture(kind: str, device: str, layers: int = 2) -> FreeMoE:
 
 
 @pytest.fixture
-def ids(accelerator: str) -> torch.Tensor:
+def ids(accelerator):
     return torch.randint(3, 200, (4, 5), generator=torch.Generator().manual_seed(0)).to(accelerator)
 
 
 @pytest.fixture
-def per_token(pretend_accelerator: ModuleType) -> Callable[[Callable[[int], Any]], float]:
+def per_token(pretend_accelerator):
     """How often each further token waits, of a call that is told how many there are."""
 
-    def count(call: Callable[[int], Any]) -> float:
+    def count(call):
         call(2)
         call(2)  # what is made once, such as masks
         found = []
@@ -85,10 +83,10 @@ def per_token(pretend_accelerator: ModuleType) -> Callable[[Callable[[int], Any]
 
 
 @pytest.fixture
-def no_more_than_the_base(pretend_accelerator: ModuleType) -> Callable[..., None]:
+def no_more_than_the_base(pretend_accelerator):
     """Fails where a model waits more often for some tokens than it does by itself: once, to see whether texts are packed."""
 
-    def check(model: Any, ids: torch.Tensor, inside: Callable[[], AbstractContextManager[Any]]) -> None:
+    def check(model, ids, inside):
         with pretend_accelerator.waits() as alone:
             model(ids, use_cache=False)
         with inside(), pretend_accelerator.waits() as waits:
@@ -98,7 +96,7 @@ def no_more_than_the_base(pretend_accelerator: ModuleType) -> Callable[..., None
     return check
 
 
-def test_generate_with_one_expert(per_token: Any, ids: torch.Tensor, accelerator: str) -> None:
+def test_generate_with_one_expert(per_token, ids, accelerator):
     moe = mixture(THINLY, accelerator)
     with moe.expert("e0"):
         assert per_token(lambda n: moe.generate(input_ids=ids[:1], max_new_tokens=n, **GREEDY)) <= 1
@@ -106,13 +104,8 @@ def test_generate_with_one_expert(per_token: Any, ids: torch.Tensor, accelerator
 
 @pytest.mark.parametrize("kind", [THINLY, MUCH, UNITS, BANDS])
 def test_a_mixed_batch_has_all_its_places_there(
-    kind: str,
-    accelerator: str,
-    ids: torch.Tensor,
-    no_more_than_the_base: Any,
-    pretend_accelerator: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    kind, accelerator, ids, no_more_than_the_base, pretend_accelerator, monkeypatch
+):
     if kind == BANDS:
         # What is around the kernel, and the way of more rows than it is the best for.
         monkeypatch.setattr(bands, "tiles_available", lambda weight: True)
@@ -122,7 +115,7 @@ def test_a_mixed_batch_has_all_its_places_there(
         with moe.mixed(strategy) as run:
 
             @contextmanager
-            def assigned(names: list[str], run: Any = run) -> Iterator[None]:
+            def assigned(names, run=run):
                 run.assign(names)
                 moe.model(ids, use_cache=False)
                 yield
@@ -136,10 +129,10 @@ def test_a_mixed_batch_has_all_its_places_there(
             assert waits.total <= 1 + (3 if kind == BANDS else 1), waits
 
 
-def test_generate_with_four_experts(per_token: Any, ids: torch.Tensor, accelerator: str) -> None:
+def test_generate_with_four_experts(per_token, ids, accelerator):
     moe = mixture(THINLY, accelerator)
 
-    def generate(tokens: int) -> Any:
+    def generate(tokens):
         return moe.generate(input_ids=ids, expert=NAMES, strategy="fused", max_new_tokens=tokens, **GREEDY)
 
     assert per_token(generate) <= 1
@@ -153,15 +146,7 @@ ALL_WISHES: dict[str, Any] = {
 @torch.no_grad()
 @pytest.mark.parametrize(("wishes", "own"), [({}, 2), (ALL_WISHES, 8)], ids=["greedy", "all wishes"])
 @pytest.mark.parametrize(("experts", "passes"), [(1, 1), (4, 4), ("mixed", 1)])
-def test_a_step_of_the_server(
-    experts: int | str,
-    passes: int,
-    wishes: dict[str, Any],
-    own: int,
-    accelerator: str,
-    pretend_accelerator: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_step_of_the_server(experts, passes, wishes, own, accelerator, pretend_accelerator, monkeypatch):
     """One wait for each pass, whose rows are sent together, and some for the step, however many sequences and layers there are."""
     monkeypatch.setattr(acting, "worth_mixing", lambda weights, rows: experts == "mixed")
     for layers, sequences in ((1, 4), (2, 8)):
@@ -188,7 +173,7 @@ def test_a_step_of_the_server(
 
 
 @pytest.mark.parametrize("sampling", [SamplingConfig(), SamplingConfig(2, 0.8, 0.9)], ids=["greedy", "sampled"])
-def test_generations_of_the_scorer(sampling: SamplingConfig, per_token: Any, accelerator: str) -> None:
+def test_generations_of_the_scorer(sampling, per_token, accelerator):
     scorer = Scorer(tiny_model("llama").to(accelerator), tiny_tokenizer())
     # One is the text's, which may have ended, the other in transformers, which looks whether anything is masked.
     assert per_token(lambda n: scorer.samples(["one two", "three"], ["\n"], n, sampling)) <= 2
@@ -196,9 +181,7 @@ def test_generations_of_the_scorer(sampling: SamplingConfig, per_token: Any, acc
 
 @torch.no_grad()
 @pytest.mark.parametrize("static", [False, True], ids=["gate", "static"])
-def test_a_structure_on_the_dense_model(
-    static: bool, ids: torch.Tensor, accelerator: str, no_more_than_the_base: Any
-) -> None:
+def test_a_structure_on_the_dense_model(static, ids, accelerator, no_more_than_the_base):
     model = tiny_model("llama")
     structure = random_structure(model, static=static)
     no_more_than_the_base(model.to(accelerator), ids, lambda: apply_structure(model, structure))
@@ -208,9 +191,7 @@ def test_a_structure_on_the_dense_model(
 @pytest.mark.parametrize(
     ("family", "kind"), [("llama", "neuron"), ("llama", "kv_group"), ("llama", "layer"), ("mixtral", "expert")]
 )
-def test_units_that_are_off(
-    family: str, kind: Any, ids: torch.Tensor, accelerator: str, no_more_than_the_base: Any
-) -> None:
+def test_units_that_are_off(family, kind, ids, accelerator, no_more_than_the_base):
     model = tiny_model(family)
     if family == "mixtral":
         model.set_experts_implementation("batched_mm")

@@ -1,10 +1,5 @@
 """A tiny model on a device with documents, and what a build does with them."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
-from typing import Any
-
 import pytest
 import torch
 
@@ -28,7 +23,7 @@ from tests.masks import mask_of
 from tests.tiny import CASES, tiny_model, tiny_tokenizer
 
 
-def each_family(*quick: str, of: Sequence[str] = tuple(CASES)) -> Any:
+def each_family(*quick, of=tuple(CASES)):
     """A test's ``case`` is every tiny model; all but the quick ones are for ``make hardening``."""
     cases = [pytest.param(case, marks=() if case in quick else pytest.mark.hardening) for case in of]
     return pytest.mark.parametrize("case", cases)
@@ -45,7 +40,7 @@ TEXTS = [
 class World:
     """A model on a device, its weights, and documents."""
 
-    def __init__(self, case: str, device: str) -> None:
+    def __init__(self, case, device):
         self.model = tiny_model(case).to(device)
         if case.endswith("moe"):
             # The other ways call what accelerators alone can do.
@@ -57,11 +52,11 @@ class World:
             for i, text in enumerate(TEXTS)
         ]
 
-    def batches(self) -> list[Any]:
+    def batches(self):
         return answer_batches(gold_rows(self.scorer, self.documents), [0, 1, 0, 1], 64, self.model.device)
 
 
-def score(world: World) -> Any:
+def score(world):
     return [
         s.value
         for s in Evaluator(
@@ -70,7 +65,7 @@ def score(world: World) -> Any:
     ]
 
 
-def bands(world: World) -> Any:
+def bands(world):
     norms = calibrate(world.model, world.weights, ((b.ids, b.mask, b.labels) for b in world.batches()), 2)
     found = []
     for band in (Band("wanda", 0.2, 0.4), Band("wanda", 0.2, 0.4, scope="layer"), Band("magnitude", 0.1, 0.3, patch=2)):
@@ -80,7 +75,7 @@ def bands(world: World) -> Any:
     return found
 
 
-def board(world: World) -> Any:
+def board(world):
     norms = calibrate(world.model, world.weights, ((b.ids, b.mask, b.labels) for b in world.batches()), 2)
     band = Band("wanda", 0.2, 0.4)
     mask = BandRankings(world.weights, lambda tap: norms.input_norm(tap, 0, 2), [band]).mask_of_band(band)
@@ -93,19 +88,19 @@ def board(world: World) -> Any:
     return found, score(world)
 
 
-def greedy(world: World) -> Any:
+def greedy(world):
     batches = world.batches()
     task = PurifyTask(world.model, world.weights, batches[:1], batches[1:])
     return greedy_purify(task, SaliencySection(step=0.01, budget=0.03)).losses
 
 
-def learned(world: World) -> Any:
+def learned(world):
     batches = world.batches()
     task = PurifyTask(world.model, world.weights, batches[:1], batches[1:])
     return learn_switches(task, SaliencySection(budget=0.03, steps=6, step_tokens=4, every=3)).losses
 
 
-def numbers(value: Any) -> Iterator[float]:
+def numbers(value):
     """All that a work found, one after the other."""
     if isinstance(value, list | tuple):
         for part in value:
@@ -117,7 +112,7 @@ def numbers(value: Any) -> Iterator[float]:
 WORKS = [score, bands, board, greedy, learned]
 
 
-def mixture(case: str, device: str, dtype: torch.dtype = torch.float32) -> FreeMoE:
+def mixture(case, device, dtype=torch.float32):
     """A model with an expert of switches and one of a band, made on the device."""
     model = tiny_model(case).to(device, dtype)
     weights = find_weights(model)

@@ -1,40 +1,35 @@
 """The command line of the benchmarks, in the test's own process, and benchmarks that are made up."""
 
-from __future__ import annotations
-
 import math
 import sys
 import types
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
 
 from benchmarks.cli import app
-from benchmarks.harness import BENCHES, Figure, Outcome, Settings
+from benchmarks.harness import BENCHES, Figure, Outcome
 from freemoe.cli import run_program
-from tests.cli.conftest import Freemoe, folder, freemoe, started
+from tests.cli.conftest import folder, freemoe, started
 
 __all__ = ["bench", "folder", "freemoe"]
 
 
 @pytest.fixture
-def bench(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Freemoe]:
+def bench(capsys, monkeypatch, tmp_path_factory):
     """Run ``python -m benchmarks ARGUMENTS`` and say how it ended."""
     start = partial(run_program, app, "python -m benchmarks")
     yield from started(capsys, monkeypatch, tmp_path_factory.mktemp("cache"), start=start)
 
 
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+def seen(monkeypatch):
     """Benchmarks ``pretend``, whose figure is met, ``fails``, whose figure is not, and ``hole``, without one; their settings."""
-    settings: list[Settings] = []
+    settings = []
     for name, value in (("pretend", 7.0), ("fails", 5.0), ("hole", math.nan)):
         module = types.ModuleType(f"benchmarks.{name}")
 
-        def run(given: Settings, value: float = value) -> Outcome:
+        def run(given, value=value):
             settings.append(given)
             return Outcome((Figure("speed", value, 6.0), Figure("beside", value)), {"seed": given.seed})
 

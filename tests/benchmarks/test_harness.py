@@ -1,10 +1,7 @@
 """Figures, verdicts, fair timing, and what is written down."""
 
-from __future__ import annotations
-
 import json
 import math
-from pathlib import Path
 
 import pytest
 
@@ -25,14 +22,14 @@ from freemoe.core.errors import UnknownNameError, VersionError
         (Figure("beside", 2.0, unit=" s"), "not judged", "beside: 2.00 s"),
     ],
 )
-def test_a_figure_is_met_at_its_target_and_missed_beyond(figure: Figure, verdict: str, line: str) -> None:
+def test_a_figure_is_met_at_its_target_and_missed_beyond(figure, verdict, line):
     assert figure.verdict(False) == verdict
     assert figure.verdict(True) == "not judged"
     assert figure.line() == line
 
 
-def test_sides_take_turns_and_each_comes_first_as_often() -> None:
-    calls: list[str] = []
+def test_sides_take_turns_and_each_comes_first_as_often():
+    calls = []
     seconds = in_turns({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 4)
     assert calls == ["b", "a"] + ["a", "b", "b", "a"] * 2
     assert {name: len(s) for name, s in seconds.items()} == {"a": 4, "b": 4}
@@ -40,9 +37,7 @@ def test_sides_take_turns_and_each_comes_first_as_often() -> None:
     assert ratio({"slow": [2.0, 6.0, 2.2], "fast": [1.0, 3.0, 1.0]}, "slow", "fast") == 2.0
 
 
-def test_a_result_holds_figures_verdicts_and_machine_and_is_written_as_json(
-    seen: list[Settings], tmp_path: Path
-) -> None:
+def test_a_result_holds_figures_verdicts_and_machine_and_is_written_as_json(seen, tmp_path):
     found = run_bench("hole", Settings(seed=3))
     assert found["details"] == {"seed": 3}
     assert [f["verdict"] for f in found["figures"]] == ["missed", "not judged"]
@@ -56,14 +51,14 @@ def test_a_result_holds_figures_verdicts_and_machine_and_is_written_as_json(
     assert kept["environment"]["packages"]["torch"]
 
 
-def test_an_unknown_benchmark_and_a_scorer_without_its_private_name_are_refused() -> None:
+def test_an_unknown_benchmark_and_a_scorer_without_its_private_name_are_refused():
     with pytest.raises(UnknownNameError, match="Did you mean 'scorer'"):
         run_bench("scorers", Settings())
     with pytest.raises(VersionError, match=r"has no object\._loglikelihood_tokens"):
         answers_of(object(), [])
 
 
-def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_cache_folder_follows_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("FREEMOE_CACHE", str(tmp_path / "own"))
     assert harness.cache_folder() == tmp_path / "own"
     monkeypatch.delenv("FREEMOE_CACHE")

@@ -1,10 +1,7 @@
 """The null benchmark: its draws have no gain, its rival test is what it says, and a run that was cut goes on."""
 
-from __future__ import annotations
-
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,12 +11,12 @@ from benchmarks.harness import Settings
 
 
 @pytest.mark.parametrize("shape", null.SHAPES)
-def test_null_differences_have_mean_zero(shape: str) -> None:
+def test_null_differences_have_mean_zero(shape):
     drawn = null.differences(shape, np.random.default_rng(0), 400_000)
     assert abs(drawn.mean()) < 5 * drawn.std() / math.sqrt(len(drawn))
 
 
-def test_a_build_of_gains_is_accepted_and_one_of_nothing_is_not() -> None:
+def test_a_build_of_gains_is_accepted_and_one_of_nothing_is_not():
     nothing = np.zeros((40, 3))
     gains = nothing.copy()
     gains[:30, 1] = 1.0
@@ -27,17 +24,17 @@ def test_a_build_of_gains_is_accepted_and_one_of_nothing_is_not() -> None:
     assert not null.accepts([nothing, nothing], 0)
 
 
-def test_the_earlier_test_by_hand() -> None:
+def test_the_earlier_test_by_hand():
     gains = np.zeros((20, 2))
     gains[:, 1] = 1.0
     # Both halves pick the second candidate: twenty won, none lost.
     assert null.two_folds(gains, 0) == pytest.approx(0.5**20)
 
 
-def test_a_run_that_was_cut_goes_on(tmp_path: Path) -> None:
+def test_a_run_that_was_cut_goes_on(tmp_path):
     asked = []
 
-    def measure(first: int, size: int) -> int:
+    def measure(first, size):
         asked.append((first, size))
         return 1
 
@@ -48,7 +45,7 @@ def test_a_run_that_was_cut_goes_on(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "null-x-0.json").read_text()) == [9, 4]
 
 
-def test_a_quick_run_has_every_kind_of_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quick_run_has_every_kind_of_figure(monkeypatch):
     monkeypatch.setattr(null, "null_build", lambda seed: False)
     monkeypatch.setattr(null, "ACCEPTANCE", null.ACCEPTANCE[:1])
     names = {figure.name for figure in null.run(Settings(quick=True, only="[!c]*")).figures}

@@ -1,11 +1,7 @@
 """Benchmarks with ``--device``: parts that fail, what the large base measures, and when a timing begins and ends."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import Any
 
-import pytest
 import torch
 
 from benchmarks import devices
@@ -13,8 +9,8 @@ from benchmarks.harness import Settings, in_turns
 from benchmarks.speed import large
 
 
-def test_a_part_that_fails_says_so_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*args: Any) -> Any:
+def test_a_part_that_fails_says_so_and_the_others_go_on(monkeypatch):
+    def full(*args):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
     monkeypatch.setattr(large.memory, "prepared", full)
@@ -26,7 +22,7 @@ def test_a_part_that_fails_says_so_and_the_others_go_on(monkeypatch: pytest.Monk
     assert outcome.details["memory: scoring"] == {"error": "CUDA out of memory. Tried to allocate 20.00 GiB"}
 
 
-def test_the_large_base_measures_every_part() -> None:
+def test_the_large_base_measures_every_part():
     outcome = large.run(Settings(quick=True))
     assert set(large.PARTS) <= set(outcome.details)
     assert len(outcome.figures) == 5 + len(large.WEIGHED)
@@ -36,8 +32,8 @@ def test_the_large_base_measures_every_part() -> None:
     assert large.SHAPE["num_hidden_layers"] * (4 * 4096**2 + 3 * 4096 * 11008) + 2 * 32000 * 4096 == 6_738_149_376
 
 
-def test_a_timing_begins_and_ends_when_every_device_has_nothing_left_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[Any] = []
+def test_a_timing_begins_and_ends_when_every_device_has_nothing_left_to_do(monkeypatch):
+    order = []
     cuda = SimpleNamespace(is_initialized=lambda: True, device_count=lambda: 2, synchronize=order.append)
     monkeypatch.setattr(devices, "torch", SimpleNamespace(cuda=cuda))
     in_turns({"a": lambda: order.append("a")}, 2, warm=False)

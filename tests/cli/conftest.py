@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 
@@ -28,7 +27,7 @@ class Done(NamedTuple):
 Freemoe = Callable[..., Done]
 
 
-def document(done: Done, command: str) -> dict[str, Any]:
+def document(done, command):
     """The one JSON document on standard output, found to be what `freemoe schema` says of the command's."""
     found = json.loads(done.out)
     assert found["schema"] == f"freemoe.{command}/1", done.err
@@ -38,7 +37,7 @@ def document(done: Done, command: str) -> dict[str, Any]:
     return found
 
 
-def numbers_are_numbers(value: Any) -> bool:
+def numbers_are_numbers(value):
     """Whether no text of plain data is a number, with or without a unit."""
     if isinstance(value, dict):
         return all(re.fullmatch(r"[a-z][\w-]*", key) and numbers_are_numbers(inner) for key, inner in value.items())
@@ -47,19 +46,14 @@ def numbers_are_numbers(value: Any) -> bool:
     return not (isinstance(value, str) and re.fullmatch(r"[\d.,]+ ?(%|s|ms|MiB|tokens)?", value))
 
 
-def started(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    cache: Path,
-    start: Callable[[], None] = main,
-) -> Iterator[Freemoe]:
+def started(capsys, monkeypatch, cache, start=main):
     """Run a command line, ``freemoe`` where no other is given, and say how it ended; a fault of freemoe itself fails the test."""
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()
     monkeypatch.setenv("FREEMOE_CACHE", str(cache))
 
-    def run(*arguments: str, faults: bool = False) -> Done:
+    def run(*arguments, faults=False):
         monkeypatch.setattr(sys, "argv", ["freemoe", *arguments])
         capsys.readouterr()
         code = 0
@@ -76,15 +70,13 @@ def started(
 
 
 @pytest.fixture
-def freemoe(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Freemoe]:
+def freemoe(capsys, monkeypatch, tmp_path_factory):
     """Run ``freemoe ARGUMENTS`` and say how it ended; ``faults=True`` where a fault is what is tested."""
     yield from started(capsys, monkeypatch, tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """An empty folder to work in, but for forty easy questions."""
     monkeypatch.chdir(tmp_path)
     lines = [

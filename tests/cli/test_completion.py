@@ -1,7 +1,5 @@
 """What the shell completes, in each shell's own way, and that it takes no torch to do so."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -16,14 +14,13 @@ from freemoe.domain_experts.recipe import METRICS
 from freemoe.evals.tasks.benchmarks import BENCHMARKS
 from freemoe.models.checkpoints.loading import BUNDLED, BUNDLED_MOE
 from freemoe.systems import SYSTEMS
-from tests.cli.conftest import Freemoe
 from tests.test_architecture import HEAVY
 
 PROGRAM = Path(sys.executable).with_name("freemoe")
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path, monkeypatch):
     """A folder with an artefact of two experts, a model and a GGUF file, by their names only."""
     monkeypatch.chdir(tmp_path)
     for name, file in (("experts", "freemoe_config.json"), ("base", "config.json"), ("other", "notes.txt")):
@@ -38,7 +35,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def of_bash(line: str) -> dict[str, str]:
+def of_bash(line):
     """What bash sets when it asks for the end of a line; a space there begins a new word."""
     position = len(line.split()) - (not line.endswith(" "))
     return {"_FREEMOE_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(position)}
@@ -74,23 +71,21 @@ def of_bash(line: str) -> dict[str, str]:
         ("freemoe schema conv", ["converted", "convert", "convert-plan"]),
     ],
 )
-def test_names_are_completed(
-    line: str, expected: list[str], here: Path, freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_are_completed(line, expected, here, freemoe, monkeypatch):
     for name, value in of_bash(line).items():
         monkeypatch.setenv(name, value)
     done = freemoe()
     assert (done.code, done.err, done.out.split()) == (0, "", expected)
 
 
-def test_what_is_completed_is_what_there_is() -> None:
+def test_what_is_completed_is_what_there_is():
     assert COMPLETED == (BUNDLED, BUNDLED_MOE)
     assert SYSTEMS.loaded_names() == SYSTEMS.names()
     assert "gsm8k" in BENCHMARKS
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_every_shell_has_its_script(shell: str, tmp_path: Path) -> None:
+def test_every_shell_has_its_script(shell, tmp_path):
     environ = {
         **os.environ,
         "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1",
@@ -99,7 +94,7 @@ def test_every_shell_has_its_script(shell: str, tmp_path: Path) -> None:
         "XDG_CONFIG_HOME": str(tmp_path / ".config"),
     }
 
-    def run(*arguments: str) -> str:
+    def run(*arguments):
         done = subprocess.run(
             [PROGRAM, *arguments], capture_output=True, text=True, timeout=60, env=environ, check=False
         )
@@ -117,7 +112,7 @@ def test_every_shell_has_its_script(shell: str, tmp_path: Path) -> None:
     assert len(written) == 1
 
 
-def test_bash_itself_completes(here: Path, tmp_path: Path) -> None:
+def test_bash_itself_completes(here, tmp_path):
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("no bash")
@@ -144,9 +139,7 @@ echo "${COMPREPLY[@]}"
     ("shell", "line", "expected"),
     [("zsh", "freemoe ls me", '"metrics"'), ("fish", "freemoe merge experts ma", "math/0")],
 )
-def test_zsh_and_fish_are_answered(
-    shell: str, line: str, expected: str, here: Path, freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_zsh_and_fish_are_answered(shell, line, expected, here, freemoe, monkeypatch):
     monkeypatch.setenv("_FREEMOE_COMPLETE", f"complete_{shell}")
     monkeypatch.setenv("_TYPER_COMPLETE_ARGS", line)
     monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
@@ -156,7 +149,7 @@ def test_zsh_and_fish_are_answered(
 
 
 @pytest.mark.parametrize("line", ["freemoe build m --metric ", "freemoe merge experts ", "freemoe schema "])
-def test_completion_loads_nothing_heavy(line: str, here: Path) -> None:
+def test_completion_loads_nothing_heavy(line, here):
     code = """
 import sys
 sys.argv = ["freemoe"]

@@ -1,13 +1,11 @@
 """`freemoe convert` from the outside: flags are the recipe, nothing is done when asked not to, the whole way works."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Freemoe, document, numbers_are_numbers
+from tests.cli.conftest import document, numbers_are_numbers
 from tests.tiny import save_base_and_text
 
 SMALL = ["--steps", "2", "--block", "32", "--batch-tokens", "64", "--experts", "3", "--dtype", "float32"]
@@ -15,13 +13,13 @@ SMALL += ["--rounds", "0"]
 
 
 @pytest.fixture
-def model(folder: Path) -> Path:
+def model(folder):
     """A tiny model and a text, in the folder to work in."""
     save_base_and_text(folder)
     return folder / "model"
 
 
-def test_a_dry_run_writes_nothing(model: Path, freemoe: Freemoe) -> None:
+def test_a_dry_run_writes_nothing(model, freemoe):
     done = freemoe("convert", str(model), "--text", "text.jsonl", *SMALL, "-o", "out", "--dry-run")
     assert done.code == 0
     assert "steps: 2\nstep: 64 tokens\n" in done.out
@@ -36,7 +34,7 @@ def test_a_dry_run_writes_nothing(model: Path, freemoe: Freemoe) -> None:
     assert not list(model.parent.glob("out*"))
 
 
-def test_a_dry_run_refuses_what_the_run_would_in_the_same_words(model: Path, freemoe: Freemoe) -> None:
+def test_a_dry_run_refuses_what_the_run_would_in_the_same_words(model, freemoe):
     (model.parent / "short.jsonl").write_text("\n".join(json.dumps(f"{n} little") for n in range(40)))
     before = sorted(model.parent.iterdir())
     for flags, words in (
@@ -55,7 +53,7 @@ def test_a_dry_run_refuses_what_the_run_would_in_the_same_words(model: Path, fre
     assert sorted(model.parent.iterdir()) == before
 
 
-def test_the_whole_way(model: Path, freemoe: Freemoe) -> None:
+def test_the_whole_way(model, freemoe):
     done = freemoe("convert", str(model), "--text", "text.jsonl", *SMALL, "-o", "out", "-q")
     assert done.code == 0, done.err
     assert "static pruning by magnitude" in done.out

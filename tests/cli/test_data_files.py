@@ -1,7 +1,5 @@
 """Data of ten shapes: each is recognised, and a build says as what; conversations keep their template to the answer."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -12,7 +10,6 @@ from transformers import AutoTokenizer
 from freemoe.assets import demo_model_path
 from freemoe.core.artifacts import read_manifest
 from freemoe.evals.tasks.domains import load_domain
-from tests.cli.conftest import Freemoe
 from tests.tiny import CHAT_TEMPLATE
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -56,7 +53,7 @@ def chat_base(tmp_path_factory):
     return folder
 
 
-def test_conversations_are_built_on_and_answered_by_the_template(freemoe: Freemoe, chat_base, tmp_path):
+def test_conversations_are_built_on_and_answered_by_the_template(freemoe, chat_base, tmp_path):
     out = str(tmp_path / "out")
     data = f"help={DATA / 'messages.jsonl'}"
     built = freemoe("build", str(chat_base), "-d", data, *SMALL, "-o", out)
@@ -76,7 +73,7 @@ def test_conversations_are_built_on_and_answered_by_the_template(freemoe: Freemo
     assert read_manifest(out + "-off")["chat"] is False
 
 
-def test_chat_that_cannot_be(freemoe: Freemoe, tmp_path):
+def test_chat_that_cannot_be(freemoe, tmp_path):
     done = freemoe(
         "build", "freemoe-demo", "-d", f"a={DATA / 'messages.jsonl'}", "--chat", "on", "-o", str(tmp_path / "o")
     )

@@ -19,7 +19,7 @@ from tests.cli.conftest import Freemoe, document, numbers_are_numbers
 from tests.cli.test_refusals import SMALL
 
 
-def test_nothing_is_printed_that_json_has_no_word_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_printed_that_json_has_no_word_for(capsys):
     value = {"a": float("nan"), "b": [1, {"c": float("inf")}], "d": Path("x/y"), "e": (1, 2.5), 3: "é"}
     print_json("build", value)
     out = capsys.readouterr().out
@@ -60,11 +60,11 @@ def test_nothing_is_printed_that_json_has_no_word_for(capsys: pytest.CaptureFixt
         ({"mean": 1234.5678, "subdomains": 1234}, ["mean: 1,235", "subdomains: 1,234"]),
     ],
 )
-def test_lines_have_units(found: dict, lines: list[str]) -> None:
+def test_lines_have_units(found, lines):
     assert lines_of(found) == lines
 
 
-def test_every_document_that_is_printed_has_a_type() -> None:
+def test_every_document_that_is_printed_has_a_type():
     printed = set()
     for path in (Path(package.__file__).parent / "cli").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -77,7 +77,7 @@ def test_every_document_that_is_printed_has_a_type() -> None:
     assert printed | plans == set(DOCUMENTS)
 
 
-def test_types_refuse_other_documents() -> None:
+def test_types_refuse_other_documents():
     with pytest.raises(ValidationError, match=r"freemoe\.error/1"):
         DOCUMENTS["error"].model_validate({"schema": "freemoe.error/2", "error": "", "kind": "", "exit_code": 2})
     with pytest.raises(ValidationError, match="exit_code"):
@@ -93,14 +93,14 @@ def test_schemas_of_documents_are_printed(command: str, freemoe: Freemoe) -> Non
 
 
 @pytest.fixture
-def built(folder: Path, freemoe: Freemoe) -> dict:
+def built(folder, freemoe):
     """What a small build printed."""
     done = freemoe(*SMALL, "--json")
     assert done.code == 0, done.err
     return document(done, "build")
 
 
-def test_every_command_prints_one_document(built: dict, folder: Path, freemoe: Freemoe) -> None:
+def test_every_command_prints_one_document(built, folder, freemoe):
     assert built["folder"] == "out"
     assert built["report"] == "out/report.html"
     assert built["result"] == json.loads((folder / "out" / "result.json").read_text())
@@ -133,10 +133,10 @@ def test_every_command_prints_one_document(built: dict, folder: Path, freemoe: F
     }
 
 
-def test_what_is_told_of_a_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_told_of_a_run(capsys, monkeypatch):
     monkeypatch.setattr(common, "plain_result", lambda folder: {"x": 1.5, "notes": ["n"]})
 
-    def told(**shown: bool) -> str:
+    def told(**shown):
         lines = ["n", "a: 1 -> 2", "b"]
         CommandOutput(**shown).print_result("trim", Path("out"), lines, lambda: [Table("head", box=None)], plans=None)
         return capsys.readouterr().out
@@ -163,7 +163,7 @@ def test_what_is_told_of_a_run(capsys: pytest.CaptureFixture[str], monkeypatch: 
     assert json.loads(told(as_json=True, summary=True)) == whole
 
 
-def test_a_summary_is_the_verdict_and_the_path(built: dict, freemoe: Freemoe) -> None:
+def test_a_summary_is_the_verdict_and_the_path(built, freemoe):
     done = freemoe(*SMALL, "--summary", "--overwrite")
     assert done.out.splitlines() == [*built["headlines"], "artefact: out"]
     line = ["eval", "out", "-d", "law=law.jsonl", "-o", "scores.json", "--summary"]
@@ -181,7 +181,7 @@ def test_a_summary_is_the_verdict_and_the_path(built: dict, freemoe: Freemoe) ->
     assert "documents" not in found["domains"][0]
 
 
-def test_what_cannot_be_parsed_is_a_document_too(freemoe: Freemoe) -> None:
+def test_what_cannot_be_parsed_is_a_document_too(freemoe):
     done = freemoe("build", "m", "--metrc", "wanda", "--json")
     found = document(done, "error")
     assert (found["kind"], found["exit_code"], done.code) == ("UsageError", 2, 2)
@@ -198,6 +198,6 @@ def test_yaml_is_no_document(command: str, folder: Path, freemoe: Freemoe) -> No
     assert "give one of them" in document(done, "error")["error"]
 
 
-def test_the_page_names_every_document() -> None:
+def test_the_page_names_every_document():
     page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
     assert all(f"`freemoe.{command}/1`" in page for command in DOCUMENTS)

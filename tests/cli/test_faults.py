@@ -1,7 +1,5 @@
 """The last handler: whatever happens, no traceback on the terminal; what is a fault of freemoe is kept for a report."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json
@@ -11,29 +9,28 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from freemoe.cli import failures
 from freemoe.core.files import cache_folder
-from tests.cli.conftest import Freemoe, document
+from tests.cli.conftest import document
 
 ROWS = "freemoe.cli.listing._listing_rows"
 
 
-def breaks(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    def broken(*_: object) -> None:
+def breaks(monkeypatch, error):
+    def broken(*_):
         raise error
 
     monkeypatch.setattr(ROWS, broken)
 
 
-def kept() -> list[Path]:
+def kept():
     return sorted(cache_folder().glob("fault-*.txt"))
 
 
-def test_a_fault_is_told_and_its_traceback_kept(freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_is_told_and_its_traceback_kept(freemoe, monkeypatch):
     breaks(monkeypatch, ZeroDivisionError("a \x1b[2J b\nmore"))
     monkeypatch.setattr(failures, "report_page", lambda: "https://example.org/issues")
     done = freemoe("ls", "--json", faults=True)
@@ -52,9 +49,7 @@ def test_a_fault_is_told_and_its_traceback_kept(freemoe: Freemoe, monkeypatch: p
     assert (found["kind"], found["exit_code"]) == ("ZeroDivisionError", 70)
 
 
-def test_a_fault_where_no_folder_takes_the_traceback(
-    freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_fault_where_no_folder_takes_the_traceback(freemoe, monkeypatch, tmp_path):
     breaks(monkeypatch, TypeError())
     (tmp_path / "file").touch()
     monkeypatch.setenv("FREEMOE_CACHE", str(tmp_path / "file"))
@@ -65,9 +60,7 @@ def test_a_fault_where_no_folder_takes_the_traceback(
     assert "could not be written" in done.err
 
 
-def test_the_cache_that_is_closed_gives_way_to_the_temporary_folder(
-    freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_cache_that_is_closed_gives_way_to_the_temporary_folder(freemoe, monkeypatch, tmp_path):
     breaks(monkeypatch, TypeError("x"))
     (tmp_path / "file").touch()
     monkeypatch.setenv("FREEMOE_CACHE", str(tmp_path / "file"))
@@ -94,9 +87,7 @@ def test_the_cache_that_is_closed_gives_way_to_the_temporary_folder(
         (RuntimeError("CUDA out of memory. Tried to allocate"), "not enough memory"),
     ],
 )
-def test_what_the_system_refuses_is_no_fault(
-    error: Exception, words: str, freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_system_refuses_is_no_fault(error, words, freemoe, monkeypatch):
     breaks(monkeypatch, error)
     done = freemoe("ls")
     assert done.code == 2
@@ -106,7 +97,7 @@ def test_what_the_system_refuses_is_no_fault(
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(5), SystemExit("words")])
-def test_other_ends(error: BaseException, freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_ends(error, freemoe, monkeypatch):
     breaks(monkeypatch, error)
     done = freemoe("ls")
     assert done.code == {"KeyboardInterrupt": 130, "SystemExit": 5 if error.args == (5,) else 1}[type(error).__name__]
@@ -114,13 +105,13 @@ def test_other_ends(error: BaseException, freemoe: Freemoe, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("arguments", [["generate", "m", "\udcff"], ["inspect", "a\udc80"], ["ls", "\0"]])
-def test_arguments_that_are_no_text(arguments: list[str], freemoe: Freemoe) -> None:
+def test_arguments_that_are_no_text(arguments, freemoe):
     done = freemoe(*arguments)
     assert done.code == 2
     assert f"error: Argument {len(arguments)}, {arguments[-1]!r}, is not UTF-8" in done.err
 
 
-def test_a_terminal_of_ascii_alone(freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_of_ascii_alone(freemoe, monkeypatch):
     narrow = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr("sys.stderr", narrow)
     freemoe("inspect", "wörter–漢")
@@ -128,10 +119,10 @@ def test_a_terminal_of_ascii_alone(freemoe: Freemoe, monkeypatch: pytest.MonkeyP
     assert "w\\xf6rter\\u2013\\u6f22" in narrow.read()
 
 
-def test_the_page_of_reports_is_the_packages_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    def told(*lines: str) -> Any:
+def test_the_page_of_reports_is_the_packages_own(monkeypatch):
+    def told(*lines):
         class Told:
-            def get_all(self, name: str) -> list[str] | None:
+            def get_all(self, name):
                 assert name == "Project-URL"
                 return list(lines) or None
 
@@ -147,19 +138,19 @@ def test_the_page_of_reports_is_the_packages_own(monkeypatch: pytest.MonkeyPatch
     assert failures.report_page() == "to those that you have freemoe from"
 
 
-def test_a_reader_that_goes_away() -> None:
+def test_a_reader_that_goes_away():
     line = f"{sys.executable} -m freemoe ls --json | true; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120, check=False)
     assert (done.stdout, done.stderr) == ("141\n", "")
 
 
-def test_exit_codes_are_documented() -> None:
+def test_exit_codes_are_documented():
     page = Path(__file__).parents[2].joinpath("docs", "cli.md").read_text(encoding="utf-8")
     for code in (failures.REFUSED, failures.FAULT, failures.STOPPED, failures.UNHEARD):
         assert re.search(rf"^\| {code} \|", page, re.MULTILINE), code
 
 
-def test_json_is_safe_on_a_terminal(freemoe: Freemoe) -> None:
+def test_json_is_safe_on_a_terminal(freemoe):
     name = "a\u202e\x9b31m"
     done = freemoe("inspect", name, "--json")
     assert repr(name) in json.loads(done.out)["error"]
@@ -179,7 +170,7 @@ def test_json_is_safe_on_a_terminal(freemoe: Freemoe) -> None:
         {"kind": "evaluation", "recipe": {}, "domains": {"a": None}, "environment": {}, "average": []},
     ],
 )
-def test_a_result_that_was_edited(result: Any, freemoe: Freemoe, tmp_path: Path) -> None:
+def test_a_result_that_was_edited(result, freemoe, tmp_path):
     (tmp_path / "scores.json").write_text(json.dumps(result))
     done = freemoe("report", str(tmp_path / "scores.json"))
     assert done.code == 2
@@ -188,9 +179,7 @@ def test_a_result_that_was_edited(result: Any, freemoe: Freemoe, tmp_path: Path)
 
 @pytest.mark.parametrize("name", ["", ".", "/", "x" * 300, "x/" * 3000, "~nosuchuser/x", "loop", "fifo", "/dev/null"])
 @pytest.mark.parametrize("line", ["report {}", "inspect {}", "run {}", "eval freemoe-demo -d a={}.jsonl --dry-run"])
-def test_names_that_lead_nowhere(
-    line: str, name: str, freemoe: Freemoe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_that_lead_nowhere(line, name, freemoe, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for end in ("", ".jsonl"):
         (tmp_path / f"loop{end}").symlink_to(f"loop{end}")
@@ -209,7 +198,7 @@ def test_names_that_lead_nowhere(
         (lambda path: path.write_text("x" * 2**19), "512.0 KiB, and at most 256.0 KiB"),
     ],
 )
-def test_a_folder_of_tasks_that_another_library_reads(make: Any, words: str, freemoe: Freemoe, tmp_path: Path) -> None:
+def test_a_folder_of_tasks_that_another_library_reads(make, words, freemoe, tmp_path):
     (tmp_path / "good.yaml").write_text("task: mine\nprocess_docs: !function utils.f\n")
     make(tmp_path / "odd.yaml")
     done = freemoe("eval", "freemoe-demo", "-d", "a=lm_eval:mine", "--task-folder", str(tmp_path), "--dry-run")

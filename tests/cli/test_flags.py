@@ -15,7 +15,7 @@ from freemoe.cli import build as build_cli
 from freemoe.cli import convert as convert_cli
 from freemoe.cli import evaluate as eval_cli
 from freemoe.cli import trim as trim_cli
-from freemoe.cli.flags import Flags, RecipeCommand
+from freemoe.cli.flags import RecipeCommand
 from freemoe.domain_experts.demo import demo_recipe
 from freemoe.domain_experts.recipe import BuildRecipe
 from freemoe.recipes import EvalRecipe, dump, load_recipe, recipe_from
@@ -23,7 +23,7 @@ from tests.cli.conftest import Freemoe
 from tests.test_recipes import FULL, SMALLEST
 
 
-def plain(flags: Flags) -> dict[str, str]:
+def plain(flags):
     """Flags that are written as their field reads them, with its path."""
     return {n: f if isinstance(f, str) else f.path for n, f in flags.items() if isinstance(f, str) or not f.read}
 
@@ -98,13 +98,13 @@ VALUES: dict[str, tuple[str | None, Any]] = {
 }
 
 
-def at(recipe: Any, path: str) -> Any:
+def at(recipe, path):
     for part in path.split("."):
         recipe = getattr(recipe, part)
     return recipe
 
 
-def without(recipe: Any, path: str) -> dict[str, Any]:
+def without(recipe, path):
     """The recipe's other fields."""
     data = recipe.model_dump(mode="json")
     *parents, last = path.split(".")
@@ -115,13 +115,13 @@ def without(recipe: Any, path: str) -> dict[str, Any]:
     return data
 
 
-def written(flag: str) -> list[str]:
+def written(flag):
     text, _ = VALUES[flag]
     option = f"--{flag.replace('_', '-')}"
     return [option] if text is None else [text] if text.startswith("--") else [option, text]
 
 
-def parsed(text: str, folder: Path) -> Any:
+def parsed(text, folder):
     (folder / "printed.yaml").write_text(text, encoding="utf-8")
     return load_recipe(folder / "printed.yaml")
 
@@ -175,16 +175,14 @@ def test_a_flag_reaches_its_field_and_no_other(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_flags_that_say_more_than_one_thing(
-    arguments: list[str], expected: dict[str, Any], tmp_path: Path, freemoe: Freemoe
-) -> None:
+def test_flags_that_say_more_than_one_thing(arguments, expected, tmp_path, freemoe):
     done = freemoe(*BASE, *arguments, "--print-recipe")
     assert done.code == 0, done.err
     recipe = parsed(done.out, tmp_path)
     assert {path: at(recipe, path) for path in expected} == expected
 
 
-def test_every_option_of_build_and_eval_is_accounted_for() -> None:
+def test_every_option_of_build_and_eval_is_accounted_for():
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     acting = {"sets", "overwrite", "dry_run", "print_recipe_", "summary", "as_json", "quiet", "help_all", "domain"}
     build = {p.name for p in commands["build"].params}
@@ -196,7 +194,7 @@ def test_every_option_of_build_and_eval_is_accounted_for() -> None:
 def test_help_says_what_a_field_is_may_be_and_is_by_default(command: RecipeCommand) -> None:
     shown = {p.name: p for p in typer.main.get_command(app).commands[command.name].params}  # type: ignore[attr-defined]
     for name, path in plain(command.flags).items():
-        field: Any = command.recipe
+        field = command.recipe
         for part in path.split("."):
             field = (field.annotation if isinstance(field, FieldInfo) else field).model_fields[part]
         told = " ".join(shown[name].help.split())
@@ -218,7 +216,7 @@ LEAVES = [
 
 
 @pytest.mark.parametrize(("path", "value"), LEAVES, ids=[p for p, _ in LEAVES])
-def test_set_reaches_every_field(path: str, value: Any, tmp_path: Path, freemoe: Freemoe) -> None:
+def test_set_reaches_every_field(path, value, tmp_path, freemoe):
     # Some values need a companion to be allowed at all.
     extra = ["-d", "mine=x.jsonl"] if path == "subdomains.count" else []
     done = freemoe(*BASE, *extra, "--set", f"{path}={json.dumps(value)}", "--print-recipe")
@@ -227,13 +225,13 @@ def test_set_reaches_every_field(path: str, value: Any, tmp_path: Path, freemoe:
     assert (list(found) if isinstance(found, tuple) else found) == value
 
 
-def everything() -> list[str]:
+def everything():
     flags = [w for flag in BUILD_PATHS for w in written(flag)]
     return [*flags, "--subdomains", "math=2", "--theta", "0:0.5:0.05", "--layers", "0:2", "--set", "search.alpha=0.1"]
 
 
 @pytest.mark.parametrize("arguments", [[], everything()], ids=["defaults", "every flag"])
-def test_flags_yaml_and_run_say_the_same(arguments: list[str], tmp_path: Path, freemoe: Freemoe) -> None:
+def test_flags_yaml_and_run_say_the_same(arguments, tmp_path, freemoe):
     printed = freemoe(*BASE, *arguments, "--print-recipe")
     assert printed.code == 0, printed.err
     recipe = parsed(printed.out, tmp_path)
@@ -247,7 +245,7 @@ def test_flags_yaml_and_run_say_the_same(arguments: list[str], tmp_path: Path, f
     assert again == printed
 
 
-def test_eval_prints_what_run_repeats(tmp_path: Path, freemoe: Freemoe) -> None:
+def test_eval_prints_what_run_repeats(tmp_path, freemoe):
     printed = freemoe(*EVAL, "--expert", "base", "-e", "math/0", "--print-recipe")
     recipe = parsed(printed.out, tmp_path)
     assert isinstance(recipe, EvalRecipe)
@@ -255,7 +253,7 @@ def test_eval_prints_what_run_repeats(tmp_path: Path, freemoe: Freemoe) -> None:
     assert freemoe("run", str(tmp_path / "printed.yaml"), "--print-recipe") == printed
 
 
-def test_run_fills_in_defaults_and_takes_another_output(tmp_path: Path, freemoe: Freemoe) -> None:
+def test_run_fills_in_defaults_and_takes_another_output(tmp_path, freemoe):
     file = tmp_path / "short.yaml"
     file.write_text("{model: m, domains: {math: gsm8k}}")
     done = freemoe("run", str(file), "-o", "elsewhere", "--print-recipe")
@@ -263,7 +261,7 @@ def test_run_fills_in_defaults_and_takes_another_output(tmp_path: Path, freemoe:
     assert done.out == dump(expected)
 
 
-def test_the_demo_is_an_ordinary_recipe(tmp_path: Path, freemoe: Freemoe) -> None:
+def test_the_demo_is_an_ordinary_recipe(tmp_path, freemoe):
     done = freemoe(
         "demo", "-o", "mine", "--seed", "3", "--limit", "9", "--threads", "1", "--workers", "2", "--print-recipe"
     )

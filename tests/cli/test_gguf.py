@@ -1,9 +1,6 @@
 """A GGUF file through the commands: built on, read, merged, and written as a GGUF again whose off weights are zero."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import gguf
@@ -19,7 +16,6 @@ from freemoe.models.checkpoints.gguf_writing import write_gguf as write_back
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.weights import find_weights
 from freemoe.recipes import recipe_from
-from tests.cli.conftest import Freemoe
 from tests.cli.test_refusals import check_refusal
 from tests.domain_experts.conftest import choice_rows, write_jsonl
 from tests.gguf_files import gguf_tensors, tiny_llama, write_gguf
@@ -31,7 +27,7 @@ TEXT = "the one on the thin 12 lines"
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+def world(tmp_path_factory):
     """A quantised tiny Llama, and experts built on it."""
     root = tmp_path_factory.mktemp("gguf")
     base = write_gguf(tiny_llama(tied=True), root / "base.gguf", "Q4_1")
@@ -52,7 +48,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     return SimpleNamespace(root=root, base=base, law=law, out=out, off=indices_of(moe.expert_mask(EXPERT)))
 
 
-def merged(world: SimpleNamespace, model: torch.nn.Module) -> dict[str, torch.Tensor]:
+def merged(world, model):
     """What a base's tensors must be when the expert's weights are zero."""
     state = {k: v.clone() for k, v in model.state_dict().items()}
     for weight in find_weights(model):
@@ -60,7 +56,7 @@ def merged(world: SimpleNamespace, model: torch.nn.Module) -> dict[str, torch.Te
     return state
 
 
-def test_the_artefact_says_what_its_base_was(world: SimpleNamespace, freemoe: Freemoe) -> None:
+def test_the_artefact_says_what_its_base_was(world, freemoe):
     result = json.loads((world.out / "result.json").read_text())
     assert result["base"]["origin"] == "dequantised from GGUF Q4_1 to float32"
     assert "dequantised from GGUF Q4_1 to float32" in (world.out / "README.md").read_text()
@@ -74,7 +70,7 @@ def test_the_artefact_says_what_its_base_was(world: SimpleNamespace, freemoe: Fr
     assert "tokens" in done.out
 
 
-def test_other_commands_take_it_too(world: SimpleNamespace, freemoe: Freemoe) -> None:
+def test_other_commands_take_it_too(world, freemoe):
     domain = ["--domain", f"law={world.law}", "--limit", "4", "--device", "cpu", "--json"]
     plain = freemoe("eval", str(world.base), *domain)
     expert = freemoe("eval", str(world.out), *domain)
@@ -86,7 +82,7 @@ def test_other_commands_take_it_too(world: SimpleNamespace, freemoe: Freemoe) ->
 
 
 @pytest.mark.parametrize("kind", ["f32", "f16", "q8_0"])
-def test_merged_into_a_gguf_and_read_again(world: SimpleNamespace, kind: str, freemoe: Freemoe, tmp_path: Path) -> None:
+def test_merged_into_a_gguf_and_read_again(world, kind, freemoe, tmp_path):
     done = freemoe("merge", str(world.out), EXPERT, "-o", str(tmp_path / "merged"), "--gguf", kind, "--json")
     assert done.code == 0, done.err
     found = json.loads(done.out)
@@ -112,7 +108,7 @@ def test_merged_into_a_gguf_and_read_again(world: SimpleNamespace, kind: str, fr
         assert other(TEXT)["input_ids"] == original(TEXT)["input_ids"]
 
 
-def test_the_file_is_the_base_but_for_the_tensors(world: SimpleNamespace, tmp_path: Path) -> None:
+def test_the_file_is_the_base_but_for_the_tensors(world, tmp_path):
     model, _ = load_base(world.base, device="cpu")
     write_back(model, tmp_path / "again.gguf", "f32", world.base)
     old, new = gguf.GGUFReader(world.base), gguf.GGUFReader(tmp_path / "again.gguf")
@@ -128,7 +124,7 @@ def test_the_file_is_the_base_but_for_the_tensors(world: SimpleNamespace, tmp_pa
         assert np.array_equal(found.data, values), name
 
 
-def test_odd_rows_are_stored_as_f16(tmp_path: Path) -> None:
+def test_odd_rows_are_stored_as_f16(tmp_path):
     base = write_gguf(tiny_model("llama"), tmp_path / "base.gguf", "F16")  # 48 neurons: no multiple of 32
     model, _ = load_base(base, device="cpu")
     write_back(model, tmp_path / "out.gguf", "q8_0", base)
@@ -139,7 +135,7 @@ def test_odd_rows_are_stored_as_f16(tmp_path: Path) -> None:
     assert load_base(tmp_path / "out.gguf", device="cpu")
 
 
-def test_what_cannot_be_written(tmp_path: Path) -> None:
+def test_what_cannot_be_written(tmp_path):
     base = write_gguf(tiny_llama(), tmp_path / "base.gguf")
     model, _ = load_base(base, device="cpu")
     with pytest.raises(DataError, match="file type is 'q4_0'; allowed: f32, f16, q8_0"):
@@ -160,9 +156,7 @@ def test_what_cannot_be_written(tmp_path: Path) -> None:
         write_back(load_base(large_base, device="cpu")[0], tmp_path / "out.gguf", "f16", large_base)
 
 
-def test_refused_before_anything_is_loaded(
-    world: SimpleNamespace, freemoe: Freemoe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_before_anything_is_loaded(world, freemoe, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("freemoe.domain_experts.mixture.load_own_base", lambda *a: pytest.fail("the base was loaded"))
     out = str(world.out)
@@ -180,14 +174,14 @@ def test_refused_before_anything_is_loaded(
     assert [p.name for p in tmp_path.iterdir()] == ["there"]
 
 
-def test_refused_with_another_base(world: SimpleNamespace, freemoe: Freemoe, tmp_path: Path) -> None:
+def test_refused_with_another_base(world, freemoe, tmp_path):
     other = write_gguf(tiny_llama(tied=True), tmp_path / "other.gguf", "Q8_0")
     done = freemoe("merge", str(world.out), EXPERT, "-o", str(tmp_path / "merged"), "--base", str(other))
     check_refusal(done, ["was made for the base", "base.gguf"])
     assert [p.name for p in tmp_path.iterdir()] == ["other.gguf"]
 
 
-def test_overwriting_replaces_model_folders_only(world: SimpleNamespace, freemoe: Freemoe, tmp_path: Path) -> None:
+def test_overwriting_replaces_model_folders_only(world, freemoe, tmp_path):
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "precious").write_text("x")
     arguments = ["merge", str(world.out), EXPERT, "--overwrite", "-o"]
@@ -205,10 +199,8 @@ def test_overwriting_replaces_model_folders_only(world: SimpleNamespace, freemoe
     assert sorted(p.name for p in tmp_path.iterdir()) == ["older", "there"]
 
 
-def test_a_gguf_that_fails_leaves_nothing(
-    world: SimpleNamespace, freemoe: Freemoe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*arguments: object) -> None:
+def test_a_gguf_that_fails_leaves_nothing(world, freemoe, tmp_path, monkeypatch):
+    def full(*arguments):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("freemoe.models.checkpoints.gguf_writing._quantize_tensor", full)
@@ -217,7 +209,7 @@ def test_a_gguf_that_fails_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_unfinished_run_beside_it_is_kept(world: SimpleNamespace, tmp_path: Path) -> None:
+def test_an_unfinished_run_beside_it_is_kept(world, tmp_path):
     (tmp_path / "m.partial").mkdir()
     (tmp_path / "m.partial" / "identity.json").write_text("{}")
     with pytest.raises(ArtifactError, match="is an unfinished run"):

@@ -20,7 +20,7 @@ COMMANDS = sorted(GROUP.commands)  # type: ignore[attr-defined]
 PRINTERS = [c for c in COMMANDS if "print_recipe_" in {p.name for p in GROUP.commands[c].params}]  # type: ignore[attr-defined]
 
 
-def examples(text: str) -> list[str]:
+def examples(text):
     """Every example of a help text, as one line each."""
     joined = re.sub(r"\\\n\s*", "", text)
     return [line.strip() for line in joined.splitlines() if line.strip().startswith("freemoe ")]
@@ -54,7 +54,7 @@ def test_every_example_parses(command: str, example: str, folder: Path, freemoe:
         assert load_recipe(folder / "printed.yaml").command == {"run": "build", "demo": "build"}.get(name, name)
 
 
-def test_every_command_can_be_asked_not_to_act() -> None:
+def test_every_command_can_be_asked_not_to_act():
     for command in COMMANDS:
         names = {p.name for p in GROUP.commands[command].params}  # type: ignore[attr-defined]
         assert {"dry_run", "as_json"} <= names, command
@@ -106,7 +106,7 @@ def test_help_shows_the_usual_options_in_groups_and_says_how_many_more(command: 
     assert "more options" not in whole
 
 
-def test_the_overview_lists_every_command(freemoe: Freemoe) -> None:
+def test_the_overview_lists_every_command(freemoe):
     done = freemoe("--help")
     assert done.code == 0
     assert "Start with: freemoe demo" in done.out
@@ -114,11 +114,11 @@ def test_the_overview_lists_every_command(freemoe: Freemoe) -> None:
         assert bool(re.search(rf"^  {command} ", done.out, re.MULTILINE)) == (command != "schema")
 
 
-def test_the_version(freemoe: Freemoe) -> None:
+def test_the_version(freemoe):
     assert freemoe("--version") == (0, f"freemoe {__version__}\n", "")
 
 
-def test_ls_lists_all_kinds_or_one(freemoe: Freemoe) -> None:
+def test_ls_lists_all_kinds_or_one(freemoe):
     found = json.loads(freemoe("ls", "--json").out)
     del found["schema"]
     shown, one = freemoe("ls"), freemoe("ls", "metrics")

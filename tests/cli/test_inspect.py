@@ -1,19 +1,16 @@
 """Super weights of a model, as the command line shows them."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
 from freemoe.domain_experts.artefact import PASSAGE
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.weights import find_weights
-from tests.cli.conftest import Freemoe, document, numbers_are_numbers
+from tests.cli.conftest import document, numbers_are_numbers
 
 
-def test_super_weights_are_those_of_the_model(freemoe: Freemoe, tmp_path: Path) -> None:
+def test_super_weights_are_those_of_the_model(freemoe, tmp_path):
     done = freemoe("inspect", "freemoe-demo", "--super-weights", "--json")
     assert done.code == 0, done.err
     found = document(done, "inspect")
@@ -40,7 +37,7 @@ def test_super_weights_are_those_of_the_model(freemoe: Freemoe, tmp_path: Path) 
     assert other["super_weights"] != shown
 
 
-def test_what_has_no_super_weights_is_refused(freemoe: Freemoe, folder: Path) -> None:
+def test_what_has_no_super_weights_is_refused(freemoe, folder):
     (folder / "experts").mkdir()
     done = freemoe("inspect", "experts", "--super-weights")
     assert done.code == 2

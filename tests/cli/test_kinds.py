@@ -1,9 +1,6 @@
 """Commands that take any artefact refuse what no row of the systems knows."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -11,12 +8,11 @@ from freemoe.artefacts import load
 from freemoe.core.artifacts import write_manifest
 from freemoe.core.errors import ArtifactError, RecipeError
 from freemoe.systems import SYSTEMS, system_of
-from tests.cli.conftest import Freemoe
 
 BODY = {"base_model_name_or_path": "base", "base_fingerprint": "0" * 64, "freemoe_version": "0", "revision": None}
 
 
-def test_a_kind_that_no_row_knows_is_refused_by_every_command(freemoe: Freemoe, tmp_path: Path) -> None:
+def test_a_kind_that_no_row_knows_is_refused_by_every_command(freemoe, tmp_path):
     folder = tmp_path / "later"
     folder.mkdir()
     (folder / "result.json").write_text(json.dumps({"kind": "later"}))
@@ -41,9 +37,7 @@ def test_a_kind_that_no_row_knows_is_refused_by_every_command(freemoe: Freemoe, 
 @pytest.mark.parametrize(
     ("kind", "message"), [("converted", "whole model already"), ("trimmed-moe", "Use freemoe.load")]
 )
-def test_what_no_plain_checkpoint_can_say_is_not_merged(
-    kind: str, message: str, freemoe: Freemoe, tmp_path: Path
-) -> None:
+def test_what_no_plain_checkpoint_can_say_is_not_merged(kind, message, freemoe, tmp_path):
     folder = tmp_path / "made"
     folder.mkdir()
     write_manifest(folder, {**BODY, "kind": kind})
@@ -54,7 +48,7 @@ def test_what_no_plain_checkpoint_can_say_is_not_merged(
     assert not (tmp_path / "out").exists()
 
 
-def test_what_is_converted_or_trimmed_lies_on_one_device(tmp_path: Path) -> None:
+def test_what_is_converted_or_trimmed_lies_on_one_device(tmp_path):
     for kind in ("converted", "trimmed-moe"):
         folder = tmp_path / kind
         folder.mkdir()

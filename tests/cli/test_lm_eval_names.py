@@ -1,24 +1,20 @@
 """``lm_eval:NAME`` on the command line: what a build would do, an evaluation, and a refusal."""
 
-from __future__ import annotations
-
 import json
 import runpy
 import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 
 from freemoe.cli.listing import OTHER_TASKS
-from tests.cli.conftest import Freemoe
 from tests.lm_eval_files import SIZES, write_task
 
 # lm-eval and its libraries warn of their own affairs.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def test_the_dry_run_of_a_build_shows_the_splits(freemoe: Freemoe, tmp_path: Path) -> None:
+def test_the_dry_run_of_a_build_shows_the_splits(freemoe, tmp_path):
     spec = ["-d", "sums=lm_eval:sums+train", "--task-folder", write_task(tmp_path)]
     done = freemoe("build", "freemoe-demo", *spec, "--by", "none", "--dry-run", "-o", str(tmp_path / "out"))
     assert done.code == 0, done.err
@@ -26,7 +22,7 @@ def test_the_dry_run_of_a_build_shows_the_splits(freemoe: Freemoe, tmp_path: Pat
     assert "metric acc (brier_score left out: no mean over documents)" in done.out
 
 
-def test_an_evaluation(freemoe: Freemoe, tmp_path: Path) -> None:
+def test_an_evaluation(freemoe, tmp_path):
     spec = ["-d", "sums=lm_eval:sums@1", "--task-folder", write_task(tmp_path)]
     done = freemoe("eval", "freemoe-demo", *spec, "--limit", "12", "--json")
     assert done.code == 0, done.err
@@ -35,21 +31,19 @@ def test_an_evaluation(freemoe: Freemoe, tmp_path: Path) -> None:
     assert "1-shot from train" in domain["notes"][0]
 
 
-def test_a_refusal_ends_the_command(freemoe: Freemoe, tmp_path: Path) -> None:
+def test_a_refusal_ends_the_command(freemoe, tmp_path):
     done = freemoe("build", "freemoe-demo", "-d", "m=lm_eval:mmlu", "-o", str(tmp_path / "out"))
     assert done.code == 2
     assert done.err.startswith("error: Task 'lm_eval:mmlu': mmlu is a group of 57 tasks")
     assert not list(tmp_path.iterdir())
 
 
-def test_the_list_of_tasks_says_that_there_are_others(freemoe: Freemoe) -> None:
+def test_the_list_of_tasks_says_that_there_are_others(freemoe):
     assert OTHER_TASKS[0] == "lm_eval:NAME"
     assert json.loads(freemoe("ls", "tasks", "--json").out)["tasks"][-1]["name"] == "lm_eval:NAME"
 
 
-def test_lm_evals_own_command_as_a_module_of_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lm_evals_own_command_as_a_module_of_ours(tmp_path, monkeypatch, capsys):
     from lm_eval import tasks
 
     folder = write_task(tmp_path)

@@ -1,12 +1,7 @@
 """--overwrite replaces what freemoe wrote, and nothing else; experts that there are not are refused, in dry runs too."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
-from tests.cli.conftest import Freemoe
 from tests.cli.test_refusals import check_refusal
 
 LAW = ["-d", "law=law.jsonl"]
@@ -14,19 +9,19 @@ EVAL = ["eval", "freemoe-demo", *LAW, "--overwrite", "-o"]
 
 
 @pytest.mark.parametrize("content", ["my notes", "{}", "[]", '{"kind": "evaluation"}', "[" * 100_000, ""])
-def test_a_file_that_is_no_result_stays(folder: Path, freemoe: Freemoe, content: str) -> None:
+def test_a_file_that_is_no_result_stays(folder, freemoe, content):
     (folder / "mine.json").write_text(content)
     check_refusal(freemoe(*EVAL, "mine.json"), ["'mine.json' is no result of freemoe eval", "nothing else is replaced"])
     assert (folder / "mine.json").read_text() == content
 
 
-def test_a_page_that_is_not_ours_stays(folder: Path, freemoe: Freemoe) -> None:
+def test_a_page_that_is_not_ours_stays(folder, freemoe):
     (folder / "mine.html").write_text("<title>my page</title>")
     check_refusal(freemoe(*EVAL, "mine.json"), ["'mine.html', where the page goes, is no page of freemoe"])
     assert not (folder / "mine.json").exists()
 
 
-def test_a_folder_is_no_place_for_a_result(folder: Path, freemoe: Freemoe) -> None:
+def test_a_folder_is_no_place_for_a_result(folder, freemoe):
     (folder / "there").mkdir()
     (folder / "there" / "mine").write_text("x")
     check_refusal(freemoe(*EVAL, "there"), ["'there' is no result of freemoe eval"])
@@ -35,7 +30,7 @@ def test_a_folder_is_no_place_for_a_result(folder: Path, freemoe: Freemoe) -> No
 
 
 @pytest.mark.parametrize("content", ["{}", "[1]", "words", '{"format": 3}'])
-def test_a_folder_with_a_file_of_that_name_is_no_artefact(folder: Path, freemoe: Freemoe, content: str) -> None:
+def test_a_folder_with_a_file_of_that_name_is_no_artefact(folder, freemoe, content):
     (folder / "there").mkdir()
     (folder / "there" / "freemoe_config.json").write_text(content)
     (folder / "there" / "mine").write_text("x")
@@ -49,5 +44,5 @@ def test_a_folder_with_a_file_of_that_name_is_no_artefact(folder: Path, freemoe:
     ("name", "words"),
     [("foo", "Known: base"), ("base+foo", "Known: base"), ("law/0", "Known: base"), ("auto", "has no router")],
 )
-def test_an_expert_of_a_plain_model(folder: Path, freemoe: Freemoe, name: str, words: str, dry: list[str]) -> None:
+def test_an_expert_of_a_plain_model(folder, freemoe, name, words, dry):
     check_refusal(freemoe("eval", "freemoe-demo", *LAW, "-e", name, *dry), [f"Unknown expert '{name}'", words])

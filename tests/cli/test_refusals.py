@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -86,7 +85,7 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
 }
 
 
-def check_refusal(done: Done, parts: list[str]) -> None:
+def check_refusal(done, parts):
     assert done.code == 2, done
     assert done.out == ""
     message = [line for line in done.err.splitlines() if line.startswith("error: ")]
@@ -97,7 +96,7 @@ def check_refusal(done: Done, parts: list[str]) -> None:
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refused_in_words(case: str, folder: Path, freemoe: Freemoe) -> None:
+def test_refused_in_words(case, folder, freemoe):
     (folder / "there").mkdir()
     (folder / "there" / "mine").write_text("x")
     (folder / "broken.yaml").write_text("{model: m, domains: {law: law.jsonl}, bnads: {p: 2}}")
@@ -112,7 +111,7 @@ def test_refused_in_words(case: str, folder: Path, freemoe: Freemoe) -> None:
     assert not (folder / "freemoe-out").exists()
 
 
-def test_a_refused_run_does_not_block_the_next(folder: Path, freemoe: Freemoe) -> None:
+def test_a_refused_run_does_not_block_the_next(folder, freemoe):
     check_refusal(freemoe("build", "freemoe-demo", "--domain", "law=lwa.jsonl", "-o", "out"), ["lwa.jsonl"])
     second = freemoe("build", "freemoe-demo", "--domain", "law=la.jsonl", "-o", "out")
     check_refusal(second, ["la.jsonl"])
@@ -124,7 +123,7 @@ def test_a_refused_run_does_not_block_the_next(folder: Path, freemoe: Freemoe) -
 def test_code_needs_permission_before_anything_is_generated(
     command: str, data_root: Path, folder: Path, freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def expensive(*_: Any, **__: Any) -> Any:
+    def expensive(*_, **__):
         raise AssertionError("work was done for programs that may not be run")
 
     monkeypatch.setattr("freemoe.evals.engine.scorer.Scorer.generate", expensive)
@@ -145,24 +144,24 @@ def test_code_needs_permission_before_anything_is_generated(
         ("eval m --expart base", "Did you mean '--expert'"),
     ],
 )
-def test_what_cannot_be_parsed_shows_the_usage_and_near_misses(line: str, words: str, freemoe: Freemoe) -> None:
+def test_what_cannot_be_parsed_shows_the_usage_and_near_misses(line, words, freemoe):
     done = freemoe(*line.split())
     assert done.code == 2
     assert all(part in done.err for part in ("Usage: freemoe", "Error: ", words))
     assert "Traceback" not in done.err
 
 
-def test_the_installed_command_prints_no_traceback(folder: Path) -> None:
+def test_the_installed_command_prints_no_traceback(folder):
     program = Path(sys.executable).with_name("freemoe")
     done = subprocess.run([program, "run", "none.yaml"], capture_output=True, text=True, timeout=60, check=False)
     check_refusal(Done(done.returncode, done.stdout, done.stderr), ["'none.yaml' is not a file"])
 
 
-def interrupt(*_: Any, **__: Any) -> Any:
+def interrupt(*_, **__):
     raise KeyboardInterrupt
 
 
-def test_ctrl_c_before_any_work(folder: Path, freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_before_any_work(folder, freemoe, monkeypatch):
     monkeypatch.setattr(RunJournal, "run_unit", interrupt)
     done = freemoe(*SMALL)
     assert done.code == 130
@@ -170,7 +169,7 @@ def test_ctrl_c_before_any_work(folder: Path, freemoe: Freemoe, monkeypatch: pyt
     assert "Traceback" not in done.err
 
 
-def test_ctrl_c_in_an_evaluation(folder: Path, freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_in_an_evaluation(folder, freemoe, monkeypatch):
     monkeypatch.setattr("freemoe.evals.engine.evaluator.Evaluator.score", interrupt)
     done = freemoe("eval", "freemoe-demo", *LAW, "-o", "result.json", "--json")
     assert (done.code, document(done, "error")["kind"]) == (130, "Stopped")
@@ -180,10 +179,10 @@ def test_ctrl_c_in_an_evaluation(folder: Path, freemoe: Freemoe, monkeypatch: py
     assert not (folder / "result.json").exists()
 
 
-def test_a_build_goes_on_after_ctrl_c(folder: Path, freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_goes_on_after_ctrl_c(folder, freemoe, monkeypatch):
     real = RunJournal.run_unit
 
-    def unit(self: RunJournal, name: str, work: Any) -> Any:
+    def unit(self, name, work):
         if self.done == 3:
             raise KeyboardInterrupt
         return real(self, name, work)

@@ -1,10 +1,6 @@
 """An expert that the significance test rejected is the base, and is called so wherever experts are named."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,19 +10,18 @@ from freemoe import FreeMoE
 from freemoe.core.errors import ArtifactError
 from freemoe.domain_experts.artefact import inspect_artefact
 from freemoe.serve.catalogue import ExpertCatalogue
-from tests.cli.conftest import Freemoe
 from tests.domain_experts.conftest import artefact, world  # noqa: F401  (fixtures)
 from tests.domain_experts.structured.artefacts import unit_artefact
 from tests.serve.conftest import served
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(tmp_path_factory):
     """Three experts and ``law/none``, which was rejected."""
     return unit_artefact(tmp_path_factory.mktemp("rejected"))
 
 
-def test_it_is_not_merged_unasked(built: Path, tmp_path: Path, freemoe: Freemoe) -> None:
+def test_it_is_not_merged_unasked(built, tmp_path, freemoe):
     for names in (["law/none"], ["law/single", "law/none", "--op", "union"], ["law/single+law/none"]):
         for dry in ([], ["--dry-run"]):
             done = freemoe("merge", str(built), *names, "-o", str(tmp_path / "m"), *dry)
@@ -50,7 +45,7 @@ def test_it_is_not_merged_unasked(built: Path, tmp_path: Path, freemoe: Freemoe)
     assert moe.merge_and_unload("law/none", allow_rejected=True) is moe.model
 
 
-def test_lists_mark_it(built: Path, freemoe: Freemoe, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lists_mark_it(built, freemoe, capsys):
     rows = json.loads(freemoe("inspect", str(built), "--json").out)["experts"]
     assert {row["name"]: row["accepted"] for row in rows} == {
         "law/all": None,
@@ -77,7 +72,7 @@ def test_lists_mark_it(built: Path, freemoe: Freemoe, capsys: pytest.CaptureFixt
     assert ["rejected" in line for line in table] == [False, False, False, False, True]
 
 
-def test_models_mark_it(built: Path) -> None:
+def test_models_mark_it(built):
     marks = {"base": None, "base:law/all": None, "base:law/free": None, "base:law/single": None, "base:law/none": True}
     with served(FreeMoE.from_pretrained(built)) as there:
         rows = there.client.get("/v1/models").json()["data"]
@@ -88,9 +83,9 @@ def test_models_mark_it(built: Path) -> None:
     assert ExpertCatalogue().with_artefact(built, "x-").rejected_experts == ["x-law/none"]
 
 
-def test_inspect_says_what_the_build_found(artefact: Path) -> None:  # noqa: F811
+def test_inspect_says_what_the_build_found(artefact):  # noqa: F811
     subs = [s for d in json.loads((artefact / "result.json").read_text())["domains"] for s in d["subdomains"]]
-    found: list[dict[str, Any]] = inspect_artefact(artefact)["experts"]
+    found = inspect_artefact(artefact)["experts"]
     for row, sub in zip(found, subs, strict=True):
         gain = sub["rows"]["expert"]["gain"]
         assert (row["name"], row["verdict"], row["accepted"]) == (sub["name"], sub["verdict"], sub["chosen"] != "base")

@@ -1,18 +1,15 @@
 """The commands take experts that `FreeMoE.save_pretrained` wrote, of which no build says anything."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import torch
 
 from freemoe.domain_experts.mixture import FreeMoE
-from tests.cli.conftest import Freemoe
 from tests.domain_experts.structured.artefacts import unit_artefact
 
 
-def test_experts_made_by_hand_are_inspected_scored_and_merged(freemoe: Freemoe, tmp_path: Path) -> None:
+def test_experts_made_by_hand_are_inspected_scored_and_merged(freemoe, tmp_path):
     saved = str(unit_artefact(tmp_path))
     rows = [{"question": f"Who rules {n}?", "choices": ["the judge", "nobody"], "answer": n % 2} for n in range(8)]
     (tmp_path / "law.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -1,7 +1,5 @@
 """`freemoe serve`: what it refuses before anything is loaded, what it would do, and that it serves and ends."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json
@@ -13,7 +11,6 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -28,13 +25,12 @@ from freemoe.serve.engine.engine import InferenceEngine
 from freemoe.serve.engine.hosts import VariantHost
 from freemoe.serve.served import resolve_settings
 from freemoe.serve.settings import ServeSettings
-from tests.cli.conftest import Freemoe
 from tests.serve.conftest import alone, ask, engine_on, free_port, read, wait_until
 
 pytestmark = pytest.mark.usefixtures("no_key")
 
 
-def test_a_dry_run_names_models_and_memory(folders: SimpleNamespace, freemoe: Freemoe) -> None:
+def test_a_dry_run_names_models_and_memory(folders, freemoe):
     line = ["serve", str(folders.base), "--experts", str(folders.own), "--experts", f"x-={folders.more}", "--dry-run"]
     done = freemoe(*line, "--json", "--context", "100", "--max-batch", "3")
     assert done.code == 0, done.err
@@ -71,7 +67,7 @@ def test_a_dry_run_names_models_and_memory(folders: SimpleNamespace, freemoe: Fr
         (["{own}", "--on", "ray://127.0.0.1:{port}", "--api-key", "long-enough"], "Nobody answers"),
     ],
 )
-def test_what_is_refused(folders: SimpleNamespace, freemoe: Freemoe, line: list[str], words: str) -> None:
+def test_what_is_refused(folders, freemoe, line, words):
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
@@ -82,7 +78,7 @@ def test_what_is_refused(folders: SimpleNamespace, freemoe: Freemoe, line: list[
     assert words in done.err.replace("\n", " ")
 
 
-def test_what_stands_in_the_examples_is_known_to_the_command() -> None:
+def test_what_stands_in_the_examples_is_known_to_the_command():
     command = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
     folder = Path(__file__).resolve().parents[2] / "examples" / "serve"
     docker = (folder / "Dockerfile").read_text()
@@ -96,15 +92,13 @@ def test_what_stands_in_the_examples_is_known_to_the_command() -> None:
     assert "FREEMOE_API_KEY" in docker
 
 
-def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_that_are_missing_are_named(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else object())
     with pytest.raises(RecipeError, match=r"uvicorn: pip install 'freemoe\[serve\]'"):
         require_serve()
 
 
-def test_replicas_without_ray_serve_name_what_to_install(
-    folders: SimpleNamespace, freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replicas_without_ray_serve_name_what_to_install(folders, freemoe, monkeypatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "ray" else found(name, *more))
     done = freemoe("serve", str(folders.own), "--on", "ray")
@@ -112,7 +106,7 @@ def test_replicas_without_ray_serve_name_what_to_install(
     assert "pip install 'freemoe[serve-ray]'. Not found: ray" in " ".join(done.err.split())
 
 
-def test_a_plain_model_and_other_kinds_can_be_hosts(folders: SimpleNamespace) -> None:
+def test_a_plain_model_and_other_kinds_can_be_hosts(folders):
     host, _ = resolve_settings(ServeSettings(base=str(folders.base), device="cpu"), None).load_host()
     assert isinstance(host, FreeMoE)
     assert host.experts == []
@@ -123,16 +117,10 @@ def test_a_plain_model_and_other_kinds_can_be_hosts(folders: SimpleNamespace) ->
 
 
 @pytest.mark.parametrize("quiet", [[], ["--quiet"]])
-def test_requests_are_logged_and_an_engine_that_fails_ends_the_command(
-    folders: SimpleNamespace,
-    freemoe: Freemoe,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    quiet: list[str],
-) -> None:
+def test_requests_are_logged_and_an_engine_that_fails_ends_the_command(folders, freemoe, monkeypatch, caplog, quiet):
     port = free_port()
 
-    def fail(engine: InferenceEngine) -> bool:
+    def fail(engine):
         while True:
             with contextlib.suppress(httpx.ConnectError):
                 httpx.get(f"http://127.0.0.1:{port}/health")
@@ -145,13 +133,13 @@ def test_requests_are_logged_and_an_engine_that_fails_ends_the_command(
     assert "RuntimeError: planted" in " ".join(done.err.split())
 
 
-def is_ready(url: str) -> bool:
+def is_ready(url):
     with contextlib.suppress(httpx.HTTPError):
         return httpx.get(f"{url}/ready").status_code == 200
     return False
 
 
-def test_it_serves_and_ends_at_a_signal(folders: SimpleNamespace, tmp_path: Path) -> None:
+def test_it_serves_and_ends_at_a_signal(folders, tmp_path):
     port = free_port()
     line = [sys.executable, "-m", "freemoe", "serve", str(folders.own), "--port", str(port)]
     with subprocess.Popen(

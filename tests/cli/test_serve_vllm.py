@@ -1,14 +1,11 @@
 """`freemoe serve --engine vllm` without vLLM: the command that would be run, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -17,7 +14,6 @@ from freemoe.core.version import __version__
 from freemoe.hookmoe.adapter import Trimmed, save_adapter
 from freemoe.hookmoe.plans.apply import plan_of
 from freemoe.tomoe.export import export_converted_model
-from tests.cli.conftest import Freemoe
 from tests.serve.conftest import free_port
 from tests.tiny import tiny_model
 from tests.tomoe.random_structures import random_structure
@@ -25,7 +21,7 @@ from tests.tomoe.random_structures import random_structure
 KEY = "a-key-of-ours"
 
 
-def environment(folder: Path, **packages: str) -> str:
+def environment(folder, **packages):
     """A python with packages of these names; their text is their version."""
     folder.mkdir()
     for name, version in packages.items():
@@ -38,16 +34,16 @@ def environment(folder: Path, **packages: str) -> str:
 
 
 @pytest.fixture
-def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def python(tmp_path, monkeypatch):
     for name in ("FREEMOE_API_KEY", "FREEMOE_VLLM_PYTHON", "VLLM_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     return environment(tmp_path / "environment", vllm="0", freemoe=__version__)
 
 
-def options(command: list[str]) -> dict[str, list[str]]:
+def options(command):
     """Options of a command, and what stands behind each, the last of each name."""
-    found: dict[str, list[str]] = {}
+    found = {}
     for part in command:
         if part.startswith("--"):
             found[name := part] = []
@@ -56,7 +52,7 @@ def options(command: list[str]) -> dict[str, list[str]]:
     return found
 
 
-def test_a_dry_run_prints_the_command(folders: SimpleNamespace, freemoe: Freemoe, python: str) -> None:
+def test_a_dry_run_prints_the_command(folders, freemoe, python):
     line = ["serve", str(folders.own), "--engine", "vllm", "--vllm-python", python, "--dry-run", "--json"]
     done = freemoe(*line, "--context", "100", "--max-batch", "3", "--port", "8123", "--api-key", KEY)
     assert done.code == 0, done.err
@@ -80,7 +76,7 @@ def test_a_dry_run_prints_the_command(folders: SimpleNamespace, freemoe: Freemoe
     assert KEY not in done.out + done.err
 
 
-def test_experts_on_a_base_and_a_plain_model(folders: SimpleNamespace, freemoe: Freemoe, python: str) -> None:
+def test_experts_on_a_base_and_a_plain_model(folders, freemoe, python):
     line = ["--engine", "vllm", "--vllm-python", python, "--dry-run", "--json", "--dtype", "bfloat16"]
     found = json.loads(freemoe("serve", str(folders.base), "--experts", str(folders.own), *line).out)
     asked = options(shlex.split(found["command"]))
@@ -93,12 +89,10 @@ def test_experts_on_a_base_and_a_plain_model(folders: SimpleNamespace, freemoe: 
     assert not {"--middleware", "--hf-overrides", "--worker-cls"} & set(plain)
 
 
-def test_it_becomes_vllm_with_the_key_in_the_environment_alone(
-    folders: SimpleNamespace, freemoe: Freemoe, python: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ran: list[Any] = []
+def test_it_becomes_vllm_with_the_key_in_the_environment_alone(folders, freemoe, python, monkeypatch):
+    ran = []
 
-    def become(*what: Any) -> None:
+    def become(*what):
         ran.append(what)
         raise SystemExit(0)
 
@@ -136,10 +130,8 @@ def test_it_becomes_vllm_with_the_key_in_the_environment_alone(
         (["{own}", "--vllm-python", "{older}"], f"lacks freemoe {__version__} (it has 0.0.9)"),
     ],
 )
-def test_what_is_refused(
-    folders: SimpleNamespace, freemoe: Freemoe, python: str, tmp_path: Path, line: list[str], words: str
-) -> None:
-    places: dict[str, Any] = {
+def test_what_is_refused(folders, freemoe, python, tmp_path, line, words):
+    places = {
         "own": folders.own,
         "base": folders.base,
         "more": folders.more,
@@ -158,9 +150,7 @@ def test_what_is_refused(
     assert words in done.err.replace("\n", " ")
 
 
-def test_without_vllm_it_says_where_vllm_lives(
-    folders: SimpleNamespace, freemoe: Freemoe, python: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_vllm_it_says_where_vllm_lives(folders, freemoe, python, monkeypatch):
     monkeypatch.setattr("freemoe.serve.vllm.launch.find_spec", lambda name: None)
     done = freemoe("serve", str(folders.own), "--engine", "vllm")
     assert done.code == 2
@@ -171,7 +161,7 @@ def test_without_vllm_it_says_where_vllm_lives(
 
 
 @pytest.fixture(scope="module")
-def others(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+def others(tmp_path_factory):
     """Folders of the two other commands: two conversions, and two trims with their bases."""
     root, found = tmp_path_factory.mktemp("others"), SimpleNamespace()
     for family in ("llama", "phi"):
@@ -189,7 +179,7 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     return found
 
 
-def test_converted_and_trimmed_models(others: SimpleNamespace, freemoe: Freemoe, python: str) -> None:
+def test_converted_and_trimmed_models(others, freemoe, python):
     line = ["--engine", "vllm", "--vllm-python", python, "--dry-run", "--json"]
     found = json.loads(freemoe("serve", str(others.llama), *line).out)
     asked = options(shlex.split(found["command"]))

@@ -1,15 +1,11 @@
 """`freemoe merge --shrink`: an expert of units as a smaller checkpoint, and what is refused before anything is loaded."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from freemoe.domain_experts.mixture import FreeMoE
-from tests.cli.conftest import Freemoe, document
+from tests.cli.conftest import document
 from tests.cli.test_refusals import check_refusal
 from tests.domain_experts.structured.artefacts import mixture_artefact, unit_artefact
 
@@ -17,13 +13,11 @@ IDS = torch.arange(5, 33).reshape(2, 14)
 
 
 @pytest.fixture(scope="module")
-def artefact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def artefact(tmp_path_factory):
     return unit_artefact(tmp_path_factory.mktemp("shrink"))
 
 
-def test_the_folder_is_a_smaller_model_that_computes_the_same(
-    artefact: Path, freemoe: Freemoe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folder_is_a_smaller_model_that_computes_the_same(artefact, freemoe, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     arguments = ["merge", str(artefact), "law/all", "-o", "small", "--shrink", "--json"]
     done = freemoe(*arguments, "--dry-run")
@@ -51,7 +45,7 @@ def test_the_folder_is_a_smaller_model_that_computes_the_same(
     check_refusal(freemoe(*arguments[:4], "other", "--shrink", "--overwrite"), ["is no model folder"])
 
 
-def test_pad_fills_a_free_layout_up(artefact: Path, freemoe: Freemoe, tmp_path: Path) -> None:
+def test_pad_fills_a_free_layout_up(artefact, freemoe, tmp_path):
     arguments = ["merge", str(artefact), "law/free", "-o", str(tmp_path / "small"), "--shrink"]
     check_refusal(freemoe(*arguments), ["different numbers of units", "--pad"])
     assert not list(tmp_path.iterdir())
@@ -61,7 +55,7 @@ def test_pad_fills_a_free_layout_up(artefact: Path, freemoe: Freemoe, tmp_path: 
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "small").config.intermediate_size == 48
 
 
-def test_units_of_two_experts_are_cut_out_together(artefact: Path, freemoe: Freemoe, tmp_path: Path) -> None:
+def test_units_of_two_experts_are_cut_out_together(artefact, freemoe, tmp_path):
     both = ["merge", str(artefact), "law/all", "law/free", "--op"]
     done = freemoe(*both, "union", "--shrink", "--pad", "-o", str(tmp_path / "small"))
     assert done.code == 0, done.err
@@ -78,7 +72,7 @@ def test_units_of_two_experts_are_cut_out_together(artefact: Path, freemoe: Free
     )
 
 
-def test_refused_before_anything_is_loaded(artefact: Path, freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_before_anything_is_loaded(artefact, freemoe, monkeypatch):
     monkeypatch.setattr("freemoe.domain_experts.mixture.load_own_base", lambda *a: pytest.fail("the base was loaded"))
     out = str(artefact)
     check_refusal(
@@ -99,7 +93,7 @@ def test_refused_before_anything_is_loaded(artefact: Path, freemoe: Freemoe, mon
     assert document(found, "merge-plan")["expert"] == "law/all+law/single"
 
 
-def test_experts_of_two_artefacts(freemoe: Freemoe, artefact: Path, tmp_path: Path) -> None:
+def test_experts_of_two_artefacts(freemoe, artefact, tmp_path):
     second = unit_artefact(tmp_path)
     done = freemoe(
         "merge", str(artefact), "law/single", f"{second}:law/free", "--op", "union", "-o", str(tmp_path / "m"), "--json"

@@ -1,11 +1,8 @@
 """Where output goes and how: width, colours, bars or lines, what is silenced."""
 
-from __future__ import annotations
-
 import io
 import re
 import sys
-from pathlib import Path
 
 import pytest
 from rich.table import Table
@@ -14,7 +11,6 @@ from freemoe.cli import common
 from freemoe.cli.common import PIPED, CommandOutput, make_console, progress_of
 from freemoe.core.run import progress
 from freemoe.core.run.progress import BarProgress, LineProgress, QuietProgress, StageTimer, default_progress
-from tests.cli.conftest import Freemoe
 
 XTERM = {"TERM": "xterm-256color"}
 
@@ -34,7 +30,7 @@ XTERM = {"TERM": "xterm-256color"}
         (False, {"COLUMNS": "60", "FORCE_COLOR": "1", **XTERM}, 60),
     ],
 )
-def test_columns_are_heeded_wherever_output_goes(terminal: bool, environ: dict[str, str], width: int) -> None:
+def test_columns_are_heeded_wherever_output_goes(terminal, environ, width):
     assert make_console(False, terminal, environ).width == width
 
 
@@ -56,7 +52,7 @@ def test_columns_are_heeded_wherever_output_goes(terminal: bool, environ: dict[s
         (True, {"TERM": "dumb", "FORCE_COLOR": "1"}, False),
     ],
 )
-def test_colours(terminal: bool, environ: dict[str, str], coloured: bool) -> None:
+def test_colours(terminal, environ, coloured):
     console = make_console(False, terminal, {**XTERM, **environ})
     console.file = io.StringIO()
     console.print("word", style="bold red")
@@ -67,11 +63,11 @@ def test_colours(terminal: bool, environ: dict[str, str], coloured: bool) -> Non
 class Stream(io.StringIO):
     """A stream that is a terminal, or is not."""
 
-    def __init__(self, terminal: bool) -> None:
+    def __init__(self, terminal):
         super().__init__()
         self.terminal = terminal
 
-    def isatty(self) -> bool:
+    def isatty(self):
         return self.terminal
 
 
@@ -85,9 +81,7 @@ class Stream(io.StringIO):
         (False, "xterm", True, QuietProgress),
     ],
 )
-def test_bars_lines_or_nothing(
-    terminal: bool, term: str, quiet: bool, expected: type, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bars_lines_or_nothing(terminal, term, quiet, expected, monkeypatch):
     monkeypatch.setattr(sys, "stderr", Stream(terminal))
     monkeypatch.setenv("TERM", term)
     # Colours in a log are no reason for bars that move.
@@ -97,7 +91,7 @@ def test_bars_lines_or_nothing(
     assert isinstance(CommandOutput(as_json=True, quiet=quiet).make_progress(), expected)
 
 
-def test_a_bar_says_the_time_left_of_steps_that_are_longer_than_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bar_says_the_time_left_of_steps_that_are_longer_than_half_a_minute(monkeypatch):
     now = 0.0
     console, shown = make_console(False, True, {**XTERM, "COLUMNS": "100"}), io.StringIO()
     console.file = shown
@@ -111,7 +105,7 @@ def test_a_bar_says_the_time_left_of_steps_that_are_longer_than_half_a_minute(mo
     assert "left 0:20:00" in shown.getvalue()
 
 
-def test_words_of_a_table_are_broken_and_never_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_of_a_table_are_broken_and_never_cut(monkeypatch):
     name = "a_name_that_is_longer_than_the_line"
     console = make_console(False, False, {"COLUMNS": "20"})
     console.file = io.StringIO()
@@ -125,7 +119,7 @@ def test_words_of_a_table_are_broken_and_never_cut(monkeypatch: pytest.MonkeyPat
     assert all(len(line) <= 20 for line in shown.splitlines())
 
 
-def test_progress_of_a_run_is_lines_on_standard_error(freemoe: Freemoe, folder: Path) -> None:
+def test_progress_of_a_run_is_lines_on_standard_error(freemoe, folder):
     arguments = ["eval", "freemoe-demo", "-d", "law=law.jsonl"]
     for more in ([], ["--json"], ["--summary"]):
         done = freemoe(*arguments, *more)
@@ -141,9 +135,7 @@ def test_progress_of_a_run_is_lines_on_standard_error(freemoe: Freemoe, folder: 
     ("terminal", "term", "kind"),
     [(True, "xterm", BarProgress), (True, "dumb", QuietProgress), (False, "xterm", QuietProgress)],
 )
-def test_python_draws_bars_on_a_terminal_alone(
-    terminal: bool, term: str, kind: type, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_python_draws_bars_on_a_terminal_alone(terminal, term, kind, monkeypatch):
     shown = io.StringIO()
     shown.isatty = lambda: terminal
     monkeypatch.setattr(sys, "stderr", shown)

@@ -1,7 +1,5 @@
 """A name that another package lacks is an error that says which release is installed, and which are tried."""
 
-from __future__ import annotations
-
 import tomllib
 from importlib import metadata
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the installed transformers gives to the names that freemoe takes from it, and what is said where one is gone."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 

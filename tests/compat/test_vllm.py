@@ -1,7 +1,5 @@
 """What is asked of vLLM's first model runner, on a stand-in: vLLM itself is tried by `make vllm-test`."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -11,8 +9,8 @@ from freemoe.compat.vllm import around_steps
 from freemoe.core.errors import VersionError
 
 
-def test_every_pass_is_inside_its_context_also_when_it_fails() -> None:
-    seen: list[str] = []
+def test_every_pass_is_inside_its_context_also_when_it_fails():
+    seen = []
 
     @contextmanager
     def step():
@@ -30,6 +28,6 @@ def test_every_pass_is_inside_its_context_also_when_it_fails() -> None:
     assert seen == ["in", "run", "out"] * 2
 
 
-def test_another_release_is_named() -> None:
+def test_another_release_is_named():
     with pytest.raises(VersionError, match=r"no _model_forward.*0\.32\.0"):
         around_steps(SimpleNamespace(), lambda: contextmanager(lambda: iter([None]))())

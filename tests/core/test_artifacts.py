@@ -15,7 +15,7 @@ from freemoe.core.errors import ArtifactError
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     root = tmp_path / "experts"
     (root / "deep").mkdir(parents=True)
     (root / "units").mkdir()
@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
     return root
 
 
-def test_the_manifest_vouches_for_what_belongs_to_the_artefact(folder: Path) -> None:
+def test_the_manifest_vouches_for_what_belongs_to_the_artefact(folder):
     manifest = read_manifest(folder)
     assert manifest["format"] == FORMAT
     assert manifest["name"] == "ü"
@@ -40,17 +40,17 @@ def test_the_manifest_vouches_for_what_belongs_to_the_artefact(folder: Path) -> 
     assert read_manifest(str(folder)) == manifest
 
 
-def edit(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
-    def harm(folder: Path) -> None:
+def edit(name, change):
+    def harm(folder):
         (folder / name).write_bytes(change((folder / name).read_bytes()))
 
     return harm
 
 
-def manifest_with(**changes: Any) -> Callable[[Path], None]:
+def manifest_with(**changes):
     """Change entries of the manifest, or drop those set to None."""
 
-    def harm(folder: Path) -> None:
+    def harm(folder):
         body = json.loads((folder / MANIFEST).read_text())
         kept = {k: v for k, v in {**body, **changes}.items() if v is not None}
         (folder / MANIFEST).write_text(json.dumps(kept))
@@ -83,25 +83,25 @@ HARM: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize("case", HARM)
-def test_a_harmed_artefact_is_refused(case: str, folder: Path) -> None:
+def test_a_harmed_artefact_is_refused(case, folder):
     harm, message = HARM[case]
     harm(folder)
     with pytest.raises(ArtifactError, match=message):
         read_manifest(folder)
 
 
-def test_checksums_can_be_left_out(folder: Path) -> None:
+def test_checksums_can_be_left_out(folder):
     edit("experts.safetensors", lambda b: b[:-1])(folder)
     manifest_with(name="another")(folder)
     assert read_manifest(folder, check=False)["name"] == "another"
 
 
-def test_what_json_has_no_word_for_comes_back_vouched_for(tmp_path: Path) -> None:
+def test_what_json_has_no_word_for_comes_back_vouched_for(tmp_path):
     write_manifest(tmp_path, {"kind": "k", "layers": (0, 2), "share": 0.1 + 0.2, "none": None})
     assert read_manifest(tmp_path)["layers"] == [0, 2]
 
 
-def test_an_unfinished_run_is_pointed_to(tmp_path: Path) -> None:
+def test_an_unfinished_run_is_pointed_to(tmp_path):
     (tmp_path / "out.partial").mkdir()
     with pytest.raises(ArtifactError, match=r"An unfinished run stands at .*out.partial"):
         read_manifest(tmp_path / "out")

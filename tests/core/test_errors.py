@@ -1,7 +1,5 @@
 """Errors print a message for people, and callers may catch them by the usual Python names too."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest
@@ -27,7 +25,7 @@ ALL = [
 
 
 @pytest.mark.parametrize(("kind", "builtin"), ALL, ids=[k.__name__ for k, _ in ALL])
-def test_each_is_ours_and_an_ordinary_one(kind: type[errors.FreeMoEError], builtin: type[Exception]) -> None:
+def test_each_is_ours_and_an_ordinary_one(kind, builtin):
     error = kind("The 'cause' and the cure.")
     assert isinstance(error, errors.FreeMoEError)
     assert isinstance(error, builtin)
@@ -38,10 +36,10 @@ def test_each_is_ours_and_an_ordinary_one(kind: type[errors.FreeMoEError], built
     assert str(copy) == str(error)
 
 
-def test_the_table_is_complete() -> None:
+def test_the_table_is_complete():
     children = {e for e in vars(errors).values() if isinstance(e, type) and issubclass(e, errors.FreeMoEError)}
     assert children == {errors.FreeMoEError, *(kind for kind, _ in ALL)}
 
 
-def test_an_error_without_a_message() -> None:
+def test_an_error_without_a_message():
     assert str(errors.DataError()) == ""

@@ -1,7 +1,5 @@
 """What others wrote is shown as what it is: no terminal, Markdown or HTML reads more into it."""
 
-from __future__ import annotations
-
 import html
 import xml.etree.ElementTree as ElementTree
 
@@ -28,7 +26,7 @@ https://example.org www.example.org
 
 
 @pytest.mark.parametrize("character", UNSAFE, ids=lambda c: f"U+{ord(c):04X}")
-def test_unsafe_characters_become_their_escapes(character: str) -> None:
+def test_unsafe_characters_become_their_escapes(character):
     shown = neutral.escape_terminal(f"a{character}b")
     assert character not in shown
     assert shown.isprintable()
@@ -42,7 +40,7 @@ def test_unsafe_characters_become_their_escapes(character: str) -> None:
 @pytest.mark.parametrize(
     "text", ["wörter_1-x", "محمد", "שלום", "日本語", "😀 👩‍👩‍👧", "a\tb\nc", "50 % [8.7, 9.7] (x)", "math/0+code/1"]
 )
-def test_ordinary_text_stays_as_it_is(text: str) -> None:
+def test_ordinary_text_stays_as_it_is(text):
     assert neutral.escape_terminal(text) == text
     assert neutral.escape_html(text) == text
     if "\n" not in text:
@@ -51,7 +49,7 @@ def test_ordinary_text_stays_as_it_is(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", [*HOSTILE.split("\n"), "one\n\n# two"])
-def test_markdown_is_text_again_when_it_is_rendered(text: str) -> None:
+def test_markdown_is_text_again_when_it_is_rendered(text):
     markdown = pytest.importorskip("markdown")
     made = neutral.escape_markdown(text)
     assert "\n" not in made
@@ -64,7 +62,7 @@ def test_markdown_is_text_again_when_it_is_rendered(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["a`b", "``", "`", "a``b`c", "plain"])
-def test_a_span_of_code_holds_what_it_was_given(text: str) -> None:
+def test_a_span_of_code_holds_what_it_was_given(text):
     markdown = pytest.importorskip("markdown")
     assert (
         markdown.markdown(f"x {neutral.code_span(text)} y")
@@ -72,14 +70,14 @@ def test_a_span_of_code_holds_what_it_was_given(text: str) -> None:
     )
 
 
-def test_html_and_svg_stay_well_formed() -> None:
+def test_html_and_svg_stay_well_formed():
     hostile = "\x00\x1b]0;x\x07<b a='\"'>&\u202e"
     made = f'<t a="{neutral.escape_html(hostile)}">{neutral.escape_html(hostile)}</t>'
     read = ElementTree.fromstring(made)
     assert read.text == read.get("a") == neutral.escape_terminal(hostile)
 
 
-def test_one_line_is_short_where_it_must_be() -> None:
+def test_one_line_is_short_where_it_must_be():
     assert neutral.one_line("a\n\n b\t c") == "a b c"
     cut = neutral.one_line("x" * 1000, 40)
     assert len(cut) == 40

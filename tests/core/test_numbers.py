@@ -1,7 +1,5 @@
 """Numbers for people: nothing that is not zero is printed as zero."""
 
-from __future__ import annotations
-
 import pytest
 
 from freemoe.core.numbers import format_decimals, format_percent
@@ -23,9 +21,9 @@ from freemoe.core.numbers import format_decimals, format_percent
         (float("nan"), 2, "nan"),
     ],
 )
-def test_decimals(value: float, places: int, expected: str) -> None:
+def test_decimals(value, places, expected):
     assert format_decimals(value, places) == expected
 
 
-def test_percent() -> None:
+def test_percent():
     assert [format_percent(share) for share in (0.5, 0.0004, 0.0, 0.00123)] == ["50.0%", "0.04%", "0.0%", "0.1%"]

@@ -1,7 +1,5 @@
 """The registry: names in their order, near misses, no name twice."""
 
-from __future__ import annotations
-
 import pytest
 
 from freemoe.core.errors import UnknownNameError
@@ -9,14 +7,14 @@ from freemoe.core.registry import Registry, unknown_name
 
 
 @pytest.fixture
-def registry() -> Registry[int]:
-    found: Registry[int] = Registry("metric")
+def registry():
+    found = Registry("metric")
     found.add("wanda", 1, "first")
     found.add("magnitude", 2, "second")
     return found
 
 
-def test_entries_come_back_in_order(registry: Registry[int]) -> None:
+def test_entries_come_back_in_order(registry):
     assert registry.names() == list(registry) == ["wanda", "magnitude"]
     assert [registry.get(n) for n in registry] == [1, 2]
     assert registry.about("magnitude") == "second"
@@ -24,7 +22,7 @@ def test_entries_come_back_in_order(registry: Registry[int]) -> None:
     assert "random" not in registry
 
 
-def test_a_name_is_taken_once(registry: Registry[int]) -> None:
+def test_a_name_is_taken_once(registry):
     with pytest.raises(ValueError, match="metric 'wanda' is registered twice"):
         registry.add("wanda", 9, "again")
     assert registry.get("wanda") == 1
@@ -32,12 +30,12 @@ def test_a_name_is_taken_once(registry: Registry[int]) -> None:
 
 
 @pytest.mark.parametrize(("name", "hint"), [("wandda", "Did you mean 'wanda'? "), ("zzz", "")])
-def test_a_miss_lists_all_names(registry: Registry[int], name: str, hint: str) -> None:
+def test_a_miss_lists_all_names(registry, name, hint):
     with pytest.raises(UnknownNameError) as caught:
         registry.get(name)
     assert str(caught.value) == f"Unknown metric {name!r}. {hint}Known: wanda, magnitude."
 
 
-def test_advice_an_empty_list_and_a_name_that_is_no_text() -> None:
+def test_advice_an_empty_list_and_a_name_that_is_no_text():
     assert str(unknown_name("task", "x", [], "Write FILE.jsonl.")) == "Unknown task 'x'. Known: none. Write FILE.jsonl."
     assert "Unknown metric 5." in str(unknown_name("metric", 5, ["wanda"]))  # type: ignore[arg-type]

@@ -34,23 +34,23 @@ JSON_REFUSED = {
 }
 
 
-def test_json_that_is_well_is_what_python_reads() -> None:
+def test_json_that_is_well_is_what_python_reads():
     held = {"a": [1, -2.5, 1e300, True, None, "\x7f é 漢 😀"], "b": {"c": [[[]]]}, "": 0}
     for text in (json.dumps(held), json.dumps(held, ensure_ascii=False, indent=1)):
         assert parse_json(text, "x") == json.loads(text) == held
-    deep: Any = []
+    deep = []
     for _ in range(DEPTH - 1):
         deep = [deep]
     assert parse_json(json.dumps(deep), "x") == deep
 
 
-def test_results_may_hold_what_is_no_number() -> None:
+def test_results_may_hold_what_is_no_number():
     assert parse_json("[Infinity, 1e999]", "x", finite=False) == [float("inf")] * 2
     with pytest.raises(DataError, match="twice"):
         parse_json('{"a": NaN, "a": 1}', "x", finite=False)
 
 
-def test_the_kind_of_the_error_is_the_callers(tmp_path: Path) -> None:
+def test_the_kind_of_the_error_is_the_callers(tmp_path):
     file = tmp_path / "m.json"
     file.write_text("{")
     with pytest.raises(ArtifactError, match=r"m\.json: not JSON"):
@@ -88,7 +88,7 @@ YAML_REFUSED = {
     [(parse_json, *case) for case in JSON_REFUSED.values()] + [(parse_yaml, *case) for case in YAML_REFUSED.values()],
     ids=[*JSON_REFUSED, *YAML_REFUSED],
 )
-def test_what_cannot_be_read_is_refused_in_words_and_soon(parse: Callable[..., Any], text: str, reason: str) -> None:
+def test_what_cannot_be_read_is_refused_in_words_and_soon(parse, text, reason):
     began = time.monotonic()
     with pytest.raises(RecipeError, match=reason) as caught:
         parse(text, "rows:7", RecipeError)
@@ -97,7 +97,7 @@ def test_what_cannot_be_read_is_refused_in_words_and_soon(parse: Callable[..., A
     assert time.monotonic() - began < 5
 
 
-def test_yaml_that_is_well_is_what_the_library_reads() -> None:
+def test_yaml_that_is_well_is_what_the_library_reads():
     text = "# about\na: [1, 2.5, yes, null, 'x: y']\nb:\n  c: {d: e}\n  é: |\n    two\n    lines\n"
     assert parse_yaml(text, "x") == yaml.safe_load(text)
 
@@ -114,7 +114,7 @@ FILES: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize("case", FILES)
-def test_files_that_cannot_be_read(case: str, tmp_path: Path) -> None:
+def test_files_that_cannot_be_read(case, tmp_path):
     make, reason = FILES[case]
     make(tmp_path / "f")
     with pytest.raises(DataError, match=reason):
@@ -122,14 +122,14 @@ def test_files_that_cannot_be_read(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "x/" * 3000, "a\0b"])
-def test_names_that_cannot_be(name: str) -> None:
+def test_names_that_cannot_be(name):
     with pytest.raises(DataError, match="cannot be read") as caught:
         read_text(Path(name))
     assert len(str(caught.value)) < 400
     assert "\0" not in str(caught.value)
 
 
-def test_a_large_file_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_file_is_refused_before_it_is_read(tmp_path, monkeypatch):
     file = tmp_path / "large.json"
     with file.open("wb") as stream:
         stream.truncate(1 << 40)  # of holes
@@ -142,6 +142,6 @@ def test_a_large_file_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: 
         read_json(small)
 
 
-def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_no_text(tmp_path):
     (tmp_path / "f").write_bytes(b"\xef\xbb\xbfa\r\n")
     assert read_text(tmp_path / "f") == "a\r\n"

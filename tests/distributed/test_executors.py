@@ -1,9 +1,6 @@
 """Who does the units of a recipe, and the refusals before anything expensive."""
 
-from __future__ import annotations
-
 import socket
-from pathlib import Path
 
 import pytest
 
@@ -15,14 +12,14 @@ from freemoe.domain_experts.recipe import BuildRecipe
 from freemoe.recipes import recipe_from
 
 
-def recipe(**fields: object) -> BuildRecipe:
+def recipe(**fields):
     data = {"command": "build", "model": "base", "domains": {"law": ["law.jsonl"]}, **fields}
     found = recipe_from(data)
     assert isinstance(found, BuildRecipe)
     return found
 
 
-def test_processes_share_the_threads_unless_they_are_told_theirs() -> None:
+def test_processes_share_the_threads_unless_they_are_told_theirs():
     import torch
 
     pool = executor_of(recipe(place="local:3", threads=2, unit_seconds=60))
@@ -33,21 +30,21 @@ def test_processes_share_the_threads_unless_they_are_told_theirs() -> None:
     assert (pool.count, pool.threads) == (2, max(1, torch.get_num_threads() // 2))
 
 
-def test_what_a_recipe_reads_is_looked_for_on_every_machine(tmp_path: Path) -> None:
+def test_what_a_recipe_reads_is_looked_for_on_every_machine(tmp_path):
     asked = recipe(domains={"law": ["law.jsonl@5"], "wiki": ["text:notes.txt"]}, data={"root": "data"}, output="out")
     found = set(executors._input_paths(asked.model_dump(mode="json")))
     assert {"base", "notes.txt", "data"} <= found
     assert "out" not in found
 
 
-def test_without_ray_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_nothing_is_begun(monkeypatch):
     require_place(recipe(place="local:2"))
     monkeypatch.setattr(executors, "has_ray", lambda: False)
     with pytest.raises(WorkerError, match=r"pip install 'freemoe\[ray\]'"):
         require_place(recipe(place="ray"))
 
 
-def test_where_nobody_answers_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nobody_answers_nothing_is_begun(monkeypatch):
     monkeypatch.setattr(executors, "has_ray", lambda: True)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -1,7 +1,5 @@
 """A cluster of machines, one of which is lost (three nodes of Ray on this one), and a Ray of this machine that ends."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -40,7 +38,7 @@ cluster.shutdown()
 """
 
 
-def run(tmp_path: Path, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(tmp_path, script, *arguments):
     (tmp_path / "script.py").write_text(script)
     path = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
     own = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": path}
@@ -82,7 +80,7 @@ with RayPool(count=1, threads=1) as pool:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the process in /proc")
 @pytest.mark.parametrize("store", ["stored", pytest.param("empty", marks=pytest.mark.hardening)])
-def test_the_death_of_the_dashboard_agent_is_named_and_how_to_go_on(tmp_path: Path, store: str) -> None:
+def test_the_death_of_the_dashboard_agent_is_named_and_how_to_go_on(tmp_path, store):
     done = run(tmp_path, AGENT, store)
     assert done.returncode == 1, done.stderr[-3000:]
     assert "dashboard agent" in done.stderr
@@ -90,7 +88,7 @@ def test_the_death_of_the_dashboard_agent_is_named_and_how_to_go_on(tmp_path: Pa
 
 
 @pytest.mark.hardening
-def test_what_a_lost_machine_was_at_is_done_by_the_other(tmp_path: Path) -> None:
+def test_what_a_lost_machine_was_at_is_done_by_the_other(tmp_path):
     done = run(tmp_path, SCRIPT)
     assert done.returncode == 0, done.stderr[-3000:]
     result = json.loads(done.stdout.splitlines()[-1])

@@ -1,20 +1,14 @@
 """Pools of workers, processes and actors on Ray alike: the same results as here, whatever dies meanwhile."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from freemoe.core.errors import FreeMoEError, NumericError, WorkerError
 from freemoe.core.run.folder import RunFolder
-from freemoe.core.run.pool import WorkerPool
 from freemoe.core.run.processes import ProcessPool
 from freemoe.core.run.units import Unit
 from freemoe.distributed import actor
@@ -29,17 +23,17 @@ needs_ray = pytest.mark.skipif(not has_ray(), reason="needs ray: pip install 'fr
 pytestmark = pytest.mark.slow
 
 
-def unit(name: str, function: str, module: str = "work", **arguments: Any) -> Unit:
+def unit(name, function, module="work", **arguments):
     return Unit(name, f"tests.core.run.{module}:{function}", arguments)
 
 
-def results(executor: Any, units: list[Unit]) -> Iterator[tuple[str, Any]]:
+def results(executor, units):
     for done, found in executor.run(units):
         yield done.name, found
 
 
 @pytest.fixture(scope="module", params=[ProcessPool, pytest.param(RayPool, marks=needs_ray)])
-def two(request: pytest.FixtureRequest) -> Iterator[WorkerPool]:
+def two(request):
     """Two workers for all tests of a kind: to start one takes seconds."""
     with request.param(count=2, threads=1) as pool:
         # Both are at work before anything is timed or killed.
@@ -47,7 +41,7 @@ def two(request: pytest.FixtureRequest) -> Iterator[WorkerPool]:
         yield pool
 
 
-def test_the_same_results_as_here(two: WorkerPool) -> None:
+def test_the_same_results_as_here(two):
     units = [unit(f"u{n}", "square", number=n) for n in range(5)]
     here, there = (dict(results(executor, units)) for executor in (SerialExecutor(), two))
     assert here.keys() == there.keys()
@@ -56,13 +50,13 @@ def test_the_same_results_as_here(two: WorkerPool) -> None:
         assert torch.equal(result["tensor"], there[name]["tensor"])
 
 
-def test_in_the_order_in_which_they_are_finished(two: WorkerPool) -> None:
+def test_in_the_order_in_which_they_are_finished(two):
     units = [unit("slow", "square", number=1, wait=1), *(unit(f"quick {n}", "square", number=n) for n in range(2, 4))]
     assert [u.name for u, _ in SerialExecutor().run(units[1:])] == ["quick 2", "quick 3"]
     assert [u.name for u, _ in two.run(units)] == ["quick 2", "quick 3", "slow"]
 
 
-def test_workers_are_used_again_and_have_the_threads_they_were_told(two: WorkerPool) -> None:
+def test_workers_are_used_again_and_have_the_threads_they_were_told(two):
     units = [unit(f"u{n}", "calls", number=n) for n in range(4)]
     first = dict(results(two, units))
     pids = {pid for pid, _ in first.values()}
@@ -78,13 +72,13 @@ def test_workers_are_used_again_and_have_the_threads_they_were_told(two: WorkerP
         two.count = 2
 
 
-def test_an_exception_comes_as_itself_and_what_others_do_is_finished(two: WorkerPool) -> None:
+def test_an_exception_comes_as_itself_and_what_others_do_is_finished(two):
     units = [
         unit("slow", "square", number=3, wait=0.5),
         unit("bad", "fails", kind="numeric"),
         unit("late", "square", number=4),
     ]
-    done: list[tuple[str, Any]] = []
+    done = []
     with pytest.raises(NumericError, match=r"^a loss is NaN\n") as caught:
         done.extend(results(two, units))
     assert [name for name, _ in done] == ["slow"]
@@ -95,7 +89,7 @@ def test_an_exception_comes_as_itself_and_what_others_do_is_finished(two: Worker
         list(two.run([unit("odd", "fails", kind="local")]))
 
 
-def test_one_that_dies_once_is_done_again(two: WorkerPool, tmp_path: Path) -> None:
+def test_one_that_dies_once_is_done_again(two, tmp_path):
     units = [unit("dying", "dies", folder=str(tmp_path), times=1), unit("other", "square", number=2, wait=0.5)]
     if isinstance(two, RayPool):
         # What is in the object store is there for the worker that replaces a dead one, too.
@@ -106,10 +100,10 @@ def test_one_that_dies_once_is_done_again(two: WorkerPool, tmp_path: Path) -> No
     assert found["other"]["square"] == 4
 
 
-def test_one_that_always_dies_is_named_and_nothing_else_is_lost(two: WorkerPool, tmp_path: Path) -> None:
+def test_one_that_always_dies_is_named_and_nothing_else_is_lost(two, tmp_path):
     dying = unit("dying", "dies", folder=str(tmp_path), times=9)
     units = [dying, *(unit(f"u{n}", "square", number=n) for n in range(3))]
-    done: list[tuple[str, Any]] = []
+    done = []
     ray = isinstance(two, RayPool)
     how = r"three times \(ActorDiedError: .*machine was lost" if ray else r"twice \(killed by signal 9\)"
     with pytest.raises(WorkerError, match=rf"'dying' died {how}.*fewer --workers"):
@@ -120,7 +114,7 @@ def test_one_that_always_dies_is_named_and_nothing_else_is_lost(two: WorkerPool,
     assert len(list(two.run(units[1:]))) == 3
 
 
-def test_a_process_that_just_leaves_has_a_code() -> None:
+def test_a_process_that_just_leaves_has_a_code():
     with (
         ProcessPool(1) as pool,
         pytest.raises(WorkerError, match=r"it ended with 3\) \(a script .* needs `if __name__"),
@@ -129,7 +123,7 @@ def test_a_process_that_just_leaves_has_a_code() -> None:
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_one_that_hangs_is_begun_again_by_another_once(two: WorkerPool, tmp_path: Path, times: int) -> None:
+def test_one_that_hangs_is_begun_again_by_another_once(two, tmp_path, times):
     hanging = unit("hung", "hangs", "light_work", folder=str(tmp_path), times=times)
     two.limit = 3
     try:
@@ -143,7 +137,7 @@ def test_one_that_hangs_is_begun_again_by_another_once(two: WorkerPool, tmp_path
     assert len(list(tmp_path.iterdir())) == times
 
 
-def test_who_stops_looking_ends_what_is_begun(two: WorkerPool, tmp_path: Path) -> None:
+def test_who_stops_looking_ends_what_is_begun(two, tmp_path):
     mark = tmp_path / "pid"
     with contextlib.closing(two.run([unit("long", "sleeps", mark=str(mark)), unit("u", "square", number=2)])) as run:
         next(run)
@@ -151,7 +145,7 @@ def test_who_stops_looking_ends_what_is_begun(two: WorkerPool, tmp_path: Path) -
     assert _soon(lambda: not _runs(int(mark.read_text())))
 
 
-def _runs(number: int) -> bool:
+def _runs(number):
     try:
         os.kill(number, 0)
     except ProcessLookupError:
@@ -159,7 +153,7 @@ def _runs(number: int) -> bool:
     return True
 
 
-def _soon(asked: Callable[[], Any]) -> Any:
+def _soon(asked):
     for _ in range(300):
         if found := asked():
             return found
@@ -167,7 +161,7 @@ def _soon(asked: Callable[[], Any]) -> Any:
     return asked()
 
 
-def test_what_a_killed_process_finished_counts(two: WorkerPool, tmp_path: Path) -> None:
+def test_what_a_killed_process_finished_counts(two, tmp_path):
     run = RunFolder(tmp_path / "out", {})
     run.journal.run_unit("first", lambda: 0)
     arguments = {"output": str(tmp_path / "out"), "unit": "a", "dies_after": 2}
@@ -179,7 +173,7 @@ def test_what_a_killed_process_finished_counts(two: WorkerPool, tmp_path: Path) 
     assert "a/2" not in again.journal
 
 
-def test_a_machine_that_is_not_alike_says_so(tmp_path: Path) -> None:
+def test_a_machine_that_is_not_alike_says_so(tmp_path):
     there = tmp_path / "base"
     with pytest.raises(
         WorkerError, match=r"has no '/.*base'. Models, data and artefacts are not sent.*a shared folder"

@@ -1,11 +1,8 @@
 """A tiny world that is built once: a base in a folder, tasks and text in files, and their artefacts."""
 
-from __future__ import annotations
-
 import json
 import random
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +14,7 @@ from freemoe.recipes import recipe_from
 from tests.tiny import tiny_model, tiny_tokenizer
 
 
-def write_jsonl(path: Path, rows) -> Path:
+def write_jsonl(path, rows):
     path.write_text("".join(json.dumps(r) + "\n" for r in rows))
     return path
 
@@ -92,7 +89,7 @@ def text_recipe(world, output, **changes):
     return recipe_from({**data, **changes})
 
 
-def read_result(folder: Path) -> dict:
+def read_result(folder):
     return json.loads((folder / "result.json").read_text())
 
 

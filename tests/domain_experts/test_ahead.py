@@ -1,7 +1,5 @@
 """Builds by several workers: the same bytes as by one, and nothing lost when they are killed."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -15,7 +15,7 @@ from tests.masks import indices_of, mask_of
 from tests.tiny import tiny_model
 
 
-def places(mask: Mask) -> set[tuple[str, int]]:
+def places(mask):
     return {(name, int(i)) for name, where in indices_of(mask).items() for i in where}
 
 

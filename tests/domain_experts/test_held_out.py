@@ -1,13 +1,9 @@
 """What a build saw is never reported as held out: not under another seed, another cut of a text, or by lm-eval."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +24,7 @@ SEED = 3
 
 
 @pytest.fixture(scope="module")
-def small(world: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+def small(world, tmp_path_factory):
     """Questions that are long enough to be known again, a text, and an artefact that was built on both with seed 3."""
     root, draw = tmp_path_factory.mktemp("held-out"), random.Random(7)
     vocabulary = ["court", "judge", "claim", "treaty", "clause", "party", "appeal", "statute", "oath", "fee"]
@@ -49,9 +45,7 @@ def small(world: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> S
     return SimpleNamespace(base=world.base, text=world.text, law=law, artefact=build(recipe))
 
 
-def score(
-    small: SimpleNamespace, artefact: Path | None = None, told: CollectingProgress | None = None, **changes: Any
-) -> dict:
+def score(small, artefact=None, told=None, **changes):
     data = {
         "command": "eval",
         "artefact": str(artefact or small.artefact),
@@ -63,13 +57,13 @@ def score(
     return evaluate(recipe_from(data), progress=told)
 
 
-def searched(small: SimpleNamespace, name: str, spec: str) -> list:
+def searched(small, name, spec):
     """The reference documents of the build."""
     data = load_domain(name, [spec], tokenizer=tiny_tokenizer(), seed=SEED)
     return list(data.reference.documents)
 
 
-def test_no_key_is_on_both_sides_whatever_the_seed(small: SimpleNamespace) -> None:
+def test_no_key_is_on_both_sides_whatever_the_seed(small):
     known = {d.key for d in searched(small, "law", str(small.law))}
     assert len(known) == 32
     own = score(small)["domains"][0]
@@ -91,7 +85,7 @@ def test_no_key_is_on_both_sides_whatever_the_seed(small: SimpleNamespace) -> No
     assert min(dropped) > 5
 
 
-def test_without_a_seed_the_artefacts_own_is_used(small: SimpleNamespace) -> None:
+def test_without_a_seed_the_artefacts_own_is_used(small):
     found = score(small)
     assert found["recipe"]["seed"] == SEED
     assert found["seen"]["known"]
@@ -99,10 +93,8 @@ def test_without_a_seed_the_artefacts_own_is_used(small: SimpleNamespace) -> Non
     assert found["domains"] == score(small, seed=SEED)["domains"]
 
 
-def test_a_text_cut_otherwise_shares_no_run_of_words_with_what_was_searched(
-    small: SimpleNamespace, tmp_path: Path
-) -> None:
-    def runs(text: str) -> set[tuple[str, ...]]:
+def test_a_text_cut_otherwise_shares_no_run_of_words_with_what_was_searched(small, tmp_path):
+    def runs(text):
         found = split_words(text)
         return {tuple(found[i : i + 13]) for i in range(len(found) - 12)}
 
@@ -127,7 +119,7 @@ def test_a_text_cut_otherwise_shares_no_run_of_words_with_what_was_searched(
     assert len(kept) == len(reported) - len(inside)
 
 
-def test_when_nothing_is_left_it_says_so(small: SimpleNamespace, tmp_path: Path) -> None:
+def test_when_nothing_is_left_it_says_so(small, tmp_path):
     rows = [json.loads(line) for line in small.law.read_text().splitlines()]
     known = {d.prompt for d in searched(small, "law", str(small.law))}
     seen = write_jsonl(tmp_path / "seen.jsonl", [row for row in rows if row["question"] in known])
@@ -139,7 +131,7 @@ def test_when_nothing_is_left_it_says_so(small: SimpleNamespace, tmp_path: Path)
         score(small, domains={"law": [str(write_jsonl(tmp_path / "keyed.jsonl", keyed))]})
 
 
-def legacy(small: SimpleNamespace, folder: Path) -> Path:
+def legacy(small, folder):
     """The artefact as an older freemoe wrote it."""
     shutil.copytree(small.artefact, folder)
     (folder / SEEN_FILE).unlink()
@@ -148,7 +140,7 @@ def legacy(small: SimpleNamespace, folder: Path) -> Path:
     return folder
 
 
-def test_an_older_artefact_is_carved_with_its_seed_and_warned_about(small: SimpleNamespace, tmp_path: Path) -> None:
+def test_an_older_artefact_is_carved_with_its_seed_and_warned_about(small, tmp_path):
     told = CollectingProgress()
     found = score(small, legacy(small, tmp_path / "old"), told)
     assert found["seen"] == {"known": False, "seed": SEED}
@@ -157,7 +149,7 @@ def test_an_older_artefact_is_carved_with_its_seed_and_warned_about(small: Simpl
     assert score(small, small.base)["seen"] is None
 
 
-def test_the_manifest_names_the_file_and_vouches_for_it(small: SimpleNamespace, tmp_path: Path) -> None:
+def test_the_manifest_names_the_file_and_vouches_for_it(small, tmp_path):
     manifest = read_manifest(small.artefact)
     said = manifest["seen"]
     assert said["file"] == SEEN_FILE
@@ -180,9 +172,7 @@ def test_the_manifest_names_the_file_and_vouches_for_it(small: SimpleNamespace, 
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_lm_eval_is_told_which_documents_were_seen(
-    small: SimpleNamespace, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_lm_eval_is_told_which_documents_were_seen(small, tmp_path, caplog):
     pytest.importorskip("lm_eval")
     from lm_eval.api.instance import Instance
 
@@ -217,7 +207,7 @@ def test_lm_eval_is_told_which_documents_were_seen(
     assert "seen_documents" not in plain.get_model_info()
 
 
-def test_the_hashes_say_nothing_of_documents_that_were_not_searched(small: SimpleNamespace) -> None:
+def test_the_hashes_say_nothing_of_documents_that_were_not_searched(small):
     record = read_record(small.artefact)
     assert record is not None
     assert record.seen is not None

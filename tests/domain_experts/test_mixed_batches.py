@@ -29,7 +29,7 @@ NAMES = ["d/0", "units", "base", "d/0+d/1"]
 GREEDY: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False}
 
 
-def mixture(family: str = "llama", **given: Any) -> FreeMoE:
+def mixture(family="llama", **given):
     model = tiny_model(family)
     weights = find_weights(model)
     dense = [w for w in weights if not w.is_fused]
@@ -42,18 +42,18 @@ def mixture(family: str = "llama", **given: Any) -> FreeMoE:
     return FreeMoE(model, found, None, tiny_tokenizer(), **given)
 
 
-def padded(side: str) -> tuple[torch.Tensor, torch.Tensor]:
+def padded(side):
     return ids_of(*PROMPTS, side=side)
 
 
-def each_alone(moe: FreeMoE, call: Any) -> list[torch.Tensor]:
+def each_alone(moe, call):
     rows = [moe.tokenizer(text, return_tensors="pt")["input_ids"] for text in PROMPTS]
     return [call(row, name) for row, name in zip(rows, NAMES, strict=True)]
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_every_strategy_equals_one_call_per_sequence(family: str, side: str) -> None:
+def test_every_strategy_equals_one_call_per_sequence(family, side):
     moe = mixture(family)
     before = bits(moe.model)
     ids, mask = padded(side)
@@ -70,7 +70,7 @@ def test_every_strategy_equals_one_call_per_sequence(family: str, side: str) -> 
 
 
 @pytest.mark.parametrize("strategy", ["fused", "scratch"])
-def test_a_generation_is_one_call(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_generation_is_one_call(strategy, monkeypatch):
     moe, calls = mixture(), []
     generate = moe.model.generate
     monkeypatch.setattr(moe.model, "generate", lambda **given: calls.append(given) or generate(**given))
@@ -83,10 +83,10 @@ def test_a_generation_is_one_call(strategy: Any, monkeypatch: pytest.MonkeyPatch
     assert torch.equal(out.sequences[:1, : alone.shape[1]], alone)
 
 
-def test_what_only_one_pass_can_give() -> None:
+def test_what_only_one_pass_can_give():
     moe = mixture()
     ids, _ = padded("left")
-    asked: dict[str, Any] = {"labels": ids, "output_hidden_states": True, "use_cache": True}
+    asked = {"labels": ids, "output_hidden_states": True, "use_cache": True}
     for strategy in ("fused", "scratch", "auto"):
         found = moe(ids, expert=NAMES, strategy=strategy, **asked)
         assert found.loss.isfinite()
@@ -97,7 +97,7 @@ def test_what_only_one_pass_can_give() -> None:
             moe(ids, expert=NAMES, strategy=strategy, **asked)
 
 
-def test_an_unknown_strategy() -> None:
+def test_an_unknown_strategy():
     moe = mixture()
     ids, _ = padded("left")
     for call in (moe, moe.generate):
@@ -105,7 +105,7 @@ def test_an_unknown_strategy() -> None:
             call(ids, expert="d/0", strategy="quick")
 
 
-def test_blocks_inside_each_other() -> None:
+def test_blocks_inside_each_other():
     moe = mixture()
     ids, _ = padded("left")
     with torch.no_grad():
@@ -132,12 +132,12 @@ def test_blocks_inside_each_other() -> None:
     assert torch.equal(moe.model(ids).logits, base)
 
 
-def test_the_block_has_the_base() -> None:
+def test_the_block_has_the_base():
     moe = mixture(threads="raise")
     ids, _ = padded("left")
-    errors: list[BaseException] = []
+    errors = []
 
-    def other() -> None:
+    def other():
         try:
             moe(ids)
         except BusyError as error:
@@ -151,7 +151,7 @@ def test_the_block_has_the_base() -> None:
     assert moe(ids).logits.isfinite().all()
 
 
-def test_memory_is_held_from_the_first_use_on() -> None:
+def test_memory_is_held_from_the_first_use_on():
     moe = mixture()
     with moe.mixed() as run:
         run.assign(["d/0", "base"])
@@ -166,7 +166,7 @@ def test_memory_is_held_from_the_first_use_on() -> None:
     assert moe.mixed_bytes("d/1") == held > 0
 
 
-def test_a_mixture_of_experts_falls_back_or_says_why() -> None:
+def test_a_mixture_of_experts_falls_back_or_says_why():
     moe = mixture("mixtral")
     fused = next(w for w in find_weights(moe.model) if w.is_fused)
     moe._experts["inside"] = switch_expert(
@@ -184,21 +184,21 @@ def test_a_mixture_of_experts_falls_back_or_says_why() -> None:
     torch.testing.assert_close(found[1], moe(ids[1:2], expert="d/1").logits[0], rtol=1e-5, atol=1e-5)
 
 
-def test_weights_that_are_not_in_memory() -> None:
+def test_weights_that_are_not_in_memory():
     weights = find_weights(tiny_model("llama"))
-    away: Any = object()
+    away = object()
     with pytest.raises(DataError, match="1 weights are not in memory"):
         MixedBoard([replace(weights[0], stored=away), *weights[1:]]).require_mixable()
 
 
-def test_texts_of_several_experts() -> None:
+def test_texts_of_several_experts():
     moe = mixture()
     alone = [moe.generate_text(text, expert=name, **GREEDY) for text, name in zip(PROMPTS, NAMES, strict=True)]
     for strategy in STRATEGIES:
         assert moe.generate_text(PROMPTS, expert=NAMES, strategy=strategy, **GREEDY) == alone
 
 
-def banded(bias: bool = False) -> FreeMoE:
+def banded(bias=False):
     """Two experts of bands, one of them of MLPs only, beside those of `mixture`."""
     moe = mixture("qwen2" if bias else "llama")
     weights = find_weights(moe.model)
@@ -213,7 +213,7 @@ def banded(bias: bool = False) -> FreeMoE:
     "names", [["low", "mid", "low", "mid"], ["low", "d/0", "base", "units"], ["mid+d/0", "mid", "low", "mid"]]
 )
 @pytest.mark.parametrize("bias", [False, True])
-def test_bands_are_found_while_weights_are_read(bias: bool, names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bands_are_found_while_weights_are_read(bias, names, monkeypatch):
     moe, called = banded(bias), []
     ids, mask = padded("left")
     alone = moe(ids, attention_mask=mask, expert=names, strategy="swap").logits

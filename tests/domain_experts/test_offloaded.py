@@ -1,7 +1,5 @@
 """A base whose layers stay on disk gives the same build as one in memory, and its experts can be used and merged there."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from safetensors.torch import load_file

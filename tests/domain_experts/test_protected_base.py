@@ -1,13 +1,8 @@
 """The base below its experts: not edited through them, not copied with an expert's zeros, its own again when they go."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import pickle
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -23,16 +18,16 @@ from tests.tiny import tiny_model
 
 
 @pytest.fixture
-def model() -> Any:
+def model():
     return tiny_model("llama", num_hidden_layers=1)
 
 
-def host(model: Any) -> FreeMoE:
+def host(model):
     return FreeMoE(model, experts_on(model, "ab"))
 
 
 @pytest.mark.parametrize("cyclic", [False, True])
-def test_a_mixture_that_goes_leaves_the_base(model: Any, cyclic: bool) -> None:
+def test_a_mixture_that_goes_leaves_the_base(model, cyclic):
     before = bits(model)
     moe = host(model)
     moe.set_expert("a")
@@ -45,7 +40,7 @@ def test_a_mixture_that_goes_leaves_the_base(model: Any, cyclic: bool) -> None:
     copy.deepcopy(model)
 
 
-def test_a_mixture_that_goes_leaves_another_s_expert(model: Any) -> None:
+def test_a_mixture_that_goes_leaves_another_s_expert(model):
     before, first, second = bits(model), host(model), host(model)
     first.set_expert("a")
     second.set_expert("b")
@@ -75,7 +70,7 @@ def test_a_mixture_that_goes_leaves_another_s_expert(model: Any) -> None:
         lambda model, folder: torch.save(model, folder / "whole.pt"),
     ],
 )
-def test_a_base_is_not_copied_with_an_expert_in_it(model: Any, tmp_path: Path, make: Callable[..., Any]) -> None:
+def test_a_base_is_not_copied_with_an_expert_in_it(model, tmp_path, make):
     moe, methods = host(model), dict(model.__dict__)
     moe.set_expert("a")
     with moe.expert("b"), pytest.raises(DataError, match=r"moe\.expert\('base'\).*merge_and_save"):
@@ -90,7 +85,7 @@ def test_a_base_is_not_copied_with_an_expert_in_it(model: Any, tmp_path: Path, m
     assert model.__dict__ == methods
 
 
-def test_what_is_wanted_is_still_written(model: Any, tmp_path: Path) -> None:
+def test_what_is_wanted_is_still_written(model, tmp_path):
     """The expert as a plain model, and a copy of the mixture, while another expert is switched in."""
     moe, before = host(model), bits(model)
     moe.set_expert("b")
@@ -108,7 +103,7 @@ def test_what_is_wanted_is_still_written(model: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("new", ["Parameter", "data", "assigned"])
 @pytest.mark.parametrize("case", ["llama", "gpt2", "mixtral"])
-def test_a_parameter_that_is_replaced_under_an_expert_is_the_base_s_afterwards(case: str, new: str) -> None:
+def test_a_parameter_that_is_replaced_under_an_expert_is_the_base_s_afterwards(case, new):
     model = tiny_model(case)
     moe, before = host(model), bits(model)
     moe.set_expert("a")
@@ -142,7 +137,7 @@ READS = [
 
 
 @pytest.mark.parametrize("name", EDITS)
-def test_what_would_edit_the_base_is_not_done_through_its_experts(model: Any, name: str) -> None:
+def test_what_would_edit_the_base_is_not_done_through_its_experts(model, name):
     moe, before = host(model), bits(model)
     assert hasattr(moe, name)
     with pytest.raises(DataError, match=rf"{name} would edit the base, .*merge_and_unload\(NAME\)"):
@@ -151,12 +146,12 @@ def test_what_would_edit_the_base_is_not_done_through_its_experts(model: Any, na
 
 
 @pytest.mark.parametrize("name", READS)
-def test_what_only_reads_it_is_the_base_s(model: Any, name: str) -> None:
+def test_what_only_reads_it_is_the_base_s(model, name):
     mine, its = getattr(host(model), name), getattr(model, name)
     assert mine is its or mine == its
 
 
-def test_of_all_that_a_model_can_do_what_is_left_to_it_was_looked_at(model: Any) -> None:
+def test_of_all_that_a_model_can_do_what_is_left_to_it_was_looked_at(model):
     """A method that a later transformers adds is looked at once, and named here or refused."""
     import warnings
 

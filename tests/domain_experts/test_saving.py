@@ -1,15 +1,11 @@
 """Experts that were put together by hand are an artefact like any, and what was opened is copied while it is what it was."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from freemoe.core.artifacts import MANIFEST
 from freemoe.core.errors import ArtifactError
@@ -23,18 +19,18 @@ from tests.tiny import tiny_model
 PROMPTS = ("appeal treaty?", "12+7=", "the statute of the party")
 
 
-def logits(moe: FreeMoE, expert: str) -> Tensor:
+def logits(moe, expert):
     with torch.no_grad(), moe.expert(expert):
         return moe.model(input_ids=torch.arange(3, 40)[None]).logits
 
 
-def random_expert(model, name: str, seed: int) -> DomainExpert:
+def random_expert(model, name, seed):
     generator = torch.Generator().manual_seed(seed)
     masks = {w.name: TensorMask.of_bools(torch.rand(w.size, generator=generator) < 0.1) for w in find_weights(model)}
     return switch_expert(name, Mask(masks))
 
 
-def by_hand(world) -> FreeMoE:
+def by_hand(world):
     units = find_units(world.model, "neuron")
     experts = [
         random_expert(world.model, "law/mine", 0),
@@ -44,7 +40,7 @@ def by_hand(world) -> FreeMoE:
     return FreeMoE(world.model, experts, tokenizer=world.tokenizer)
 
 
-def test_experts_made_by_hand_come_back_bit_for_bit(world, tmp_path: Path) -> None:
+def test_experts_made_by_hand_come_back_bit_for_bit(world, tmp_path):
     moe = by_hand(world)
     moe.set_expert("law/mine")
     saved = moe.save_pretrained(tmp_path / "mine", base=str(world.base))
@@ -65,9 +61,7 @@ def test_experts_made_by_hand_come_back_bit_for_bit(world, tmp_path: Path) -> No
         FreeMoE.from_pretrained(tiny_model("llama", seed=1), saved)
 
 
-def test_what_was_loaded_from_several_artefacts_is_one_with_their_router(
-    world, artefact: Path, text_artefact: Path, tmp_path: Path
-) -> None:
+def test_what_was_loaded_from_several_artefacts_is_one_with_their_router(world, artefact, text_artefact, tmp_path):
     moe = FreeMoE.from_pretrained(artefact, device="cpu")
     gone = moe.experts[0]
     moe.load_expert(text_artefact)
@@ -87,7 +81,7 @@ def test_what_was_loaded_from_several_artefacts_is_one_with_their_router(
     assert manifest["base_model_name_or_path"] == str(world.base)
 
 
-def test_an_expert_that_took_anothers_name_is_the_one_that_is_saved(world, text_artefact: Path, tmp_path: Path) -> None:
+def test_an_expert_that_took_anothers_name_is_the_one_that_is_saved(world, text_artefact, tmp_path):
     other = FreeMoE(world.model, [random_expert(world.model, "wiki/all", 5)], tokenizer=world.tokenizer)
     more = other.save_pretrained(tmp_path / "other", base=str(world.base))
     moe = FreeMoE.from_pretrained(text_artefact, device="cpu")
@@ -99,7 +93,7 @@ def test_an_expert_that_took_anothers_name_is_the_one_that_is_saved(world, text_
     torch.testing.assert_close(logits(back, "wiki/all"), logits(other, "wiki/all"), rtol=0, atol=0)
 
 
-def test_a_tokenizer_that_is_not_here_is_still_the_bases(artefact: Path, world, tmp_path: Path) -> None:
+def test_a_tokenizer_that_is_not_here_is_still_the_bases(artefact, world, tmp_path):
     moe = FreeMoE.from_pretrained(world.model, artefact)
     assert moe.tokenizer is None
     moe.delete_expert(moe.experts[0])
@@ -108,7 +102,7 @@ def test_a_tokenizer_that_is_not_here_is_still_the_bases(artefact: Path, world, 
     torch.testing.assert_close(logits(back, back.experts[0]), logits(moe, moe.experts[0]), rtol=0, atol=0)
 
 
-def test_a_new_name_for_the_base_is_written(text_artefact: Path, world, tmp_path: Path) -> None:
+def test_a_new_name_for_the_base_is_written(text_artefact, world, tmp_path):
     shutil.copytree(world.base, tmp_path / "moved")
     moe = FreeMoE.from_pretrained(text_artefact, device="cpu")
     saved = moe.save_pretrained(tmp_path / "named", base=str(tmp_path / "moved"))
@@ -117,7 +111,7 @@ def test_a_new_name_for_the_base_is_written(text_artefact: Path, world, tmp_path
     torch.testing.assert_close(logits(back, "wiki/all"), logits(moe, "wiki/all"), rtol=0, atol=0)
 
 
-def test_what_could_not_be_read_again_is_not_written(world, tmp_path: Path) -> None:
+def test_what_could_not_be_read_again_is_not_written(world, tmp_path):
     nothing = FreeMoE(world.model, [switch_expert("law/empty", Mask())], tokenizer=world.tokenizer)
     with pytest.raises(ArtifactError, match=r"law/empty.*nothing that is off"):
         nothing.save_pretrained(tmp_path / "x", base=str(world.base))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,32 +25,32 @@ NAN = float("nan")
 Cases = dict[str, tuple[Callable[[Any], Any], str]]
 
 
-def kinds(artefact: Path) -> dict[str, str]:
+def kinds(artefact):
     return {e["kind"]: e["name"] for e in json.loads((artefact / MANIFEST).read_text())["experts"]}
 
 
-def one(manifest: dict[str, Any], kind: str = "band") -> dict[str, Any]:
+def one(manifest, kind="band"):
     """The first expert of a kind."""
     return next(e for e in manifest["experts"] if e["kind"] == kind)
 
 
-def parts(tensors: dict[str, Any], part: str) -> list[str]:
+def parts(tensors, part):
     return [key for key in tensors if key.rsplit("|", 2)[1] == part]
 
 
-def without(part: str) -> Any:
+def without(part):
     return lambda tensors: [tensors.pop(key) for key in parts(tensors, part)]
 
 
-def put(part: str, value: Any) -> Any:
+def put(part, value):
     return lambda tensors: tensors.update({k: value(tensors[k]) for k in parts(tensors, part)})
 
 
-def filled(name: str, value: float) -> Any:
+def filled(name, value):
     return lambda tensors: tensors[name].view(-1)[:1].fill_(value)
 
 
-def used(model: Any, folder: Path, host: FreeMoE | None = None) -> None:
+def used(model, folder, host=None):
     """Load an artefact, or its experts onto a base that others have, and make what each switches off."""
     moe = FreeMoE.from_pretrained(model, folder) if host is None else host
     for name in moe.experts if host is None else host.load_expert(folder):
@@ -59,11 +58,11 @@ def used(model: Any, folder: Path, host: FreeMoE | None = None) -> None:
 
 
 @pytest.fixture(scope="module")
-def units(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def units(tmp_path_factory):
     return unit_artefact(tmp_path_factory.mktemp("units"))
 
 
-def test_the_artefacts_hold_every_kind(artefact: Path, units: Path) -> None:
+def test_the_artefacts_hold_every_kind(artefact, units):
     assert {*kinds(artefact), *kinds(units)} == {"band", "switch", "unit", "base"}
 
 
@@ -143,9 +142,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("source", "file", "edit", "message"), WRONG)
-def test_an_expert_that_is_not_what_it_says(
-    request: pytest.FixtureRequest, tmp_path: Path, world: Any, source: str, file: str, edit: Any, message: str
-) -> None:
+def test_an_expert_that_is_not_what_it_says(request, tmp_path, world, source, file, edit, message):
     copy = rewritten(request.getfixturevalue(source), tmp_path / "copy", **{file: edit})
     with pytest.raises(ArtifactError, match=message):
         used(world.model, copy)
@@ -186,7 +183,7 @@ ROUTER_TENSORS: Cases = {
 
 
 @pytest.mark.parametrize("case", [*ROUTER, *ROUTER_TENSORS])
-def test_a_router_that_cannot_decide(artefact: Path, tmp_path: Path, world: Any, case: str) -> None:
+def test_a_router_that_cannot_decide(artefact, tmp_path, world, case):
     edit, message = {**ROUTER, **ROUTER_TENSORS}[case]
     files = {"manifest": lambda m: edit(m["router"])} if case in ROUTER else {"router": edit}
     copy = rewritten(artefact, tmp_path / "copy", **files)
@@ -205,15 +202,13 @@ def test_a_router_that_cannot_decide(artefact: Path, tmp_path: Path, world: Any,
         ("seen", lambda t: t.pop("about"), "hashes of seen documents cannot be read"),
     ],
 )
-def test_nothing_is_called_whole_that_cannot_be_read(
-    artefact: Path, tmp_path: Path, stem: str, edit: Any, message: str
-) -> None:
+def test_nothing_is_called_whole_that_cannot_be_read(artefact, tmp_path, stem, edit, message):
     assert inspect_artefact(artefact)["whole_files"] > 5
     with pytest.raises(ArtifactError, match=message):
         inspect_artefact(rewritten(artefact, tmp_path / "copy", **{stem: edit}))
 
 
-def test_a_router_of_another_type_is_no_router(artefact: Path, tmp_path: Path, world: Any) -> None:
+def test_a_router_of_another_type_is_no_router(artefact, tmp_path, world):
     for other in ({}, [], "none", False):
         copy = rewritten(artefact, tmp_path / "copy", manifest=lambda m, other=other: m.update(router=other))
         with pytest.raises(ArtifactError, match="router"):
@@ -223,7 +218,7 @@ def test_a_router_of_another_type_is_no_router(artefact: Path, tmp_path: Path, w
         FreeMoE.from_pretrained(world.model, copy, tokenizer=world.tokenizer).generate_text("a", max_new_tokens=1)
 
 
-def test_files_that_the_manifest_does_not_vouch_for(artefact: Path, tmp_path: Path, world: Any) -> None:
+def test_files_that_the_manifest_does_not_vouch_for(artefact, tmp_path, world):
     for name in ("experts.safetensors", "router.safetensors"):
         copy = rewritten(artefact, tmp_path / "copy")
         path = copy / MANIFEST
@@ -237,7 +232,7 @@ def test_files_that_the_manifest_does_not_vouch_for(artefact: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("key", ["kind", "base_fingerprint", "base_model_name_or_path", "experts"])
 @pytest.mark.parametrize("value", [None, 3, ["x"]])
-def test_a_manifest_with_a_gap(artefact: Path, tmp_path: Path, key: str, value: Any) -> None:
+def test_a_manifest_with_a_gap(artefact, tmp_path, key, value):
     copy = rewritten(artefact, tmp_path / "copy", manifest=lambda m: m.update({key: value}))
     with pytest.raises(ArtifactError):
         load(copy, device="cpu")
@@ -259,10 +254,10 @@ HOSTILE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_nobody_reads_a_manifest_that_is_none(artefact: Path, tmp_path: Path, world: Any, case: str) -> None:
+def test_nobody_reads_a_manifest_that_is_none(artefact, tmp_path, world, case):
     change = HOSTILE[case]
 
-    def edit(manifest: dict[str, Any]) -> None:
+    def edit(manifest):
         if isinstance(change, dict):
             manifest.update(change)
         else:
@@ -285,13 +280,13 @@ def test_nobody_reads_a_manifest_that_is_none(artefact: Path, tmp_path: Path, wo
 @pytest.mark.parametrize(
     "identity", [{}, [], {"config": {}}, {"config": [], "buffers": "", "tokenizer": 3, "transformers": 1}]
 )
-def test_an_identity_that_is_none(artefact: Path, tmp_path: Path, world: Any, identity: Any) -> None:
+def test_an_identity_that_is_none(artefact, tmp_path, world, identity):
     copy = rewritten(artefact, tmp_path / "copy", manifest=lambda m: m.update(base_identity=identity))
     with pytest.raises(ArtifactError):
         FreeMoE.from_pretrained(world.model, copy, tokenizer=world.tokenizer)
 
 
-def test_a_tokenizer_that_was_exchanged_after_the_build(artefact: Path, world: Any, tmp_path: Path) -> None:
+def test_a_tokenizer_that_was_exchanged_after_the_build(artefact, world, tmp_path):
     base = tmp_path / "base"
     world.model.save_pretrained(base)
     world.tokenizer.save_pretrained(base)
@@ -306,7 +301,7 @@ def test_a_tokenizer_that_was_exchanged_after_the_build(artefact: Path, world: A
         FreeMoE.from_pretrained(world.model, artefact, tokenizer=load_tokenizer(base))
 
 
-def test_features_of_nan_are_an_error_and_no_route(artefact: Path) -> None:
+def test_features_of_nan_are_an_error_and_no_route(artefact):
     model = tiny_model("llama")
     moe = FreeMoE.from_pretrained(model, artefact, tokenizer=tiny_tokenizer())
     with torch.no_grad():

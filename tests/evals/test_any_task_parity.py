@@ -15,7 +15,7 @@ from tests.lm_eval_files import CHOICE, GENERATE, SIZES, TARGET, write_task
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def lm_eval_samples(folder: str, name: str, model, tokenizer, shots: int) -> list[dict]:
+def lm_eval_samples(folder, name, model, tokenizer, shots):
     """lm-eval's own evaluation of the task's YAML: its own index, its own reading of the files, its own loop."""
     import lm_eval
     from lm_eval.models.huggingface import HFLM

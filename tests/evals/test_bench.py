@@ -1,9 +1,5 @@
 """What `freemoe bench` times: every side in turns, switching that leaves the base, one batch of several experts."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 
@@ -20,23 +16,23 @@ SIZES = BenchSizes(prompt=6, new=4, batch=3, rounds=2)
 
 
 @pytest.fixture
-def moe() -> FreeMoE:
+def moe():
     model = tiny_model("llama")
     return FreeMoE(model, random_experts(model, ["a", "b", "c"], 0))
 
 
-def test_every_side_is_timed_after_a_round_that_warms_up() -> None:
-    asked: list[str] = []
+def test_every_side_is_timed_after_a_round_that_warms_up():
+    asked = []
     found = in_turns({name: lambda name=name: asked.append(name) or len(asked) for name in "xy"}, 2)
     assert asked == ["y", "x", "x", "y", "y", "x"]
     assert found == {"x": [3, 6], "y": [4, 5]}
 
 
-def test_experts_beside_the_base_and_in_one_batch(moe: FreeMoE, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
+def test_experts_beside_the_base_and_in_one_batch(moe, monkeypatch):
+    asked = []
     generate = moe.generate
 
-    def noted(*args: Any, expert: Any = None, **how: Any) -> Any:
+    def noted(*args, expert=None, **how):
         asked.append(expert)
         return generate(*args, expert=expert, **how)
 
@@ -55,14 +51,14 @@ def test_experts_beside_the_base_and_in_one_batch(moe: FreeMoE, monkeypatch: pyt
     assert all(torch.equal(p, before[name]) for name, p in moe.model.named_parameters())
 
 
-def test_ways_of_a_model_without_experts_and_another_to_hold_it_against() -> None:
+def test_ways_of_a_model_without_experts_and_another_to_hold_it_against():
     model, other = tiny_model("llama"), tiny_model("llama")
     found = benchmark_artifact(Answering(model, None), SIZES, against=Answering(other, None))
     assert list(found["requests"]) == ["against", "base"]
     assert not {"switch", "batch"} & set(found)
 
 
-def test_a_ratio_is_of_the_same_round(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ratio_is_of_the_same_round(monkeypatch):
     model, times = tiny_model("llama"), iter([9.0, 9.0, 1.0, 2.0, 8.0, 4.0])
     monkeypatch.setattr(speed, "time_request", lambda *_: (next(times), 1.0))
     found = benchmark_artifact(Answering(model, None), SIZES, against=Answering(model, None))
@@ -71,6 +67,6 @@ def test_a_ratio_is_of_the_same_round(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (ratio["mean"], ratio["low"], ratio["high"]) == pytest.approx((0.5, 0.5, 0.5))
 
 
-def test_what_does_not_fit_the_context_is_refused(moe: FreeMoE) -> None:
+def test_what_does_not_fit_the_context_is_refused(moe):
     with pytest.raises(DataError, match="do not fit the context"):
         benchmark_artifact(moe, BenchSizes(prompt=10**6))

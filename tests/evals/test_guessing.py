@@ -1,25 +1,23 @@
 """A base that is no better than guessing is said, with both figures; one that is better is not."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
 
 from freemoe.evals.guessing import against_guessing, guessing_text, text_against_guessing
 from freemoe.evals.statistics import mean_interval
-from freemoe.evals.tasks.documents import Document, Kind
+from freemoe.evals.tasks.documents import Document
 from freemoe.results.common import GuessingResult
 
 
-def questions(choices: list[int], kind: Kind = "choice") -> list[Document]:
+def questions(choices, kind="choice"):
     return [
         Document("t", str(i), str(i), kind, "q", answers=tuple(f" {c}" for c in range(n)), gold=0)
         for i, n in enumerate(choices)
     ]
 
 
-def test_chance_is_averaged_over_the_questions() -> None:
+def test_chance_is_averaged_over_the_questions():
     asked = questions([2] * 50 + [4] * 50)
     found = against_guessing(asked, [1.0, 0.0, 0.0, 1.0, 0.0] * 20, 40.0, 100)
     assert found is not None
@@ -50,15 +48,13 @@ def test_chance_is_averaged_over_the_questions() -> None:
         ([*questions([2] * 40), *questions([1] * 40, "generate")], [1.0] * 40 + [0.0] * 40, 50.0, ""),
     ],
 )
-def test_only_what_is_no_better_than_guessing_is_told(
-    asked: list[Document], values: list[float], score: float, said: str
-) -> None:
+def test_only_what_is_no_better_than_guessing_is_told(asked, values, score, said):
     found = against_guessing(asked, values, score, 100)
     assert (found is None) == (said == "")
     assert said in guessing_text("law", GuessingResult.model_validate(found) if found else None)
 
 
-def test_text_is_held_against_its_vocabulary() -> None:
+def test_text_is_held_against_its_vocabulary():
     text = [Document("t", "0", "0", "text", "", answers=("a",), tokens=(1, 2))]
     assert against_guessing(text, [-5.0], 287.9, 288) is None
     found = against_guessing(text, [-6.0], 403.4, 288)

@@ -1,7 +1,5 @@
 """Data in memory become files beside the run; a loaded model is lent, and comes back as it was."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -29,7 +27,7 @@ def recipe(kind=BuildRecipe, tokenizer=None, overwrite=False, **fields):
         return made
 
 
-def lines(spec: str) -> list[dict]:
+def lines(spec):
     return [json.loads(line) for line in Path(spec.removeprefix("text:")).read_text().split("\n") if line]
 
 

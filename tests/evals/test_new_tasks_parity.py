@@ -1,7 +1,5 @@
 """Tasks whose files are not at hand: made-up files in their format give the requests and grades of lm-eval's own."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Hashes of what was seen: overlap is found however the text is cut, and what both parts say tells nothing."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 
@@ -16,24 +14,24 @@ from freemoe.evals.tasks.task import DomainData
 from freemoe.text.words import split_words
 
 
-def prose(count: int, seed: int = 0) -> list[str]:
+def prose(count, seed=0):
     draw = random.Random(seed)
     return ["".join(draw.choice("etaoinshrdlu") for _ in range(draw.randrange(3, 9))) for _ in range(count)]
 
 
-def text_document(text: str, key: str = "k", task: str = "t") -> Document:
+def text_document(text, key="k", task="t"):
     return Document(task, f"id {key}", key, "text", "", (text,), reference=text)
 
 
-def question(prompt: str, answer: str, key: str, task: str = "q") -> Document:
+def question(prompt, answer, key, task="q"):
     return Document(task, f"id {key}", key, "choice", prompt, (f" {answer}", " other"), gold=0, reference=f" {answer}")
 
 
-def has_document(seen: SeenHashes, document: Document) -> bool:
+def has_document(seen, document):
     return bool(seen.seen_reasons([document])[0])
 
 
-def test_runs_equal_the_slow_obvious_ones() -> None:
+def test_runs_equal_the_slow_obvious_ones():
     found = prose(40)
     hashes = run_hashes(found)
     assert len(hashes) == 40 - RUN + 1
@@ -43,7 +41,7 @@ def test_runs_equal_the_slow_obvious_ones() -> None:
     assert run_hashes(found[: RUN - 1]).size == 0
 
 
-def test_a_block_that_overlaps_is_found_whatever_its_offset_case_and_breaks() -> None:
+def test_a_block_that_overlaps_is_found_whatever_its_offset_case_and_breaks():
     said = prose(300)
     seen = SeenHashes.from_documents([text_document(" ".join(said[:200]), "a")])
     for start in (0, 17, 150, 200 - RUN):
@@ -53,7 +51,7 @@ def test_a_block_that_overlaps_is_found_whatever_its_offset_case_and_breaks() ->
     assert not has_document(seen, text_document(" ".join(prose(400, 1)), "b"))
 
 
-def test_short_lines_are_found_in_another_order_and_tiny_ones_are_not() -> None:
+def test_short_lines_are_found_in_another_order_and_tiny_ones_are_not():
     lines = [" ".join(prose(8, n)) for n in range(5)]
     assert all(len(line) >= 40 for line in lines)
     seen = SeenHashes.from_texts(["\n".join(lines)])
@@ -61,13 +59,13 @@ def test_short_lines_are_found_in_another_order_and_tiny_ones_are_not() -> None:
     assert not SeenHashes.from_texts(["return None\nx = 1"]).has_text("return None\n")
 
 
-def test_text_without_spaces_has_words() -> None:
+def test_text_without_spaces_has_words():
     text = "白日依山尽黄河入海流欲穷千里目更上一层楼"
     assert len(split_words(text)) == len(text)
     assert SeenHashes.from_texts([text]).has_text("序" + text[2:])
 
 
-def test_what_the_own_reported_part_says_too_tells_nothing() -> None:
+def test_what_the_own_reported_part_says_too_tells_nothing():
     licence = prose(30, 9)
     ours, theirs = [" ".join([*licence, *prose(60, n)]) for n in (1, 2)]
     first, other = text_document(ours, "a"), text_document(theirs, "b")
@@ -77,7 +75,7 @@ def test_what_the_own_reported_part_says_too_tells_nothing() -> None:
     assert has_document(seen, text_document(ours, "c"))
 
 
-def test_a_question_is_found_by_key_and_by_its_words_with_the_same_answer() -> None:
+def test_a_question_is_found_by_key_and_by_its_words_with_the_same_answer():
     asked = [question(f"Question: how many legs has a {name}? Answer:", name[0], f"k{name}") for name in ("cow", "fly")]
     seen = SeenHashes.from_documents(asked)
     assert seen.seen_reasons([asked[0]]) == ["key"]
@@ -90,7 +88,7 @@ def test_a_question_is_found_by_key_and_by_its_words_with_the_same_answer() -> N
     assert seen.seen_reasons(shown) == ["", ""]
 
 
-def test_a_question_out_of_seen_text_is_found_but_few_shot_examples_are_not() -> None:
+def test_a_question_out_of_seen_text_is_found_but_few_shot_examples_are_not():
     passage = " ".join(prose(40))
     seen = SeenHashes.from_texts([passage])
     inside = question(f"{passage} What is meant?", "x", "i")
@@ -100,7 +98,7 @@ def test_a_question_out_of_seen_text_is_found_but_few_shot_examples_are_not() ->
     assert seen.seen_reasons([shown]) == [""]
 
 
-def test_many_runs_are_sampled_evenly_and_a_union_is_a_sample_again() -> None:
+def test_many_runs_are_sampled_evenly_and_a_union_is_a_sample_again():
     said = [" ".join(prose(400, n)) for n in range(12)]
     whole = np.unique(np.concatenate([text_hashes(text) for text in said]))
     full = SeenHashes.from_texts(said)
@@ -117,7 +115,7 @@ def test_many_runs_are_sampled_evenly_and_a_union_is_a_sample_again() -> None:
     assert joined.documents == 12
 
 
-def test_bytes_and_back() -> None:
+def test_bytes_and_back():
     seen = SeenHashes.from_documents([question("Who goes there?", "me", "k"), text_document(" ".join(prose(50)), "t")])
     data = seen.to_bytes()
     back = SeenHashes.from_bytes(data)
@@ -131,7 +129,7 @@ def test_bytes_and_back() -> None:
         SeenHashes.from_bytes(data.replace(b'"run": 13', b'"run": 5 '))
 
 
-def test_setting_aside_counts_and_refuses_an_empty_rest() -> None:
+def test_setting_aside_counts_and_refuses_an_empty_rest():
     asked = [question(f"What is {n} plus {n + 3}?", str(2 * n + 3), f"k{n}") for n in range(6)]
     data = DomainData("sums", ReferenceSplit(tuple(asked[:1])), ReportedSplit(tuple(asked[1:])))
     record = ProvenanceRecord("out", 3, SeenHashes.from_documents(asked[:3]))

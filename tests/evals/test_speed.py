@@ -1,11 +1,6 @@
 """Requests before and after a change, in turns: what is slower is said to be, with an interval, and each is timed once in a run."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,21 +17,21 @@ PROMPT = torch.arange(3, 19)
 
 
 @pytest.fixture(scope="module")
-def model() -> Any:
+def model():
     return tiny_model("llama")
 
 
 class Clock:
     """Time that passes while a model computes and at no other time: what else the machine does is not in it."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now, self.passes = 0.0, 0
 
     @contextmanager
-    def running(self, model: Any, more: float = 0.0, prompt_only: bool = False) -> Iterator[Any]:
+    def running(self, model, more=0.0, prompt_only=False):
         """The model, each pass of which takes about 10 ms; and some seconds more, or only that of the prompt does."""
 
-        def wait(module: Any, args: tuple[Any, ...], given: dict[str, Any]) -> None:
+        def wait(module, args, given):
             self.passes += 1
             self.now += 0.01 + 0.0001 * (self.passes % 7)
             if not prompt_only or given["input_ids"].shape[1] > 1:
@@ -50,7 +45,7 @@ class Clock:
 
 
 @pytest.mark.parametrize("prompt_only", [True, False])
-def test_what_is_slower_is_reliably_slower_and_by_how_much(model: Any, prompt_only: bool) -> None:
+def test_what_is_slower_is_reliably_slower_and_by_how_much(model, prompt_only):
     clock = Clock()
     sides = {"base": lambda: clock.running(model), "ours": lambda: clock.running(model, 0.03, prompt_only)}
     found = compare_speed(sides, PROMPT[None], new=3, rounds=4, clock=lambda: clock.now)
@@ -63,10 +58,10 @@ def test_what_is_slower_is_reliably_slower_and_by_how_much(model: Any, prompt_on
     assert (found["prompt"], found["new_tokens"], found["rounds"]) == (16, 3, 4)
 
 
-def test_each_prompt_is_timed_once_in_a_run_and_one_round_has_no_interval(model: Any, tmp_path: Path) -> None:
+def test_each_prompt_is_timed_once_in_a_run_and_one_round_has_no_interval(model, tmp_path):
     asked, opened = TimingSection(prompts=(8, 40), new_tokens=2, rounds=1), []
 
-    def opening() -> Any:
+    def opening():
         opened.append(1)
         return nullcontext(model)
 
@@ -89,13 +84,13 @@ def test_each_prompt_is_timed_once_in_a_run_and_one_round_has_no_interval(model:
     ("fields", "lengths"),
     [({}, [64]), ({"prompts": (8, 16)}, [8, 16]), ({"new_tokens": 250}, [6]), ({"rounds": 0, "prompts": (900,)}, [])],
 )
-def test_a_block_is_timed_unless_prompts_are_named_or_nothing_is(model: Any, fields: Any, lengths: list[int]) -> None:
+def test_a_block_is_timed_unless_prompts_are_named_or_nothing_is(model, fields, lengths):
     assert prompt_lengths(TimingSection(**fields), model, 64) == lengths
     assert compare_prompts(TimingSection(rounds=0), {}, PROMPT, [], None) == {}  # type: ignore[arg-type]
     assert speed_lines(None) == []
 
 
-def test_a_prompt_beyond_the_context_is_refused(model: Any) -> None:
+def test_a_prompt_beyond_the_context_is_refused(model):
     with pytest.raises(
         RecipeError, match=r"250 tokens and 17 new ones, and the model has 256 positions: prompts of 239"
     ):

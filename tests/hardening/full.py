@@ -1,12 +1,10 @@
 """A run in full: how large, from which seed, and where its figures are kept."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path
 
-from benchmarks.harness import Figure, Outcome, record, write_record
+from benchmarks.harness import Figure, record, write_record
 
 SHARE = float(os.environ.get("FREEMOE_HARDENING", "1"))
 """Of the cases, kills and minutes of a full run."""
@@ -15,17 +13,17 @@ SEED = int(os.environ.get("FREEMOE_HARDENING_SEED", "0"))
 OUT = os.environ.get("FREEMOE_HARDENING_OUT")
 
 
-def count(name: str, value: float, least: float | None = None, note: str = "") -> Figure:
+def count(name, value, least=None, note=""):
     """How many there are, and how few will do."""
     return Figure(name, value, least, "higher", "", 0, note)
 
 
-def none(name: str, value: float, note: str = "") -> Figure:
+def none(name, value, note=""):
     """How many there are of what there must not be."""
     return Figure(name, value, 0, "lower", "", 0, note)
 
 
-def keep(name: str, about: str, outcome: Outcome, began: float) -> list[str]:
+def keep(name, about, outcome, began):
     """Write ``OUT/NAME.json``, where that is asked for; the figures that miss their targets, in words."""
     found = record(name, about, outcome, time.perf_counter() - began, quick=SHARE < 1, seed=SEED)
     if OUT:

@@ -10,9 +10,7 @@ import select
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 STARTUP = 300.0
@@ -27,7 +25,7 @@ class Worker:
         environment: Variables beside this process's.
     """
 
-    def __init__(self, module: str, *arguments: Any, environment: dict[str, str] | None = None) -> None:
+    def __init__(self, module, *arguments, environment=None):
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.hardening.worker", module, json.dumps(arguments)],
             stdin=subprocess.PIPE,
@@ -39,7 +37,7 @@ class Worker:
         )
         self._answer(STARTUP)
 
-    def ask(self, question: Any, seconds: float) -> Any:
+    def ask(self, question, seconds):
         """Its answer.
 
         Raises:
@@ -52,7 +50,7 @@ class Worker:
             raise EOFError from None
         return self._answer(seconds)
 
-    def _answer(self, seconds: float) -> Any:
+    def _answer(self, seconds):
         assert self.process.stdout is not None
         if not select.select([self.process.stdout], [], [], seconds)[0]:
             raise TimeoutError
@@ -61,7 +59,7 @@ class Worker:
             raise EOFError
         return json.loads(line)
 
-    def close(self) -> int:
+    def close(self):
         """End it where it has not ended; how it did."""
         self.process.kill()
         code = self.process.wait()
@@ -74,25 +72,25 @@ class Worker:
 class Sampled:
     """What ``look`` returns every ``pause`` seconds of a ``with`` block."""
 
-    def __init__(self, look: Callable[[], int], pause: float) -> None:
+    def __init__(self, look, pause):
         self.seen: list[int] = []
         self._look, self._pause, self._over = look, pause, threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
 
-    def _sample(self) -> None:
+    def _sample(self):
         while not self._over.wait(self._pause):
             self.seen.append(self._look())
 
-    def __enter__(self) -> Sampled:
+    def __enter__(self):
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self._over.set()
         self._thread.join()
 
 
-def main(module: str, arguments: str) -> None:
+def main(module, arguments):
     """Answer until the input ends."""
     # What libraries print must not stand between the answers.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")

@@ -1,9 +1,5 @@
 """A hub on loopback that this process asks, with an empty cache and no token; artefacts of all three kinds."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,14 +16,14 @@ from freemoe.tomoe.export import export_converted_model
 from tests.artefacts import rewritten
 from tests.cli.conftest import freemoe  # noqa: F401  a fixture
 from tests.domain_experts.conftest import artefact, world  # noqa: F401  fixtures
-from tests.fake_hub import FakeHub, serving
+from tests.fake_hub import serving
 from tests.tiny import tiny_model, tiny_tokenizer
 from tests.tomoe.random_structures import random_structure
 
 CARD = '---\nlibrary_name: freemoe\n---\n# A card\n\nfreemoe.load("path/to/this/folder")\n'
 
 
-def point_to(monkeypatch: pytest.MonkeyPatch, url: str, cache: Path) -> None:
+def point_to(monkeypatch, url, cache):
     """Let the hub's client ask an address, with a cache of its own and no token."""
     import datasets.config
     from huggingface_hub import constants
@@ -47,7 +43,7 @@ def point_to(monkeypatch: pytest.MonkeyPatch, url: str, cache: Path) -> None:
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+def hub(tmp_path, monkeypatch):
     """A hub that is there."""
     with serving() as found:
         point_to(monkeypatch, found.url, tmp_path / "cache")
@@ -55,7 +51,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 
 
 @pytest.fixture
-def gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def gone(tmp_path, monkeypatch):
     """The address of a hub that refuses every connection."""
     with serving() as found:
         url = found.url
@@ -64,10 +60,10 @@ def gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture
-def cut(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+def cut(monkeypatch):
     """Call it, and the process is offline (HF_HUB_OFFLINE=1)."""
 
-    def offline() -> None:
+    def offline():
         import datasets.config
         from huggingface_hub import constants
 
@@ -77,7 +73,7 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return offline
 
 
-def finish(folder: Path, kind: str, base: str, model: object) -> Path:
+def finish(folder, kind, base, model):
     """Write a card and the manifest of a folder that holds the rest of an artefact."""
     (folder / "README.md").write_text(CARD, encoding="utf-8")
     body = {"kind": kind, "base_model_name_or_path": base, "base_fingerprint": fingerprint_model(model)}
@@ -86,7 +82,7 @@ def finish(folder: Path, kind: str, base: str, model: object) -> Path:
 
 
 @pytest.fixture(scope="session")
-def kinds(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+def kinds(tmp_path_factory):
     """Bases of the hub in folders, and a converted and a trimmed artefact that name them."""
     root = tmp_path_factory.mktemp("kinds")
     mixture, dense = tiny_model("mixtral", num_hidden_layers=3), tiny_model("llama")
@@ -104,7 +100,7 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 
 
 @pytest.fixture(scope="session")
-def experts(artefact: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
+def experts(artefact, tmp_path_factory):  # noqa: F811
     """A build's artefact whose manifest names its base on the hub."""
     root = tmp_path_factory.mktemp("named")
     whole = copy_artefact(artefact, root / "whole")
@@ -113,7 +109,7 @@ def experts(artefact: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:  
 
 
 @pytest.fixture
-def shelf(hub: FakeHub, experts: Path, kinds: SimpleNamespace, world: SimpleNamespace) -> FakeHub:  # noqa: F811
+def shelf(hub, experts, kinds, world):  # noqa: F811
     """A hub with two bases, and the experts and the trimmed mixture for them."""
     held = {"maker/base": world.base, "maker/mixture": kinds.mixture, "owner/experts": experts}
     for name, folder in {**held, "owner/trimmed": kinds.trimmed}.items():

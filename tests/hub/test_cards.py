@@ -1,10 +1,6 @@
 """Model cards whose front matter the hub takes, and which name nothing of the machine they were made on."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard, ModelCardData, metadata_load
@@ -24,18 +20,18 @@ CONVERTED["scores"]["converted"] |= {"perplexity@128": 12.5, "next_token_accurac
 
 
 @pytest.fixture(params=["experts", "trimmed", "converted"])
-def made(request: pytest.FixtureRequest, experts: Path) -> tuple[Any, dict[str, Any]]:
+def made(request, experts):
     """A card's maker and a result."""
     if request.param == "experts":
         return card_of_experts, json.loads((experts / "result.json").read_text())
     return (card_of_trim, make_trim()) if request.param == "trimmed" else (card_of_conversion, CONVERTED)
 
 
-def named(result: dict[str, Any], base: str) -> Any:
+def named(result, base):
     return typed({**result, "base": {**result["base"], "name": base}})
 
 
-def header(text: str, tmp_path: Path) -> dict[str, Any]:
+def header(text, tmp_path):
     """Front matter as the hub's client reads it."""
     (tmp_path / "README.md").write_text(text, encoding="utf-8")
     found = metadata_load(tmp_path / "README.md")
@@ -43,7 +39,7 @@ def header(text: str, tmp_path: Path) -> dict[str, Any]:
     return found
 
 
-def test_the_front_matter_is_the_hubs(made: tuple[Any, dict[str, Any]], tmp_path: Path) -> None:
+def test_the_front_matter_is_the_hubs(made, tmp_path):
     write, result = made
     text = write(named(result, HUB))
     found = header(text, tmp_path)
@@ -61,7 +57,7 @@ def test_the_front_matter_is_the_hubs(made: tuple[Any, dict[str, Any]], tmp_path
     assert "was a folder or file" not in text
 
 
-def test_a_path_of_this_machine_is_not_told(made: tuple[Any, dict[str, Any]], tmp_path: Path) -> None:
+def test_a_path_of_this_machine_is_not_told(made, tmp_path):
     write, result = made
     text = write(named(result, LOCAL))
     found = header(text, tmp_path)
@@ -73,7 +69,7 @@ def test_a_path_of_this_machine_is_not_told(made: tuple[Any, dict[str, Any]], tm
         assert f'freemoe.load("{HERE}", base="path/to/the/base")' in text
 
 
-def test_the_figures_are_the_results(experts: Path, tmp_path: Path) -> None:
+def test_the_figures_are_the_results(experts, tmp_path):
     result = json.loads((experts / "result.json").read_text())
     data = ModelCard(card_of_experts(named(result, HUB))).data
     found = {(r.dataset_name, r.metric_name): r.metric_value for r in data.eval_results}
@@ -85,7 +81,7 @@ def test_the_figures_are_the_results(experts: Path, tmp_path: Path) -> None:
     assert values == [12.5, 25.0]
 
 
-def test_names_that_are_hard_for_yaml(tmp_path: Path) -> None:
+def test_names_that_are_hard_for_yaml(tmp_path):
     figures = [CardMetric("yes: no", "accuracy", 1 / 3, 'a "name", %')]
     text = "\n".join(
         card_header(
@@ -106,7 +102,7 @@ def test_names_that_are_hard_for_yaml(tmp_path: Path) -> None:
     assert found["model-index"][0]["results"][0]["metrics"][0]["value"] == 0.3333
 
 
-def test_bundled_bases_are_found_by_others() -> None:
+def test_bundled_bases_are_found_by_others():
     assert card_notes("freemoe-demo") == []
     assert card_notes("freemoe-demo", typed({**make_trim(), "notes": ["a quick answer"]})) == ["a quick answer", ""]
     assert any(line == f'moe = freemoe.load("{HERE}")' for line in loading_example("freemoe-demo", "moe", "x"))

@@ -1,37 +1,32 @@
 """The commands take names of the hub wherever they take an artefact."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from freemoe.hub.push import artefact_files
-from tests.cli.conftest import Freemoe
-from tests.fake_hub import WRITER, FakeHub
+from tests.fake_hub import WRITER
 
 # Of the hub's client, when a large file goes up.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content:DeprecationWarning")
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def ran(freemoe: Freemoe, *line: str) -> str:
+def ran(freemoe, *line):
     done = freemoe(*line)
     assert done.code == 0, done.err
     return done.out
 
 
-def test_every_command_takes_a_name(shelf: FakeHub, freemoe: Freemoe, world: SimpleNamespace, here: Path, cut) -> None:
+def test_every_command_takes_a_name(shelf, freemoe, world, here, cut):
     for name in ("owner/experts", "owner/trimmed"):
         ran(freemoe, "generate", name, "a b", "--max-new-tokens", "3", "--device", "cpu")
     # From here on all of it is in the cache.
@@ -52,7 +47,7 @@ def test_every_command_takes_a_name(shelf: FakeHub, freemoe: Freemoe, world: Sim
     assert str(here / "cache") not in json.dumps(config)
 
 
-def test_lm_evals_model_takes_a_name(shelf: FakeHub) -> None:
+def test_lm_evals_model_takes_a_name(shelf):
     pytest.importorskip("lm_eval")
     from freemoe.domain_experts.hosting.lm_eval_model import FreeMoELM
 
@@ -66,7 +61,7 @@ def test_lm_evals_model_takes_a_name(shelf: FakeHub) -> None:
     assert plain.tokenizer_name == "maker__base"
 
 
-def test_push(hub: FakeHub, freemoe: Freemoe, kinds: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_push(hub, freemoe, kinds, monkeypatch):
     line = ("push", str(kinds.trimmed), "owner/trimmed")
     outlook = json.loads(ran(freemoe, *line, "--dry-run", "--json"))
     assert not hub.asked
@@ -92,11 +87,11 @@ def test_push(hub: FakeHub, freemoe: Freemoe, kinds: SimpleNamespace, monkeypatc
     assert "config.json" in hub.repositories["owner/plain"].files()
 
 
-def test_push_says_that_the_base_is_a_place_of_this_machine(freemoe: Freemoe, artefact: Path) -> None:
+def test_push_says_that_the_base_is_a_place_of_this_machine(freemoe, artefact):
     assert "note: its base is " in ran(freemoe, "push", str(artefact), "owner/x", "--dry-run")
 
 
-def test_one_message_where_the_hub_is_out_of_reach(gone: str, freemoe: Freemoe) -> None:
+def test_one_message_where_the_hub_is_out_of_reach(gone, freemoe):
     for line in (
         ("generate", "owner/none", "a"),
         ("inspect", "owner/none"),
@@ -115,7 +110,7 @@ def test_one_message_where_the_hub_is_out_of_reach(gone: str, freemoe: Freemoe) 
     "line",
     [["build", "no/body", "-d", "a=demo:math"], ["eval", "no/body", "-d", "a=demo:math"], ["generate", "no/body", "x"]],
 )
-def test_what_is_out_of_reach_is_said_before_anything_heavy_is_loaded(line: list[str], tmp_path: Path) -> None:
+def test_what_is_out_of_reach_is_said_before_anything_heavy_is_loaded(line, tmp_path):
     code = (
         f"import sys; sys.argv = ['freemoe', *{line!r}]\n"
         "from freemoe.cli import main\n"

@@ -1,13 +1,8 @@
 """Artefacts and their bases from a hub: each file is asked for at most twice, and then never again."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -18,13 +13,13 @@ from freemoe.core.errors import ArtifactError, HubError, RecipeError
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.hub.fetch import HubAccess, fetch_artefact, fetch_model, is_repository
 from freemoe.models.checkpoints.loading import load_base, load_tokenizer
-from tests.fake_hub import READER, FakeHub
+from tests.fake_hub import READER
 from tests.tiny import logits
 
 PROMPT = "seven stones"
 
 
-def most_asked(hub: FakeHub) -> int:
+def most_asked(hub):
     """Requests for the file that was asked for most often."""
     files = [path for _, path in hub.asked if "/resolve/" in path]
     return max(map(files.count, files))
@@ -49,7 +44,7 @@ def most_asked(hub: FakeHub) -> int:
         (None, False),
     ],
 )
-def test_a_folder_is_no_name_of_a_repository(source: object, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_no_name_of_a_repository(source, expected, monkeypatch):
     monkeypatch.chdir(Path(__file__).parents[2])
     assert is_repository(source) is expected
 
@@ -57,12 +52,7 @@ def test_a_folder_is_no_name_of_a_repository(source: object, expected: bool, mon
 # ------------------------------------------------------------------------------ experts
 
 
-def test_experts_find_their_base_on_the_hub(
-    shelf: FakeHub,
-    experts: Path,
-    world: SimpleNamespace,
-    tmp_path: Path,
-) -> None:
+def test_experts_find_their_base_on_the_hub(shelf, experts, world, tmp_path):
     moe = FreeMoE.from_pretrained("owner/experts", device="cpu")
     assert most_asked(shelf) == 2
     here = FreeMoE.from_pretrained(world.base, experts, device="cpu")
@@ -78,9 +68,7 @@ def test_experts_find_their_base_on_the_hub(
     }
 
 
-def test_a_hub_that_went_away_is_asked_once_and_the_cache_serves(
-    shelf: FakeHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hub_that_went_away_is_asked_once_and_the_cache_serves(shelf, monkeypatch):
     from freemoe.hub import reach
 
     FreeMoE.from_pretrained("owner/experts", device="cpu")
@@ -93,14 +81,14 @@ def test_a_hub_that_went_away_is_asked_once_and_the_cache_serves(
     assert len(knocks) == 1
 
 
-def test_a_base_is_shared(shelf: FakeHub, world: SimpleNamespace) -> None:
+def test_a_base_is_shared(shelf, world):
     moe = FreeMoE.from_pretrained("owner/experts", base=world.model, tokenizer=world.tokenizer)
     assert moe.model is world.model
     assert not shelf.count("maker/base")
     assert FreeMoE.from_pretrained(world.model, "owner/experts").model is world.model
 
 
-def test_revisions(shelf: FakeHub, experts: Path, world: SimpleNamespace) -> None:
+def test_revisions(shelf, experts, world):
     first = shelf.repositories["owner/experts"].branches["main"]
     shelf.add("owner/experts", {"README.md": b"empty"})
     with pytest.raises(ArtifactError, match=r"has no freemoe_config\.json"):
@@ -112,7 +100,7 @@ def test_revisions(shelf: FakeHub, experts: Path, world: SimpleNamespace) -> Non
         FreeMoE.from_pretrained("owner/experts", base=world.model, revision="later")
 
 
-def test_cache_dir_and_local_files_only(shelf: FakeHub, world: SimpleNamespace, tmp_path: Path) -> None:
+def test_cache_dir_and_local_files_only(shelf, world, tmp_path):
     how = {"base": world.model, "cache_dir": tmp_path / "mine"}
     with pytest.raises(HubError, match="not in the cache, and local_files_only is set"):
         FreeMoE.from_pretrained("owner/experts", local_files_only=True, **how)
@@ -124,7 +112,7 @@ def test_cache_dir_and_local_files_only(shelf: FakeHub, world: SimpleNamespace, 
     assert len(shelf.asked) == asked
 
 
-def test_places_named_twice_or_not_at_all(world: SimpleNamespace, experts: Path) -> None:
+def test_places_named_twice_or_not_at_all(world, experts):
     for wrong in ((), (None,), (world.model,), (1, 2, 3)):
         with pytest.raises(RecipeError, match="from_pretrained"):
             FreeMoE.from_pretrained(*wrong)
@@ -139,12 +127,10 @@ def test_places_named_twice_or_not_at_all(world: SimpleNamespace, experts: Path)
 # ------------------------------------------------------------------------- the other kinds
 
 
-def test_converted_and_trimmed_models_are_loaded_from_the_hub(
-    shelf: FakeHub, kinds: SimpleNamespace, cut: Callable[[], None], tmp_path: Path
-) -> None:
+def test_converted_and_trimmed_models_are_loaded_from_the_hub(shelf, kinds, cut, tmp_path):
     shelf.add("owner/half", kinds.converted)
 
-    def said(name: str) -> tuple[Any, Any]:
+    def said(name):
         opened = freemoe.load(name, device="cpu")
         return opened, opened.generate_text(PROMPT, max_new_tokens=4, do_sample=False)
 
@@ -169,7 +155,7 @@ def test_converted_and_trimmed_models_are_loaded_from_the_hub(
         plain.save_pretrained(tmp_path / "plain")
 
 
-def test_a_model_is_not_fetched_twice_over(hub: FakeHub, kinds: SimpleNamespace) -> None:
+def test_a_model_is_not_fetched_twice_over(hub, kinds):
     files = {p.name: p.read_bytes() for p in kinds.dense.iterdir()}
     hub.add("maker/dense", {**files, "consolidated.safetensors": b"again", "onnx/model.onnx": b"again", "a.bin": b"x"})
     model, tokenizer = load_base("maker/dense", device="cpu")
@@ -181,7 +167,7 @@ def test_a_model_is_not_fetched_twice_over(hub: FakeHub, kinds: SimpleNamespace)
 # ------------------------------------------------------------------------------- failures
 
 
-def test_a_missing_or_private_model_is_one_message(hub: FakeHub, kinds: SimpleNamespace) -> None:
+def test_a_missing_or_private_model_is_one_message(hub, kinds):
     hub.add("owner/secret", kinds.trimmed, private=True)
     hub.add("maker/mixture", kinds.mixture, private=True)
     for name in ("owner/secret", "owner/none"):
@@ -202,7 +188,7 @@ def test_a_missing_or_private_model_is_one_message(hub: FakeHub, kinds: SimpleNa
 
 
 @pytest.mark.parametrize("part", ["tree", "resolve", "revision"])
-def test_a_hub_that_fails_is_asked_twice_at_most(part: str, hub: FakeHub, kinds: SimpleNamespace) -> None:
+def test_a_hub_that_fails_is_asked_twice_at_most(part, hub, kinds):
     hub.add("owner/plain", kinds.dense)
     hub.failing = {part: 503}
     with pytest.raises(HubError, match=r"the hub at .* failed \(HTTP 503\)"):
@@ -211,7 +197,7 @@ def test_a_hub_that_fails_is_asked_twice_at_most(part: str, hub: FakeHub, kinds:
         assert sum(path == other for _, other in hub.asked) <= 2
 
 
-def test_out_of_reach_is_said_at_once(gone: str) -> None:
+def test_out_of_reach_is_said_at_once(gone):
     for work in (
         lambda: load_base("owner/none"),
         lambda: load_tokenizer("owner/none"),
@@ -223,7 +209,7 @@ def test_out_of_reach_is_said_at_once(gone: str) -> None:
             work()
 
 
-def test_a_download_that_was_edited_is_refused(hub: FakeHub, kinds: SimpleNamespace) -> None:
+def test_a_download_that_was_edited_is_refused(hub, kinds):
     files = {p.name: p.read_bytes() for p in kinds.trimmed.iterdir()}
     hub.add("owner/edited", {**files, "hookmoe_config.json": b"{}"})
     with pytest.raises(ArtifactError, match="its checksum is not the manifest's"):
@@ -240,13 +226,13 @@ def test_a_download_that_was_edited_is_refused(hub: FakeHub, kinds: SimpleNamesp
         freemoe.load("owner/odd")
 
 
-def test_a_base_of_another_machine_is_asked_for(hub: FakeHub, kinds: SimpleNamespace) -> None:
+def test_a_base_of_another_machine_is_asked_for(hub, kinds):
     assert json.loads((kinds.trimmed / MANIFEST).read_text())["base_model_name_or_path"] == "maker/mixture"
     with pytest.raises(HubError, match="what the artefact names as its base: name another place"):
         freemoe.load(kinds.trimmed)
 
 
-def test_what_an_older_client_left_in_the_cache_is_enough(hub: FakeHub, kinds: SimpleNamespace) -> None:
+def test_what_an_older_client_left_in_the_cache_is_enough(hub, kinds):
     from huggingface_hub import hf_hub_download
 
     hub.add("maker/dense", kinds.dense)
@@ -257,15 +243,13 @@ def test_what_an_older_client_left_in_the_cache_is_enough(hub: FakeHub, kinds: S
     assert fetch_artefact("maker/dense", access) == Path("maker/dense")
 
 
-def test_an_address_that_is_no_hub(hub: FakeHub) -> None:
+def test_an_address_that_is_no_hub(hub):
     hub.failing = {"owner": 404}
     with pytest.raises(HubError, match=r"does not answer as a hub does \(HTTP 404\).*Check HF_ENDPOINT"):
         freemoe.load("owner/none")
 
 
-def test_that_weights_are_fetched_is_said_once(
-    hub: FakeHub, kinds: SimpleNamespace, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_that_weights_are_fetched_is_said_once(hub, kinds, caplog):
     hub.add("maker/dense", kinds.dense)
     with caplog.at_level("INFO", logger="freemoe.hub"):
         load_tokenizer("maker/dense")
@@ -275,7 +259,7 @@ def test_that_weights_are_fetched_is_said_once(
     assert caplog.messages == [f"maker/dense: its weights are not in the cache and come from {hub.url}"]
 
 
-def test_the_client_is_as_it_was(hub: FakeHub) -> None:
+def test_the_client_is_as_it_was(hub):
     import logging
 
     from huggingface_hub import constants
@@ -283,7 +267,7 @@ def test_the_client_is_as_it_was(hub: FakeHub) -> None:
 
     from freemoe.hub.reach import hub_session
 
-    def state() -> tuple[object, ...]:
+    def state():
         return constants.HF_HUB_OFFLINE, dict(http_backoff.__kwdefaults__), logging.getLogger("huggingface_hub").level
 
     before = state()

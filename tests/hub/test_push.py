@@ -1,13 +1,8 @@
 """Artefacts to a hub and back; what stands there already is left alone."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,7 +17,7 @@ from freemoe.domain_experts.pipeline import build
 from freemoe.hub.push import artefact_files, copy_artefact, push_artefact
 from tests.artefacts import rewritten
 from tests.domain_experts.conftest import task_recipe
-from tests.fake_hub import LARGE, READER, WRITER, FakeHub
+from tests.fake_hub import LARGE, READER, WRITER
 from tests.rows import write_rows
 
 # Of the hub's client, when a large file goes up.
@@ -30,23 +25,18 @@ pytestmark = pytest.mark.filterwarnings("ignore:Use 'content:DeprecationWarning"
 
 
 @pytest.fixture
-def writer(monkeypatch: pytest.MonkeyPatch) -> None:
+def writer(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", WRITER)
 
 
-def bytes_of(folder: Path) -> dict[str, bytes]:
+def bytes_of(folder):
     return {name: path.read_bytes() for name, path in artefact_files(folder).items()}
 
 
 # ------------------------------------------------------------------------- round trips
 
 
-def test_experts_pushed_are_the_experts_that_come_back(
-    hub: FakeHub,
-    writer: None,
-    experts: Path,
-    world: SimpleNamespace,
-) -> None:
+def test_experts_pushed_are_the_experts_that_come_back(hub, writer, experts, world):
     moe = FreeMoE.from_pretrained(world.model, experts)
     said = moe.push_to_hub("owner/experts", private=True, commit_message="First")
     there = hub.repositories["owner/experts"]
@@ -67,9 +57,7 @@ def test_experts_pushed_are_the_experts_that_come_back(
         torch.testing.assert_close(back(torch.arange(3, 27)[None]).logits, wanted, rtol=0, atol=0)
 
 
-def test_the_other_kinds_go_and_come_back(
-    hub: FakeHub, writer: None, kinds: SimpleNamespace, cut: Callable[[], None]
-) -> None:
+def test_the_other_kinds_go_and_come_back(hub, writer, kinds, cut):
     hub.add("maker/mixture", kinds.mixture)
     for name, folder in (("owner/trimmed", kinds.trimmed), ("owner/half", kinds.converted)):
         opened = freemoe.load(folder, device="cpu")
@@ -84,14 +72,7 @@ def test_the_other_kinds_go_and_come_back(
     assert hub.repositories["owner/trimmed"].files()["mine.txt"] == b"kept"
 
 
-def test_from_a_base_of_the_hub_to_experts_on_it(
-    hub: FakeHub,
-    writer: None,
-    world: SimpleNamespace,
-    tmp_path: Path,
-    cut: Callable[[], None],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_from_a_base_of_the_hub_to_experts_on_it(hub, writer, world, tmp_path, cut, monkeypatch):
     hub.add("maker/base", world.base)
     folder = build(task_recipe(world, tmp_path / "out", model="maker/base", domains={"law": [str(world.law)]}))
     # A folder that is called like the repository is in nobody's way.
@@ -108,7 +89,7 @@ def test_from_a_base_of_the_hub_to_experts_on_it(
     assert again.generate_text("a b", max_new_tokens=3, do_sample=False) == text
 
 
-def test_files_of_the_artefact_before_go(hub: FakeHub, writer: None, kinds: SimpleNamespace, tmp_path: Path) -> None:
+def test_files_of_the_artefact_before_go(hub, writer, kinds, tmp_path):
     old = copy_artefact(kinds.trimmed, tmp_path / "old")
     write_rows(old / "exports" / "old.json", [{}])
     push_artefact(rewritten(old, tmp_path / "older"), "owner/trimmed")
@@ -119,7 +100,7 @@ def test_files_of_the_artefact_before_go(hub: FakeHub, writer: None, kinds: Simp
         push_artefact(kinds.trimmed, "owner/trimmed", private=True)
 
 
-def test_a_branch(hub: FakeHub, writer: None, kinds: SimpleNamespace) -> None:
+def test_a_branch(hub, writer, kinds):
     push_artefact(kinds.trimmed, "owner/trimmed", revision="v1")
     there = hub.repositories["owner/trimmed"]
     assert MANIFEST in there.files("v1")
@@ -131,7 +112,7 @@ def test_a_branch(hub: FakeHub, writer: None, kinds: SimpleNamespace) -> None:
     assert freemoe.load("owner/trimmed@v1", device="cpu").experts == ["trimmed", "base"]
 
 
-def test_a_converted_model_needs_no_freemoe_on_the_hub(hub: FakeHub, kinds: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_converted_model_needs_no_freemoe_on_the_hub(hub, kinds, tmp_path):
     push_artefact(kinds.converted, "owner/half", token=WRITER)
     code = (
         "import sys, torch\n"
@@ -155,7 +136,7 @@ def test_a_converted_model_needs_no_freemoe_on_the_hub(hub: FakeHub, kinds: Simp
 # ------------------------------------------------------------------------------- refusals
 
 
-def test_what_stands_there_is_not_replaced(hub: FakeHub, writer: None, kinds: SimpleNamespace, experts: Path) -> None:
+def test_what_stands_there_is_not_replaced(hub, writer, kinds, experts):
     hub.add("owner/plain", kinds.dense)
     hub.add("owner/files", {"notes.txt": b"x"})
     hub.add("owner/trimmed", kinds.trimmed)
@@ -179,7 +160,7 @@ def test_what_stands_there_is_not_replaced(hub: FakeHub, writer: None, kinds: Si
         assert held == set(artefact_files(experts))
 
 
-def test_tokens(hub: FakeHub, kinds: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens(hub, kinds, monkeypatch):
     with pytest.raises(HubError, match=r"needs a token with the right to write.*HF_TOKEN.*hf auth login"):
         push_artefact(kinds.trimmed, "owner/trimmed")
     assert not [method for method, _ in hub.asked if method != "HEAD"]
@@ -192,7 +173,7 @@ def test_tokens(hub: FakeHub, kinds: SimpleNamespace, monkeypatch: pytest.Monkey
         push_artefact(kinds.trimmed, "owner/secret")
 
 
-def test_a_hub_that_is_not_there(gone: str, kinds: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_is_not_there(gone, kinds, monkeypatch):
     with pytest.raises(
         HubError, match=f"Nothing can be pushed to 'owner/trimmed': the hub at {gone} cannot be reached"
     ):
@@ -204,7 +185,7 @@ def test_a_hub_that_is_not_there(gone: str, kinds: SimpleNamespace, monkeypatch:
         push_artefact(kinds.trimmed, "owner/trimmed", token=WRITER)
 
 
-def test_a_hub_that_fails_while_it_is_written_to(hub: FakeHub, writer: None, kinds: SimpleNamespace) -> None:
+def test_a_hub_that_fails_while_it_is_written_to(hub, writer, kinds):
     for part in ("repos/create", "preupload", "commit"):
         hub.failing, hub.asked = {part: 500}, []
         with pytest.raises(HubError, match=r"failed \(HTTP 500\)"):
@@ -213,12 +194,12 @@ def test_a_hub_that_fails_while_it_is_written_to(hub: FakeHub, writer: None, kin
 
 
 @pytest.mark.parametrize("name", ["owner", "a/b/c", "owner/na me", "owner/name@v1", "./owner/name", "../x"])
-def test_no_name_of_a_repository(name: str, kinds: SimpleNamespace) -> None:
+def test_no_name_of_a_repository(name, kinds):
     with pytest.raises(HubError, match=r"no name of a repository\. Write owner/name"):
         push_artefact(kinds.trimmed, name, dry=True)
 
 
-def test_only_whole_artefacts_are_pushed_or_copied(kinds: SimpleNamespace, tmp_path: Path) -> None:
+def test_only_whole_artefacts_are_pushed_or_copied(kinds, tmp_path):
     with pytest.raises(ArtifactError, match="is not an artefact"):
         push_artefact(kinds.dense, "owner/plain", dry=True)
     copy_artefact(kinds.trimmed, tmp_path / "copy")
@@ -233,7 +214,7 @@ def test_only_whole_artefacts_are_pushed_or_copied(kinds: SimpleNamespace, tmp_p
 # -------------------------------------------------------------------------------- copies
 
 
-def test_copies(kinds: SimpleNamespace, tmp_path: Path) -> None:
+def test_copies(kinds, tmp_path):
     target = tmp_path / "deep" / "copy"
     assert copy_artefact(kinds.trimmed, target) == target
     assert bytes_of(target) == bytes_of(kinds.trimmed)
@@ -250,7 +231,7 @@ def test_copies(kinds: SimpleNamespace, tmp_path: Path) -> None:
         assert (folder / "notes.txt").read_text() == "x"
 
 
-def test_what_an_artefact_does_not_hold_is_not_pushed(experts: Path, world: SimpleNamespace) -> None:
+def test_what_an_artefact_does_not_hold_is_not_pushed(experts, world):
     moe = FreeMoE.from_pretrained(world.model, experts)
     one = next(iter(moe._experts.values()))
     assert isinstance(one, DomainExpert)

@@ -1,7 +1,5 @@
 """Attention of narrow queries and keys equals fused attention of the same, filled up with zeros."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional as F
@@ -13,7 +11,7 @@ from freemoe.kernels.attention import BLOCK, LEAST, narrow_applies, narrow_causa
 @pytest.mark.parametrize("tokens", [1, BLOCK, BLOCK + 1, 2 * BLOCK + 17])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_equals_fused_attention(tokens: int, kv_heads: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equals_fused_attention(tokens, kv_heads, threads, monkeypatch):
     # So many heads are computed at once.
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     generator = torch.Generator().manual_seed(0)
@@ -30,7 +28,7 @@ def test_equals_fused_attention(tokens: int, kv_heads: int, threads: int, monkey
     assert all(torch.equal(a, b) for a, b in zip(before, (queries, keys, values), strict=True))
 
 
-def test_when_it_applies() -> None:
+def test_when_it_applies():
     narrow, wide = torch.zeros(1, 2, LEAST, 4), torch.zeros(1, 2, LEAST, 8)
     assert narrow_applies(narrow, narrow, wide)
     assert not narrow_applies(wide, wide, wide)

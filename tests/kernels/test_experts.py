@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
@@ -23,11 +19,11 @@ CLOSE = {"rtol": 0, "atol": 1e-5}
 needs_numba = pytest.mark.skipif(not rows_available(torch.float32), reason="numba is not installed")
 
 
-def layer(parts: int = 2, biased: bool = False, name: str = "silu", share: float = 0.5, seed: int = 0) -> Any:
+def layer(parts=2, biased=False, name="silu", share=0.5, seed=0):
     """Random weights and index lists of unequal lengths."""
     generator = torch.Generator().manual_seed(seed)
 
-    def normal(*shape: int) -> Tensor:
+    def normal(*shape):
         return torch.randn(*shape, generator=generator) / HIDDEN**0.5
 
     members = torch.rand(EXPERTS, NEURONS, generator=generator) < share
@@ -44,22 +40,22 @@ def layer(parts: int = 2, biased: bool = False, name: str = "silu", share: float
     return weights, index
 
 
-def tokens(count: int, seed: int = 1) -> tuple[Tensor, Tensor]:
+def tokens(count, seed=1):
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(count, HIDDEN, generator=generator)
     # The last expert gets none.
     return x, torch.randint(EXPERTS - 1, (count,), generator=generator)
 
 
-def masked(x: Tensor, expert: Tensor, weights: MLPWeights, index: Tensor) -> Tensor:
+def masked(x, expert, weights, index):
     return kernels.masked_experts(x, expert, weights, index_mask(index, NEURONS, x.dtype))
 
 
-def grouped(x: Tensor, expert: Tensor, weights: MLPWeights, index: Tensor) -> Tensor:
+def grouped(x, expert, weights, index):
     return kernels.grouped_experts(x, expert, weights, ExpertNeurons(index, NEURONS))
 
 
-def few(x: Tensor, expert: Tensor, weights: MLPWeights, index: Tensor) -> Tensor:
+def few(x, expert, weights, index):
     return kernels.rowwise_experts(x, expert, weights, ExpertNeurons(index, NEURONS))
 
 
@@ -72,7 +68,7 @@ WAYS = [masked, grouped, pytest.param(few, marks=needs_numba)]
     ("parts", "biased", "name"), [*((2, False, n) for n in ACTIVATIONS), (2, True, "gelu"), (1, True, "gelu_new")]
 )
 @pytest.mark.parametrize("count", [1, 2, 7, 33])
-def test_equals_the_reference(way: Callable[..., Tensor], parts: int, biased: bool, name: str, count: int) -> None:
+def test_equals_the_reference(way, parts, biased, name, count):
     weights, index = layer(parts, biased, name)
     x, expert = tokens(count)
     before = x.clone()
@@ -82,11 +78,11 @@ def test_equals_the_reference(way: Callable[..., Tensor], parts: int, biased: bo
 
 @torch.no_grad()
 @pytest.mark.parametrize("way", WAYS)
-def test_bfloat16(way: Callable[..., Tensor]) -> None:
+def test_bfloat16(way):
     weights, index = layer(biased=True)
     x, expert = tokens(6)
 
-    def cast(held: MLPWeights, dtype: torch.dtype) -> MLPWeights:
+    def cast(held, dtype):
         parts = (part.to(dtype) for part in (held.up, held.down, held.up_bias, held.down_bias))
         return MLPWeights(*parts, held.activation, held.name)
 
@@ -98,7 +94,7 @@ def test_bfloat16(way: Callable[..., Tensor]) -> None:
 
 
 @torch.no_grad()
-def test_more_tokens_and_neurons_than_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_tokens_and_neurons_than_a_block(monkeypatch):
     monkeypatch.setattr(kernels, "TOKENS", 8)
     monkeypatch.setattr(kernels, "NEURONS", 7)
     weights, index = layer(biased=True)
@@ -114,14 +110,14 @@ def test_more_tokens_and_neurons_than_a_block(monkeypatch: pytest.MonkeyPatch) -
     )
 
 
-def test_the_two_masks_are_one() -> None:
+def test_the_two_masks_are_one():
     _, index = layer()
     own = ExpertNeurons(index, NEURONS).neuron_mask(torch.float32, index.device)
     assert torch.equal(index_mask(index, NEURONS, torch.float32), own)
 
 
 @torch.no_grad()
-def test_all_neurons_are_the_dense_mlp() -> None:
+def test_all_neurons_are_the_dense_mlp():
     weights, _ = layer()
     index = torch.arange(NEURONS, dtype=torch.int32).expand(EXPERTS, -1)
     x, expert = tokens(7)
@@ -129,7 +125,7 @@ def test_all_neurons_are_the_dense_mlp() -> None:
     torch.testing.assert_close(reference_experts(x, expert, weights, index), want, **CLOSE)
 
 
-def test_masked_is_differentiable() -> None:
+def test_masked_is_differentiable():
     weights, index = layer()
     x, expert = tokens(4)
     again = x.clone().requires_grad_()
@@ -145,7 +141,7 @@ def test_masked_is_differentiable() -> None:
 def test_products_with_dimensions_of_heads(dtype: torch.dtype, heads: int) -> None:
     generator = torch.Generator().manual_seed(heads)
 
-    def normal(*shape: int) -> Tensor:
+    def normal(*shape):
         return torch.randn(*shape, generator=generator).to(dtype)
 
     matrix, bias, head_dim = normal(heads * 6, 20), normal(heads * 6), 6
@@ -178,10 +174,10 @@ def test_threads_and_blocks_of_tokens(monkeypatch: pytest.MonkeyPatch, cache: in
 
 
 @pytest.mark.parametrize("expert", [[0, 0, 0, 0, 0, 0, 0], [3, 1, 1, 0, 3, 3, 3], [2]])
-def test_blocks_hold_every_token_once_and_one_expert_each(expert: list[int]) -> None:
+def test_blocks_hold_every_token_once_and_one_expert_each(expert):
     owner_of = torch.tensor(expert)
     order, owner, begin, end = token_blocks(owner_of, 4, size=2)
-    seen: list[int] = []
+    seen = []
     for number, first, last in zip(owner.tolist(), begin.tolist(), end.tolist(), strict=True):
         if number >= 0:
             own = order[first : min(first + 2, last)].tolist()
@@ -192,5 +188,5 @@ def test_blocks_hold_every_token_once_and_one_expert_each(expert: list[int]) -> 
 
 
 @pytest.mark.parametrize(("share", "few"), [(0.3, 256), (0.9, 64)])
-def test_wide_experts_have_a_mask_between_few_tokens_and_many(share: float, few: int) -> None:
+def test_wide_experts_have_a_mask_between_few_tokens_and_many(share, few):
     assert default_crossover(ExpertNeurons(layer(share=share)[1], NEURONS)) == KernelCrossover(grouped=256, few=few)

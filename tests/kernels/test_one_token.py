@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from freemoe.kernels import one_token
 from freemoe.kernels.one_token import (
@@ -33,19 +31,19 @@ pytestmark = pytest.mark.skipif(not rows_available(torch.float32), reason="numba
 class Made:
     """Random tensors of one seed."""
 
-    def __init__(self, seed: int = 0, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, seed=0, dtype=torch.float32):
         self.generator, self.dtype = torch.Generator().manual_seed(seed), dtype
 
-    def normal(self, *shape: int) -> Tensor:
+    def normal(self, *shape):
         return (torch.randn(*shape, generator=self.generator) / shape[-1] ** 0.5).to(self.dtype)
 
-    def linear(self, outputs: int, inputs: int, biased: bool) -> LinearWeights:
+    def linear(self, outputs, inputs, biased):
         return LinearWeights(self.normal(outputs, inputs), self.normal(outputs) if biased else None)
 
-    def norm(self, width: int) -> RMSNormWeights:
+    def norm(self, width):
         return RMSNormWeights(1 + 0.1 * self.normal(width), 1e-5)
 
-    def layer(self, norms: str = "head", biased: bool = True, hook: str = "after", clip: float = 0.0) -> LayerWeights:
+    def layer(self, norms="head", biased=True, hook="after", clip=0.0):
         kinds = {
             "head": (WIDTH, WIDTH),
             "all": (HEADS * WIDTH, KEY_HEADS * WIDTH),
@@ -69,18 +67,18 @@ class Made:
             self.norm(HIDDEN), attention, self.norm(HIDDEN), mixture, bottleneck if hook != "none" else None
         )
 
-    def token(self, past: int = 9, turned: int = WIDTH) -> tuple[Any, ...]:
+    def token(self, past=9, turned=WIDTH):
         """A token, its place's rotary embedding, and a cache."""
         angle = torch.randn(turned // 2, generator=self.generator).repeat(2)
         keys, values = (self.normal(1, KEY_HEADS, past, WIDTH) for _ in range(2))
 
-        def update(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        def update(key, value):
             return torch.cat([keys, key.to(self.dtype)], 2), torch.cat([values, value.to(self.dtype)], 2)
 
         return 5 * self.normal(HIDDEN), angle.cos(), angle.sin(), update
 
 
-def compare(layer: LayerWeights, token: tuple[Any, ...], tolerance: float = 1e-5) -> None:
+def compare(layer, token, tolerance=1e-05):
     assert one_token_available(layer)
     before = token[0].clone()
     got = CompiledLayer(layer).decode_token(*token)
@@ -93,7 +91,7 @@ def compare(layer: LayerWeights, token: tuple[Any, ...], tolerance: float = 1e-5
 @pytest.mark.parametrize("norms", ["head", "all", "none"])
 @pytest.mark.parametrize("hook", ["after", "before", "none"])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_equals_the_reference(norms: str, hook: str, seed: int) -> None:
+def test_equals_the_reference(norms, hook, seed):
     made = Made(seed)
     compare(made.layer(norms, bool(seed), hook, clip=0.5 * seed), made.token())
     # The first token, and a rotary embedding of half a head.
@@ -115,21 +113,21 @@ def test_equals_the_reference(norms: str, hook: str, seed: int) -> None:
     ],
     ids=str,
 )
-def test_every_rule_of_the_mixture(rule: dict[str, Any]) -> None:
+def test_every_rule_of_the_mixture(rule):
     made = Made(2)
     layer = made.layer()
     compare(replace(layer, mixture=replace(layer.mixture, **rule)), made.token())
 
 
 @torch.no_grad()
-def test_bfloat16() -> None:
+def test_bfloat16():
     made = Made(4, torch.bfloat16)
     compare(made.layer(), made.token(), tolerance=0.05)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("hook", ["after", "before"])
-def test_threads(monkeypatch: pytest.MonkeyPatch, hook: str) -> None:
+def test_threads(monkeypatch, hook):
     monkeypatch.setattr("freemoe.kernels.rows._WORTH_A_THREAD", 100)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     made = Made(5)
@@ -137,7 +135,7 @@ def test_threads(monkeypatch: pytest.MonkeyPatch, hook: str) -> None:
 
 
 @torch.no_grad()
-def test_weights_that_change_in_place_are_seen() -> None:
+def test_weights_that_change_in_place_are_seen():
     made = Made(6)
     layer, token = made.layer(), made.token()
     step = CompiledLayer(layer)
@@ -148,7 +146,7 @@ def test_weights_that_change_in_place_are_seen() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("biased", [False, True])
-def test_a_linear_layer(dtype: torch.dtype, biased: bool) -> None:
+def test_a_linear_layer(dtype, biased):
     made = Made(7, dtype)
     linear, x = made.linear(33, HIDDEN, biased), made.normal(HIDDEN)
     torch.testing.assert_close(
@@ -159,7 +157,7 @@ def test_a_linear_layer(dtype: torch.dtype, biased: bool) -> None:
 
 
 @torch.no_grad()
-def test_the_reference_of_all_experts_is_their_weighted_sum() -> None:
+def test_the_reference_of_all_experts_is_their_weighted_sum():
     made = Made(8)
     own, x = made.layer().mixture, made.normal(HIDDEN)
     everyone = replace(own, top_k=EXPERTS, active=EXPERTS)
@@ -175,7 +173,7 @@ def test_the_reference_of_all_experts_is_their_weighted_sum() -> None:
 def test_what_the_loops_do_not_know(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     layer = Made().layer()
     own = layer.mixture
-    changes: dict[str, dict[str, Any]] = {
+    changes = {
         "half precision": {"up": own.up.half()},
         "another order in memory": {"down": own.down.transpose(1, 2)},
         "an unknown activation": {"activation": "tanh"},

@@ -5,11 +5,9 @@ from __future__ import annotations
 import logging
 import sys
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from freemoe.kernels import optional
 from freemoe.kernels.experts import reference_experts
@@ -19,20 +17,20 @@ from tests.kernels.test_experts import layer, tokens
 
 
 @pytest.fixture(autouse=True)
-def no_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_failures(monkeypatch):
     monkeypatch.setattr(optional, "failures", {})
 
 
 @pytest.fixture
-def any_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+def any_triton(monkeypatch):
     monkeypatch.setattr(optional, "importable", lambda package: True)
 
 
-def test_a_kernel_that_fails_is_said_once_and_not_tried_again(caplog: pytest.LogCaptureFixture) -> None:
-    tried: list[torch.device] = []
+def test_a_kernel_that_fails_is_said_once_and_not_tried_again(caplog):
+    tried = []
 
     @falls_back_to(lambda x, factor: x * factor)
-    def scaled(x: Tensor, factor: int) -> Tensor:
+    def scaled(x, factor):
         tried.append(x.device)
         raise RuntimeError("ptxas: unknown target")
 
@@ -47,9 +45,9 @@ def test_a_kernel_that_fails_is_said_once_and_not_tried_again(caplog: pytest.Log
     assert len(tried) == len(caplog.records) == 2
 
 
-def test_a_full_device_is_no_failure_of_the_kernel(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_device_is_no_failure_of_the_kernel(caplog):
     @falls_back_to(torch.neg)
-    def full(x: Tensor) -> Tensor:
+    def full(x):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with pytest.raises(torch.OutOfMemoryError):
@@ -59,11 +57,9 @@ def test_a_full_device_is_no_failure_of_the_kernel(caplog: pytest.LogCaptureFixt
 
 
 @torch.no_grad()
-def test_a_triton_of_another_version_gives_the_same_numbers(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_triton_of_another_version_gives_the_same_numbers(monkeypatch, caplog):
     # One without `triton.jit`.
-    strange: Any = ModuleType("triton")
+    strange = ModuleType("triton")
     strange.language = ModuleType("triton.language")
     monkeypatch.setitem(sys.modules, "triton", strange)
     monkeypatch.setitem(sys.modules, "triton.language", strange.language)
@@ -77,7 +73,7 @@ def test_a_triton_of_another_version_gives_the_same_numbers(
     assert len(caplog.records) == 1
 
 
-def test_a_package_that_is_absent_or_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_is_absent_or_broken(monkeypatch):
     assert importable.__wrapped__("json")
     monkeypatch.setitem(sys.modules, "triton", None)
     assert not importable.__wrapped__("triton")
@@ -90,9 +86,9 @@ def test_what_triton_takes() -> None:
     dtypes = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
     assert [triton_takes(dtype, "cuda") for dtype in dtypes] == [False, True, True, True]
 
-    def available(x: torch.dtype, weight: torch.dtype, name: str = "silu") -> bool:
-        given: Any = SimpleNamespace(dtype=x, device=torch.device("cuda"))
-        weights: Any = SimpleNamespace(up=SimpleNamespace(dtype=weight), name=name)
+    def available(x, weight, name="silu"):
+        given = SimpleNamespace(dtype=x, device=torch.device("cuda"))
+        weights = SimpleNamespace(up=SimpleNamespace(dtype=weight), name=name)
         return triton_available(given, weights)
 
     assert available(torch.bfloat16, torch.bfloat16)
@@ -101,7 +97,7 @@ def test_what_triton_takes() -> None:
     assert not available(torch.float32, torch.float32, "swish-like")
 
 
-def test_an_installed_triton_changes_nothing_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_triton_changes_nothing_on_a_cpu(monkeypatch):
     # It is not even imported.
     monkeypatch.setattr(optional, "importable", lambda package: pytest.fail(f"{package} was asked for"))
     assert not triton_takes(torch.float32, "cpu")

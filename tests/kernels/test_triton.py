@@ -1,13 +1,10 @@
 """Triton's kernels without a GPU: their results in the interpreter, and machine code for every GPU that they may meet."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +36,7 @@ Launches = list[tuple[Any, tuple[Any, ...], dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def interpreted() -> dict[str, str]:
+def interpreted():
     """Case -> what is wrong with its result. The interpreter is chosen as a kernel is defined, so it needs a process of its own."""
     environment = {"TRITON_INTERPRET": "1", "PYTHONPATH": ":".join([str(ROOT), *sys.path]), "PATH": "/usr/bin:/bin"}
     command = [sys.executable, "-m", "tests.kernels.triton_cases"]
@@ -50,53 +47,53 @@ def interpreted() -> dict[str, str]:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", CASES)
-def test_the_interpreter_finds_what_the_reference_finds(case: str, dtype: str, interpreted: dict[str, str]) -> None:
+def test_the_interpreter_finds_what_the_reference_finds(case, dtype, interpreted):
     assert interpreted[f"{case}, {dtype}"] == ""
 
 
 class Recorded:
     """Stands in for a kernel, and notes what it is launched with."""
 
-    def __init__(self, kernel: Any, calls: Launches) -> None:
+    def __init__(self, kernel, calls):
         self.kernel, self.calls = kernel, calls
 
-    def __getitem__(self, grid: Any) -> Any:
+    def __getitem__(self, grid):
         return lambda *given, **constants: self.calls.append((self.kernel, given, constants))
 
 
 @pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Launches:
+def launches(monkeypatch, tmp_path):
     """Every launch from here on, none of which is carried out."""
     from freemoe.kernels import triton_loops as dense
     from freemoe.kernels.sparse import triton_loops as sparse
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    calls: Launches = []
+    calls = []
     for room, names in ((dense, ("multiply_up", "multiply_down")), (sparse, ("take_out", "band_products"))):
         for name in names:
             monkeypatch.setattr(room, name, Recorded(getattr(room, name), calls))
     return calls
 
 
-def test_a_launch_goes_to_the_device_of_its_tensors(monkeypatch: pytest.MonkeyPatch, launches: Launches) -> None:
-    current: list[torch.device] = []
+def test_a_launch_goes_to_the_device_of_its_tensors(monkeypatch, launches):
+    current = []
 
     @contextlib.contextmanager
-    def device_of(x: Tensor) -> Iterator[None]:
+    def device_of(x):
         current.append(x.device)
         yield
         current.pop()
 
     monkeypatch.setattr(torch.cuda, "device_of", device_of)
     monkeypatch.setattr(Recorded, "__getitem__", lambda kernel, grid: lambda *given, **_: at.append(list(current)))
-    at: list[list[torch.device]] = []
+    at = []
     for case in (COMPILED[0], *COMPILED[-2:]):
         bare, arguments, _ = CASES[case](torch.float32)
         getattr(sys.modules[bare.__module__], bare.__name__)(*arguments)
     assert at == [[torch.device("cpu")]] * 4
 
 
-def machine_code(kernel: Any, given: tuple[Any, ...], constants: dict[str, Any], capability: int, aligned: bool) -> Any:
+def machine_code(kernel, given, constants, capability, aligned):
     """A kernel compiled for what it was launched with; ``aligned``: as if all addresses and sizes were multiples of 16."""
     import triton  # pyright: ignore[reportMissingImports]
     from triton.backends.compiler import GPUTarget  # pyright: ignore[reportMissingImports]
@@ -108,7 +105,7 @@ def machine_code(kernel: Any, given: tuple[Any, ...], constants: dict[str, Any],
     return triton.compile(ASTSource(kernel, signature, constants, multiples), target=GPUTarget("cuda", capability, 32))
 
 
-def compilations() -> Iterator[Any]:
+def compilations():
     """Case, capability, aligned; the quick ones show every kernel once."""
     for case, capability in itertools.product(COMPILED, CAPABILITIES):
         other = case in COMPILED[1 : len(LAYERS)]
@@ -121,9 +118,7 @@ def compilations() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("case", "capability", "aligned"), [*compilations()])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_kernels_compile_for_every_gpu(
-    case: str, capability: int, aligned: bool, dtype: str, launches: Launches
-) -> None:
+def test_kernels_compile_for_every_gpu(case, capability, aligned, dtype, launches):
     launch, arguments, _ = CASES[case](DTYPES[dtype])
     launch(*arguments)
     assert len(launches) == (2 if case.startswith("experts") else 1)

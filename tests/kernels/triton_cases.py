@@ -38,7 +38,7 @@ LAYERS = {
 """Parts, biases and activation of a layer: every way to compile the experts' kernels."""
 
 
-def moved(value: Any, *to: Any) -> Any:
+def moved(value, *to):
     """Tensors, a layer's weights and bands on another device or of another type; all else as it is."""
     if isinstance(value, MLPWeights):
         parts = (moved(part, *to) for part in (value.up, value.down, value.up_bias, value.down_bias))
@@ -50,7 +50,7 @@ def moved(value: Any, *to: Any) -> Any:
     return value.to(*to) if isinstance(value, Tensor) else value
 
 
-def of_experts(kind: str, count: int, dtype: torch.dtype) -> Case:
+def of_experts(kind, count, dtype):
     weights, index = layer(*LAYERS[kind])
     x, expert = tokens(count)
     x, weights = x.to(dtype), moved(weights, dtype)
@@ -58,7 +58,7 @@ def of_experts(kind: str, count: int, dtype: torch.dtype) -> Case:
     return triton_experts.__wrapped__, (x, expert, weights, index), expected
 
 
-def of_places(size: tuple[int, int], each: list[int], dtype: torch.dtype) -> Case:
+def of_places(size, each, dtype):
     x, weight, *rest = test_rows.batch(each, size, dtype)
     return (
         rows.triton_products.__wrapped__,
@@ -67,7 +67,7 @@ def of_places(size: tuple[int, int], each: list[int], dtype: torch.dtype) -> Cas
     )
 
 
-def of_bands(size: tuple[int, int], each: list[int], dtype: torch.dtype) -> Case:
+def of_bands(size, each, dtype):
     x, weight, *rest = test_bands.batch(size, each, dtype)
     return (
         bands.tiled_products.__wrapped__,
@@ -92,7 +92,7 @@ COMPILED = [
 """Cases that between them launch every kernel with every set of its constants."""
 
 
-def tried(case: Case) -> str:
+def tried(case):
     """What is wrong with a result; nothing where it is the reference's."""
     launch, arguments, expected = case
     try:

@@ -1,13 +1,10 @@
 """Experts that are off as a whole are not chosen, however they are switched off."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from torch import Tensor
 
 from freemoe.domain_experts.structured.masks import units_off
-from freemoe.domain_experts.structured.units import ModelUnits, find_units
+from freemoe.domain_experts.structured.units import find_units
 from freemoe.models.gates import left_out
 from freemoe.models.switchboard import ExpertCache
 from freemoe.models.switching import switched_off
@@ -16,17 +13,17 @@ from tests.masks import indices_of, mask_of
 from tests.tiny import MIXTURES, logits, tiny_model
 
 
-def off(units: ModelUnits, *numbers: int) -> dict[int, Tensor]:
+def off(units, *numbers):
     return {layer.number: torch.tensor(numbers) for layer in units.layers}
 
 
-def by_mask(model, units: ModelUnits, *numbers: int) -> Tensor:
+def by_mask(model, units, *numbers):
     with units_off(units, off(units, *numbers)):
         return logits(model)
 
 
 @pytest.mark.parametrize("case", MIXTURES)
-def test_positions_of_whole_experts_act_as_a_mask_on_the_router(case: str) -> None:
+def test_positions_of_whole_experts_act_as_a_mask_on_the_router(case):
     model = tiny_model(case)
     weights, units = find_weights(model), find_units(model, "expert")
     whole, wanted = logits(model), by_mask(model, units, 1)
@@ -43,7 +40,7 @@ def test_positions_of_whole_experts_act_as_a_mask_on_the_router(case: str) -> No
     assert not any("forward" in layer.module.__dict__ for layer in units.layers)
 
 
-def test_what_is_nested_leaves_out_what_either_does() -> None:
+def test_what_is_nested_leaves_out_what_either_does():
     model = tiny_model("mixtral")
     weights, units = find_weights(model), find_units(model, "expert")
     wanted = by_mask(model, units, 0, 2)
@@ -55,7 +52,7 @@ def test_what_is_nested_leaves_out_what_either_does() -> None:
         assert torch.equal(logits(model), alone)
 
 
-def test_an_expert_with_a_weight_left_is_still_chosen_and_so_are_the_last_ones() -> None:
+def test_an_expert_with_a_weight_left_is_still_chosen_and_so_are_the_last_ones():
     model = tiny_model("mixtral")
     weights, units = find_weights(model), find_units(model, "expert")
     assert len(left_out(weights, units.mask(off(units, 1)))) == len(units.layers)
@@ -70,7 +67,7 @@ def test_an_expert_with_a_weight_left_is_still_chosen_and_so_are_the_last_ones()
         assert logits(model).isfinite().all()
 
 
-def test_an_interrupted_switching_leaves_the_base(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_switching_leaves_the_base(monkeypatch):
     model = tiny_model("mixtral")
     weights, units = find_weights(model), find_units(model, "expert")
     whole = logits(model)
@@ -79,7 +76,7 @@ def test_an_interrupted_switching_leaves_the_base(monkeypatch: pytest.MonkeyPatc
         board.add_expert(name, units.mask(off(units, number)))
     board.activate_expert("one")
 
-    def stop(*_: object) -> None:
+    def stop(*_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:

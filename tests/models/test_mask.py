@@ -1,10 +1,7 @@
 """Masks against plain sets of numbers, in both forms, and what they refuse."""
 
-from __future__ import annotations
-
 import math
 import random
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,18 +20,18 @@ SIZES = (1, 7, 8, 9, 1000, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 17)
 SHARES = (0.0, 0.001, 0.02, 0.0625, 0.1, 0.5, 1.0)
 
 
-def drawn(size: int, share: float, seed: int = 0) -> set[int]:
+def drawn(size, share, seed=0):
     chances = torch.rand(size, generator=torch.Generator().manual_seed(seed))
     return set((chances < share).nonzero().flatten().tolist())
 
 
-def made(numbers: set[int], size: int) -> TensorMask:
+def made(numbers, size):
     return TensorMask.of_indices(torch.tensor(sorted(numbers), dtype=torch.int64), size)
 
 
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("size", SIZES)
-def test_numbers_come_back_from_every_form(size: int, share: float) -> None:
+def test_numbers_come_back_from_every_form(size, share):
     numbers = drawn(size, share) | {size - 1}
     mask = made(numbers, size)
     wanted = torch.zeros(size, dtype=torch.bool)
@@ -53,7 +50,7 @@ def test_numbers_come_back_from_every_form(size: int, share: float) -> None:
 
 @pytest.mark.parametrize("size", [9, BLOCK + 5])
 @pytest.mark.parametrize("shares", [(0.0, 0.01), (0.01, 0.3), (0.3, 0.3), (0.01, 0.01), (1.0, 0.2)])
-def test_joining_equals_sets(size: int, shares: tuple[float, float]) -> None:
+def test_joining_equals_sets(size, shares):
     a, b = (drawn(size, share, seed) for seed, share in enumerate(shares))
     for one, other, expected in ((a, b, a | b), (b, a, a | b)):
         assert set((made(one, size) | made(other, size)).indices().tolist()) == expected
@@ -65,7 +62,7 @@ def test_joining_equals_sets(size: int, shares: tuple[float, float]) -> None:
         made(a, size) | made(b, size + 1)
 
 
-def test_values_are_picked_put_and_counted() -> None:
+def test_values_are_picked_put_and_counted():
     values = torch.arange(24.0)
     mask = made({1, 5, 6, 20}, 24)
     assert mask.gather_values(values.reshape(2, 3, 4)).tolist() == [1, 5, 6, 20]
@@ -76,7 +73,7 @@ def test_values_are_picked_put_and_counted() -> None:
 
 
 @pytest.mark.parametrize("axis", AXES)
-def test_lines_are_whole_rows_columns_or_experts(axis: str) -> None:
+def test_lines_are_whole_rows_columns_or_experts(axis):
     off = torch.zeros(3, 4, 5, dtype=torch.bool)
     lines = {"rows": off.view(12, 5), "columns": off.movedim(2, 0), "experts": off}[axis]
     lines[[0, 2]] = True
@@ -94,14 +91,14 @@ def test_lines_are_whole_rows_columns_or_experts(axis: str) -> None:
         (torch.tensor([[1]]), r"\(1, 1\)"),
     ],
 )
-def test_indices_that_are_no_mask(where: torch.Tensor, message: str) -> None:
+def test_indices_that_are_no_mask(where, message):
     weights = find_weights(tiny_model("llama"))
     with pytest.raises(MaskError, match=f"{weights[0].name}: .*{message}"):
         mask_of({weights[0].name: where}, weights)
     assert issubclass(MaskError, ValueError)
 
 
-def test_a_model_s_mask_counts_joins_and_travels() -> None:
+def test_a_model_s_mask_counts_joins_and_travels():
     weights = find_weights(tiny_model("llama"))
     a, b, c = (w.name for w in weights[:3])
     one = mask_of({a: torch.arange(100), b: torch.arange(0), c: torch.tensor([4])}, weights)
@@ -119,7 +116,7 @@ def test_a_model_s_mask_counts_joins_and_travels() -> None:
     assert "101 off in 2 weights" in repr(one)
 
 
-def test_codes_of_other_weights_are_refused() -> None:
+def test_codes_of_other_weights_are_refused():
     weights = find_weights(tiny_model("llama"))
     code = mask_of({weights[0].name: torch.tensor([1000])}, weights).encode()[weights[0].name]
     with pytest.raises(MaskError, match=r"'gone'.*14 weights"):
@@ -132,14 +129,14 @@ def test_codes_of_other_weights_are_refused() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 7, 8, 29])
-def test_random_numbers_are_the_same_however_many_draw_them(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_numbers_are_the_same_however_many_draw_them(size, monkeypatch):
     monkeypatch.setattr(random_mask_module, "_PART", 4)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     expected = np.random.default_rng([5, 2]).random(size, dtype=np.float32)
     assert random_mask_module._uniform_numbers([5, 2], size).tolist() == expected.tolist()
 
 
-def test_a_random_mask_has_as_many_in_the_same_weights() -> None:
+def test_a_random_mask_has_as_many_in_the_same_weights():
     weights = find_weights(tiny_model("llama"))
     own = mask_of({weights[0].name: torch.arange(100), weights[4].name: torch.tensor([7])}, weights)
     a, b, c = (random_mask(own, seed) for seed in (1, 1, 2))
@@ -153,18 +150,18 @@ def test_a_random_mask_has_as_many_in_the_same_weights() -> None:
     assert math.isclose(mean, 0.5, abs_tol=0.12)
 
 
-def heavy(rows: int, columns: int) -> torch.Tensor:
+def heavy(rows, columns):
     """Numbers with a tail, every row and column with a scale of its own, as trained weights are."""
     rng = np.random.default_rng(0)
     scale = np.exp(rng.normal(0, 0.3, (rows, 1))) * np.exp(rng.normal(0, 0.2, (1, columns)))
     return torch.from_numpy(rng.standard_t(8, (rows, columns)) * scale).float()
 
 
-def lowest_of_rows(values: torch.Tensor) -> torch.Tensor:
+def lowest_of_rows(values):
     return values.abs().argsort(1).argsort(1) < values.shape[1] // 10
 
 
-def share_of(seed: int, share: Any) -> Any:
+def share_of(seed, share):
     return lambda w: torch.rand(w.shape, generator=torch.Generator().manual_seed(seed)) < share(w)
 
 
@@ -180,7 +177,7 @@ MATCHED = {
 
 @pytest.mark.parametrize("kind", MATCHED)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_control_has_the_magnitudes_of_what_it_matches(kind: str, dtype: torch.dtype) -> None:
+def test_a_control_has_the_magnitudes_of_what_it_matches(kind, dtype):
     weight = heavy(300, 400).to(dtype)
     off = Mask({"w": TensorMask.of_bools(MATCHED[kind](weight.float()))})
     controls = [random_mask(off, seed, {"w": weight}.__getitem__) for seed in range(8)]
@@ -197,13 +194,13 @@ def test_a_control_has_the_magnitudes_of_what_it_matches(kind: str, dtype: torch
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_anything_drawn_survives_what_accelerators_do(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_anything_drawn_survives_what_accelerators_do(seed, monkeypatch):
     """The ways without numpy, which other devices take, give the same."""
     rng = random.Random(seed)
     size = rng.choice(SIZES)
     numbers = drawn(size, rng.choice(SHARES), seed)
     plain = made(numbers, size)
-    not_cpu: Any = lambda tensor: False  # noqa: E731
+    not_cpu = lambda tensor: False  # noqa: E731
     monkeypatch.setattr("freemoe.models.mask._on_cpu", not_cpu)
     other = made(numbers, size)
     assert other.is_equal(plain)

@@ -1,10 +1,7 @@
 """Weights on disk: the same numbers as in memory, switched off and on again, in every family; the files stay as they are."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,7 +22,7 @@ from freemoe.models.weights import find_weights, require_in_memory
 from tests.tiny import CASES, IDS, logits, tiny_model, tiny_tokenizer
 
 
-def on_disk(folder: Path, case: str = "llama"):
+def on_disk(folder, case="llama"):
     """A model in memory, and the same with its decoder layers on disk."""
     tiny_model(case).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
@@ -37,7 +34,7 @@ def some(weights, seed=0, share=10):
     return random_mask(whole, seed)
 
 
-def digests(folder: Path):
+def digests(folder):
     return [hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.glob("*.safetensors"))]
 
 

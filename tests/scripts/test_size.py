@@ -1,7 +1,5 @@
 """The project does not grow unnoticed, and what says so counts rightly."""
 
-from __future__ import annotations
-
 import ast
 
 import pytest
@@ -9,7 +7,7 @@ import pytest
 from scripts.size import CEILINGS, arguments, called_once, measure, one_word
 
 
-def test_nothing_is_above_its_ceiling() -> None:
+def test_nothing_is_above_its_ceiling():
     found = measure()
     assert list(found) == list(CEILINGS)
     over = {name: value for name, value in found.items() if value > CEILINGS[name][0] + 0.5}
@@ -20,11 +18,11 @@ def test_nothing_is_above_its_ceiling() -> None:
     ("names", "share"),
     [(["Row", "load_domain"], 50), (["_row", "__init__", "LayerPlan"], 50), (["HTTP", "top2"], 100), (["LoRA"], 0)],
 )
-def test_names_of_one_word(names: list[str], share: float) -> None:
+def test_names_of_one_word(names, share):
     assert one_word(names) == share
 
 
-def test_arguments_and_helpers_called_once() -> None:
+def test_arguments_and_helpers_called_once():
     module = ast.parse(
         "def f(self, a, /, b, *args, c=1, **more): _once(_twice, _twice)\ndef _once(): ...\ndef _twice(): ..."
     )

@@ -1,7 +1,5 @@
 """The tiny world, its scripts and the files they left in the package: mechanics only, never a gain."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re
@@ -29,21 +27,21 @@ FILES = [(domain, split) for domain in DOMAIN_FIELDS for split in ("reference", 
 
 
 @cache
-def world() -> World:
+def world():
     return World()
 
 
 @cache
-def documents(seed: int, count: int = 6000) -> tuple:
+def documents(seed, count=6000):
     return tuple(itertools.islice(world().documents(seed), count))
 
 
-def shipped(domain: str, split: str) -> list[dict]:
+def shipped(domain, split):
     return [json.loads(line) for line in benchmark_path(domain, split).read_text(encoding="utf-8").splitlines()]
 
 
 @cache
-def provenance() -> dict:
+def provenance():
     return json.loads((demo_model_path() / "PROVENANCE.json").read_text(encoding="utf-8"))
 
 
@@ -181,7 +179,7 @@ def _outcome(program, value):
         return type(error)
 
 
-def _follow(field: str, words: str, value):
+def _follow(field, words, value):
     """Do what the sentence says, step by step, without the grammar's program texts."""
     if field == "lists":
         taken = re.fullmatch(r"take (?P<chosen>.*), give the (?P<wanted>.*)", words)
@@ -209,7 +207,7 @@ def _follow(field: str, words: str, value):
     return value
 
 
-def _step(step: str, value):
+def _step(step, value):
     number = int(found[0]) if (found := re.search(r"\d+", step)) else 0
     verb = re.sub(r" ?\d+.*| [a-z]$", "", step)
     return {

@@ -1,15 +1,10 @@
 """A base with random experts, and engines and servers on it."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import httpx
 import pytest
@@ -17,7 +12,7 @@ import torch
 
 from benchmarks.serve.material import run_in_thread
 from freemoe import FreeMoE
-from freemoe.domain_experts.route.router import DomainRouter, train_router
+from freemoe.domain_experts.route.router import train_router
 from freemoe.serve.engine.engine import InferenceEngine
 from freemoe.serve.engine.requests import SequenceDone, SequenceFailed, SequenceRequest, TextChunk
 from freemoe.serve.http.app import make_app
@@ -31,7 +26,7 @@ NAN = 287
 """A token whose embedding is NaN; no text has it, and its logit is always 0, which is never the largest."""
 
 
-def router_to(names: str) -> DomainRouter:
+def router_to(names):
     """A router that knows two domains by random features."""
     generator = torch.Generator().manual_seed(0)
     feature = torch.randn(40, 32, generator=generator)
@@ -41,7 +36,7 @@ def router_to(names: str) -> DomainRouter:
 
 
 @pytest.fixture(scope="session")
-def moe() -> FreeMoE:
+def moe():
     """A tiny Llama with four experts and a router; the token `NAN` breaks it."""
     model = tiny_model("llama", num_hidden_layers=1)
     with torch.no_grad():
@@ -50,14 +45,14 @@ def moe() -> FreeMoE:
     return FreeMoE(model, experts_on(model), router_to("ab"), tiny_tokenizer())
 
 
-def write_artefact(folder: Path, base: Path, model: Any, names: str) -> Path:
+def write_artefact(folder, base, model, names):
     """Random experts as an artefact of domain experts, with a router, for a base that lies in a folder."""
     moe = FreeMoE(model, experts_on(model, names), router_to(names), tiny_tokenizer())
     return moe.save_pretrained(folder, base=str(base))
 
 
 @pytest.fixture(scope="session")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+def folders(tmp_path_factory):
     """A base, ``own`` experts of it (a, b), ``more`` (c, d), and experts of an ``other`` base."""
     root = tmp_path_factory.mktemp("served")
     model = tiny_model("llama", num_hidden_layers=1)
@@ -74,13 +69,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 
 
 @pytest.fixture
-def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_key(monkeypatch):
     """No key stands in the environment."""
     monkeypatch.delenv("FREEMOE_API_KEY", raising=False)
 
 
 @pytest.fixture(scope="session")
-def whole(folders: SimpleNamespace) -> FreeMoE:
+def whole(folders):
     """All experts on a base of their own, for one request at a time: the reference."""
     host = FreeMoE.from_pretrained(str(folders.base), folders.own, device="cpu")
     host.load_expert(folders.more)
@@ -88,7 +83,7 @@ def whole(folders: SimpleNamespace) -> FreeMoE:
 
 
 @contextlib.contextmanager
-def engine_on(host: Any, **limits: Any) -> Iterator[InferenceEngine]:
+def engine_on(host, **limits):
     """An engine at work."""
     engine = InferenceEngine(host, EngineLimits(**{"context": 128, "batch": 8, **limits}))
     engine.start()
@@ -98,7 +93,7 @@ def engine_on(host: Any, **limits: Any) -> Iterator[InferenceEngine]:
         engine.stop()
 
 
-def wait_events(outbox: Any, timeout: float = 60) -> list[Any]:
+def wait_events(outbox, timeout=60):
     """What an outbox has, at least one event."""
     woken = threading.Event()
     outbox.set_listener(woken.set)
@@ -106,7 +101,7 @@ def wait_events(outbox: Any, timeout: float = 60) -> list[Any]:
     return outbox.poll_events()
 
 
-def read(outbox: Any, timeout: float = 60) -> SimpleNamespace:
+def read(outbox, timeout=60):
     """A whole answer: text, tokens, reason, error."""
     found = SimpleNamespace(text="", tokens=[], reason="", error=None, read=[], pieces=0)
     while True:
@@ -126,14 +121,14 @@ def read(outbox: Any, timeout: float = 60) -> SimpleNamespace:
                     found.read += event.tokens
 
 
-def free_port() -> int:
+def free_port():
     """A port of the loopback that nobody listens at."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
 
 
-def wait_until(holds: Callable[[], object], timeout: float = 30) -> bool:
+def wait_until(holds, timeout=30):
     """Whether something comes to hold in time."""
     until = time.monotonic() + timeout
     while not (found := holds()) and time.monotonic() < until:
@@ -141,23 +136,23 @@ def wait_until(holds: Callable[[], object], timeout: float = 30) -> bool:
     return bool(found)
 
 
-def idle(engine: InferenceEngine, timeout: float = 30) -> bool:
+def idle(engine, timeout=30):
     """Whether an engine comes to rest."""
     return wait_until(lambda: not engine.num_unfinished, timeout)
 
 
-def ask(moe: FreeMoE, prompt: str, expert: str = "base", tokens: int = 12, **how: Any) -> SequenceRequest:
+def ask(moe, prompt, expert="base", tokens=12, **how):
     """One sequence."""
     return SequenceRequest(tuple(moe.tokenizer(prompt)["input_ids"]), expert, tokens, **how)
 
 
-def alone(moe: FreeMoE, prompt: str, expert: str = "base", tokens: int = 12) -> str:
+def alone(moe, prompt, expert="base", tokens=12):
     """What the model itself says."""
     return moe.generate_text(prompt, expert=expert, max_new_tokens=tokens, do_sample=False)[0]
 
 
 @contextlib.contextmanager
-def served(host: Any, limits: EngineLimits | None = None, **how: Any) -> Iterator[Any]:
+def served(host, limits=None, **how):
     """A server: ``url``, ``client``, ``engine``, ``metrics``, ``server``."""
     metrics = ServerMetrics()
     engine = InferenceEngine(host, limits or EngineLimits(128, batch=8), metrics).start()
@@ -167,7 +162,7 @@ def served(host: Any, limits: EngineLimits | None = None, **how: Any) -> Iterato
 
 
 @pytest.fixture(scope="session")
-def there(moe: FreeMoE) -> Iterator[Any]:
+def there(moe):
     """One server for all tests that change nothing of it."""
     with served(moe) as found:
         yield found

@@ -1,13 +1,8 @@
 """Experts that are put onto the engine when they are asked for: the same answers, and nothing that nobody asked for."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -20,7 +15,7 @@ from tests.tiny import tiny_model
 
 
 @pytest.fixture
-def there(folders: SimpleNamespace) -> Iterator[Any]:
+def there(folders):
     """A base without experts, and a catalogue of a and b."""
     opened = FreeMoE.from_pretrained(str(folders.base), folders.own, device="cpu")
     bare = FreeMoE(opened.model, [], opened.router, opened.tokenizer)
@@ -30,11 +25,11 @@ def there(folders: SimpleNamespace) -> Iterator[Any]:
         )
 
 
-def said(there: Any, name: str, tokens: int = 12) -> str:
+def said(there, name, tokens=12):
     return read(there.engine.submit([ask(there.host, "court?", name, tokens)])[0]).text
 
 
-def test_an_expert_is_there_when_it_is_asked_for(there: Any, whole: FreeMoE) -> None:
+def test_an_expert_is_there_when_it_is_asked_for(there, whole):
     assert there.experts.catalogue.expert_names == ["a", "b"]
     with pytest.raises(UnknownNameError):
         said(there, "a")
@@ -48,19 +43,19 @@ def test_an_expert_is_there_when_it_is_asked_for(there: Any, whole: FreeMoE) -> 
     assert there.engine.experts == ["a", "b"]
 
 
-def test_many_ask_for_one_at_once_and_it_is_loaded_once(there: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_ask_for_one_at_once_and_it_is_loaded_once(there, monkeypatch):
     loads = []
     load = there.host.load_expert
     monkeypatch.setattr(there.host, "load_expert", lambda *how, **more: loads.append(how) or load(*how, **more))
 
-    async def ask_often() -> None:
+    async def ask_often():
         await asyncio.gather(*(there.experts.ensure_loaded(name) for name in ["a", "b", "a", "a+b"] * 8))
 
     asyncio.run(ask_often())
     assert len(loads) == 2
 
 
-def test_the_router_picks_what_is_not_loaded_yet(there: Any, whole: FreeMoE) -> None:
+def test_the_router_picks_what_is_not_loaded_yet(there, whole):
     prompts = [tuple(whole.tokenizer(text)["input_ids"]) for text in ("court?", "x", "", "3 + 4")]
     true = route_prompts(whole, prompts)
     assert {one.expert for one in true} & {"a", "b"}
@@ -69,7 +64,7 @@ def test_the_router_picks_what_is_not_loaded_yet(there: Any, whole: FreeMoE) -> 
     assert {one.expert for one in route_prompts(there.host, prompts)} == {"base"}
 
 
-def test_a_newer_catalogue_is_taken_over_and_an_older_one_is_not(there: Any, folders: SimpleNamespace) -> None:
+def test_a_newer_catalogue_is_taken_over_and_an_older_one_is_not(there, folders):
     first = there.experts.catalogue
     asyncio.run(there.experts.ensure_loaded("a+b"))
     second = first.without_expert("a").with_artefact(folders.more, "x-")
@@ -86,9 +81,7 @@ def test_a_newer_catalogue_is_taken_over_and_an_older_one_is_not(there: Any, fol
     assert there.engine.experts == ["b", "x-c"]
 
 
-def test_a_name_that_means_another_expert_now_answers_as_that_one(
-    there: Any, folders: SimpleNamespace, whole: FreeMoE, tmp_path: Path
-) -> None:
+def test_a_name_that_means_another_expert_now_answers_as_that_one(there, folders, whole, tmp_path):
     """Those who asked for the old one get it, who asks afterwards gets the new one."""
     model = tiny_model("llama", num_hidden_layers=1)
     write_artefact(tmp_path / "swapped", folders.base, model, "ba")
@@ -102,9 +95,7 @@ def test_a_name_that_means_another_expert_now_answers_as_that_one(
     assert read(old).text == alone(whole, "court?", "a", 60)
 
 
-def test_files_that_are_gone_cost_that_expert_and_no_other(
-    there: Any, folders: SimpleNamespace, tmp_path: Path
-) -> None:
+def test_files_that_are_gone_cost_that_expert_and_no_other(there, folders, tmp_path):
     copied = tmp_path / "copied"
     shutil.copytree(folders.more, copied)
     there.experts.update_catalogue(there.experts.catalogue.with_artefact(copied))
@@ -116,7 +107,7 @@ def test_files_that_are_gone_cost_that_expert_and_no_other(
     assert said(there, "a")
 
 
-def test_what_is_loaded_while_it_runs(there: Any, folders: SimpleNamespace, whole: FreeMoE) -> None:
+def test_what_is_loaded_while_it_runs(there, folders, whole):
     before = there.experts.catalogue
     with pytest.raises(DataError, match="'a', 'b' already"):
         asyncio.run(there.experts.load_experts(folders.own, ""))

@@ -1,9 +1,6 @@
 """Passages, parts and blocks: nothing is lost, nothing stands on two sides, and passages do not see each other."""
 
-from __future__ import annotations
-
 import unicodedata
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,11 +11,11 @@ from freemoe.text.groups import TextPassage, passage_clusters
 from tests.tiny import tiny_model, tiny_tokenizer
 
 
-def texts(count: int, length: int = 40) -> list[str]:
+def texts(count, length=40):
     return [f"text number {i} ".ljust(length, chr(97 + i % 26)) for i in range(count)]
 
 
-def test_passages_give_the_text_back() -> None:
+def test_passages_give_the_text_back():
     long = "\n\n".join(f"Paragraph {i}. " + "word " * 60 for i in range(40))
     found = cut_passages([long, "short"], characters=1000)
     assert "".join(found) == long + "short"
@@ -26,7 +23,7 @@ def test_passages_give_the_text_back() -> None:
     assert all(len(p) < 1700 for p in found)
 
 
-def test_parts_are_disjoint_and_divided_by_content() -> None:
+def test_parts_are_disjoint_and_divided_by_content():
     many = texts(400)
     parts = split_passages(many, held_out=0.2, test=0.2, seed=3)
     assert sorted(parts.train + parts.held_out + parts.test) == sorted(many)
@@ -36,12 +33,12 @@ def test_parts_are_disjoint_and_divided_by_content() -> None:
     assert set(split_passages(many, held_out=0.2, test=0.2, seed=4).test) != set(parts.test)
 
 
-def test_too_few_passages_are_refused() -> None:
+def test_too_few_passages_are_refused():
     with pytest.raises(DataError, match=r"1 passages are too few .* nothing is left for"):
         split_passages(["only one"])
 
 
-def test_blocks_hold_the_tokens_in_order() -> None:
+def test_blocks_hold_the_tokens_in_order():
     tokenizer = tiny_tokenizer()
     many = texts(9)
     blocks = pack_blocks(tokenizer, many, 32)
@@ -50,7 +47,7 @@ def test_blocks_hold_the_tokens_in_order() -> None:
     assert len(stream) - blocks.ids.numel() < 32
 
 
-def test_positions_count_every_passage_from_zero() -> None:
+def test_positions_count_every_passage_from_zero():
     blocks = pack_blocks(tiny_tokenizer(), ["abc", "defgh", "i" * 20], 8)
     assert blocks.positions[0].tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
     assert blocks.positions[1].tolist() == [0, 1, 0, 1, 2, 3, 4, 5]
@@ -58,7 +55,7 @@ def test_positions_count_every_passage_from_zero() -> None:
     assert blocks.prediction_mask()[0].tolist() == [True, True, True, False, True, True, True]
 
 
-def test_a_passage_does_not_see_the_one_before_it() -> None:
+def test_a_passage_does_not_see_the_one_before_it():
     tokenizer, model = tiny_tokenizer(), tiny_model("llama")
     blocks = pack_blocks(tokenizer, ["first passage", "and the second one"], 32)
     start = int((blocks.positions[0] == 0).nonzero()[1])
@@ -68,7 +65,7 @@ def test_a_passage_does_not_see_the_one_before_it() -> None:
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
 
 
-def test_contiguous_blocks_lie_within_one_article() -> None:
+def test_contiguous_blocks_lie_within_one_article():
     tokenizer = tiny_tokenizer()
     cut = [
         TextPassage("abcdefghij", (), "first"),
@@ -86,7 +83,7 @@ def test_contiguous_blocks_lie_within_one_article() -> None:
     assert set(blocks.groups) == {"first"}
 
 
-def test_text_shorter_than_a_block_is_refused() -> None:
+def test_text_shorter_than_a_block_is_refused():
     with pytest.raises(DataError, match=r"test part .* 4 tokens, which is less than one block of 16"):
         pack_blocks(tiny_tokenizer(), ["abc"], 16, "test part of the text")
 
@@ -102,7 +99,7 @@ def test_text_shorter_than_a_block_is_refused() -> None:
         lambda text: TextPassage(f"Otherwise: {text[::-1]}", group=text),
     ],
 )
-def test_copies_of_a_passage_its_question_and_its_group_stay_on_one_side(change: Callable[[str], str]) -> None:
+def test_copies_of_a_passage_its_question_and_its_group_stay_on_one_side(change):
     many = [TextPassage(f"café {t}", ("What?!", t.split()[2]), f"café {t}") for t in texts(100)]
     parts = split_passages(many + [change(t) for t in many], seed=0)
     known = {str(change(t)): str(t) for t in many}
@@ -110,7 +107,7 @@ def test_copies_of_a_passage_its_question_and_its_group_stay_on_one_side(change:
     assert sum(map(len, sides)) == 100
 
 
-def test_signs_between_numbers_are_no_punctuation() -> None:
+def test_signs_between_numbers_are_no_punctuation():
     several = ["3+4=7", "3-4=7", "((x-4)*4)", "((x*4)-4)", "3 \u2212 4 = 7.", "Well, known", "well-known"]
     labels = passage_clusters(several)
     assert labels[1] == labels[4]
@@ -118,7 +115,7 @@ def test_signs_between_numbers_are_no_punctuation() -> None:
     assert len(set(labels)) == 5
 
 
-def test_rows_know_the_group_that_most_of_their_tokens_come_from() -> None:
+def test_rows_know_the_group_that_most_of_their_tokens_come_from():
     pieces = [TextPassage("word " * n, group=g) for n, g in ((100, "a"), (60, "b"), (20, "c"), (90, "a"))]
     blocks = pack_blocks(tokenizer := tiny_tokenizer(), pieces, 48)
     lengths = [len(tokenizer.encode(p, add_special_tokens=False)) + 1 for p in pieces]

@@ -1,7 +1,5 @@
 """The chat template writes prompt and response; whatever it refuses is told with the row."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

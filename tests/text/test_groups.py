@@ -1,7 +1,5 @@
 """What comes from one source: by headings, by what stands between articles, by rows, else by stretches."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
@@ -13,7 +11,7 @@ WORDS = ("otter", "falcon", "lynx", "heron", "viper", "bison")
 FILL = ["the", "of", "and", "to", "in", "was", "for", "on", "with", "that", "by", "from"]
 
 
-def article(word: str, heading: str = "", paragraphs: int = 12) -> str:
+def article(word, heading="", paragraphs=12):
     """An article whose every paragraph, and nothing else, has its word."""
     draw = random.Random(word)
     return heading + "".join(" ".join([word, *draw.choices(FILL, k=40), word]) + ".\n\n" for _ in range(paragraphs))
@@ -33,7 +31,7 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("rows", [False, True])
-def test_every_article_is_a_group(form: str, rows: bool) -> None:
+def test_every_article_is_a_group(form, rows):
     texts = [FORMS[form](word) for word in WORDS]
     articles, unit = divide_by_source(texts if rows else ["".join(texts)])
     assert LOOSE not in unit
@@ -48,7 +46,7 @@ def test_every_article_is_a_group(form: str, rows: bool) -> None:
     assert sum(map(len, sides)) == 6
 
 
-def test_a_data_set_with_a_row_for_each_line_has_the_articles_of_its_headings() -> None:
+def test_a_data_set_with_a_row_for_each_line_has_the_articles_of_its_headings():
     lines = "".join(FORMS["wikitext"](word) for word in WORDS).split("\n")
     articles, unit = divide_by_source(lines)
     assert unit == "articles by heading"
@@ -72,7 +70,7 @@ CODE = "".join(f"# Step {i}\nx{i} = {i}\n\n" for i in range(100))
         ("\n\n\n", STRETCHES),
     ],
 )
-def test_where_articles_are_too_few_it_says_so(text: str, unit: str) -> None:
+def test_where_articles_are_too_few_it_says_so(text, unit):
     articles, said = divide_by_source([text])
     assert said.startswith(LOOSE)
     assert unit in said
@@ -81,7 +79,7 @@ def test_where_articles_are_too_few_it_says_so(text: str, unit: str) -> None:
         assert len(articles) > 8
 
 
-def test_rows_are_groups_and_a_column_joins_them() -> None:
+def test_rows_are_groups_and_a_column_joins_them():
     rows = [TextPassage(f"Row number {n} of all.", group="AB"[n % 2]) for n in range(10)]
     articles, unit = divide_by_source(rows)
     assert unit == "groups of rows"
@@ -92,7 +90,7 @@ def test_rows_are_groups_and_a_column_joins_them() -> None:
     assert len({a.group for a in divide_by_source([*map(str, rows), "ROW number 3 of all!"])[0]}) == 10
 
 
-def test_few_groups_leave_no_part_empty() -> None:
+def test_few_groups_leave_no_part_empty():
     for seed in range(20):
         parts = split_passages([TextPassage(f"text {n}", group=str(n % 3)) for n in range(30)], seed=seed)
         assert {len(parts.train), len(parts.held_out), len(parts.test)} == {10}

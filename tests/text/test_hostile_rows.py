@@ -6,7 +6,6 @@ import contextlib
 import gzip
 import json
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,7 +54,7 @@ CASES = [(shape, column) for shape, row in GOOD.items() for column in row]
 
 
 @pytest.mark.parametrize(("shape", "column"), CASES)
-def test_hostile_cells_are_read_or_refused_with_their_place(shape: str, column: str) -> None:
+def test_hostile_cells_are_read_or_refused_with_their_place(shape, column):
     for name, value in HOSTILE.items():
         row = DataRow(7, "a.jsonl:7", {**GOOD[shape], column: value})
         began = time.monotonic()
@@ -71,7 +70,7 @@ def test_hostile_cells_are_read_or_refused_with_their_place(shape: str, column: 
         assert time.monotonic() - began < 10, name
 
 
-def test_100_001_choices_are_refused_at_once() -> None:
+def test_100_001_choices_are_refused_at_once():
     for choices in ([str(i) for i in range(100_001)], [str(i) for i in range(100_000)] + ["99999"]):
         row = DataRow(1, "a.jsonl:1", {"question": "q", "choices": choices, "answer": 0})
         began = time.monotonic()
@@ -82,7 +81,7 @@ def test_100_001_choices_are_refused_at_once() -> None:
     assert len(read_item(row, detect_shape(row), row).choices) == MOST_CHOICES  # type: ignore[union-attr]
 
 
-def test_conversations_are_bounded() -> None:
+def test_conversations_are_bounded():
     turn = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     row = DataRow(1, "a.jsonl:1", {"messages": turn * (MOST_MESSAGES // 2)})
     assert len(read_item(row, detect_shape(row), row).turns) == MOST_MESSAGES // 2  # type: ignore[union-attr]
@@ -91,7 +90,7 @@ def test_conversations_are_bounded() -> None:
         read_item(row, detect_shape(row), row)
 
 
-def test_rows_of_many_columns_are_told_in_a_line() -> None:
+def test_rows_of_many_columns_are_told_in_a_line():
     row = DataRow(1, "a.jsonl:1", {f"k{i}": i for i in range(10**5)})
     with pytest.raises(DataError, match="and 99,960 more") as caught:
         detect_shape(row)
@@ -99,7 +98,7 @@ def test_rows_of_many_columns_are_told_in_a_line() -> None:
 
 
 @pytest.mark.parametrize("name", ["id", "field"])
-def test_names_of_rows_are_short(name: str, tmp_path: Path) -> None:
+def test_names_of_rows_are_short(name, tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_text(json.dumps({**GOOD["choice"], name: "x" * 401}) + "\n")
     with pytest.raises(DataError, match=f"'{name}' has 401 characters; at most 400"):
@@ -109,14 +108,14 @@ def test_names_of_rows_are_short(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["word\n" * 300_000, "\n" * 300_000, "w\n\n" * 100_000, "x" * 3_000_000, "w\n \n" * 50_000]
 )
-def test_paragraphs_of_large_texts_take_seconds(text: str) -> None:
+def test_paragraphs_of_large_texts_take_seconds(text):
     began = time.monotonic()
     found = split_paragraphs([text])
     assert time.monotonic() - began < 20
     assert "".join(found) == text
 
 
-def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
+def test_a_line_that_is_no_json_is_named(tmp_path):
     file = tmp_path / "a.jsonl"
     for line, reason in (
         ("{", "not JSON"),
@@ -129,7 +128,7 @@ def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
             read_json_lines(file)
 
 
-def test_packed_files_are_unpacked_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_files_are_unpacked_within_bounds(tmp_path, monkeypatch):
     file = tmp_path / "a.jsonl.gz"
     monkeypatch.setattr("freemoe.evals.tasks.benchmark_files.MOST_JSON", 1000)
     file.write_bytes(gzip.compress(b'{"a": 1}\n' * 10))
@@ -146,7 +145,7 @@ def test_packed_files_are_unpacked_within_bounds(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     "data", [b"", b"\x00" * 100, b"\xff\xfe", b"[", b'"', b"a,a\n1,2\n", b"PAR1", b"null", b"5\n", b"[[1]]"]
 )
-def test_broken_files_of_rows(name: str, data: bytes, tmp_path: Path) -> None:
+def test_broken_files_of_rows(name, data, tmp_path):
     if name.endswith("parquet"):
         pytest.importorskip("pyarrow")
     (tmp_path / name).write_bytes(data)
@@ -154,7 +153,7 @@ def test_broken_files_of_rows(name: str, data: bytes, tmp_path: Path) -> None:
         detect_shape(read_rows(str(tmp_path / name))[0])
 
 
-def test_a_table_that_unpacks_to_more_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_that_unpacks_to_more_than_memory(tmp_path, monkeypatch):
     pyarrow = pytest.importorskip("pyarrow")
     pytest.importorskip("pyarrow.parquet")
     pyarrow.parquet.write_table(pyarrow.table({"text": ["x" * 10**6] * 20}), tmp_path / "a.parquet")

@@ -1,7 +1,5 @@
 """Rows of every container are the same rows; what cannot be read is named with its place."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ from tests.rows import write_rows
 DATA = Path(__file__).resolve().parents[1] / "data"
 
 
-def items(name: str):
+def items(name):
     shape, found = read_items(str(DATA / name), None)
     return shape.name, [item for _, item in found]
 

@@ -1,7 +1,5 @@
 """Rows of other people's data: recognised by their columns, refused with the line and the way out."""
 
-from __future__ import annotations
-
 import pytest
 
 from freemoe.core.errors import DataError

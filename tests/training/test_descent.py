@@ -1,7 +1,5 @@
 """Steps and their pace against what they are, written out."""
 
-from __future__ import annotations
-
 import math
 import weakref
 
@@ -14,7 +12,7 @@ from freemoe.training.descent import cosine_decay, optimizer_step, warm_cosine
 
 @pytest.mark.parametrize("floor", [0.0, 0.1])
 @pytest.mark.parametrize("steps", [1, 2, 10, 333])
-def test_cosine_falls_from_one_to_its_floor(steps: int, floor: float) -> None:
+def test_cosine_falls_from_one_to_its_floor(steps, floor):
     for step in range(steps + 1):
         # Half the chord of a circle that is walked half-way round.
         height = (complex(math.cos(math.pi * step / steps), math.sin(math.pi * step / steps)).real + 1) / 2
@@ -25,7 +23,7 @@ def test_cosine_falls_from_one_to_its_floor(steps: int, floor: float) -> None:
 
 
 @pytest.mark.parametrize(("steps", "warm"), [(100, 5), (20, 1), (4, 4), (1, 1)])
-def test_warm_cosine_climbs_a_line_and_falls_to_nothing(steps: int, warm: int) -> None:
+def test_warm_cosine_climbs_a_line_and_falls_to_nothing(steps, warm):
     found = [warm_cosine(0.3, step, steps, warm) for step in range(steps)]
     slow = []
     for step in range(steps):
@@ -38,7 +36,7 @@ def test_warm_cosine_climbs_a_line_and_falls_to_nothing(steps: int, warm: int) -
     assert all(0 < rate <= 0.3 for rate in found)
 
 
-def test_a_step_is_the_optimizers_on_the_sum_of_the_losses() -> None:
+def test_a_step_is_the_optimizers_on_the_sum_of_the_losses():
     start = torch.tensor([1.0, -2.0, 3.0])
     ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
     ours.grad = torch.full((3,), 1e6)  # left over from something else
@@ -54,11 +52,11 @@ def test_a_step_is_the_optimizers_on_the_sum_of_the_losses() -> None:
     torch.testing.assert_close(ours, theirs)
 
 
-def test_losses_are_made_one_after_the_other_and_let_go_of() -> None:
+def test_losses_are_made_one_after_the_other_and_let_go_of():
     p = nn.Parameter(torch.ones(1))
     order, alive = [], weakref.WeakSet()
 
-    def part(name: str) -> torch.Tensor:
+    def part(name):
         assert not alive
         order.append(f"made {name}")
         loss = p.sum()

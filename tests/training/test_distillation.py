@@ -1,7 +1,5 @@
 """The divergence against its formula, computed the long way."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -9,7 +7,7 @@ from freemoe.training.distillation import distillation_loss
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 100])
-def test_distillation_is_the_divergence_whatever_the_chunk(chunk: int) -> None:
+def test_distillation_is_the_divergence_whatever_the_chunk(chunk):
     g = torch.Generator().manual_seed(0)
     head = torch.nn.Linear(6, 11)
     student = torch.randn(10, 6, generator=g, requires_grad=True)
@@ -23,7 +21,7 @@ def test_distillation_is_the_divergence_whatever_the_chunk(chunk: int) -> None:
     torch.testing.assert_close(own, wanted)
 
 
-def test_distillation_of_the_teacher_itself_is_zero() -> None:
+def test_distillation_of_the_teacher_itself_is_zero():
     x = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
     head = torch.nn.Linear(4, 9)
     assert float(distillation_loss(x, x, head).detach()) == pytest.approx(0.0, abs=1e-6)

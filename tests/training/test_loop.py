@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -15,7 +12,6 @@ from freemoe.training.descent import optimizer_step
 from freemoe.training.loop import TrainingCheckpoints, eval_steps, run_training_loop
 from freemoe.training.states import (
     BestCheckpoint,
-    State,
     copy_into_parameters,
     load_optimizer,
     optimizer_state,
@@ -29,7 +25,7 @@ STEPS, EVERY = 7, 2
 class Fit:
     """A line through noisy points, trained by Adam; the points of a step follow from its number."""
 
-    def __init__(self, output: Path | None = None, patience: int = 99, rate: float = 0.3) -> None:
+    def __init__(self, output=None, patience=99, rate=0.3):
         self.line = nn.Linear(3, 1)
         with torch.no_grad():
             self.line.weight.copy_(torch.tensor([[1.0, -2.0, 0.5]]))
@@ -41,34 +37,34 @@ class Fit:
         self.done: list[int] = []
         self.told: list[int] = []
 
-    def loss(self, seed: int) -> torch.Tensor:
+    def loss(self, seed):
         points = torch.randn(8, 3, generator=torch.Generator().manual_seed(seed))
         return (self.line(points) - points.sum(1, keepdim=True)).square().mean()
 
-    def step(self, number: int) -> None:
+    def step(self, number):
         optimizer_step(self.optimizer, map(self.loss, [number]), number)
         self.done.append(number)
 
-    def look(self, done: int) -> bool:
+    def look(self, done):
         self.told.append(done)
         return self.best.record_loss(float(self.loss(1000).detach())) >= self.patience
 
-    def state(self) -> State:
+    def state(self):
         return {**pack_state("now", self.parameters), **optimizer_state(self.optimizer), **self.best.to_state()}
 
-    def load(self, state: State) -> None:
+    def load(self, state):
         copy_into_parameters(self.parameters, unpack_state("now", state))
         load_optimizer(self.optimizer, state)
         self.best.load_state(state)
 
-    def train(self, **changed: Any) -> Fit:
+    def train(self, **changed):
         saved = TrainingCheckpoints(self.run, "fit", self.state, self.load) if self.run else None
         use = {"step": self.step, "look": self.look, "steps": STEPS, "every": EVERY, "checkpoints": saved, **changed}
         run_training_loop(**use)
         return self
 
 
-def same(a: State, b: State) -> bool:
+def same(a, b):
     return sorted(a) == sorted(b) and all(torch.equal(a[name], b[name]) for name in a)
 
 
@@ -76,8 +72,8 @@ class Killed(Exception):
     pass
 
 
-def dies_at(work: Any, last: int) -> Any:
-    def doing(number: int) -> Any:
+def dies_at(work, last):
+    def doing(number):
         if number == last:
             raise Killed
         return work(number)
@@ -86,7 +82,7 @@ def dies_at(work: Any, last: int) -> Any:
 
 
 @pytest.mark.parametrize(("steps", "every"), [(7, 2), (6, 2), (3, 10), (1, 1), (0, 5)])
-def test_looks_are_before_the_first_step_and_after_every_so_many_and_the_last(steps: int, every: int) -> None:
+def test_looks_are_before_the_first_step_and_after_every_so_many_and_the_last(steps, every):
     slow = [n for n in range(steps + 1) if n in (0, steps) or n % every == 0]
     fit = Fit().train(steps=steps, every=every)
     assert eval_steps(steps, every) == fit.told == slow
@@ -94,7 +90,7 @@ def test_looks_are_before_the_first_step_and_after_every_so_many_and_the_last(st
 
 
 @pytest.mark.parametrize(("what", "last"), [*(("step", n) for n in range(STEPS)), *(("look", n) for n in (0, 2, 6, 7))])
-def test_a_resumed_run_is_an_unbroken_one(tmp_path: Path, what: str, last: int) -> None:
+def test_a_resumed_run_is_an_unbroken_one(tmp_path, what, last):
     whole = Fit(tmp_path / "whole").train()
     first = Fit(tmp_path / "out")
     with pytest.raises(Killed):
@@ -110,13 +106,13 @@ def test_a_resumed_run_is_an_unbroken_one(tmp_path: Path, what: str, last: int) 
     assert second.done == list(range(begun, STEPS))
 
 
-def test_only_the_last_state_is_kept(tmp_path: Path) -> None:
+def test_only_the_last_state_is_kept(tmp_path):
     fit = Fit(tmp_path / "out").train()
     assert fit.run is not None
     assert [n for n in eval_steps(STEPS, EVERY) if fit.run.has_tensors(f"fit|{n}")] == [STEPS]
 
 
-def test_a_damaged_state_is_said_and_not_gone_on_with(tmp_path: Path) -> None:
+def test_a_damaged_state_is_said_and_not_gone_on_with(tmp_path):
     fit = Fit(tmp_path / "out").train()
     assert fit.run is not None
     (path,) = (fit.run.partial / "units").iterdir()
@@ -126,7 +122,7 @@ def test_a_damaged_state_is_said_and_not_gone_on_with(tmp_path: Path) -> None:
         Fit(tmp_path / "out").train()
 
 
-def test_progress_counts_every_step_once(tmp_path: Path) -> None:
+def test_progress_counts_every_step_once(tmp_path):
     first, told = Fit(tmp_path / "out"), []
     with pytest.raises(Killed):
         first.train(step=dies_at(first.step, 5))
@@ -137,12 +133,12 @@ def test_progress_counts_every_step_once(tmp_path: Path) -> None:
     assert sum(told) == STEPS
 
 
-def test_the_best_look_is_given_back() -> None:
+def test_the_best_look_is_given_back():
     # So large a step overshoots: some look in between is the best.
     fit = Fit(rate=0.9)
-    seen: list[State] = []
+    seen = []
 
-    def look(done: int) -> bool:
+    def look(done):
         seen.append(pack_state("", fit.parameters))
         return fit.look(done)
 
@@ -156,7 +152,7 @@ def test_the_best_look_is_given_back() -> None:
     assert float(fit.loss(1000).detach()) == min(losses)
 
 
-def test_of_equal_looks_the_first_is_the_best() -> None:
+def test_of_equal_looks_the_first_is_the_best():
     p = nn.Parameter(torch.zeros(1))
     best = BestCheckpoint({"p": p})
     waited = []
@@ -167,7 +163,7 @@ def test_of_equal_looks_the_first_is_the_best() -> None:
     assert best.values["p"].tolist() == [4.0]
 
 
-def test_patience_ends_it() -> None:
+def test_patience_ends_it():
     fit = Fit(patience=3, rate=0.9).train(steps=200, every=1)
     losses = fit.best.losses
     assert len(losses) < 201
@@ -178,10 +174,10 @@ def test_patience_ends_it() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_loss_that_is_no_number_stops_and_loses_nothing(tmp_path: Path, bad: float) -> None:
+def test_a_loss_that_is_no_number_stops_and_loses_nothing(tmp_path, bad):
     fit = Fit(tmp_path / "out")
 
-    def step(number: int) -> None:
+    def step(number):
         if number != 5:
             fit.step(number)
             return
@@ -199,6 +195,6 @@ def test_a_loss_that_is_no_number_stops_and_loses_nothing(tmp_path: Path, bad: f
     assert same(Fit(tmp_path / "out").train().state(), Fit().train().state())
 
 
-def test_a_look_that_is_no_number_stops() -> None:
+def test_a_look_that_is_no_number_stops():
     with pytest.raises(NumericError, match="loss of look 0 is nan"):
         BestCheckpoint({}).record_loss(float("nan"))

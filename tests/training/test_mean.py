@@ -1,7 +1,5 @@
 """The mean of what is trained: against the sum of its weights, put on and taken off, kept and gone on with."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
@@ -9,11 +7,11 @@ from torch import nn
 from freemoe.training.mean import ParameterMean
 
 
-def walk(steps: int, seed: int = 0) -> torch.Tensor:
+def walk(steps, seed=0):
     return torch.randn(steps, 5, generator=torch.Generator().manual_seed(seed)).cumsum(0)
 
 
-def mean_of(rows: torch.Tensor, window: float) -> ParameterMean:
+def mean_of(rows, window):
     p = nn.Parameter(torch.zeros(5))
     found = ParameterMean({"p": p}, window)
     for row in rows:
@@ -23,7 +21,7 @@ def mean_of(rows: torch.Tensor, window: float) -> ParameterMean:
 
 
 @pytest.mark.parametrize(("steps", "window"), [(1, 0.2), (7, 0.0), (40, 0.2), (40, 1.0), (300, 0.1)])
-def test_the_mean_weighs_steps_as_its_decay_says(steps: int, window: float) -> None:
+def test_the_mean_weighs_steps_as_its_decay_says(steps, window):
     rows = walk(steps).double()
     weights = torch.zeros(steps, dtype=torch.float64)
     for step in range(1, steps + 1):
@@ -36,7 +34,7 @@ def test_the_mean_weighs_steps_as_its_decay_says(steps: int, window: float) -> N
     torch.testing.assert_close(found.double(), weights @ rows, rtol=1e-5, atol=1e-5)
 
 
-def test_parameters_are_put_back_to_the_bit_also_after_an_error() -> None:
+def test_parameters_are_put_back_to_the_bit_also_after_an_error():
     found = mean_of(walk(9), 0.5)
     p = found.parameters["p"]
     before = p.detach().clone()
@@ -49,7 +47,7 @@ def test_parameters_are_put_back_to_the_bit_also_after_an_error() -> None:
     assert torch.equal(p, before)
 
 
-def test_going_on_is_never_having_stopped() -> None:
+def test_going_on_is_never_having_stopped():
     rows = walk(20)
     whole, first = mean_of(rows, 0.3), mean_of(rows[:8], 0.3)
     state = first.to_state()
@@ -62,7 +60,7 @@ def test_going_on_is_never_having_stopped() -> None:
     assert all(torch.equal(t, first.to_state()[name]) for name, t in state.items())
 
 
-def test_before_the_first_step_nothing_is_put_on() -> None:
+def test_before_the_first_step_nothing_is_put_on():
     found = ParameterMean({"p": nn.Parameter(torch.ones(5))}, 0.3)
     with found.use_mean():
         assert torch.equal(found.parameters["p"], torch.ones(5))

@@ -1,7 +1,5 @@
 """One scale per tensor: against Adam's formula with the mean of its second moments; other groups are AdamW's to the bit."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
@@ -10,13 +8,13 @@ from freemoe.training.shared_scale import SharedScaleAdamW
 from freemoe.training.states import load_optimizer, optimizer_state
 
 
-def gradients(steps: int) -> torch.Tensor:
+def gradients(steps):
     g = torch.Generator().manual_seed(0)
     # Entries whose gradients differ by orders of magnitude.
     return torch.randn(steps, 6, generator=g) * torch.tensor([1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0]) + 0.01
 
 
-def test_entries_share_the_mean_of_their_second_moments() -> None:
+def test_entries_share_the_mean_of_their_second_moments():
     p = nn.Parameter(torch.zeros(6))
     optimizer = SharedScaleAdamW([{"params": [p], "lr": 0.1, "shared": True}])
     expected, first, second = torch.zeros(6), torch.zeros(6), torch.zeros(6)
@@ -30,7 +28,7 @@ def test_entries_share_the_mean_of_their_second_moments() -> None:
     torch.testing.assert_close(p.detach(), expected)
 
 
-def test_noise_moves_little_where_adam_would_move_it_as_far_as_all() -> None:
+def test_noise_moves_little_where_adam_would_move_it_as_far_as_all():
     moved = []
     for shared in (True, False):
         p = nn.Parameter(torch.zeros(6))
@@ -43,7 +41,7 @@ def test_noise_moves_little_where_adam_would_move_it_as_far_as_all() -> None:
     assert float(moved[0][0]) < 1e-3 * float(moved[0].max())
 
 
-def test_other_groups_are_adamws_to_the_bit() -> None:
+def test_other_groups_are_adamws_to_the_bit():
     ours, theirs, beside = (nn.Parameter(torch.ones(6)) for _ in range(3))
     own = SharedScaleAdamW(
         [{"params": [ours], "lr": 0.01}, {"params": [beside], "lr": 0.1, "shared": True}], weight_decay=0.05
@@ -57,8 +55,8 @@ def test_other_groups_are_adamws_to_the_bit() -> None:
     assert not torch.equal(ours, beside)
 
 
-def test_a_loaded_state_goes_on_as_if_never_stopped() -> None:
-    def made() -> tuple[nn.Parameter, SharedScaleAdamW]:
+def test_a_loaded_state_goes_on_as_if_never_stopped():
+    def made():
         p = nn.Parameter(torch.zeros(6))
         return p, SharedScaleAdamW([{"params": [p], "lr": 0.1, "shared": True}])
 

@@ -1,7 +1,5 @@
 """Hard choices: exactly zeros and ones forward, the stated gradient backward, the stated law of keeping."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -17,11 +15,11 @@ from freemoe.training.straight_through import (
 )
 
 
-def generator(seed: int = 0) -> torch.Generator:
+def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def test_sigmoid_is_hard_forward_and_soft_backward() -> None:
+def test_sigmoid_is_hard_forward_and_soft_backward():
     x = torch.linspace(-6, 2, 33, requires_grad=True)
     kept = gumbel_sigmoid(x, 3.0, 0.4, None)
     assert set(kept.tolist()) <= {0.0, 1.0}
@@ -33,7 +31,7 @@ def test_sigmoid_is_hard_forward_and_soft_backward() -> None:
 
 
 @pytest.mark.parametrize("x", [0.0, -3.0, -3.37, -5.0])
-def test_the_law_of_keeping(x: float) -> None:
+def test_the_law_of_keeping(x):
     logits = torch.full((40000,), x)
     kept = gumbel_sigmoid(logits, 3.0, 0.4, generator()).mean()
     expected = 1 - math.exp(-math.exp(x + 3))
@@ -41,14 +39,14 @@ def test_the_law_of_keeping(x: float) -> None:
     assert abs(float(keep_probability(torch.tensor(x), 3.0)) - expected) < 1e-6
 
 
-def test_without_noise_the_likelier_side_is_taken() -> None:
+def test_without_noise_the_likelier_side_is_taken():
     edge = MEDIAN_NOISE * -1 - 3.0
     x = torch.tensor([edge - 1e-3, edge + 1e-3])
     assert gumbel_sigmoid(x, 3.0, 0.4, None).tolist() == [0.0, 1.0]
     assert keep_probability(x, 3.0)[0] < 0.5 < keep_probability(x, 3.0)[1]
 
 
-def test_softmax_is_one_hot_with_the_soft_gradient() -> None:
+def test_softmax_is_one_hot_with_the_soft_gradient():
     x = torch.randn(5, 4, generator=generator(), requires_grad=True)
     chosen = gumbel_softmax(x, 0.4, None)
     assert torch.equal(chosen.sum(-1), torch.ones(5))
@@ -60,14 +58,14 @@ def test_softmax_is_one_hot_with_the_soft_gradient() -> None:
     torch.testing.assert_close(x.grad, soft.grad)
 
 
-def test_noisy_choices_follow_the_softmax() -> None:
+def test_noisy_choices_follow_the_softmax():
     logits = torch.tensor([1.0, 0.0, -1.0]).expand(30000, 3)
     shares = gumbel_softmax(logits, 0.4, generator()).mean(0)
     torch.testing.assert_close(shares, torch.softmax(logits[0], -1), atol=0.01, rtol=0)
 
 
 @pytest.mark.parametrize("k", [1, 3, 6, 7])
-def test_best_keeps_exactly_k(k: int) -> None:
+def test_best_keeps_exactly_k(k):
     x = torch.randn(11, 7, generator=generator()).round(decimals=0)  # with ties
     kept = hard_top_k(x, k, 0.4)
     assert torch.equal(kept.sum(-1), torch.full((11,), float(k)))
@@ -75,14 +73,14 @@ def test_best_keeps_exactly_k(k: int) -> None:
         assert k == 7 or row[mask].min() >= row[~mask].max()
 
 
-def test_best_has_its_gradient_at_the_edge() -> None:
+def test_best_has_its_gradient_at_the_edge():
     x = torch.tensor([[3.0, 1.0, 0.0, -4.0]], requires_grad=True)
     hard_top_k(x, 2, 0.5).sum().backward()
     y = torch.sigmoid((x.detach() - 0.5) / 0.5)
     torch.testing.assert_close(x.grad, y * (1 - y) / 0.5)
 
 
-def test_noise_is_the_generators() -> None:
+def test_noise_is_the_generators():
     like = torch.zeros(1000)
     assert torch.equal(gumbel_noise(like, generator(5)), gumbel_noise(like, generator(5)))
     assert not torch.equal(gumbel_noise(like, generator(5)), gumbel_noise(like, generator(6)))

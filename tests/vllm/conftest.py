@@ -1,22 +1,18 @@
 """vLLM lives in an environment of its own (`make vllm-test`); anywhere else these tests are skipped."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     if importlib.util.find_spec("vllm") is None:
         skip = pytest.mark.skip(reason="vLLM is not installed here (make vllm-test)")
         for item in items:
@@ -24,7 +20,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(skip)
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
+def pytest_terminal_summary(terminalreporter):
     from tests.vllm.world import differences
 
     if differences:
@@ -34,10 +30,10 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 @pytest.fixture(scope="session")
-def ask(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[list[Any]]]:
+def ask(tmp_path_factory):
     """Run steps of `scenario` on several models in one process: ``ask(runner, steps, *folders, base=...)``."""
 
-    def run(runner: str, steps: list[Any], *folders: Path, base: Path | None = None) -> list[list[Any]]:
+    def run(runner, steps, *folders, base=None):
         folder = tmp_path_factory.mktemp("scenario")
         asked, answered = folder / "asked.json", folder / "answered.json"
         asked.write_text(json.dumps({"folders": folders, "base": base, "steps": steps}, default=str))

@@ -3,14 +3,11 @@
 vLLM reads its environment when it is imported, and keeps threads; the tests look at what it wrote.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 SMALL = {
     "dtype": "float32",
@@ -22,7 +19,7 @@ SMALL = {
 }
 
 
-def choose_runner(runner: str) -> None:
+def choose_runner(runner):
     """Make vLLM take its first model runner, or its second, which on a CPU takes a Triton that is interpreted."""
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     # Threads that wait for each other take minutes where the cores are busy.
@@ -34,13 +31,13 @@ def choose_runner(runner: str) -> None:
 
     class Driver:
         @staticmethod
-        def is_active() -> bool:
+        def is_active():
             return True
 
     backends["cpu"] = SimpleNamespace(driver=Driver, compiler=None)
 
 
-def sampling(asked: dict[str, Any]) -> Any:
+def sampling(asked):
     from vllm import SamplingParams
 
     extra = {"expert": asked["expert"]} if "expert" in asked else None
@@ -50,7 +47,7 @@ def sampling(asked: dict[str, Any]) -> Any:
     )
 
 
-def answer(llm: Any, batch: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def answer(llm, batch):
     """Run one batch: what was generated, how likely it was, and how many tokens of the prompt came from the cache."""
     prompts = [{"prompt_token_ids": a["ids"]} | ({"cache_salt": a["salt"]} if "salt" in a else {}) for a in batch]
     found = []
@@ -72,7 +69,7 @@ def answer(llm: Any, batch: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def step(llm: Any, asked: dict[str, Any]) -> Any:
+def step(llm, asked):
     """One thing to do: a batch, or something done to the engine first."""
     from vllm.exceptions import VLLMValidationError
 
@@ -98,7 +95,7 @@ def step(llm: Any, asked: dict[str, Any]) -> Any:
     return None
 
 
-def main(runner: str, asked: Path, answered: Path) -> None:
+def main(runner, asked, answered):
     """Do what is asked of several models, one after the other; each is let go of before the next."""
     choose_runner(runner)
     import gc

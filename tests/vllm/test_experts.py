@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +18,7 @@ MIXED = [None, FEW, MANY, UNITS, BOTH, FEW]
 Answers = list[dict[str, Any]]
 
 
-def batch(experts: list[str | None], ids: list[list[int]], **more: Any) -> dict[str, Any]:
+def batch(experts, ids, **more):
     named = [{} if expert is None else {"expert": expert} for expert in experts]
     return {"batch": [{"ids": i, "new": NEW, **e, **more} for i, e in zip(ids, named, strict=True)]}
 
@@ -52,34 +50,34 @@ V2_STEPS = ["mixed", "reversed", "first", "again"]
 
 
 @pytest.fixture(scope="session")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def world(tmp_path_factory):
     return write_world(tmp_path_factory.mktemp("world"))
 
 
 @pytest.fixture(scope="session")
-def moe(world: Path) -> Any:
+def moe(world):
     from freemoe import FreeMoE
 
     return FreeMoE.from_pretrained(world)
 
 
 @pytest.fixture(scope="session")
-def v1(world: Path, ask: Callable[..., list[Any]]) -> dict[str, Any]:
+def v1(world, ask):
     return dict(zip(STEPS, *ask("v1", list(STEPS.values()), world), strict=True))
 
 
 @pytest.fixture(scope="session")
-def v2(world: Path, ask: Callable[..., list[Any]]) -> dict[str, Any]:
+def v2(world, ask):
     return dict(zip(V2_STEPS, *ask("v2", [STEPS[name] for name in V2_STEPS], world), strict=True))
 
 
-def reference(moe: Any, expert: str | None, ids: list[int]) -> torch.Tensor:
+def reference(moe, expert, ids):
     """(tokens,) log-probability of every token but the first, from Hugging Face with the expert's weights off."""
     with moe.expert(expert or "base"):
         return token_logprobs(moe.model, ids)
 
 
-def distance(moe: Any, step: dict[str, Any], answers: Answers) -> float:
+def distance(moe, step, answers):
     """Largest difference of log-probabilities, over a batch."""
     return max_difference([step], [answers], lambda ids, expert: reference(moe, expert, ids))
 
@@ -88,18 +86,18 @@ SERVED = ["mixed", "scored", "reversed", "first", "again", "client's salt", "cli
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_first_runner_answers_as_hugging_face(name: str, v1: dict[str, Any], moe: Any) -> None:
+def test_first_runner_answers_as_hugging_face(name, v1, moe):
     differences.append(distance(moe, STEPS[name], v1[name]))
     assert differences[-1] <= CLOSE
 
 
 @pytest.mark.parametrize("name", V2_STEPS)
-def test_second_runner_answers_as_hugging_face(name: str, v2: dict[str, Any], moe: Any) -> None:
+def test_second_runner_answers_as_hugging_face(name, v2, moe):
     differences.append(distance(moe, STEPS[name], v2[name]))
     assert differences[-1] <= CLOSE
 
 
-def test_experts_differ_by_far_more_than_that(moe: Any) -> None:
+def test_experts_differ_by_far_more_than_that(moe):
     ids = prompts()[5]
     apart = [reference(moe, a, ids) - reference(moe, None, ids) for a in (FEW, MANY, UNITS, BOTH)]
     assert min(float(a.abs().max()) for a in apart) > 100 * CLOSE
@@ -107,13 +105,13 @@ def test_experts_differ_by_far_more_than_that(moe: Any) -> None:
 
 
 @pytest.mark.parametrize("runner", ["v1", "v2"])
-def test_order_in_the_batch_does_not_matter(runner: str, request: pytest.FixtureRequest) -> None:
+def test_order_in_the_batch_does_not_matter(runner, request):
     said = request.getfixturevalue(runner)
     assert [a["tokens"] for a in said["mixed"]] == [a["tokens"] for a in said["reversed"][::-1]]
 
 
 @pytest.mark.parametrize("runner", ["v1", "v2"])
-def test_an_expert_goes_on_from_its_own_prefix_alone(runner: str, request: pytest.FixtureRequest) -> None:
+def test_an_expert_goes_on_from_its_own_prefix_alone(runner, request):
     said = request.getfixturevalue(runner)
     # Two whole blocks of 32 are in the cache of "mixed" for the base's 90 tokens under FEW, and for nobody else.
     first = {a.get("expert"): b["cached"] for a, b in zip(STEPS["first"]["batch"], said["first"], strict=True)}
@@ -121,19 +119,19 @@ def test_an_expert_goes_on_from_its_own_prefix_alone(runner: str, request: pytes
     assert [a["cached"] for a in said["again"]] == [64] * 6
 
 
-def test_a_clients_salt_keeps_it_apart_from_others_and_from_experts(v1: dict[str, Any]) -> None:
+def test_a_clients_salt_keeps_it_apart_from_others_and_from_experts(v1):
     assert [a["cached"] for a in v1["client's salt"]] == [0] * 6
     assert [a["cached"] for a in v1["client's salt again"]] == [64] * 6
 
 
-def test_without_our_salt_an_expert_reads_anothers_cache(v1: dict[str, Any], moe: Any) -> None:
+def test_without_our_salt_an_expert_reads_anothers_cache(v1, moe):
     assert distance(moe, STEPS["base, no salt"], v1["base, no salt"]) <= CLOSE
     assert v1["expert, no salt"][0]["cached"] == 64
     assert distance(moe, STEPS["expert, no salt"], v1["expert, no salt"]) > 10 * CLOSE
 
 
 @pytest.mark.parametrize("name", ["unknown", "unknown part", "no name", "slipped in"])
-def test_an_unknown_expert_is_refused_and_the_known_are_named(name: str, v1: dict[str, Any]) -> None:
+def test_an_unknown_expert_is_refused_and_the_known_are_named(name, v1):
     assert v1[name] is not None
     assert "name of an expert" in v1[name] if name == "no name" else "law/missing" in v1[name]
     if name in ("unknown", "slipped in"):

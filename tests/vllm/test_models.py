@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,7 +43,7 @@ BATCH = [{"ids": ids, "new": NEW} for ids in prompts()]
 STEPS = [{"batch": BATCH}, {"batch": BATCH[::-1]}, {"batch": [{**one, "score": True} for one in BATCH]}]
 
 
-def write_converted(folder: Path, family: str, mode: str, static: bool, fewer_heads: bool) -> Path:
+def write_converted(folder, family, mode, static, fewer_heads):
     """A folder as ``freemoe convert`` writes it, of a random structure: experts of other widths in every layer."""
     from freemoe.core.artifacts import write_manifest
     from freemoe.tomoe.export import export_converted_model
@@ -62,9 +60,7 @@ def write_converted(folder: Path, family: str, mode: str, static: bool, fewer_he
     return folder
 
 
-def write_trimmed(
-    root: Path, family: str, settings: dict[str, Any], ks: tuple[int | None, ...], rescale: str, position: str | None
-) -> Path:
+def write_trimmed(root, family, settings, ks, rescale, position):
     """Write a base into ``root/base``, and what ``freemoe trim`` would make of it into the folder that is returned."""
     from freemoe.core.artifacts import write_manifest
     from freemoe.hookmoe.adapter import Trimmed, save_adapter
@@ -101,7 +97,7 @@ def write_trimmed(
 
 
 @pytest.fixture(scope="session")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
     places = {name: root / name.replace(" ", "-") for name in (*CONVERTED, *TRIMMED)}
     converted = {name: write_converted(places[name], *case) for name, case in CONVERTED.items()}
@@ -109,12 +105,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def said(folders: dict[str, Path], ask: Callable[..., list[list[Any]]]) -> dict[str, list[Any]]:
+def said(folders, ask):
     return dict(zip(folders, ask("v1", STEPS, *folders.values()), strict=True))
 
 
 @contextlib.contextmanager
-def in_transformers(folder: Path) -> Iterator[Any]:
+def in_transformers(folder):
     """The exported model, or the base with the trimmed artefact attached."""
     from transformers import AutoModelForCausalLM
 
@@ -129,14 +125,14 @@ def in_transformers(folder: Path) -> Iterator[Any]:
             yield model
 
 
-def compare(folder: Path, steps: list[dict[str, Any]], answers: list[Any]) -> float:
+def compare(folder, steps, answers):
     """Largest difference of log-probabilities, of what was written and of scored prompts."""
     with in_transformers(folder) as model:
         return max_difference(steps, answers, lambda ids, _: token_logprobs(model, ids))
 
 
 @pytest.mark.parametrize("name", [*CONVERTED, *TRIMMED])
-def test_first_runner_answers_as_transformers(name: str, folders: dict[str, Path], said: dict[str, list[Any]]) -> None:
+def test_first_runner_answers_as_transformers(name, folders, said):
     differences.append(compare(folders[name], STEPS, said[name]))
     assert differences[-1] <= CLOSE
     # Whole blocks of 32 tokens, of the prompts of 40, 120, 65, 33 and 90.
@@ -144,14 +140,12 @@ def test_first_runner_answers_as_transformers(name: str, folders: dict[str, Path
 
 
 @pytest.mark.parametrize("name", ["llama", "mixtral"])
-def test_second_runner_answers_as_transformers(
-    name: str, folders: dict[str, Path], ask: Callable[..., list[Any]]
-) -> None:
+def test_second_runner_answers_as_transformers(name, folders, ask):
     differences.append(compare(folders[name], STEPS[:2], *ask("v2", STEPS[:2], folders[name])))
     assert differences[-1] <= CLOSE
 
 
-def test_a_damaged_folder_is_refused(folders: dict[str, Path], ask: Callable[..., list[Any]], tmp_path: Path) -> None:
+def test_a_damaged_folder_is_refused(folders, ask, tmp_path):
     from freemoe.core.artifacts import write_manifest
 
     folder = shutil.copytree(folders["llama"], tmp_path / "damaged")
@@ -168,7 +162,7 @@ def test_a_damaged_folder_is_refused(folders: dict[str, Path], ask: Callable[...
 
 
 @pytest.mark.parametrize("name", TRIMMED)
-def test_the_trim_changes_far_more_than_that(name: str, folders: dict[str, Path]) -> None:
+def test_the_trim_changes_far_more_than_that(name, folders):
     from freemoe.hookmoe.adapter import load_trimmed
 
     model, _, trimmed = load_trimmed(folders[name], None, "auto", "cpu")
@@ -177,7 +171,7 @@ def test_the_trim_changes_far_more_than_that(name: str, folders: dict[str, Path]
         assert float((token_logprobs(model, prompts()[5]) - whole).abs().max()) > 100 * CLOSE
 
 
-def test_another_base_is_refused(folders: dict[str, Path], ask: Callable[..., list[Any]], tmp_path: Path) -> None:
+def test_another_base_is_refused(folders, ask, tmp_path):
     base = shutil.copytree(folders["mixtral"].parent / "base", tmp_path / "base")
     (weights,) = base.glob("*.safetensors")
     tensors = load_file(weights)

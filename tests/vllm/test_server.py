@@ -1,16 +1,11 @@
 """`freemoe serve --engine vllm`: vLLM's OpenAI server with an artefact's experts, over real HTTP."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,7 +21,7 @@ STARTS = 400.0
 
 
 @contextlib.contextmanager
-def serving(folder: Path, root: Path) -> Iterator[str]:
+def serving(folder, root):
     """`freemoe serve FOLDER --engine vllm` on a free port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -56,7 +51,7 @@ def serving(folder: Path, root: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Any]]:
+def server(tmp_path_factory):
     from freemoe import FreeMoE
 
     root = tmp_path_factory.mktemp("server")
@@ -65,7 +60,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Any]
         yield address, FreeMoE.from_pretrained(artefact)
 
 
-def complete(server: tuple[str, Any], **body: Any) -> Any:
+def complete(server, **body):
     asked = {"prompt": prompts()[5], "max_tokens": 4, "temperature": 0, "logprobs": 1, "ignore_eos": True, **body}
     return httpx.post(
         f"{server[0]}/v1/completions", json={**asked, "return_token_ids": True}, timeout=120, headers=HEADERS
@@ -81,7 +76,7 @@ def complete(server: tuple[str, Any], **body: Any) -> Any:
         ({"model": f"base:{FEW}+{MANY}"}, f"{FEW}+{MANY}"),
     ],
 )
-def test_a_models_name_or_vllm_xargs_choose_the_expert(server: tuple[str, Any], body: Any, expert: str) -> None:
+def test_a_models_name_or_vllm_xargs_choose_the_expert(server, body, expert):
     said = complete(server, **body)
     assert said.status_code == 200, said.text
     assert said.headers["x-freemoe-expert"] == expert
@@ -90,7 +85,7 @@ def test_a_models_name_or_vllm_xargs_choose_the_expert(server: tuple[str, Any], 
     assert max(abs(a - float(b)) for a, b in zip(choice["logprobs"]["token_logprobs"], wanted, strict=True)) <= CLOSE
 
 
-def test_every_expert_is_a_model(server: tuple[str, Any]) -> None:
+def test_every_expert_is_a_model(server):
     listed = [model["id"] for model in httpx.get(f"{server[0]}/v1/models", headers=HEADERS).json()["data"]]
     assert listed[:2] == ["base", f"base:{FEW}"]
 
@@ -104,18 +99,18 @@ def test_every_expert_is_a_model(server: tuple[str, Any]) -> None:
         ({"model": f"base:{FEW}", "use_beam_search": True}, 400, "beam search"),
     ],
 )
-def test_bad_requests_are_refused_in_openais_shape(server: tuple[str, Any], body: Any, status: int, said: str) -> None:
+def test_bad_requests_are_refused_in_openais_shape(server, body, status, said):
     answer = complete(server, **body)
     assert answer.status_code == status, answer.text
     assert said in answer.json()["error"]["message"]
     assert complete(server, model="base").status_code == 200
 
 
-def test_it_asks_for_the_key(server: tuple[str, Any]) -> None:
+def test_it_asks_for_the_key(server):
     assert httpx.get(f"{server[0]}/v1/models").status_code == 401
 
 
-def test_a_converted_model_in_processes_of_their_own(tmp_path: Path) -> None:
+def test_a_converted_model_in_processes_of_their_own(tmp_path):
     from tests.vllm.test_models import CONVERTED, compare, write_converted
 
     folder = write_converted(tmp_path / "half", *CONVERTED["llama"])
@@ -123,7 +118,7 @@ def test_a_converted_model_in_processes_of_their_own(tmp_path: Path) -> None:
         require_close(address, "base:converted", lambda steps, answers: compare(folder, steps, answers))
 
 
-def test_a_trimmed_mixture_in_processes_of_their_own(tmp_path: Path) -> None:
+def test_a_trimmed_mixture_in_processes_of_their_own(tmp_path):
     from tests.vllm.test_models import TRIMMED, compare, write_trimmed
 
     folder = write_trimmed(tmp_path, *TRIMMED["mixtral"])
@@ -133,7 +128,7 @@ def test_a_trimmed_mixture_in_processes_of_their_own(tmp_path: Path) -> None:
         assert complete((address, None), model="base").status_code == 404
 
 
-def require_close(address: str, model: str, compare: Callable[..., float]) -> None:
+def require_close(address, model, compare):
     """Ask once, and hold the answer against transformers'."""
     said = complete((address, None), model=model)
     assert said.status_code == 200, said.text

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +10,7 @@ from freemoe.domain_experts.expert import DomainExpert, switch_expert, unit_expe
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.structured.units import find_units
 from freemoe.models.mask import Mask, TensorMask
-from freemoe.models.weights import WeightMatrix, find_weights
+from freemoe.models.weights import find_weights
 from tests.tiny import tiny_model, tiny_tokenizer
 
 # vLLM's attention on a CPU knows no heads of fewer than 32 numbers.
@@ -29,13 +27,13 @@ differences: list[float] = []
 FEW, MANY, UNITS, NONE = "law/few", "law/many", "law/units", "law/none"
 
 
-def random_switches(weights: list[WeightMatrix], share: float, seed: int) -> Mask:
+def random_switches(weights, share, seed):
     """A mask of a share of every weight, drawn at random."""
     generator = torch.Generator().manual_seed(seed)
     return Mask({w.name: TensorMask.of_bools(torch.rand(w.size, generator=generator) < share) for w in weights})
 
 
-def write_world(root: Path, family: str = "llama") -> Path:
+def write_world(root, family="llama"):
     """Write a base into ``root/base`` and its artefact into the folder that is returned."""
     model = tiny_model(family, **SHAPE, head_dim=32)
     weights, units = find_weights(model), find_units(model, "neuron")
@@ -53,23 +51,21 @@ def write_world(root: Path, family: str = "llama") -> Path:
     return moe.save_pretrained(root / "artefact", base=str(root / "base"))
 
 
-def prompts(count: int = 6, seed: int = 0) -> list[list[int]]:
+def prompts(count=6, seed=0):
     """Token ids of prompts of 9 to 120 tokens: shorter and longer than a block of 32, and than a step of 64."""
     generator = torch.Generator().manual_seed(seed)
     lengths = [9, 40, 120, 65, 33, 90, 64, 12][:count]
     return [torch.randint(3, 259, (n,), generator=generator).tolist() for n in lengths]
 
 
-def token_logprobs(model: Any, ids: list[int]) -> torch.Tensor:
+def token_logprobs(model, ids):
     """(tokens - 1,) log-probability of every token but the first, from transformers."""
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([ids])).logits[0]
     return logits.log_softmax(-1)[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
 
 
-def max_difference(
-    steps: list[dict[str, Any]], answers: list[Any], logprobs: Callable[[list[int], str | None], torch.Tensor]
-) -> float:
+def max_difference(steps, answers, logprobs):
     """Largest difference of log-probabilities, of what was written and of scored prompts; ``logprobs(ids, expert)`` has them."""
     found = []
     for step, answered in zip(steps, answers, strict=True):

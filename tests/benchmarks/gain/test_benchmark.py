@@ -1,7 +1,5 @@
 """The gain benchmark: what is compared, what is chosen by what, and the real material."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace
@@ -27,12 +25,12 @@ from tests.benchmarks.real_llm.conftest import small_root  # noqa: F401  a fixtu
 QUICK = Schedule(steps=4, step_tokens=512, every=2, patience=1)
 
 
-def result(name: str, losses: list[float], **more) -> dict:
+def result(name, losses, **more):
     job = {"material": "m", "rate": 0.0}
     return {"name": name, "losses": losses, "job": job, "numbers": 0, "bytes": 0, **more}
 
 
-def test_a_rate_is_chosen_by_the_stopping_loss_alone() -> None:
+def test_a_rate_is_chosen_by_the_stopping_loss_alone():
     results = [
         result("LoRA r=1, lr 0.01", [3.0, 2.5], nll=[1.0]),
         result("LoRA r=1, lr 0.002", [3.0, 2.4, 2.6], nll=[99.0]),
@@ -41,7 +39,7 @@ def test_a_rate_is_chosen_by_the_stopping_loss_alone() -> None:
     assert [r["name"] for r in gain.chosen(results)] == ["LoRA r=1, lr 0.002", "LoRA r=4, lr 0.01"]
 
 
-def test_the_interval_over_bases_is_students() -> None:
+def test_the_interval_over_bases_is_students():
     interval = over_seeds([4.0, 6.0, 8.0])
     # Two degrees of freedom: 4.303 standard errors of 2 / sqrt(3).
     assert interval.mean == 6.0
@@ -49,20 +47,20 @@ def test_the_interval_over_bases_is_students() -> None:
     assert over_seeds([4.0]).low == -math.inf
 
 
-def test_a_row_that_a_domain_lacks_counts_as_its_base() -> None:
+def test_a_row_that_a_domain_lacks_counts_as_its_base():
     documents = [{"key": "a", "base": 0.0, "routed": 1.0}, {"key": "b", "base": 1.0, "routed": 1.0}]
     domain = {"documents": documents, "rows": {"base": {}, "routed": {}}}
     assert [mean_gain([domain], row).mean for row in ("routed", "control")] == [50.0, 0.0]
 
 
-def test_without_real_data_the_figures_that_need_it_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_real_data_the_figures_that_need_it_are_missed(monkeypatch):
     monkeypatch.setattr(gain, "demo_gain", lambda settings: ([], {}))
     (lost,) = gain.run(Settings()).figures
     assert lost.verdict(False) == "missed"
     assert "--data-root" in lost.line()
 
 
-def test_bases_are_fresh_and_kept_by_what_decides_them(tmp_path) -> None:
+def test_bases_are_fresh_and_kept_by_what_decides_them(tmp_path):
     assert make_demo_model.SEED not in SEEDS
     assert make_demo_model.EVAL_SEED not in [eval_seed(s) for s in SEEDS]
     folder = base_folder(tmp_path, SEEDS[0], False)
@@ -76,13 +74,13 @@ def test_bases_are_fresh_and_kept_by_what_decides_them(tmp_path) -> None:
     assert not is_ready(folder, SEEDS[0], False)
 
 
-def test_a_base_that_cannot_be_trained_says_how_it_ended(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_base_that_cannot_be_trained_says_how_it_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(bases, "_steps", lambda quick: 0)
     with pytest.raises(DataError, match="steps is 0"):
         bases.fresh_bases(tmp_path, [5], True, QuietProgress())
 
 
-def test_a_fresh_benchmark_is_a_domain(tmp_path) -> None:
+def test_a_fresh_benchmark_is_a_domain(tmp_path):
     from scripts.tiny_world import write_benchmark
 
     write_benchmark(tmp_path / "benchmark", eval_seed(SEEDS[0]))
@@ -94,7 +92,7 @@ def test_a_fresh_benchmark_is_a_domain(tmp_path) -> None:
 
 @pytest.mark.realdata
 @pytest.mark.parametrize("name", MATERIALS)
-def test_material_trains_on_other_documents_than_it_reports(name, stories, small_root) -> None:  # noqa: F811
+def test_material_trains_on_other_documents_than_it_reports(name, stories, small_root):  # noqa: F811
     model, tokenizer = stories
     material, again = (read_material(name, small_root, Scorer(model, tokenizer), 0, 40) for _ in range(2))
     assert again == material
@@ -115,7 +113,7 @@ def test_material_trains_on_other_documents_than_it_reports(name, stories, small
 
 @pytest.mark.hardening
 @pytest.mark.realdata
-def test_every_method_competes_on_text(stories, data_root) -> None:
+def test_every_method_competes_on_text(stories, data_root):
     job = Job("wikitext", str(data_root), limit=16, schedule=QUICK)
     methods = [
         job,
@@ -139,7 +137,7 @@ def test_every_method_competes_on_text(stories, data_root) -> None:
 
 
 @pytest.mark.realdata
-def test_jobs_run_in_processes_of_their_own_and_come_back_in_order(stories, small_root) -> None:  # noqa: F811
+def test_jobs_run_in_processes_of_their_own_and_come_back_in_order(stories, small_root):  # noqa: F811
     job = Job("arc-easy", str(small_root), limit=16, schedule=QUICK)
     jobs = [job, replace(job, method="lora", rate=1e-2)]
     found = side_by_side(compete, jobs, QuietProgress(), "test")

@@ -1,9 +1,6 @@
 """The bundled mixture, and `python -m benchmarks hookmoe` at small sizes."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,7 +22,7 @@ from scripts import make_demo_moe
 from tests.hookmoe.conftest import logits
 
 
-def test_the_bundled_mixture_is_small_and_says_where_it_comes_from() -> None:
+def test_the_bundled_mixture_is_small_and_says_where_it_comes_from():
     folder = demo_moe_path()
     assert sum(f.stat().st_size for f in folder.iterdir()) <= 2_000_000
     record = json.loads((folder / "PROVENANCE.json").read_text())
@@ -35,7 +32,7 @@ def test_the_bundled_mixture_is_small_and_says_where_it_comes_from() -> None:
     assert (folder / "tokenizer.json").read_bytes() == (demo_model_path() / "tokenizer.json").read_bytes()
 
 
-def test_the_bundled_mixture_loads_under_its_name_and_knows_its_world() -> None:
+def test_the_bundled_mixture_loads_under_its_name_and_knows_its_world():
     model, tokenizer = load_base(BUNDLED_MOE, dtype="float32", device="cpu")
     assert model.config.model_type == "mixtral"
     ids = torch.tensor([[tokenizer.bos_token_id, *tokenizer.encode("next: 123,125,127,", add_special_tokens=False)]])
@@ -44,7 +41,7 @@ def test_the_bundled_mixture_loads_under_its_name_and_knows_its_world() -> None:
 
 
 @pytest.mark.slow
-def test_the_benchmark_runs_and_judges_nothing_when_quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_benchmark_runs_and_judges_nothing_when_quick(tmp_path, monkeypatch):
     # One shape, and the bundled mixture.
     monkeypatch.setattr(trim_speed, "SHAPES", trim_speed.SHAPES[:1])
     found = run_bench("hookmoe", Settings(quick=True, cache=tmp_path))
@@ -67,7 +64,7 @@ def test_the_benchmark_runs_and_judges_nothing_when_quick(tmp_path: Path, monkey
     json.dumps(found, allow_nan=False)
 
     # What is trained is kept: a second run trains nothing and says the same.
-    def untrained(*_: object, **__: object) -> None:
+    def untrained(*_, **__):
         raise AssertionError("trained again")
 
     monkeypatch.setattr("benchmarks.hookmoe.quality.train_compensation", untrained)
@@ -77,17 +74,17 @@ def test_the_benchmark_runs_and_judges_nothing_when_quick(tmp_path: Path, monkey
     ]
 
 
-def test_parts_are_asked_for_by_name(tmp_path: Path) -> None:
+def test_parts_are_asked_for_by_name(tmp_path):
     with pytest.raises(RecipeError, match=r"'nothing' names no part of hookmoe: speed, bundled, olmoe"):
         run_bench("hookmoe", Settings(quick=True, cache=tmp_path, only="nothing"))
 
 
-def test_a_row_is_measured_once_while_what_decided_it_stands(tmp_path: Path) -> None:
+def test_a_row_is_measured_once_while_what_decided_it_stands(tmp_path):
     quality = TextQuality(*(torch.rand(3, dtype=torch.float64) for _ in range(4)))
     row = Row(quality, torch.rand(2, dtype=torch.float64), 7)
     asked = []
 
-    def measured() -> Row:
+    def measured():
         asked.append(1)
         return row
 
@@ -102,8 +99,8 @@ def test_a_row_is_measured_once_while_what_decided_it_stands(tmp_path: Path) -> 
     assert len(asked) == 4
 
 
-def test_another_text_makes_other_records(tmp_path: Path) -> None:
-    def parts(first: int) -> TextParts:
+def test_another_text_makes_other_records(tmp_path):
+    def parts(first):
         blocks = PackedBlocks(torch.tensor([[first, 2]]), torch.tensor([[0, 1]]))
         return TextParts(blocks, blocks, blocks, (1, 1, 1))
 
@@ -112,7 +109,7 @@ def test_another_text_makes_other_records(tmp_path: Path) -> None:
     assert len({records_of(tmp_path, model, parts(first), decided).decided for first, decided in cases}) == 3
 
 
-def test_ceilings_are_what_flops_and_bytes_allow() -> None:
+def test_ceilings_are_what_flops_and_bytes_allow():
     model = trim_speed.shaped("Mixtral shape", Settings(quick=True))
     first, further = trim_speed.ceilings(model, Trimmed(LayerPlan((1, 1))), 64)
     # Half of the experts' work is gone, attention and head are not.
@@ -122,7 +119,7 @@ def test_ceilings_are_what_flops_and_bytes_allow() -> None:
     assert trim_speed.ceilings(model, Trimmed(LayerPlan((1, 1))), 512)[0] < first
 
 
-def test_what_is_reachable_beside_time_without_weights() -> None:
+def test_what_is_reachable_beside_time_without_weights():
     # A millisecond of calls and two of reading; half of the reading is left, and half a millisecond of calls is new.
     assert trim_speed.reachable(3.0, 1.0, 1.0, 2.0) == pytest.approx(1.5)
     assert trim_speed.reachable(3.0, 1.0, 1.5, 2.0) == pytest.approx(1.2)
@@ -130,7 +127,7 @@ def test_what_is_reachable_beside_time_without_weights() -> None:
 
 
 @pytest.mark.parametrize("name", [*trim_speed.SHAPES])
-def test_the_shapes_are_large_enough_and_halved(name: str) -> None:
+def test_the_shapes_are_large_enough_and_halved(name):
     with torch.device("meta"):
         model = trim_speed.shaped(name, Settings())
         trimmed = trim_speed.halved(model)
@@ -140,7 +137,7 @@ def test_the_shapes_are_large_enough_and_halved(name: str) -> None:
     assert min(first, further) > 1.3
 
 
-def test_lora_begins_as_nothing_and_has_at_least_the_size() -> None:
+def test_lora_begins_as_nothing_and_has_at_least_the_size():
     model = trim_speed.shaped("Mixtral shape", Settings(quick=True))
     lora = LowRank(model, 5000, seed=0)
     size = sum(p.numel() for p in lora.parameters())
@@ -155,12 +152,12 @@ def test_lora_begins_as_nothing_and_has_at_least_the_size() -> None:
     assert torch.equal(logits(model), before)
 
 
-def _row(wrong: list[float]) -> Row:
+def _row(wrong):
     blocks = torch.ones(4)
     return Row(TextQuality(blocks * len(wrong), blocks * 0, blocks, blocks), torch.tensor(wrong, dtype=torch.float64))
 
 
-def test_shares_are_of_what_was_lost() -> None:
+def test_shares_are_of_what_was_lost():
     full, plan = _row([0.1, 0.0, 0.1, 0.0]), _row([0.2, 0.1, 0.2, 0.1])
     seeds = [_row([0.15, 0.05, 0.15, 0.05]), plan]
     assert full.accuracy == pytest.approx(0.8)

@@ -1,11 +1,8 @@
 """Mixtures that are trained for the benchmark: their shapes, what they never see, what is kept, what hooks win back there."""
 
-from __future__ import annotations
-
 import json
 import math
 import random
-from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
@@ -18,7 +15,7 @@ from freemoe.hookmoe.plans.apply import plan_of
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory):
     """Two of the files, small."""
     root, draw = tmp_path_factory.mktemp("data"), random.Random(0)
     words = ["river", "stone", "fox", "sleeps", "runs", "over", "seven", "the", "a", "and", "old", "grey"]
@@ -32,7 +29,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("shape", mixtures.SHAPES)
-def test_experts_dominate_a_mixture_of_25_million_parameters(shape: str) -> None:
+def test_experts_dominate_a_mixture_of_25_million_parameters(shape):
     tokenizer = MagicMock(bos_token_id=0, eos_token_id=0, pad_token_id=1)
     tokenizer.__len__.return_value = mixtures.VOCABULARY
     with torch.device("meta"):
@@ -44,7 +41,7 @@ def test_experts_dominate_a_mixture_of_25_million_parameters(shape: str) -> None
     assert model.config.norm_topk_prob == (shape == "qwen3_moe")
 
 
-def test_a_mixture_is_trained_once_and_never_sees_its_own_text(data: Path, tmp_path: Path) -> None:
+def test_a_mixture_is_trained_once_and_never_sees_its_own_text(data, tmp_path):
     seen, unseen, names = mixtures.read_text(data)
     assert names == ["c4/c4_demo.jsonl", "gsm8k/train.jsonl"]
     assert not set(seen) & set(unseen)
@@ -69,14 +66,14 @@ def test_a_mixture_is_trained_once_and_never_sees_its_own_text(data: Path, tmp_p
     assert mixtures.best_kept(tmp_path, "olmoe") is None
 
 
-def test_a_mixture_that_cannot_be_made_is_refused(data: Path, tmp_path: Path) -> None:
+def test_a_mixture_that_cannot_be_made_is_refused(data, tmp_path):
     with pytest.raises(DataError, match=r"None of wikitext.*is below"):
         mixtures.make_mixture(tmp_path / "m", tmp_path, "olmoe")
     with pytest.raises(RecipeError, match="'dbrx'; allowed: olmoe, qwen3_moe"):
         mixtures.make_mixture(tmp_path / "m", data, "dbrx")
 
 
-def test_what_hooks_win_back_is_shown_of_every_mixture_that_is_there(data: Path, tmp_path: Path) -> None:
+def test_what_hooks_win_back_is_shown_of_every_mixture_that_is_there(data, tmp_path):
     none, details = quality.on_mixture("olmoe", Settings(quick=True, cache=tmp_path))
     assert [f.name for f in none] == ["lost loss won back: several hooks, olmoe"]
     assert math.isnan(none[0].value)

@@ -1,14 +1,10 @@
 """The first part of the real files: enough for quick cells, which read them anew for every cell."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 
 @pytest.fixture(scope="session")
-def small_root(data_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small_root(data_root, tmp_path_factory):
     """A data folder with the real model, ARC, some of WikiText-2 and some of GSM8K."""
     root = tmp_path_factory.mktemp("data")
     for name in ("models", "arc"):

@@ -1,24 +1,20 @@
 """Made-up records of cells, as `Store` would read them."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from benchmarks.real_llm.cells import Cell
-from benchmarks.real_llm.protocol import Job
 from freemoe.core.errors import NumericError
 
 
-def text_record(cell: Cell, nll: list[float], losses: list[float] | None = None, **more: Any) -> dict[str, Any]:
+def text_record(cell, nll, losses=None, **more):
     """A record of text: four documents or so, ten tokens each, a guard with the same numbers."""
     ids = [f"reported:{i}" for i in range(len(nll))]
     guard = {"ids": ids, "keys": ids, "values": [-v / 10 for v in nll]}
     return _record(cell, losses, kind="text", ids=ids, keys=ids, nll=nll, tokens=[10] * len(nll), guard=guard) | more
 
 
-def made_up(job: Job) -> dict[str, Any]:
+def made_up(job):
     """What measures a cell in a process of its own: keeps a file, but finds NaN where switches are learned."""
     if job.cell.method == "learned":
         raise NumericError("a loss is NaN")
@@ -26,20 +22,20 @@ def made_up(job: Job) -> dict[str, Any]:
     return text_record(job.cell, [1.0, 2.0, 3.0], [2.0])
 
 
-def task_record(cell: Cell, right: list[float], losses: list[float] | None = None, **more: Any) -> dict[str, Any]:
+def task_record(cell, right, losses=None, **more):
     """A record of questions, the guard with the same answers."""
     ids = [f"test:{i}" for i in range(len(right))]
     guard = {"ids": ids, "keys": ids, "values": right}
     return _record(cell, losses, kind="task", ids=ids, keys=ids, right=right, guard=guard) | more
 
 
-def null_record(number: int, *accepted: bool) -> dict[str, Any]:
+def null_record(number, *accepted):
     """A record of a batch of null builds."""
     cell, builds = Cell("null", f"batch{number}"), [{"accepted": a, "p": 0.01 if a else 0.5} for a in accepted]
     return {"cell": vars(cell), "name": cell.name, "builds": builds, "what": "w", "reference": 120}
 
 
-def _record(cell: Cell, losses: list[float] | None, **entries: Any) -> dict[str, Any]:
+def _record(cell, losses, **entries):
     return {
         "cell": asdict(cell),
         "name": cell.name,
@@ -57,6 +53,6 @@ def _record(cell: Cell, losses: list[float] | None, **entries: Any) -> dict[str,
     }
 
 
-def finished(*records: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def finished(*records):
     """Records by their cells' names."""
     return {r["name"]: r for r in records}

@@ -1,10 +1,7 @@
 """Names, identity and the folder of finished cells."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +13,7 @@ from benchmarks.rivals.rival import Schedule
 CELL = Cell("text", "wikitext", "lora", rank=1, rate=2e-3)
 
 
-def test_a_name_says_what_a_cell_is_and_no_two_cells_share_one() -> None:
+def test_a_name_says_what_a_cell_is_and_no_two_cells_share_one():
     assert CELL.name == "text/wikitext/lora-r1-lr0.002/s0"
     assert Cell("text", "c4", "learned", 0.003, seed=2).name == "text/c4/learned-0.3%/s2"
     assert Cell("text", "c4", "structured", 0.1).treatment == "structured-10%"
@@ -26,14 +23,14 @@ def test_a_name_says_what_a_cell_is_and_no_two_cells_share_one() -> None:
     assert len(set(names)) == len(names) == len({c.file for c in cells()})
 
 
-def test_the_first_hour_answers_t13_on_wikitext() -> None:
+def test_the_first_hour_answers_t13_on_wikitext():
     first = [c.name for c in cells()[:8]]
     assert first[0] == "text/wikitext/base/s0"
     assert sum("lora-r1-" in n for n in first) == 3
     assert {"text/wikitext/learned-5%/s0", "text/wikitext/learned-1%/s0", "text/wikitext/greedy-1%/s0"} <= set(first)
 
 
-def test_a_record_counts_only_for_its_own_identity(tmp_path: Path) -> None:
+def test_a_record_counts_only_for_its_own_identity(tmp_path):
     store = Store(tmp_path / "cells")
     known = identity(CELL, Protocol(), "model", "data", {})
     assert store.load(CELL, known) is None
@@ -52,7 +49,7 @@ def test_a_record_counts_only_for_its_own_identity(tmp_path: Path) -> None:
     assert store.load(CELL, known) is None
 
 
-def test_a_cross_stands_on_the_rate_with_the_best_stopping_loss() -> None:
+def test_a_cross_stands_on_the_rate_with_the_best_stopping_loss():
     tried = [replace(CELL, rate=rate) for rate in (5e-3, 2e-3)]
     cross = Cell("cross", "wikitext", "lora", rank=1)
     losses = {tried[0].name: {"losses": [3.0, 2.9]}, tried[1].name: {"losses": [3.0, 2.5, 2.8]}}
@@ -61,7 +58,7 @@ def test_a_cross_stands_on_the_rate_with_the_best_stopping_loss() -> None:
     assert needs(tried[0], {}, tried) == []
 
 
-def test_estimates_follow_what_finished_cells_of_the_kind_took() -> None:
+def test_estimates_follow_what_finished_cells_of_the_kind_took():
     plan = [CELL, replace(CELL, rate=5e-3), replace(CELL, material="c4"), Cell("text", "c4")]
     guessed = estimates(plan, Protocol(), {})
     assert all(seconds > 0 for seconds in guessed.values())

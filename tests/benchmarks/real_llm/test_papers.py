@@ -1,11 +1,7 @@
 """The papers' own methods: their cells on a real small model, and the page that shows them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,12 +17,12 @@ from benchmarks.real_llm.plan import needs
 P2 = Cell("bands", "arc-easy", BANDS[0])
 
 
-def test_the_part_of_real_is_a_benchmark_of_its_own() -> None:
+def test_the_part_of_real_is_a_benchmark_of_its_own():
     assert names_of(["real-llm"]) == names_of(["real"]) == ["real"]
     assert names_of(["real-llm"], "a model", papers=True) == names_of(["papers"]) == ["papers"]
 
 
-def test_bands_are_those_of_the_papers_profile_with_another_width() -> None:
+def test_bands_are_those_of_the_papers_profile_with_another_width():
     sections = [band_section(method) for method in BANDS]
     assert [(s.p, s.patch) for s in sections] == [("2", 1), ("inf", 1), ("1", 1), ("4", 1), ("2", 16), ("2", 4)]
     assert sections[0].scope == "row"
@@ -34,7 +30,7 @@ def test_bands_are_those_of_the_papers_profile_with_another_width() -> None:
     assert (edges[0], edges[-1], len(edges)) == ((0.0, 0.1), (0.5, 0.6), 6)
 
 
-def test_gates_of_the_paper_go_on_from_fewer_steps_and_ours_begin_anew() -> None:
+def test_gates_of_the_paper_go_on_from_fewer_steps_and_ours_begin_anew():
     plan = papers.cells()
     assert len(set(plan)) == len(plan)
     for method in ("paper", "ours"):
@@ -46,9 +42,7 @@ def test_gates_of_the_paper_go_on_from_fewer_steps_and_ours_begin_anew() -> None
 
 
 @pytest.mark.realdata
-def test_cells_of_the_papers_on_a_real_small_model(
-    stories: Any, small_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cells_of_the_papers_on_a_real_small_model(stories, small_root, tmp_path, monkeypatch):
     gates = [Cell("gates", "wikitext", "paper", 0.5, documents=n) for n in (1, 2)]
     ours = Cell("gates", "wikitext", "ours", 0.5, documents=2)
     plan = [Cell("bands", "arc-easy"), P2, Cell("gates", "wikitext", "dense"), *gates, ours]
@@ -84,13 +78,13 @@ def test_cells_of_the_papers_on_a_real_small_model(
     assert f"{len(papers.MATERIALS_SHOWN)} more rows are planned and not measured yet." in page
 
 
-def test_the_page_says_whose_method_a_row_is_and_what_is_missing() -> None:
+def test_the_page_says_whose_method_a_row_is_and_what_is_missing():
     keys = ["a", "b", "c", "d"]
 
-    def record(cell: Cell, **entries: Any) -> dict[str, Any]:
+    def record(cell, **entries):
         return {"cell": asdict(cell), "name": cell.name, "keys": keys, **entries}
 
-    def side(band: str, *right: float) -> dict[str, Any]:
+    def side(band, *right):
         return {"band": band, "right": list(right)}
 
     base, other = Cell("bands", "arc-easy", BASE), Cell("bands", "arc-easy", BANDS[1])

@@ -1,16 +1,12 @@
 """What is run, what is not run again, and what a run leaves behind."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -24,7 +20,7 @@ from benchmarks.real_llm.data import MATERIALS, load_parts
 from benchmarks.real_llm.figures.text_and_tasks import figures_of
 from benchmarks.real_llm.methods import routing
 from benchmarks.real_llm.methods.weights import METHODS, Stand, joined, per_document, with_adapter
-from benchmarks.real_llm.protocol import Job, quick_protocol
+from benchmarks.real_llm.protocol import quick_protocol
 from freemoe.core.errors import DataError, NumericError
 from freemoe.core.files import write_atomic
 from freemoe.core.run.places import ExecutorSpec
@@ -45,7 +41,7 @@ class Killed(BaseException):
 
 
 @pytest.fixture
-def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+def settings(tmp_path, monkeypatch):
     """A plan of three cells on a model and data that are files with a few letters."""
     for name in ("wikitext2_train_5k.txt", "wiki.test.raw"):
         (tmp_path / "wikitext-2-raw").mkdir(exist_ok=True)
@@ -57,11 +53,11 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
 
 
 @pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def ran(monkeypatch):
     """Names of the cells that were run, each of which gives a made-up record."""
-    names: list[str] = []
+    names = []
 
-    def run(job: Job, work: Any) -> dict:
+    def run(job, work):
         names.append(job.cell.name)
         return text_record(job.cell, [1.0, 2.0, 3.0], [2.0])
 
@@ -69,11 +65,11 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def refuse(monkeypatch: pytest.MonkeyPatch, method: str, error: BaseException) -> None:
+def refuse(monkeypatch, method, error):
     """Let cells of a method raise, all others do what they did."""
     whole = running.in_own_process
 
-    def run(job: Job, work: Any) -> dict:
+    def run(job, work):
         if job.cell.method == method:
             raise error
         return whole(job, work)
@@ -81,7 +77,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, method: str, error: BaseException) -
     monkeypatch.setattr(running, "in_own_process", run)
 
 
-def test_a_killed_run_goes_on_with_what_is_missing(settings: Settings, ran: list[str]) -> None:
+def test_a_killed_run_goes_on_with_what_is_missing(settings, ran):
     with pytest.MonkeyPatch.context() as patch:
         refuse(patch, "greedy", Killed())
         with pytest.raises(Killed):
@@ -95,9 +91,7 @@ def test_a_killed_run_goes_on_with_what_is_missing(settings: Settings, ran: list
 
 
 @pytest.mark.slow
-def test_cells_that_workers_measure_are_recorded_and_one_that_fails_costs_no_other(
-    settings: Settings, ran: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cells_that_workers_measure_are_recorded_and_one_that_fails_costs_no_other(settings, ran, monkeypatch):
     monkeypatch.setattr(running, "make_pool", SerialAway)
     monkeypatch.setattr(running, "cells", lambda quick: PLAN[:2])
     monkeypatch.setattr(running.Bench, "function", "tests.benchmarks.real_llm.records:made_up")
@@ -113,7 +107,7 @@ def test_cells_that_workers_measure_are_recorded_and_one_that_fails_costs_no_oth
     assert ran == [PLAN[1].name]
 
 
-def test_other_settings_data_or_model_make_cells_stale(settings: Settings, ran: list[str], tmp_path: Path) -> None:
+def test_other_settings_data_or_model_make_cells_stale(settings, ran, tmp_path):
     running.run(settings)
     running.run(replace(settings, seed=1))
     (tmp_path / "wikitext-2-raw" / "wiki.test.raw").write_text("other text")
@@ -130,7 +124,7 @@ def test_other_settings_data_or_model_make_cells_stale(settings: Settings, ran: 
             running.run(replace(settings, **{missing: None}))
 
 
-def test_only_minutes_and_the_list(settings: Settings, ran: list[str]) -> None:
+def test_only_minutes_and_the_list(settings, ran):
     (figure,) = running.run(replace(settings, only="text/*/learned*,*/base/*")).figures
     assert figure.name == "T13 wikitext: lower end of the 95 % interval of the gain, <= 1 % off, nats per token"
     assert ran == [c.name for c in PLAN[:2]]
@@ -142,9 +136,7 @@ def test_only_minutes_and_the_list(settings: Settings, ran: list[str]) -> None:
     assert all(row["seconds"] > 0 for row in rows)
 
 
-def test_one_cell_that_fails_costs_no_other(
-    settings: Settings, ran: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_cell_that_fails_costs_no_other(settings, ran, monkeypatch):
     refuse(monkeypatch, "learned", NumericError("a loss is NaN"))
     outcome = running.run(settings)
     assert ran == [PLAN[0].name, PLAN[2].name]
@@ -153,7 +145,7 @@ def test_one_cell_that_fails_costs_no_other(
     assert PLAN[1].name in running.run(settings).details["failed"]
 
 
-def test_a_cell_ends_with_the_run_that_was_killed(tmp_path: Path) -> None:
+def test_a_cell_ends_with_the_run_that_was_killed(tmp_path):
     script = tmp_path / "run.py"
     script.write_text(_KILLED)
     run = subprocess.Popen([sys.executable, str(script), str(tmp_path / "pid")])
@@ -182,7 +174,7 @@ if __name__ == "__main__":
 """
 
 
-def _runs(number: int) -> bool:
+def _runs(number):
     try:
         os.kill(number, 0)
     except ProcessLookupError:
@@ -192,7 +184,7 @@ def _runs(number: int) -> bool:
     return not status.exists() or status.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-def _soon(asked: Callable[[], Any]) -> Any:
+def _soon(asked):
     """The answer as soon as it is not empty; the last one after a minute."""
     for _ in range(600):
         if found := asked():
@@ -201,19 +193,17 @@ def _soon(asked: Callable[[], Any]) -> Any:
     return asked()
 
 
-def test_a_union_switches_off_what_either_expert_does() -> None:
-    def kept(**weights: list[int]) -> dict:
+def test_a_union_switches_off_what_either_expert_does():
+    def kept(**weights):
         return {f"off|{name}": encode_sorted(torch.tensor(where)) for name, where in weights.items()}
 
-    sized: list[Any] = [SimpleNamespace(name=name, size=6) for name in "abc"]
+    sized = [SimpleNamespace(name=name, size=6) for name in "abc"]
     union = joined(sized, [kept(a=[1, 5], b=[0]), kept(a=[2, 5], c=[3])])
     assert {name: where.tolist() for name, where in indices_of(union).items()} == {"a": [1, 2, 5], "b": [0], "c": [3]}
 
 
 @pytest.mark.realdata
-def test_a_router_sends_questions_to_the_experts_of_tasks(
-    stories, small_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_router_sends_questions_to_the_experts_of_tasks(stories, small_root, tmp_path, monkeypatch):
     names = ("arc-easy", "arc-challenge")  # so alike that some go astray, and a careful router would abstain
     monkeypatch.setattr(DomainRouter, "abstains", lambda *_: False)
     for module in (planned, routing, running):
@@ -255,7 +245,7 @@ def test_a_router_sends_questions_to_the_experts_of_tasks(
 @pytest.mark.parametrize(
     "treatment", [{"method": "learned", "budget": 0.01}, {"method": "lora", "rank": 1, "rate": 5e-3}]
 )
-def test_what_was_trained_in_bfloat16_stands_on_the_fp32_base(stories, small_root: Path, treatment: dict) -> None:
+def test_what_was_trained_in_bfloat16_stands_on_the_fp32_base(stories, small_root, treatment):
     path = str(small_root / "models" / "stories260k")
     model, tokenizer = load_base(path, dtype="float32", device="cpu")
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -280,9 +270,7 @@ def test_what_was_trained_in_bfloat16_stands_on_the_fp32_base(stories, small_roo
 
 
 @pytest.mark.realdata
-def test_cells_on_a_real_small_model(
-    stories, small_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cells_on_a_real_small_model(stories, small_root, tmp_path, monkeypatch):
     learned = Cell("text", "wikitext", "learned", 0.01)
     plan = [
         Cell("text", "wikitext"),

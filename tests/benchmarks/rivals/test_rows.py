@@ -1,7 +1,5 @@
 """Every row: what it says of itself is so, it changes something, and behind it the model is bit-equal."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -18,13 +16,13 @@ FAMILY = {"dense": "llama", "mixture": "mixtral"}
 CASES = [(name, base) for name in RIVALS.loaded_names() for base in RIVALS.get(name).bases]
 
 
-def logits(model) -> torch.Tensor:
+def logits(model):
     with torch.no_grad():
         return model(input_ids=torch.arange(3, 19)[None], use_cache=False).logits
 
 
 @pytest.mark.parametrize(("name", "base"), CASES)
-def test_it_changes_what_it_says_and_leaves_the_model_bit_equal(name: str, base: str) -> None:
+def test_it_changes_what_it_says_and_leaves_the_model_bit_equal(name, base):
     rival = RIVALS.get(name)
     model, materials = given(FAMILY[base])
     before = {n: (p.detach().clone(), p.requires_grad) for n, p in model.named_parameters()}
@@ -56,7 +54,7 @@ def test_it_changes_what_it_says_and_leaves_the_model_bit_equal(name: str, base:
 
 
 @pytest.mark.parametrize("name", ["lora", "full", "sparsegpt", "svd", "wanda", "wanda-lora"])
-def test_an_error_inside_leaves_it_bit_equal_too(name: str) -> None:
+def test_an_error_inside_leaves_it_bit_equal_too(name):
     model, materials = given()
     plain = logits(model)
     with pytest.raises(KeyError, match="inside"), RIVALS.get(name).on(model, materials, TERMS):
@@ -65,7 +63,7 @@ def test_an_error_inside_leaves_it_bit_equal_too(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["switches-learned", "lora", "dora", "full", "neurons-taylor"])
-def test_the_same_seed_finds_the_same(name: str) -> None:
+def test_the_same_seed_finds_the_same(name):
     found = []
     for _ in range(2):
         model, materials = given()
@@ -75,7 +73,7 @@ def test_the_same_seed_finds_the_same(name: str) -> None:
     assert found[0][1] == found[1][1]
 
 
-def test_documents_in_front_are_context_and_what_is_scored_stays() -> None:
+def test_documents_in_front_are_context_and_what_is_scored_stays():
     stop = given()[1].gradient[:1]
     # A stopping document that is a copy of the first one in front; a model that copies has no choice but to like it.
     model, materials = given(stop=stop)
@@ -92,7 +90,7 @@ def test_documents_in_front_are_context_and_what_is_scored_stays() -> None:
     assert question.prompt == "0? yes\n\n1? no\n\n" + asked.stop[0].prompt
 
 
-def test_few_shot_keeps_none_where_none_helps() -> None:
+def test_few_shot_keeps_none_where_none_helps():
     model, materials = given()
     with RIVALS.get("fewshot").on(model, materials, TERMS) as fitted:
         losses = fitted.losses
@@ -102,7 +100,7 @@ def test_few_shot_keeps_none_where_none_helps() -> None:
         assert len(fitted.prompted(materials.stop)[0].tokens) >= len(materials.stop[0].tokens)
 
 
-def test_bad_rows_and_unknown_names() -> None:
+def test_bad_rows_and_unknown_names():
     with pytest.raises(UnknownNameError, match=r"Unknown rival 'lorra'. Did you mean 'lora'"):
         RIVALS.get("lorra")
     plain = {"name": "a", "about": "-", "paper": "-", "changes": "weights", "groups": ("adaptation",), "fit": "a:b"}

@@ -1,12 +1,8 @@
 """The command: what is run and not run again, a rival that fails, one from outside, the table and the picture."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -30,7 +26,7 @@ class Killed(BaseException):
 
 
 @contextmanager
-def halved(model, materials, terms, *, by: float) -> Iterator[Fitted]:
+def halved(model, materials, terms, *, by):
     """A rival of another package: the last matrix is made smaller."""
     weight = materials.weights[-1].parameter
     before = weight.detach().clone()
@@ -42,14 +38,14 @@ def halved(model, materials, terms, *, by: float) -> Iterator[Fitted]:
 
 
 @contextmanager
-def broken(model, materials, terms) -> Iterator[Fitted]:
+def broken(model, materials, terms):
     """A rival with a fault."""
     raise KeyError("a fault | of theirs")
     yield Fitted()
 
 
 @pytest.fixture
-def outside() -> Iterator[None]:
+def outside():
     """Two rows that another package would add."""
     here = f"{__name__}:"
     add(Rival("mine", "half a matrix", "-", "weights", ("adaptation",), here + "halved", options={"by": 0.5}))
@@ -60,15 +56,13 @@ def outside() -> Iterator[None]:
 
 
 @pytest.fixture
-def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outside: None) -> Settings:
+def settings(tmp_path, monkeypatch, outside):
     monkeypatch.setattr(cells_running, "in_own_process", lambda job, work: work(job))
     return Settings(True, cells=tmp_path / "cells", only=ONLY)
 
 
-def test_it_runs_tells_of_failures_and_measures_nothing_twice(
-    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ran: list[str] = []
+def test_it_runs_tells_of_failures_and_measures_nothing_twice(settings, tmp_path, monkeypatch):
+    ran = []
 
     def some(job, work):
         if len(ran) == 2:
@@ -113,8 +107,8 @@ def test_it_runs_tells_of_failures_and_measures_nothing_twice(
 
 
 @pytest.mark.hardening
-def test_a_quick_run_measures_every_rival(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def tiny(name: str, **_):
+def test_a_quick_run_measures_every_rival(settings, tmp_path, monkeypatch):
+    def tiny(name, **_):
         return tiny_model("mixtral" if name.endswith("moe") else "llama"), tiny_tokenizer()
 
     monkeypatch.setattr(work, "load_base", tiny)
@@ -131,7 +125,7 @@ def test_a_quick_run_measures_every_rival(settings: Settings, tmp_path: Path, mo
     assert all(f"| {name}" in page or f"| **{name}" in page for name in RIVALS)
 
 
-def test_the_list_minutes_and_patterns_that_name_nothing(settings: Settings) -> None:
+def test_the_list_minutes_and_patterns_that_name_nothing(settings):
     rows = listing(replace(settings, only=None))
     names = [row["name"] for row in rows]
     assert len(names) == len(set(names))
@@ -145,7 +139,7 @@ def test_the_list_minutes_and_patterns_that_name_nothing(settings: Settings) -> 
         run(replace(settings, quick=False, only=None, model="somewhere"))
 
 
-def test_every_rival_is_planned_where_it_fits_and_a_quick_plan_has_each_once(tmp_path: Path) -> None:
+def test_every_rival_is_planned_where_it_fits_and_a_quick_plan_has_each_once(tmp_path):
     (tmp_path / plan.STORIES).mkdir(parents=True)
     whole = plan.cells("model.gguf", tmp_path, quick=False)
     assert {c.method for c in whole} >= set(RIVALS.loaded_names())
@@ -168,13 +162,13 @@ def test_every_rival_is_planned_where_it_fits_and_a_quick_plan_has_each_once(tmp
 
 
 @pytest.mark.parametrize(("model_type", "kind"), [("mixtral", "mixture"), ("llama", "dense"), ("other", "dense")])
-def test_the_kind_of_a_model_by_its_configuration(tmp_path: Path, model_type: str, kind: str) -> None:
+def test_the_kind_of_a_model_by_its_configuration(tmp_path, model_type, kind):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
     assert plan.kind_of(str(tmp_path)) == kind
     assert plan.kind_of("a.gguf") == "dense"
 
 
-def test_the_reported_documents_are_not_among_what_a_rival_sees(outside: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reported_documents_are_not_among_what_a_rival_sees(outside, monkeypatch):
     seen = {}
 
     def look(self, model, materials, terms):

@@ -1,7 +1,5 @@
 """LoRA and full tuning: they start at the base, train what they say, keep their best, and touch nothing else."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -20,7 +18,7 @@ def batches():
     return answer_batches(rows, [0] * len(rows), 64, "cpu")
 
 
-def test_full_tuning_changes_the_linears_alone_and_keeps_its_best(batches) -> None:
+def test_full_tuning_changes_the_linears_alone_and_keeps_its_best(batches):
     model = tiny_model("llama")
     weights = find_weights(model)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -31,7 +29,7 @@ def test_full_tuning_changes_the_linears_alone_and_keeps_its_best(batches) -> No
     assert changed == {w.name for w in weights}
 
 
-def test_it_stops_when_the_stopping_loss_does_and_goes_back_to_its_best(batches) -> None:
+def test_it_stops_when_the_stopping_loss_does_and_goes_back_to_its_best(batches):
     model = tiny_model("llama")
     # The same contexts with other answers: what is learned makes these less likely.
     others = answer_batches([((3, 4, 5, 6), (9, 2, 3)), ((8, 9, 3), (7, 6))], [0, 0], 64, "cpu")
@@ -41,7 +39,7 @@ def test_it_stops_when_the_stopping_loss_does_and_goes_back_to_its_best(batches)
     assert mean_loss(model, others) == pytest.approx(min(losses))
 
 
-def test_one_step_is_one_step_of_adam_on_the_mean_loss(batches) -> None:
+def test_one_step_is_one_step_of_adam_on_the_mean_loss(batches):
     model, slow = tiny_model("llama"), tiny_model("llama")
     everything = Schedule(steps=1, step_tokens=10_000, every=1, patience=9)
     tune(model, [w.parameter for w in find_weights(model)], batches, batches, 1e-3, everything, 0)
@@ -54,7 +52,7 @@ def test_one_step_is_one_step_of_adam_on_the_mean_loss(batches) -> None:
         torch.testing.assert_close(weight.parameter.detach(), wanted, atol=2e-6, rtol=0)
 
 
-def test_lora_starts_as_the_base_and_counts_its_numbers(batches) -> None:
+def test_lora_starts_as_the_base_and_counts_its_numbers(batches):
     model = tiny_model("llama")
     weights = find_weights(model)
     begun = mean_loss(model, batches)

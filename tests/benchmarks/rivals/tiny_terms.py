@@ -1,9 +1,5 @@
 """A tiny model with a few documents, as a rival is given them."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import torch
 
 from benchmarks.rivals.rival import Materials, Schedule, Terms
@@ -16,7 +12,7 @@ from tests.tiny import tiny_model, tiny_tokenizer
 LENGTH = 16
 
 
-def texts(count: int, first: int = 0) -> tuple[Document, ...]:
+def texts(count, first=0):
     """Blocks of drawn tokens in which every second one follows from the one before it."""
     found = []
     for n in range(first, first + count):
@@ -28,7 +24,7 @@ def texts(count: int, first: int = 0) -> tuple[Document, ...]:
     return tuple(found)
 
 
-def questions(count: int, first: int = 0) -> tuple[Document, ...]:
+def questions(count, first=0):
     """Questions with two answers."""
     return tuple(
         Document("q", str(n), str(n), "choice", f"{n}?", (" yes", " no"), n % 2, reference=(" yes", " no")[n % 2])
@@ -36,9 +32,7 @@ def questions(count: int, first: int = 0) -> tuple[Document, ...]:
     )
 
 
-def given(
-    family: str = "llama", kind: Any = "text", stop: tuple[Document, ...] | None = None, **config: Any
-) -> tuple[Any, Materials]:
+def given(family="llama", kind="text", stop=None, **config):
     """A tiny model and what a rival may look at."""
     model, tokenizer = tiny_model(family, **config), tiny_tokenizer()
     scorer = Scorer(model, tokenizer)

@@ -1,7 +1,5 @@
 """The simulation of a cluster: by hand where a hand can, and its laws."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.scale.simulation import PAPER, Link, Measured, Part, simulate, stages, stops_at, table
@@ -11,11 +9,11 @@ EACH = int(PAPER["devices_per_worker"].value)
 BASE = PAPER["parameters"].value * PAPER["weight_bytes"].value
 
 
-def only(*parts: Part) -> dict[str, list[Part]]:
+def only(*parts):
     return {"purify": list(parts)}
 
 
-def test_one_worker_does_one_after_the_other() -> None:
+def test_one_worker_does_one_after_the_other():
     parts = only(Part(10, 0, 0, 0), Part(20, 0, 0, 0))
     load = BASE / PAPER["storage_of_one"].value
     assert simulate(parts, FREE, EACH).total == pytest.approx(load + 30)
@@ -27,7 +25,7 @@ def test_one_worker_does_one_after_the_other() -> None:
     assert simulate(only(*[Part(1, 0, 0, 0)] * 3), slow, EACH).total == pytest.approx(7 + load + 3 * (2 + 1))
 
 
-def test_links_are_passed_one_after_the_other_and_nobody_waits_for_who_comes_later() -> None:
+def test_links_are_passed_one_after_the_other_and_nobody_waits_for_who_comes_later():
     link = PAPER["link"].value
     load = BASE / PAPER["storage_of_one"].value
     # What all read is fetched once by each worker; the second one waits for the first one's bytes.
@@ -41,7 +39,7 @@ def test_links_are_passed_one_after_the_other_and_nobody_waits_for_who_comes_lat
 
 
 @pytest.mark.parametrize("subdomains", [1, 8])
-def test_more_devices_are_never_slower_and_never_more_than_so_many_times_as_fast(subdomains: int) -> None:
+def test_more_devices_are_never_slower_and_never_more_than_so_many_times_as_fast(subdomains):
     rows = table(FREE, subdomains, (8, 64, 512))
     hours = [row["hours"] for row in rows]
     assert hours == sorted(hours, reverse=True)
@@ -52,7 +50,7 @@ def test_more_devices_are_never_slower_and_never_more_than_so_many_times_as_fast
     assert rows[-1]["bytes"]["bases"] == pytest.approx(BASE * min(units, 512 // EACH))
 
 
-def test_the_work_is_that_of_the_passes() -> None:
+def test_the_work_is_that_of_the_passes():
     parts = stages(FREE, 8)
     document = parts["begin"][0].seconds / (64 * PAPER["reference_documents"].value)
     power = PAPER["device_flops"].value * PAPER["utilisation"].value * EACH
@@ -61,7 +59,7 @@ def test_the_work_is_that_of_the_passes() -> None:
         assert sum(p.seconds for p in parts[stage]) == pytest.approx(passes * 64_000 * document)
 
 
-def test_where_it_stops() -> None:
+def test_where_it_stops():
     rows = [{"devices": d, "hours": h} for d, h in ((8, 10.0), (16, 5.0), (64, 2.0), (128, 1.9))]
     assert stops_at(rows) == 64
     assert stops_at(rows[:3]) == 64

@@ -1,7 +1,5 @@
 """The benchmark of mixed batches: its figures, and that it stops when an answer is wrong."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.harness import Settings
@@ -10,7 +8,7 @@ from freemoe.core.errors import NumericError
 from freemoe.models.mixed import parts
 
 
-def test_figures_of_a_quick_run() -> None:
+def test_figures_of_a_quick_run():
     outcome = bench.run(Settings(quick=True, only="135M, float32"))
     assert [f.name for f in outcome.figures] == [
         "mixed batch over the base, 135M, float32",
@@ -29,7 +27,7 @@ def test_figures_of_a_quick_run() -> None:
     )
 
 
-def test_a_wrong_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_answer_is_an_error(monkeypatch):
     # Every expert has nothing off in a mixed batch.
     monkeypatch.setattr(parts.WeightMask, "is_scattered", property(lambda self: False))
     with pytest.raises(NumericError, match="of the largest logit away"):

@@ -1,7 +1,5 @@
 """The benchmark of the server; its rival is started as it should be, asked by the same clients, and ended: a script stands in."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys
@@ -52,7 +50,7 @@ ThreadingHTTPServer(("127.0.0.1", int(given[given.index("--port") + 1])), Answer
 """
 
 
-def script(path: Path, text: str) -> Path:
+def script(path, text):
     path.write_text(text)
     path.chmod(0o755)
     return path

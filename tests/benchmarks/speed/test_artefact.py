@@ -1,7 +1,5 @@
 """Sizes that are computed are the sizes of files, and an expert that does not come back is counted."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from safetensors.torch import save
@@ -19,7 +17,7 @@ from tests.tiny import tiny_model
 
 
 @pytest.mark.parametrize("case", ["llama", "mixtral", "gpt2"])
-def test_computed_bytes_are_those_of_the_file(case: str) -> None:
+def test_computed_bytes_are_those_of_the_file(case):
     weights = find_weights(tiny_model(case))
     norms = {w.tap: torch.rand(w.num_experts, w.num_columns) for w in weights}
     for band in (Band("wanda", 0.2, 0.3), Band("wanda", 0.0, 0.1), Band("magnitude", 0.0, 1.0)):
@@ -34,7 +32,7 @@ def test_computed_bytes_are_those_of_the_file(case: str) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["llama", "mixtral"])
-def test_a_stand_in_has_the_weights_of_the_model(model_type: str) -> None:
+def test_a_stand_in_has_the_weights_of_the_model(model_type):
     values = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64}  # fmt: skip
     real = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **values))
     theirs, ours = find_weights(real), find_weights(stand_in(model_type, values))
@@ -44,7 +42,7 @@ def test_a_stand_in_has_the_weights_of_the_model(model_type: str) -> None:
     assert {w.parameter.untyped_storage().nbytes() for w in ours} == {2}
 
 
-def test_a_quick_run() -> None:
+def test_a_quick_run():
     outcome = run(Settings(quick=True))
     figures = {f.name: f for f in outcome.figures}
     exact = figures["weights that differ after save, load, regenerate"]
@@ -60,7 +58,7 @@ def test_a_quick_run() -> None:
     assert switch.target == 1.0
 
 
-def test_an_expert_that_comes_back_wrong_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_expert_that_comes_back_wrong_is_seen(monkeypatch):
     monkeypatch.setattr(artefact, "PUBLISHED", {})
     mask = DomainExpert.mask
 
@@ -74,7 +72,7 @@ def test_an_expert_that_comes_back_wrong_is_seen(monkeypatch: pytest.MonkeyPatch
     assert exact.verdict(quick=False) == "missed"
 
 
-def test_a_wrong_computed_size_stops_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_computed_size_stops_the_benchmark(monkeypatch):
     monkeypatch.setattr(artefact, "file_bytes", lambda shapes: 8 + 7)
     with pytest.raises(FreeMoEError, match="computed sizes are wrong"):
         run(Settings(quick=True))

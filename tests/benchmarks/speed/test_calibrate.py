@@ -1,7 +1,5 @@
 """The benchmark of calibration: its figures, its batches, and that wrong sums stop it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -11,7 +9,7 @@ from freemoe.core.errors import NumericError
 from freemoe.domain_experts.rank import calibrate as module
 
 
-def test_figures_of_a_quick_run() -> None:
+def test_figures_of_a_quick_run():
     outcome = bench.run(Settings(quick=True))
     dense, half, routed = outcome.figures
     assert (dense.target, dense.better) == (1.15, "lower")
@@ -22,14 +20,14 @@ def test_figures_of_a_quick_run() -> None:
     assert outcome.details["norms"] == 4
 
 
-def test_wrong_sums_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_sums_are_an_error(monkeypatch):
     right = module.power_sums
     monkeypatch.setattr(module, "power_sums", lambda x, rows=None: right(x, rows) * 0.99)
     with pytest.raises(NumericError, match="not those of its tokens"):
         bench.run(Settings(quick=True))
 
 
-def test_random_models_are_seeded_and_leave_the_seed_alone() -> None:
+def test_random_models_are_seeded_and_leave_the_seed_alone():
     torch.manual_seed(3)
     expected = torch.rand(1)
     torch.manual_seed(3)

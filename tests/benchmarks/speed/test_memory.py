@@ -1,23 +1,18 @@
 """The benchmark of memory: its figures, its stages, and that a stage's peak is seen."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 
 from benchmarks.harness import Settings, in_own_process
 from benchmarks.speed import memory as bench
 from freemoe.domain_experts.cost.memory import FITTED, STAGES
-from freemoe.models.mask import Mask
 
 
-def test_figures_of_a_quick_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_of_a_quick_run(monkeypatch):
     real = bench.in_own_process
-    asked_of: list[Any] = []
+    asked_of = []
 
-    def own(module: str, asked: list[Any]) -> Any:
+    def own(module, asked):
         asked_of.append(asked)
         # One process is enough to see that such a process works.
         if asked[:2] == ["scoring", 1]:
@@ -40,14 +35,14 @@ def test_figures_of_a_quick_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_every_stage_runs_and_leaves_the_base_alone(stage: str) -> None:
+def test_every_stage_runs_and_leaves_the_base_alone(stage):
     settings = Settings(quick=True)
     world = bench.bench_of(bench.shaped_model("1.1G", settings, torch.bfloat16, num_hidden_layers=1), 0)
     before = {k: v.clone() for k, v in world.model.state_dict().items()}
-    seen: list[float] = []
+    seen = []
     real = bench.Bench.score
 
-    def score(self: bench.Bench, mask: Mask) -> None:
+    def score(self, mask):
         seen.append(mask.off_share(self.weights))
         real(self, mask)
 
@@ -63,7 +58,7 @@ def test_every_stage_runs_and_leaves_the_base_alone(stage: str) -> None:
         assert found.forecast is not None
 
 
-def test_what_is_taken_is_seen_and_goes_back() -> None:
+def test_what_is_taken_is_seen_and_goes_back():
     # In a process of its own: where much was freed before, blocks come from what is left of that.
     taken, left, peak = in_own_process("tests.benchmarks.speed.taken", ["8 Mi numbers"])
     assert taken > 30 << 20

@@ -1,7 +1,5 @@
 """The benchmark of a training step: its figures, and what its sides train."""
 
-from __future__ import annotations
-
 import torch
 
 from benchmarks.harness import Settings
@@ -9,7 +7,7 @@ from benchmarks.speed import purify_step as bench
 from freemoe.models.weights import find_weights
 
 
-def test_figures_of_a_quick_run(monkeypatch) -> None:
+def test_figures_of_a_quick_run(monkeypatch):
     real = bench.in_own_process
     # One process is enough to see that such a process works.
     monkeypatch.setattr(bench, "in_own_process", lambda m, asked: real(m, asked) if asked[0] == "switches" else 10**9)
@@ -22,7 +20,7 @@ def test_figures_of_a_quick_run(monkeypatch) -> None:
     assert outcome.details["bytes"]["switches"] > 1e7
 
 
-def test_a_step_of_switches_goes_all_the_way_and_leaves_the_model_alone(monkeypatch) -> None:
+def test_a_step_of_switches_goes_all_the_way_and_leaves_the_model_alone(monkeypatch):
     model = bench._model(Settings(quick=True))
     weights = find_weights(model)
     before = {k: v.clone() for k, v in model.state_dict().items()}

@@ -1,9 +1,5 @@
 """The router's benchmark: what it measures, and that reported documents stay closed until the router is trained."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from benchmarks.harness import Settings
@@ -12,10 +8,10 @@ from benchmarks.speed.router import real_recipe, run
 from freemoe.evals.tasks.documents import ReportedSplit
 
 
-def test_figures_of_a_quick_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    events: list[str] = []
+def test_figures_of_a_quick_run(monkeypatch):
+    events = []
 
-    def count(owner: object, name: str) -> None:
+    def count(owner, name):
         work = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *args, **more: events.append(name) or work(*args, **more))
 
@@ -43,7 +39,7 @@ def test_figures_of_a_quick_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.realdata
-def test_the_real_case(data_root: Path) -> None:
+def test_the_real_case(data_root):
     figures, details = bench._case("real", real_recipe(data_root, 0, 40), 1)
     # Few documents, and still far above the most frequent domain's share.
     assert figures[0].value > 85

@@ -1,9 +1,6 @@
 """The benchmark of models larger than memory: its checkpoint, its steps, its figures."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +13,7 @@ from freemoe.models.checkpoints.loading import load_base
 QUICK = shape_of("1.1G", quick=True)[1]
 
 
-def test_a_checkpoint_is_written_a_layer_at_a_time(tmp_path: Path) -> None:
+def test_a_checkpoint_is_written_a_layer_at_a_time(tmp_path):
     size = write_random_checkpoint(tmp_path, "llama", 0, **QUICK | {"num_hidden_layers": 3})
     # Three layers, embeddings, norm and head.
     assert len(list(tmp_path.glob("*.safetensors"))) == 6
@@ -28,7 +25,7 @@ def test_a_checkpoint_is_written_a_layer_at_a_time(tmp_path: Path) -> None:
     assert not torch.equal(values, model.model.layers[1].mlp.up_proj.weight.float())
 
 
-def test_every_step_is_weighed(tmp_path: Path) -> None:
+def test_every_step_is_weighed(tmp_path):
     write_random_checkpoint(tmp_path, "llama", 0, **QUICK)
     files = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
     row = bench.weigh(str(tmp_path), 0)
@@ -38,10 +35,10 @@ def test_every_step_is_weighed(tmp_path: Path) -> None:
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == files
 
 
-def test_figures_of_a_quick_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    grown: list[int] = []
+def test_figures_of_a_quick_run(monkeypatch):
+    grown = []
 
-    def own(module: str, asked: list[Any]) -> Any:
+    def own(module, asked):
         grown.append(sum(p.stat().st_size for p in Path(asked[0]).glob("*.safetensors")))
         return {"before": 2**28, "peaks": {"load": 2**29, "band": 2**29 + grown[-1] // 4}, "seconds": {}}
 

@@ -1,7 +1,5 @@
 """The benchmark of the sweep: both sides find the same, and what differs is an error."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -11,11 +9,11 @@ from freemoe.core.errors import NumericError
 
 
 @pytest.fixture(scope="module")
-def world() -> bench.World:
+def world():
     return bench._world(90, bench.SHAPE, Settings(quick=True))
 
 
-def test_figures_of_a_quick_run() -> None:
+def test_figures_of_a_quick_run():
     outcome = bench.run(Settings(quick=True))
     small, _, large = outcome.figures
     assert [(f.target, f.better) for f in outcome.figures] == [(10.0, "higher"), (None, "higher"), (10.0, "higher")]
@@ -27,7 +25,7 @@ def test_figures_of_a_quick_run() -> None:
         assert details["chosen"]["plain"] == details["chosen"]["freemoe"]
 
 
-def test_both_sides_fill_the_same_table_and_leave_the_model(world: bench.World) -> None:
+def test_both_sides_fill_the_same_table_and_leave_the_model(world):
     before = {w.name: w.parameter.detach().clone() for w in world.weights}
     plain, ours = bench._plain(world), bench._ours(world, "freemoe", 0)
     assert ours.tables == plain.tables
@@ -36,7 +34,7 @@ def test_both_sides_fill_the_same_table_and_leave_the_model(world: bench.World) 
     assert all(torch.equal(before[w.name], w.parameter) for w in world.weights)
 
 
-def test_another_choice_or_grade_is_an_error(world: bench.World) -> None:
+def test_another_choice_or_grade_is_an_error(world):
     plain = bench._plain(world)
     other = bench.Found(
         list(reversed(plain.chosen)) if plain.chosen[0] != plain.chosen[1] else ["x", "y"], plain.tables

@@ -1,7 +1,5 @@
 """The benchmark of switching: its figures, and that it stops when a bit is wrong."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.harness import Settings
@@ -10,7 +8,7 @@ from freemoe.core.errors import NumericError
 from freemoe.models import switchboard
 
 
-def test_figures_of_a_quick_run() -> None:
+def test_figures_of_a_quick_run():
     outcome = bench.run(Settings(quick=True))
     assert len(outcome.figures) == 6
     assert {(f.target, f.better, f.value > 0, "bit-equal" in f.note) for f in outcome.figures} == {
@@ -27,7 +25,7 @@ def test_figures_of_a_quick_run() -> None:
             assert details["share_of_base"] < 0.32
 
 
-def test_a_wrong_bit_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_bit_is_an_error(monkeypatch):
     add = switchboard._ExpertBlock.add
 
     def sloppy(part, bits, times):

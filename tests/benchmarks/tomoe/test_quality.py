@@ -1,12 +1,8 @@
 """T9's figures from records by hand; conversions are done once, and again when something that decided them changes."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,18 +12,18 @@ from benchmarks.tomoe.conversions import Job, identity, kept, measured, run_all
 from benchmarks.tomoe.quality import improving, judged
 
 
-def record(seed: int, steps: int, loss: float) -> dict[str, Any]:
+def record(seed, steps, loss):
     # Where the state was chosen the loss falls with every step, whatever the test text says.
     return {"seed": seed, "steps": steps, "held_out": 3 - steps / 1000, "nll": {"dense": 1.0, "converted": loss}}
 
 
-def job(folder: Path, **changes: Any) -> Job:
+def job(folder, **changes):
     text = folder / "text.txt"
     text.write_text("one two three")
     return replace(Job("demo", str(folder), (str(text),), 0.5, 4, 0, str(folder / "cells"), quick=True), **changes)
 
 
-def test_a_fall_is_met_only_where_every_end_of_the_interval_falls() -> None:
+def test_a_fall_is_met_only_where_every_end_of_the_interval_falls():
     falls = [record(s, n, loss - 0.01 * s) for s in range(3) for n, loss in ((120, 2.7), (480, 2.6), (1920, 2.61))]
     figures = improving("demo", falls, (120, 480, 1920))
     assert [f.value for f in figures[:3]] == pytest.approx([2.69, 2.59, 2.60])
@@ -43,7 +39,7 @@ def test_a_fall_is_met_only_where_every_end_of_the_interval_falls() -> None:
     assert (falls.verdict(False), "not measured yet" in falls.note) == ("missed", True)
 
 
-def test_a_share_is_judged_by_the_best_rival_of_each_run() -> None:
+def test_a_share_is_judged_by_the_best_rival_of_each_run():
     losses = [{"dense": 1.0, "converted": 1.2 + 0.01 * s, "a": 1.5, "b": 1.4} for s in range(3)]
     same = {"accuracy": {"dense": 0.8, "converted": 0.72}, "share_at_run_time": 0.85}
     figures, row = judged("demo", 0.5, [{"nll": nll, **same} for nll in losses])
@@ -51,12 +47,10 @@ def test_a_share_is_judged_by_the_best_rival_of_each_run() -> None:
     assert [f.value for f in figures] == pytest.approx([row["margin"]["low"], 90, 85])
 
 
-def test_a_conversion_is_done_once_and_again_when_what_decided_it_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[str] = []
+def test_a_conversion_is_done_once_and_again_when_what_decided_it_changes(tmp_path, monkeypatch):
+    done = []
 
-    def convert(own: Job, output: Path) -> dict[str, Any]:
+    def convert(own, output):
         done.append(own.name)
         return {"held_out": 1.0}
 
@@ -76,12 +70,10 @@ def test_a_conversion_is_done_once_and_again_when_what_decided_it_changes(
     assert measured(own) == {"held_out": 1.0, "identity": identity(own)}
 
 
-def test_only_what_is_asked_for_is_run_and_what_is_there_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun: list[list[str]] = []
+def test_only_what_is_asked_for_is_run_and_what_is_there_counts(tmp_path, monkeypatch):
+    begun = []
 
-    def work(function: Any, jobs: list[Job], progress: Any, stage: str) -> None:
+    def work(function, jobs, progress, stage):
         begun.append([one.name for one in jobs])
 
     monkeypatch.setattr(conversions, "side_by_side", work)
@@ -93,10 +85,10 @@ def test_only_what_is_asked_for_is_run_and_what_is_there_counts(
     assert [one["steps"] for one in found] == [4]
 
 
-def test_a_quick_run_converts_with_every_number_of_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs: list[Job] = []
+def test_a_quick_run_converts_with_every_number_of_steps(tmp_path, monkeypatch):
+    jobs = []
 
-    def run(asked: list[Job], settings: Settings) -> list[dict[str, Any]]:
+    def run(asked, settings):
         jobs.extend(asked)
         return []
 

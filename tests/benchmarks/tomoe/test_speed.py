@@ -1,9 +1,5 @@
 """The speed benchmark of converted models: that it runs, its ceilings, and masks of a small model on a large one."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -30,12 +26,12 @@ def model():
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _own_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("FREEMOE_CACHE", str(tmp_path))
 
 
 @pytest.mark.hardening
-def test_a_quick_run_has_every_figure() -> None:
+def test_a_quick_run_has_every_figure():
     outcome = run(Settings(quick=True))
     names = [f.name for f in outcome.figures]
     assert len(names) == len(set(names)) == len(tomoe_speed.SOURCES) * (len(QUICK_TOKENS) + 4)
@@ -47,7 +43,7 @@ def test_a_quick_run_has_every_figure() -> None:
     assert outcome.details["threads"] == torch.get_num_threads()
 
 
-def test_a_folder_that_needs_freemoe_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_needs_freemoe_is_an_error(tmp_path, monkeypatch):
     base = model()
     base.save_pretrained(tmp_path / "dense")
     own = exporting.remote_code()
@@ -58,7 +54,7 @@ def test_a_folder_that_needs_freemoe_is_an_error(tmp_path: Path, monkeypatch: py
         seconds_alone(tmp_path / "dense", tmp_path / "ours", (1,), 1, Settings(quick=True))
 
 
-def test_random_masks_keep_exactly_half() -> None:
+def test_random_masks_keep_exactly_half():
     sublayers = find_sublayers(model())
     structure = random_masks(Settings(), sublayers)
     require_structure_fits(structure, sublayers)
@@ -69,7 +65,7 @@ def test_random_masks_keep_exactly_half() -> None:
 
 
 @pytest.mark.parametrize("static", [False, True], ids=["gate", "static"])
-def test_masks_of_a_small_model_fill_a_larger_one(static: bool) -> None:
+def test_masks_of_a_small_model_fill_a_larger_one(static):
     small = tiny_model("llama", num_hidden_layers=1)
     structure = random_structure(small, static=static)
     sublayers = find_sublayers(model())
@@ -82,7 +78,7 @@ def test_masks_of_a_small_model_fill_a_larger_one(static: bool) -> None:
     assert found[0].qk.sum() == 2 * structure[0].qk.sum()
 
 
-def test_ceilings_follow_what_is_read() -> None:
+def test_ceilings_follow_what_is_read():
     base = model()
     structure = dense_structure(find_sublayers(base))
     for count in QUICK_TOKENS:
@@ -95,7 +91,7 @@ def test_ceilings_follow_what_is_read() -> None:
     assert many[1] < 1.1
 
 
-def test_a_model_that_computes_something_else_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_computes_something_else_is_not_timed(monkeypatch):
     other = random_masks(Settings(seed=5), find_sublayers(model()))
     real = tomoe_speed.build_converted_model
     monkeypatch.setattr(tomoe_speed, "build_converted_model", lambda base, structure: real(base, other))

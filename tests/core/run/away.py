@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
-
-from freemoe.core.run.units import Unit
 
 
 class SerialExecutor:
     """Does units in this process, one after the other."""
 
-    def run(self, units: Sequence[Unit]) -> Generator[tuple[Unit, Any], None, None]:
+    def run(self, units):
         for unit in units:
             yield unit, unit.work()
 
-    def close(self) -> None:
+    def close(self):
         pass
 
 
@@ -24,7 +20,7 @@ class SerialExecutor:
 class Held:
     blob: bytes
 
-    def get(self) -> bytes:
+    def get(self):
         return self.blob
 
 
@@ -33,15 +29,15 @@ class SerialAway(SerialExecutor):
 
     count = 1
 
-    def __init__(self, *asked: Any, **more: Any) -> None:
+    def __init__(self, *asked, **more):
         self.shared: list[bytes] = []
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error):
         self.close()
 
-    def share(self, blob: bytes) -> Held:
+    def share(self, blob):
         self.shared.append(blob)
         return Held(blob)

@@ -1,12 +1,10 @@
 """Functions that units of work name, in a module that a new process imports in no time."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 
 
-def hangs(folder: str, times: int) -> str:
+def hangs(folder, times):
     """Never come back, so many times in all."""
     mark = Path(folder) / f"{len(list(Path(folder).iterdir()))}"
     if int(mark.name) < times:
@@ -15,7 +13,7 @@ def hangs(folder: str, times: int) -> str:
     return "awake"
 
 
-def where(number: int, wait: float) -> tuple[int, str]:
+def where(number, wait):
     """A square, and the node of Ray that it was made on."""
     import ray
 

@@ -1,11 +1,7 @@
 """Parts of a run whose folder the workers do not see."""
 
-from __future__ import annotations
-
 import os
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,7 +17,7 @@ WORK = "tests.core.run.work:part"
 
 
 @pytest.fixture(autouse=True)
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def temporary(tmp_path, monkeypatch):
     """Where workers' folders are, for one test alone."""
     folder = tmp_path / "temporary"
     folder.mkdir()
@@ -32,7 +28,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     away.remove_worker_folder()
 
 
-def begun(tmp_path: Path) -> RunFolder:
+def begun(tmp_path):
     run = RunFolder(tmp_path / "out", {"a": 1})
     run.run_tensor_unit("common", lambda: {"a": torch.ones(3)})
     run.run_tensor_unit("mask|one", lambda: {"a": torch.zeros(2)})
@@ -40,11 +36,11 @@ def begun(tmp_path: Path) -> RunFolder:
     return run
 
 
-def reads(stage: str, name: str, unit: str) -> bool:
+def reads(stage, name, unit):
     return unit in ("common", f"mask|{name}")
 
 
-def test_what_they_finish_stands_in_the_run_as_if_it_had_been_done_there(tmp_path: Path, temporary: Path) -> None:
+def test_what_they_finish_stands_in_the_run_as_if_it_had_been_done_there(tmp_path, temporary):
     run, executor, told = begun(tmp_path), SerialAway(), list[str]()
     with ParallelStages(run, executor, WORK, {"times": 2}, reads) as ahead:
         assert ahead.run_stage("search", ["one", "two"], told.append) == {"one", "two"}
@@ -64,7 +60,7 @@ def test_what_they_finish_stands_in_the_run_as_if_it_had_been_done_there(tmp_pat
     assert not list((run.partial / "parts").iterdir())
 
 
-def test_an_error_comes_as_itself_and_what_was_finished_stays(tmp_path: Path) -> None:
+def test_an_error_comes_as_itself_and_what_was_finished_stays(tmp_path):
     run = begun(tmp_path)
     with (
         ParallelStages(run, SerialAway(), WORK, {"times": 1, "fails": "two"}, reads) as ahead,
@@ -75,7 +71,7 @@ def test_an_error_comes_as_itself_and_what_was_finished_stays(tmp_path: Path) ->
     assert "search|two/0" not in run.journal
 
 
-def test_folders_of_workers_that_are_gone_are_removed(temporary: Path) -> None:
+def test_folders_of_workers_that_are_gone_are_removed(temporary):
     old, young = temporary / f"{away.PREFIX}old", temporary / f"{away.PREFIX}young"
     for folder in (old, young):
         folder.mkdir()

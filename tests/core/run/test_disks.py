@@ -1,15 +1,10 @@
 """Disks that are full, over quota, read-only, limited or gone: what is said, and that nothing finished is lost."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
 import resource
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -34,16 +29,16 @@ REFUSALS = {
 class Refusing:
     """Lets so many writes of a run through, and refuses all others with an error of the system's."""
 
-    def __init__(self, number: int, after: int) -> None:
+    def __init__(self, number, after):
         self.number, self.left = number, after
 
-    def __call__(self, *_: Any) -> None:
+    def __call__(self, *_):
         self.left -= 1
         if self.left < 0:
             raise OSError(self.number, os.strerror(self.number))
 
 
-def run_to_the_end(output: Path) -> Path:
+def run_to_the_end(output):
     """Units of all kinds, files, publish."""
     run = RunFolder(output, {"a": 1})
     run.run_unit("first", lambda: 1)
@@ -55,7 +50,7 @@ def run_to_the_end(output: Path) -> Path:
 
 
 @pytest.mark.parametrize("refusal", REFUSALS)
-def test_what_is_said(refusal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_said(refusal, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", Refusing(getattr(errno, refusal), 0))
     with pytest.raises(DiskError, match=REFUSALS[refusal]) as caught:
         write_atomic(tmp_path / "a", b"some bytes")
@@ -65,7 +60,7 @@ def test_what_is_said(refusal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("after", range(7))
-def test_wherever_the_disk_refuses_the_run_goes_on(after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wherever_the_disk_refuses_the_run_goes_on(after, tmp_path, monkeypatch):
     whole = run_to_the_end(tmp_path / "whole")
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", Refusing(errno.ENOSPC, after))
@@ -85,14 +80,12 @@ def test_wherever_the_disk_refuses_the_run_goes_on(after: int, tmp_path: Path, m
         assert (found / name).read_bytes() == (whole / name).read_bytes()
 
 
-def test_a_full_disk_while_the_steps_prepare_throws_nothing_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_while_the_steps_prepare_throws_nothing_away(tmp_path, monkeypatch):
     """An input that is refused discards what only prepared; a disk that is refused does not."""
     system = System(Plain(str(tmp_path / "out")))
     steps = system.pipeline
 
-    def filled(run: RunFolder) -> Any:
+    def filled(run):
         run.run_unit("features|a", lambda: 1)
         monkeypatch.setattr(os, "fsync", Refusing(errno.ENOSPC, 0))
         return steps(run)
@@ -113,12 +106,10 @@ def test_a_full_disk_while_the_steps_prepare_throws_nothing_away(
     ],
     ids=["raised", "quoted"],
 )
-def test_another_packages_error_is_put_into_our_words(
-    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_packages_error_is_put_into_our_words(error, tmp_path, monkeypatch):
     system = System(Plain(str(tmp_path / "out")))
 
-    def steps(run: RunFolder) -> Any:
+    def steps(run):
         run.run_unit("a", lambda: 1)
         raise error
 
@@ -127,7 +118,7 @@ def test_another_packages_error_is_put_into_our_words(
         system.run()
 
 
-def test_what_is_no_disk_is_left_alone(tmp_path: Path) -> None:
+def test_what_is_no_disk_is_left_alone(tmp_path):
     absent = FileNotFoundError(errno.ENOENT, "absent")
     for error in (ValueError("os error 28"), absent, ArtifactError("x"), OSError("x")):
         assert as_disk_error(error, tmp_path) is None
@@ -139,11 +130,11 @@ def test_what_is_no_disk_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["unit", "tensors", "state", "file", "publish"])
-def test_a_folder_that_vanishes(what: str, tmp_path: Path) -> None:
+def test_a_folder_that_vanishes(what, tmp_path):
     run = RunFolder(tmp_path / "out", {"a": 1})
     run.run_unit("first", lambda: 1)
     shutil.rmtree(run.partial)
-    ways: dict[str, Callable[[], Any]] = {
+    ways = {
         "unit": lambda: run.run_unit("u", lambda: 1),
         "tensors": lambda: run.run_tensor_unit("t", lambda: {"x": torch.ones(1)}),
         "state": lambda: run.unit_state("s").write_state(lambda: {"x": torch.ones(1)}, now=True),
@@ -155,7 +146,7 @@ def test_a_folder_that_vanishes(what: str, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_halves_that_a_kill_left_are_removed_and_never_read(tmp_path: Path) -> None:
+def test_halves_that_a_kill_left_are_removed_and_never_read(tmp_path):
     run = RunFolder(tmp_path / "out", {"a": 1})
     run.run_tensor_unit("t", lambda: {"x": torch.ones(1)})
     run.unit_state("s").write_state(lambda: {"x": torch.ones(1)}, now=True)
@@ -168,7 +159,7 @@ def test_halves_that_a_kill_left_are_removed_and_never_read(tmp_path: Path) -> N
     assert again.unit_state("s").read_state() is not None
 
 
-def test_a_true_limit_of_the_system(tmp_path: Path) -> None:
+def test_a_true_limit_of_the_system(tmp_path):
     """RLIMIT_FSIZE: no patched function, a write that the kernel cuts off in its middle."""
     if (child := os.fork()) == 0:
         with contextlib.suppress(BaseException):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 from pydantic import BaseModel
@@ -14,7 +14,6 @@ from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import ArtifactError, DataError
 from freemoe.core.files import write_atomic
 from freemoe.core.run.execute import RunOutput, is_finished, open_run, publish_run
-from freemoe.core.run.folder import RunFolder
 
 SEEN = {"file": "seen.safetensors", "documents": 0}
 
@@ -28,10 +27,10 @@ class Plain:
     revision: str | None = None
     number: int = 1
 
-    def model_dump(self, *, mode: str) -> dict[str, Any]:
+    def model_dump(self, *, mode):
         return asdict(self)
 
-    def notes(self) -> list[str]:
+    def notes(self):
         return ["half of it"] if self.number > 1 else []
 
 
@@ -45,16 +44,16 @@ class Doubled(BaseModel, extra="allow"):
 class System:
     """Doubles a number, in two units of work; may die before either, and reads an input."""
 
-    def __init__(self, recipe: Plain, dies_at: int | None = None, text: str = "same") -> None:
+    def __init__(self, recipe, dies_at=None, text="same"):
         self.recipe, self.dies_at, self.text, self.did = recipe, dies_at, text, 0
 
-    def _work(self, unit: int) -> int:
+    def _work(self, unit):
         if unit == self.dies_at:
             raise KeyboardInterrupt
         self.did += 1
         return self.recipe.number
 
-    def pipeline(self, run: RunFolder) -> RunOutput:
+    def pipeline(self, run):
         if self.dies_at == 0:
             raise DataError("nothing to read")
         run.require_same_inputs({"text": self.text})
@@ -62,14 +61,14 @@ class System:
         write_atomic(run.partial / "numbers.txt", str(sum(numbers)).encode())
         return RunOutput("fingerprint", {"sum": sum(numbers)}, {"numbers": numbers}, SEEN, cost={"bytes": 1})
 
-    def run(self, page: Any = None, resume: bool = True, **how: Any) -> Path:
+    def run(self, page=None, resume=True, **how):
         if resume and is_finished(self.recipe):
             return Path(self.recipe.output)
         with open_run(self.recipe, resume=resume, **how) as run:
             return publish_run(run, Doubled, self.recipe, self.pipeline(run), readable, lambda r: f"sum {r.sum}", page)
 
 
-def readable(folder: Path) -> None:
+def readable(folder):
     """Odd numbers cannot be read."""
     found = json.loads((folder / "result.json").read_text())
     assert read_manifest(folder)["kind"] == found["kind"] == "doubled"
@@ -77,9 +76,7 @@ def readable(folder: Path) -> None:
         raise ArtifactError(f"sum: {found['sum']} is not allowed.")
 
 
-def test_what_its_own_reader_refuses_is_not_published_and_no_work_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_its_own_reader_refuses_is_not_published_and_no_work_is_lost(tmp_path, monkeypatch):
     recipe = Plain(str(tmp_path / "out"), number=2)
     with pytest.raises(ArtifactError, match=r"is not published, as its own readers refuse it: sum: 4 is not allowed"):
         System(recipe).run()
@@ -93,8 +90,8 @@ def test_what_its_own_reader_refuses_is_not_published_and_no_work_is_lost(
     assert mended.did == 0
 
 
-def test_a_run_that_is_killed_while_its_page_is_drawn_goes_on(tmp_path: Path) -> None:
-    def killed(folder: Path) -> None:
+def test_a_run_that_is_killed_while_its_page_is_drawn_goes_on(tmp_path):
+    def killed(folder):
         (folder / ".report.html.lock").touch()
         (folder / "report.html").write_text("ha")
         raise KeyboardInterrupt
@@ -110,7 +107,7 @@ def test_a_run_that_is_killed_while_its_page_is_drawn_goes_on(tmp_path: Path) ->
     assert not (folder / ".report.html.lock").exists()
 
 
-def test_everything_is_written_and_vouched_for(tmp_path: Path) -> None:
+def test_everything_is_written_and_vouched_for(tmp_path):
     folder = System(Plain(str(tmp_path / "out"))).run()
     assert folder == tmp_path / "out"
     result = json.loads((folder / "result.json").read_text())
@@ -124,7 +121,7 @@ def test_everything_is_written_and_vouched_for(tmp_path: Path) -> None:
     assert not (tmp_path / "out.partial").exists()
 
 
-def test_a_run_that_died_goes_on_and_with_the_same_input_alone(tmp_path: Path) -> None:
+def test_a_run_that_died_goes_on_and_with_the_same_input_alone(tmp_path):
     recipe = Plain(str(tmp_path / "out"))
     with pytest.raises(KeyboardInterrupt):
         System(recipe, dies_at=2).run()
@@ -137,7 +134,7 @@ def test_a_run_that_died_goes_on_and_with_the_same_input_alone(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("dies_at", "error"), [(0, DataError), (1, KeyboardInterrupt)])
-def test_one_that_ends_before_any_work_leaves_nothing(dies_at: int, error: type[BaseException], tmp_path: Path) -> None:
+def test_one_that_ends_before_any_work_leaves_nothing(dies_at, error, tmp_path):
     with pytest.raises(error):
         System(Plain(str(tmp_path / "out")), dies_at=dies_at).run()
     assert list(tmp_path.iterdir()) == []

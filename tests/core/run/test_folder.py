@@ -1,7 +1,5 @@
 """Run folders: nothing finished is done twice, nothing half written is seen, nobody else's folder is touched."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -10,7 +8,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -26,14 +23,14 @@ from tests.core.run.test_journal import full_disk, inside, never
 RECIPE = {"command": "build", "seed": 0, "bands": {"p": "2", "step": 0.1}, "domains": {"math": ["gsm8k"]}}
 
 
-def started(output: Path, recipe: dict[str, Any] | None = None, **options: Any) -> RunFolder:
+def started(output, recipe=None, **options):
     """A run that was killed after one unit of work."""
     run = RunFolder(output, recipe or RECIPE, **options)
     run.journal.run_unit("u", lambda: 1)
     return run
 
 
-def artefact(folder: Path, content: str = "old") -> Path:
+def artefact(folder, content="old"):
     folder.mkdir()
     (folder / MANIFEST).write_text('{"format": 3, "kind": "x", "files": {"content": "its checksum"}}')
     (folder / "content").write_text(content)
@@ -53,14 +50,12 @@ OTHER = {**RECIPE, "seed": 1}
         (OTHER, {"overwrite": True}, False),
     ],
 )
-def test_whose_unfinished_work_is_gone_on_with(
-    recipe: dict[str, Any], options: dict[str, bool], known: bool, tmp_path: Path
-) -> None:
+def test_whose_unfinished_work_is_gone_on_with(recipe, options, known, tmp_path):
     started(tmp_path / "out")
     assert ("u" in RunFolder(tmp_path / "out", recipe, **options).journal) is known
 
 
-def test_another_recipe_is_refused_and_the_fields_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_recipe_is_refused_and_the_fields_are_named(tmp_path, monkeypatch):
     started(tmp_path / "out")
     other = {**RECIPE, "seed": 1, "bands": {"p": "4", "step": 0.1}, "threads": 2}
     with pytest.raises(ArtifactError, match=r"differs in: seed, bands.p, threads\).*--no-resume to discard"):
@@ -75,7 +70,7 @@ def test_another_recipe_is_refused_and_the_fields_are_named(tmp_path: Path, monk
         RunFolder(tmp_path / "out", RECIPE)
 
 
-def test_one_that_only_noted_its_inputs_is_in_nobodys_way(tmp_path: Path) -> None:
+def test_one_that_only_noted_its_inputs_is_in_nobodys_way(tmp_path):
     RunFolder(tmp_path / "out", {**RECIPE, "domains": {"math": ["gsm8kk"]}})
     RunFolder(tmp_path / "out", {**RECIPE, "seed": 3}).require_same_inputs({"text": "a"})
     run = RunFolder(tmp_path / "out", RECIPE)
@@ -93,9 +88,7 @@ def test_one_that_only_noted_its_inputs_is_in_nobodys_way(tmp_path: Path) -> Non
         (("inputs", "features|math", "score|math"), True, True),
     ],
 )
-def test_what_is_left_of_a_run_that_did_not_end(
-    units: tuple[str, ...], refused: bool, left: bool, tmp_path: Path
-) -> None:
+def test_what_is_left_of_a_run_that_did_not_end(units, refused, left, tmp_path):
     run = RunFolder(tmp_path / "out", RECIPE)
     for unit in units:
         run.journal.run_unit(unit, lambda: 1)
@@ -103,7 +96,7 @@ def test_what_is_left_of_a_run_that_did_not_end(
     assert (tmp_path / "out.partial").exists() is left
 
 
-def test_overwrite_replaces_when_all_is_written_and_nothing_else_does(tmp_path: Path) -> None:
+def test_overwrite_replaces_when_all_is_written_and_nothing_else_does(tmp_path):
     artefact(tmp_path / "out")
     with pytest.raises(ArtifactError, match=r"exists already.*--overwrite"):
         RunFolder(tmp_path / "out", RECIPE)
@@ -121,7 +114,7 @@ def test_overwrite_replaces_when_all_is_written_and_nothing_else_does(tmp_path: 
     assert started(tmp_path / "empty").publish_folder() == tmp_path / "empty"
 
 
-def test_overwrite_never_deletes_what_freemoe_did_not_write(tmp_path: Path) -> None:
+def test_overwrite_never_deletes_what_freemoe_did_not_write(tmp_path):
     mine = tmp_path / "thesis"
     mine.mkdir()
     (mine / "chapter").write_text("years of work")
@@ -135,7 +128,7 @@ def test_overwrite_never_deletes_what_freemoe_did_not_write(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["notes.md", "runs/notes.md", ".hidden", "link"])
-def test_a_file_of_the_users_inside_an_artefact_stops_the_run_that_would_replace_it(tmp_path: Path, name: str) -> None:
+def test_a_file_of_the_users_inside_an_artefact_stops_the_run_that_would_replace_it(tmp_path, name):
     mine = artefact(tmp_path / "out") / name
     run = started(tmp_path / "out", overwrite=True)
     write_atomic(run.partial / "content", b"new")
@@ -153,7 +146,7 @@ def test_a_file_of_the_users_inside_an_artefact_stops_the_run_that_would_replace
     assert (tmp_path / "out" / "content").read_text() == "new"
 
 
-def test_neighbours_with_like_names_stay(tmp_path: Path) -> None:
+def test_neighbours_with_like_names_stay(tmp_path):
     artefact(tmp_path / "out")
     artefact(tmp_path / "out.old", "mine")
     started(tmp_path / "out", overwrite=True).publish_folder()
@@ -166,13 +159,13 @@ def test_neighbours_with_like_names_stay(tmp_path: Path) -> None:
     assert (tmp_path / "other.partial" / "mine").exists()
 
 
-def test_killed_before_the_first_file_was_whole(tmp_path: Path) -> None:
+def test_killed_before_the_first_file_was_whole(tmp_path):
     (tmp_path / "out.partial").mkdir()
     (tmp_path / "out.partial" / "identity.json.tmp").write_text('{"comm')
     assert started(tmp_path / "out").publish_folder() == tmp_path / "out"
 
 
-def test_a_folder_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+def test_a_folder_that_appears_meanwhile_is_not_replaced(tmp_path):
     run = started(tmp_path / "out")
     artefact(tmp_path / "out")
     with pytest.raises(ArtifactError, match="exists already"):
@@ -181,12 +174,12 @@ def test_a_folder_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None
     assert (tmp_path / "out.partial").exists()
 
 
-def test_a_failed_publishing_puts_the_old_folder_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_publishing_puts_the_old_folder_back(tmp_path, monkeypatch):
     artefact(tmp_path / "out")
     run = started(tmp_path / "out", overwrite=True)
     real = Path.rename
 
-    def rename(self: Path, target: Path) -> Path:
+    def rename(self, target):
         return full_disk() if self == run.partial else real(self, target)
 
     monkeypatch.setattr(Path, "rename", rename)
@@ -197,14 +190,14 @@ def test_a_failed_publishing_puts_the_old_folder_back(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("output", ["", ".", "..", "/"])
-def test_an_output_that_names_no_folder(output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_output_that_names_no_folder(output, tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(ArtifactError, match="names no new folder"):
         RunFolder(output, RECIPE, overwrite=True)
 
 
-def test_an_output_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_output_that_cannot_be_made(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("x")
     with pytest.raises(ArtifactError, match="could not be written: Not a directory"):
         RunFolder(tmp_path / "file" / "out", RECIPE)
@@ -213,7 +206,7 @@ def test_an_output_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.Monke
         RunFolder(tmp_path / "new", RECIPE)
 
 
-def test_tensors_come_back_bit_equal(tmp_path: Path) -> None:
+def test_tensors_come_back_bit_equal(tmp_path):
     made = {"a": torch.tensor([0.1, float("nan")]), "b": torch.arange(6).reshape(2, 3).T}
     run = RunFolder(tmp_path / "out", RECIPE)
     first = run.run_tensor_unit("t", lambda: made)
@@ -224,7 +217,7 @@ def test_tensors_come_back_bit_equal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", [lambda p: p.unlink(), lambda p: p.write_bytes(p.read_bytes()[:-1])])
-def test_lost_or_damaged_tensors_are_made_again_and_must_be_the_same(harm: Any, tmp_path: Path) -> None:
+def test_lost_or_damaged_tensors_are_made_again_and_must_be_the_same(harm, tmp_path):
     RunFolder(tmp_path / "out", RECIPE).run_tensor_unit("t", lambda: {"a": torch.ones(3)})
     (file,) = (tmp_path / "out.partial" / "units").iterdir()
     harm(file)
@@ -236,7 +229,7 @@ def test_lost_or_damaged_tensors_are_made_again_and_must_be_the_same(harm: Any, 
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> int:
+def running(tmp_path):
     """Another process that is at work on the folder ``out``, until the test kills it."""
     read, write = os.pipe()
     if (child := os.fork()) == 0:
@@ -250,7 +243,7 @@ def running(tmp_path: Path) -> int:
 
 
 @pytest.mark.parametrize("options", [{}, {"resume": False}, {"overwrite": True}])
-def test_a_folder_that_another_process_writes_is_refused(options: dict[str, Any], running: int, tmp_path: Path) -> None:
+def test_a_folder_that_another_process_writes_is_refused(options, running, tmp_path):
     before, began = sorted(str(p) for p in tmp_path.rglob("*")), time.monotonic()
     with pytest.raises(ArtifactError, match=rf"being written by another run \(process {running}\)"):
         RunFolder(tmp_path / "out", {"command": "build"}, **options)
@@ -265,7 +258,7 @@ def test_a_folder_that_another_process_writes_is_refused(options: dict[str, Any]
     assert not (folder / run_folder.RUNNING).exists()
 
 
-def test_the_environment_tells_versions_and_nothing_private() -> None:
+def test_the_environment_tells_versions_and_nothing_private():
     found = describe_environment()
     assert found["packages"]["torch"] == torch.__version__
     assert found["cores"] >= 1
@@ -276,7 +269,7 @@ def test_the_environment_tells_versions_and_nothing_private() -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux tells the peak of a process alone")
-def test_the_peak_of_a_process_is_its_own() -> None:
+def test_the_peak_of_a_process_is_its_own():
     held = bytearray(b"x") * 2**29
     asked = [sys.executable, "-c", "from freemoe.core.memory import peak_memory_bytes; print(peak_memory_bytes())"]
     child = int(subprocess.run(asked, capture_output=True, text=True, check=True).stdout)

@@ -14,21 +14,21 @@ from freemoe.core.files import json_digest, write_atomic
 from freemoe.core.run.journal import RunJournal
 
 
-def never() -> Any:
+def never():
     raise AssertionError("this unit was finished before and must not be done again")
 
 
-def full_disk(*_: Any, **__: Any) -> Any:
+def full_disk(*_, **__):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def inside(folder: Path) -> list[str]:
+def inside(folder):
     """Names of what a folder holds."""
     return sorted(p.name for p in folder.iterdir())
 
 
 @pytest.mark.parametrize("fails", ["fsync", "open", "replace"])
-def test_a_full_disk_leaves_the_old_file(fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_old_file(fails, tmp_path, monkeypatch):
     write_atomic(tmp_path / "a", b"old")
     monkeypatch.setattr(*((os, "fsync") if fails == "fsync" else (Path, fails)), full_disk)
     with pytest.raises(ArtifactError, match=r"The disk is full: .*finished work is kept"):
@@ -41,7 +41,7 @@ def test_a_full_disk_leaves_the_old_file(fails: str, tmp_path: Path, monkeypatch
     assert inside(tmp_path) == ["a"]
 
 
-def test_digest_depends_on_content_not_on_order() -> None:
+def test_digest_depends_on_content_not_on_order():
     assert json_digest({"a": 1, "b": [2, float("nan")]}) == json_digest({"b": [2, float("nan")], "a": 1})
     assert json_digest([1, 2]) != json_digest([2, 1])
     assert len(json_digest("\ud800")) == 16  # half a character, as a broken file may hold
@@ -61,7 +61,7 @@ VALUES: list[Any] = [
 ]
 
 
-def test_a_resumed_journal_gives_identical_values(tmp_path: Path) -> None:
+def test_a_resumed_journal_gives_identical_values(tmp_path):
     first = RunJournal(tmp_path / "j")
     given = [first.run_unit(f"unit {i}", lambda v=v: v) for i, v in enumerate(VALUES)]
     assert (first.done, first.reused) == (len(VALUES), 0)
@@ -73,19 +73,19 @@ def test_a_resumed_journal_gives_identical_values(tmp_path: Path) -> None:
     assert "unit 99" not in second
 
 
-def test_an_unbroken_run_sees_what_a_resumed_one_sees(tmp_path: Path) -> None:
+def test_an_unbroken_run_sees_what_a_resumed_one_sees(tmp_path):
     value = RunJournal(tmp_path / "j").run_unit("u", lambda: {"pair": (1, 2), 3: "three"})
     assert value == {"pair": [1, 2], "3": "three"} == RunJournal(tmp_path / "j").run_unit("u", never)
 
 
-def three_units(path: Path) -> list[bytes]:
+def three_units(path):
     journal = RunJournal(path)
     for name in "abc":
         journal.run_unit(name, lambda name=name: f"value of {name}")
     return path.read_bytes().splitlines(keepends=True)
 
 
-def test_a_torn_last_line_is_dropped_wherever_it_is_torn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_torn_last_line_is_dropped_wherever_it_is_torn(tmp_path, caplog):
     path = tmp_path / "j"
     lines = three_units(path)
     for cut in range(1, len(lines[2])):
@@ -115,7 +115,7 @@ def test_a_torn_last_line_is_dropped_wherever_it_is_torn(tmp_path: Path, caplog:
     ],
     ids=["value", "unit", "zeros", "list", "empty", "blank"],
 )
-def test_what_stands_behind_a_damaged_line_does_not_count(damage: Any, tmp_path: Path) -> None:
+def test_what_stands_behind_a_damaged_line_does_not_count(damage, tmp_path):
     path = tmp_path / "j"
     lines = three_units(path)
     path.write_bytes(lines[0] + damage(lines[1]) + lines[2])
@@ -124,7 +124,7 @@ def test_what_stands_behind_a_damaged_line_does_not_count(damage: Any, tmp_path:
     assert path.read_bytes() == lines[0]
 
 
-def test_failed_work_leaves_no_line(tmp_path: Path) -> None:
+def test_failed_work_leaves_no_line(tmp_path):
     journal = RunJournal(tmp_path / "j")
     with pytest.raises(ZeroDivisionError):
         journal.run_unit("u", lambda: 1 / 0)

@@ -1,7 +1,5 @@
 """Two processes on one output: the second is told at once; a killed one is in nobody's way; this thread may come back."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +15,8 @@ from freemoe.core.run.lock import acquire_lock, output_lock, release_lock
 from tests.core.run.test_folder import artefact
 
 
-def test_a_thread_is_told_too_and_the_same_one_may_come_back(tmp_path: Path) -> None:
-    def second() -> str:
+def test_a_thread_is_told_too_and_the_same_one_may_come_back(tmp_path):
+    def second():
         try:
             with output_lock(tmp_path / "out"):
                 return "free"
@@ -36,12 +34,12 @@ def test_a_thread_is_told_too_and_the_same_one_may_come_back(tmp_path: Path) -> 
     assert second() == "free"
 
 
-def test_a_lock_on_a_file_that_was_removed_meanwhile_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_on_a_file_that_was_removed_meanwhile_is_none(tmp_path, monkeypatch):
     """The holder ends between the opening of its file and the locking of it."""
     assert lock.fcntl is not None
     real = lock.fcntl.flock
 
-    def late(opened: int, how: int) -> None:
+    def late(opened, how):
         (tmp_path / "l").unlink()
         real(opened, how)
 
@@ -51,10 +49,8 @@ def test_a_lock_on_a_file_that_was_removed_meanwhile_is_none(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, None])
-def test_where_there_are_no_locks_nobody_is_refused(
-    number: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def without(*_: object) -> None:
+def test_where_there_are_no_locks_nobody_is_refused(number, tmp_path, monkeypatch):
+    def without(*_):
         raise OSError(number, "no locks here")
 
     if number is None:
@@ -66,13 +62,13 @@ def test_where_there_are_no_locks_nobody_is_refused(
     release_lock(acquire_lock(tmp_path / "l", tmp_path / "out"))
 
 
-def test_where_nothing_can_be_written(tmp_path: Path) -> None:
+def test_where_nothing_can_be_written(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(DiskError, match="could not be written"), output_lock(tmp_path / "file" / "scores.json"):
         pytest.fail("no such folder")
 
 
-def test_killed_between_the_rename_and_the_tidying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_between_the_rename_and_the_tidying(tmp_path, monkeypatch):
     """The folder is whole: the same command says so, and tidies."""
     run = RunFolder(tmp_path / "out", {"a": 1})
     run.run_unit("u", lambda: 1)
@@ -88,7 +84,7 @@ def test_killed_between_the_rename_and_the_tidying(tmp_path: Path, monkeypatch: 
     assert not strip_if_finished(tmp_path / "out", {"a": 1})
 
 
-def test_killed_between_the_two_renames_of_an_overwrite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_between_the_two_renames_of_an_overwrite(tmp_path, monkeypatch):
     """The old folder has its name again before anything else is done."""
     artefact(tmp_path / "out")
     (tmp_path / "out.old-2020").mkdir()
@@ -96,7 +92,7 @@ def test_killed_between_the_two_renames_of_an_overwrite(tmp_path: Path, monkeypa
     run.run_unit("u", lambda: 1)
     real = Path.rename
 
-    def killed(path: Path, target: Path) -> Path:
+    def killed(path, target):
         if path == run.partial:
             raise KeyboardInterrupt
         return real(path, target)

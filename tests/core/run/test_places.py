@@ -1,7 +1,5 @@
 """Where units of work are done, as recipes spell it."""
 
-from __future__ import annotations
-
 import pytest
 
 from freemoe.core.errors import RecipeError
@@ -21,7 +19,7 @@ from freemoe.core.run.places import ExecutorSpec, parse_executor_spec
         ("ray://[::1]:10001", 1, ExecutorSpec(ray=True, workers=None, address="ray://[::1]:10001")),
     ],
 )
-def test_every_spelling(text: str, workers: int, place: ExecutorSpec) -> None:
+def test_every_spelling(text, workers, place):
     assert parse_executor_spec(text, workers) == place
     assert place.is_parallel is (place != ExecutorSpec())
 
@@ -33,7 +31,7 @@ def test_every_spelling(text: str, workers: int, place: ExecutorSpec) -> None:
         "ray://host", "ray://host:0", "ray://host:65536", "ray://host:1/x", "ray://user@host:1", "ray://a b:1", "auto", "10.0.0.1:6379",
     ],
 )  # fmt: skip
-def test_what_is_none_of_them_is_refused_with_those_that_are(text: str) -> None:
+def test_what_is_none_of_them_is_refused_with_those_that_are(text):
     with pytest.raises(RecipeError) as caught:
         parse_executor_spec(text)
     assert repr(text) in str(caught.value)
@@ -42,6 +40,6 @@ def test_what_is_none_of_them_is_refused_with_those_that_are(text: str) -> None:
     )
 
 
-def test_two_numbers_of_workers_are_refused() -> None:
+def test_two_numbers_of_workers_are_refused():
     with pytest.raises(RecipeError, match=r"--on local:4 and --workers 3"):
         parse_executor_spec("local:4", 3)

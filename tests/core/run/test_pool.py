@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Collection
-from typing import Any
 
 import pytest
 
 from freemoe.core.errors import WorkerError
 from freemoe.core.run import pool as pools
-from freemoe.core.run.pool import PoolWorker, WorkerDied, WorkerPool
+from freemoe.core.run.pool import WorkerDied, WorkerPool
 from freemoe.core.run.units import Unit, run_pickled
 
 UNITS = [Unit(f"u{n}", "builtins:pow", {"base": n, "exp": 2}) for n in range(3)]
@@ -20,36 +18,36 @@ UNITS = [Unit(f"u{n}", "builtins:pow", {"base": n, "exp": 2}) for n in range(3)]
 class Late:
     """A worker that does its units when asked for the answer, and is ready some time after it was begun."""
 
-    def __init__(self, ready: float, dies: bool) -> None:
+    def __init__(self, ready, dies):
         self.ready, self.dies = ready, dies
         self.unit: Unit | None = None
 
-    def send(self, unit: Unit) -> None:
+    def send(self, unit):
         self.unit = unit
 
-    def receive(self) -> tuple[bool, Any]:
+    def receive(self):
         if self.unit is None:
             return True, {}
         if self.dies:
             raise WorkerDied("its owner's node has crashed")
         return pickle.loads(run_pickled(self.unit, "here"))
 
-    def end(self) -> None:
+    def end(self):
         pass
 
 
 class LatePool(WorkerPool):
     """Workers that are ready after so many seconds each (the last figure holds on), and die at work if the cluster is gone."""
 
-    def __init__(self, *starts: float, gone: bool = False) -> None:
+    def __init__(self, *starts, gone=False):
         super().__init__(len(starts))
         self.starts, self.gone = list(starts), gone
 
-    def _start(self) -> tuple[PoolWorker, bool]:
+    def _start(self):
         wait = self.starts.pop(0) if len(self.starts) > 1 else self.starts[0]
         return Late(time.monotonic() + wait, self.gone), False
 
-    def _that_answer(self, workers: Collection[PoolWorker], seconds: float | None) -> list[PoolWorker]:
+    def _that_answer(self, workers, seconds):
         end = time.monotonic() + (10 if seconds is None else seconds)
         while True:
             ready = [w for w in workers if isinstance(w, Late) and w.ready <= time.monotonic()]
@@ -57,20 +55,20 @@ class LatePool(WorkerPool):
                 return ready
             time.sleep(0.005)
 
-    def _advice(self, how: str) -> str:
+    def _advice(self, how):
         return "."
 
-    def _backend_error(self) -> WorkerError | None:
+    def _backend_error(self):
         return WorkerError("the cluster is gone") if self.gone else None
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch):
     monkeypatch.setattr(pools, "EVERY", 0.05)
     monkeypatch.setattr(pools, "PATIENCE", 0.3)
 
 
-def test_while_workers_start_their_number_and_the_limit_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_while_workers_start_their_number_and_the_limit_are_logged(caplog):
     found = {unit.name: square for unit, square in LatePool(0.2, 0.2).run(UNITS)}
     assert found == {"u0": 0, "u1": 1, "u2": 4}
     lines = [line for line in caplog.messages if line.startswith("waiting for 2 workers to start: ")]
@@ -86,20 +84,18 @@ def test_while_workers_start_their_number_and_the_limit_are_logged(caplog: pytes
         (9.0, True, "the cluster is gone", 0, 0.25),
     ],
 )
-def test_who_gets_no_worker_is_told_why_and_soon(
-    start: float, gone: bool, says: str, least: float, most: float
-) -> None:
+def test_who_gets_no_worker_is_told_why_and_soon(start, gone, says, least, most):
     began = time.monotonic()
     with pytest.raises(WorkerError, match=says):
         list(LatePool(start, gone=gone).run(UNITS))
     assert least <= time.monotonic() - began < most
 
 
-def test_of_two_that_hang_at_the_same_moment_neither_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended: list[PoolWorker] = []
+def test_of_two_that_hang_at_the_same_moment_neither_is_asked_again(monkeypatch):
+    ended = []
     answer = LatePool._that_answer
 
-    def asked(pool: LatePool, workers: Collection[PoolWorker], seconds: float | None) -> list[PoolWorker]:
+    def asked(pool, workers, seconds):
         assert not [worker for worker in workers if worker in ended]
         return answer(pool, workers, seconds)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import queue
 import re
-from typing import Any
 
 import pytest
 
@@ -17,35 +16,35 @@ LINE = re.compile(r"progress: (.+) (\d+)/(\d+) \((\d+) %\) elapsed (\d+:\d\d:\d\
 class Clock:
     """Time that passes when it is told to: it stands for the clock, and for the event that lines wait for."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = 100.0
         self.asked: queue.Queue[float] = queue.Queue()
         self.answers: queue.Queue[bool] = queue.Queue()
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now
 
-    def wait(self, seconds: float) -> bool:
+    def wait(self, seconds):
         self.asked.put(seconds)
         return self.answers.get(timeout=30)
 
-    def set(self) -> None:
+    def set(self):
         self.answers.put(True)
 
-    def passes(self) -> None:
+    def passes(self):
         """Ten seconds pass, and what is to be said then is said."""
         self.now += EVERY
         self.answers.put(False)
         assert self.asked.get(timeout=30) == EVERY
 
 
-def shown(clock: Clock) -> tuple[LineProgress, list[str]]:
-    lines: list[str] = []
-    event: Any = lambda: clock  # noqa: E731
+def shown(clock):
+    lines = []
+    event = lambda: clock  # noqa: E731
     return LineProgress(lines.append, clock, event), lines
 
 
-def test_a_line_every_ten_seconds_and_one_at_the_end() -> None:
+def test_a_line_every_ten_seconds_and_one_at_the_end():
     clock = Clock()
     progress, lines = shown(clock)
     with progress.stage("search", 12) as advance:
@@ -66,7 +65,7 @@ def test_a_line_every_ten_seconds_and_one_at_the_end() -> None:
     assert all(LINE.fullmatch(line) for line in lines)
 
 
-def test_a_stage_that_fails_ends_its_lines_and_none_holds_what_a_terminal_would_obey() -> None:
+def test_a_stage_that_fails_ends_its_lines_and_none_holds_what_a_terminal_would_obey():
     progress, lines = shown(Clock())
     with contextlib.suppress(ValueError), progress.stage("a\x1b[2Jname\nof two\rlines", 0):
         raise ValueError
@@ -76,7 +75,7 @@ def test_a_stage_that_fails_ends_its_lines_and_none_holds_what_a_terminal_would_
     assert LINE.fullmatch(line)
 
 
-def test_steps_that_a_resumed_run_finds_say_nothing_of_those_it_does() -> None:
+def test_steps_that_a_resumed_run_finds_say_nothing_of_those_it_does():
     clock = Clock()
     pace = StageTimer(30, clock)
     for _ in range(20):
@@ -90,7 +89,7 @@ def test_steps_that_a_resumed_run_finds_say_nothing_of_those_it_does() -> None:
         assert sum(seconds) == pytest.approx(700 * (10 - done), rel=0.2)
 
 
-def test_a_step_counts_however_long_ago_it_ended() -> None:
+def test_a_step_counts_however_long_ago_it_ended():
     clock = Clock()
     pace = StageTimer(3, clock)
     clock.now += 60

@@ -1,14 +1,9 @@
 """States of units: bit by bit what was kept, whole or not at all, gone when the unit is finished."""
 
-from __future__ import annotations
-
 import contextlib
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from freemoe.core.run import unit_state
 from freemoe.core.run.folder import RunFolder
@@ -16,12 +11,12 @@ from freemoe.core.run.unit_state import NO_CHECKPOINT, UnitState
 
 
 @pytest.fixture(autouse=True)
-def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def every_step(monkeypatch):
     monkeypatch.setattr(unit_state, "SECONDS", 0.0)
     monkeypatch.setattr(unit_state, "SHARE", 0.0)
 
 
-def awkward() -> dict[str, Tensor]:
+def awkward():
     """Transposed, shared, empty, a scalar, NaN with a payload, a sign of zero."""
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
     odd = torch.tensor([0x7FC00001, -0x80000000], dtype=torch.int32).view(torch.float32)
@@ -31,7 +26,7 @@ def awkward() -> dict[str, Tensor]:
     }  # fmt: skip
 
 
-def test_a_state_comes_back_bit_by_bit_and_as_it_lay(tmp_path: Path) -> None:
+def test_a_state_comes_back_bit_by_bit_and_as_it_lay(tmp_path):
     given = awkward()
     UnitState(tmp_path / "states", "u").write_state(lambda: given)
     found = UnitState(tmp_path / "states", "u").read_state()
@@ -47,7 +42,7 @@ def test_a_state_comes_back_bit_by_bit_and_as_it_lay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", [lambda b: b[:-1], lambda b: b[:10], lambda b: b"", lambda b: b[:-1] + b"?"])
-def test_a_damaged_state_does_not_count(harm: Any, tmp_path: Path) -> None:
+def test_a_damaged_state_does_not_count(harm, tmp_path):
     state = UnitState(tmp_path / "states", "u")
     state.write_state(awkward)
     (path,) = (tmp_path / "states").iterdir()
@@ -55,7 +50,7 @@ def test_a_damaged_state_does_not_count(harm: Any, tmp_path: Path) -> None:
     assert state.read_state() is None
 
 
-def test_a_finished_unit_leaves_no_state(tmp_path: Path) -> None:
+def test_a_finished_unit_leaves_no_state(tmp_path):
     run = RunFolder(tmp_path / "out", {})
     for name in ("tensors", "value"):
         run.unit_state(name).write_state(awkward)
@@ -73,7 +68,7 @@ def test_a_finished_unit_leaves_no_state(tmp_path: Path) -> None:
     assert again.unit_state("other").read_state() is not None
 
 
-def test_a_run_with_a_state_alone_has_done_something(tmp_path: Path) -> None:
+def test_a_run_with_a_state_alone_has_done_something(tmp_path):
     run = RunFolder(tmp_path / "out", {})
     run.require_same_inputs({"text": "a"})
     run.unit_state("first unit").write_state(awkward)
@@ -81,7 +76,7 @@ def test_a_run_with_a_state_alone_has_done_something(tmp_path: Path) -> None:
     assert RunFolder(tmp_path / "out", {}).unit_state("first unit").read_state() is not None
 
 
-def test_by_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_by_the_clock(tmp_path, monkeypatch):
     """At most every two seconds, and so seldom that a slow disk takes a twentieth of the time."""
     now = [0.0]
     monkeypatch.setattr(unit_state, "SECONDS", 2.0)
@@ -89,7 +84,7 @@ def test_by_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unit_state.time, "monotonic", lambda: now[0])
     state = UnitState(tmp_path / "states", "u")
 
-    def slow() -> dict[str, Tensor]:
+    def slow():
         now[0] += 0.5
         return {}
 
@@ -104,12 +99,12 @@ def test_by_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 class Summed:
     """A pass over numbers that dies at one of them."""
 
-    def __init__(self, kept: UnitState, dies_at: int = 99) -> None:
+    def __init__(self, kept, dies_at=99):
         self.kept, self.dies_at = kept, dies_at
         self.total, self.seen, self.skipped = torch.zeros(()), [], []
 
-    def run(self) -> float:
-        def load(state: dict[str, Tensor]) -> None:
+    def run(self):
+        def load(state):
             self.total = state["total"]
 
         for n in self.kept.resume_iter(range(6), lambda: {"total": self.total}, load, self.skipped.append):
@@ -121,7 +116,7 @@ class Summed:
 
 
 @pytest.mark.parametrize("dies_at", range(6))
-def test_a_pass_goes_on_behind_what_it_has_added(dies_at: int, tmp_path: Path) -> None:
+def test_a_pass_goes_on_behind_what_it_has_added(dies_at, tmp_path):
     kept = UnitState(tmp_path / "states", "u")
     first = Summed(kept, dies_at)
     with pytest.raises(KeyboardInterrupt):
@@ -137,19 +132,17 @@ def test_a_pass_goes_on_behind_what_it_has_added(dies_at: int, tmp_path: Path) -
 
 @pytest.mark.parametrize("dies_at", range(7))
 @pytest.mark.parametrize("seconds", [0.0, 3600.0])
-def test_a_list_goes_on_behind_what_it_has(
-    dies_at: int, seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_list_goes_on_behind_what_it_has(dies_at, seconds, tmp_path, monkeypatch):
     monkeypatch.setattr(unit_state, "SECONDS", seconds)
-    done: list[int] = []
+    done = []
 
-    def work(n: int) -> dict[str, Tensor]:
+    def work(n):
         done.append(n)
         if n == dies_at and len(done) == dies_at + 1:
             raise KeyboardInterrupt
         return {"a": torch.full((2,), n / 3), "b": torch.tensor(n)}
 
-    def run() -> list[dict[str, Tensor]]:
+    def run():
         return UnitState(tmp_path / "states", "u").map_items(range(6), work)
 
     with pytest.raises(KeyboardInterrupt) if dies_at < 6 else contextlib.nullcontext():

@@ -1,9 +1,5 @@
 """Parts of a run that other processes do: joined in the order of the run, and never written twice."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import torch
 
 from freemoe.core.run.folder import RunFolder, RunPart
@@ -11,7 +7,7 @@ from tests.core.run.test_journal import never
 from tests.core.run.work import writes
 
 
-def test_parts_of_a_run_are_joined_in_the_order_of_the_run(tmp_path: Path) -> None:
+def test_parts_of_a_run_are_joined_in_the_order_of_the_run(tmp_path):
     run = RunFolder(tmp_path / "out", {})
     run.journal.run_unit("first", lambda: 0)
     for name in ("b", "a"):
@@ -29,7 +25,7 @@ def test_parts_of_a_run_are_joined_in_the_order_of_the_run(tmp_path: Path) -> No
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_a_part_sees_what_is_finished_and_writes_nothing_of_it_again(tmp_path: Path) -> None:
+def test_a_part_sees_what_is_finished_and_writes_nothing_of_it_again(tmp_path):
     run = RunFolder(tmp_path / "out", {})
     run.journal.run_unit("first", lambda: 7)
     run.run_tensor_unit("t", lambda: {"a": torch.ones(3)})

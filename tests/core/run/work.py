@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -16,22 +15,22 @@ from freemoe.core.run.folder import RunPart
 CALLS: list[int] = []
 
 
-def square(number: int, wait: float = 0.0) -> dict[str, Any]:
+def square(number, wait=0.0):
     time.sleep(wait)
     return {"square": number**2, "tensor": torch.arange(number)}
 
 
-def calls(number: int) -> tuple[int, int]:
+def calls(number):
     """This process and how often it was here."""
     CALLS.append(number)
     return os.getpid(), len(CALLS)
 
 
-def threads() -> int:
+def threads():
     return torch.get_num_threads()
 
 
-def fails(kind: str) -> None:
+def fails(kind):
     if kind == "numeric":
         raise NumericError("a loss is NaN")
 
@@ -41,7 +40,7 @@ def fails(kind: str) -> None:
     raise Local("from far away")
 
 
-def dies(folder: str, times: int, number: int = 9) -> str:
+def dies(folder, times, number=9):
     """Kill this process, so many times in all."""
     mark = Path(folder) / f"{len(list(Path(folder).iterdir()))}"
     if int(mark.name) < times:
@@ -51,11 +50,11 @@ def dies(folder: str, times: int, number: int = 9) -> str:
     return "alive"
 
 
-def leaves(code: int) -> None:
+def leaves(code):
     os._exit(code)
 
 
-def writes(output: str, unit: str, dies_after: int | None = None) -> None:
+def writes(output, unit, dies_after=None):
     """Finish three units of a run that another process keeps."""
     run = RunPart(output, unit)
     for number in range(3):
@@ -65,20 +64,20 @@ def writes(output: str, unit: str, dies_after: int | None = None) -> None:
     run.run_tensor_unit(f"{unit}/tensor", lambda: {"a": torch.ones(2)})
 
 
-def sleeps(mark: str) -> None:
+def sleeps(mark):
     (Path(mark + ".part")).write_text(str(os.getpid()))
     Path(mark + ".part").replace(mark)
     time.sleep(600)
 
 
-def weighs(parcel: Any, folder: str, times: int) -> int:
+def weighs(parcel, folder, times):
     """Bytes of an argument that lies elsewhere, after so many deaths."""
     size = len(parcel.get())
     dies(folder, times)
     return size
 
 
-def part(output: str, stage: str, name: str, times: int, fails: str = "") -> None:
+def part(output, stage, name, times, fails=""):
     """Read what the run has, and finish so many lines and a tensor of it."""
     run = RunPart(output, f"{stage}|{name}")
     common = run.run_tensor_unit("common", dict)["a"]

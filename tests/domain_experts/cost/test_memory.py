@@ -1,9 +1,5 @@
 """The arithmetic of peaks: how it grows with what, and what it says of models that are not there."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from benchmarks.speed.artefact import PUBLISHED, stand_in
@@ -14,16 +10,16 @@ from tests.tiny import tiny_model
 GIB = 2**30
 
 
-def said(model: Any, tokens: int = 1024, **more: float) -> dict[str, float]:
+def said(model, tokens=1024, **more):
     settings = {"width": 0.1, "budget": 0.01, **more}
     return {name: peak.expected for name, peak in stage_peaks(model, find_weights(model), tokens, **settings).items()}
 
 
-def test_every_stage_is_named_in_order() -> None:
+def test_every_stage_is_named_in_order():
     assert tuple(said(tiny_model("llama"))) == STAGES
 
 
-def test_what_is_off_costs_its_bits_and_its_values() -> None:
+def test_what_is_off_costs_its_bits_and_its_values():
     model = stand_in(*PUBLISHED["Llama-2-7B"])
     size = sum(w.size for w in find_weights(model))
     narrow, wide = said(model, width=0.1), said(model, width=0.3)
@@ -37,7 +33,7 @@ def test_what_is_off_costs_its_bits_and_its_values() -> None:
     assert said(model, cut=1e-3)["greedy"] > narrow["greedy"]
 
 
-def test_passes_grow_with_their_tokens_until_they_are_cut() -> None:
+def test_passes_grow_with_their_tokens_until_they_are_cut():
     model = stand_in(*PUBLISHED["Llama-2-7B"])
     few, many, most = (said(model, tokens) for tokens in (256, 1024, 65536))
     for stage in STAGES:
@@ -47,7 +43,7 @@ def test_passes_grow_with_their_tokens_until_they_are_cut() -> None:
     assert said(model, 2 * 65536)["learned"] == most["learned"]
 
 
-def test_seven_billion_weights_fit_a_device_of_80_and_seventy_do_not() -> None:
+def test_seven_billion_weights_fit_a_device_of_80_and_seventy_do_not():
     small, large = (stand_in(*PUBLISHED[name]) for name in ("Llama-2-7B", "Llama-2-70B"))
     base = 2 * sum(p.numel() for p in small.parameters())
     assert base + max(said(small).values()) < 60 * GIB
@@ -58,9 +54,9 @@ def test_seven_billion_weights_fit_a_device_of_80_and_seventy_do_not() -> None:
         assert 4 < ratio < 12, stage
 
 
-def test_routed_experts_are_met_by_the_tokens_that_are_sent_to_them() -> None:
+def test_routed_experts_are_met_by_the_tokens_that_are_sent_to_them():
     model = stand_in(*PUBLISHED["Mixtral-8x7B"])
-    config: Any = model.config
+    config = model.config
     one = said(model)["scoring"]
     for weight in (w for w in find_weights(model) if w.gate is not None):
         assert weight.gate is not None
@@ -72,5 +68,5 @@ def test_routed_experts_are_met_by_the_tokens_that_are_sent_to_them() -> None:
     ("gib", "words"),
     [(1, "1 device of 8 GiB"), (20, "1 device of 24 GiB"), (72, "1 device of 80 GiB"), (100, "2 devices of 80 GiB")],
 )
-def test_what_fits_where(gib: float, words: str) -> None:
+def test_what_fits_where(gib, words):
     assert fitting_devices(gib * GIB) == words

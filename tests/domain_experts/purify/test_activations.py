@@ -1,11 +1,7 @@
 """Memory of activations: what is measured, batches cut by it, and checkpointing when it does not fit."""
 
-from __future__ import annotations
-
 import gc
 import weakref
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -23,12 +19,12 @@ from tests.tiny import tiny_model
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 6}
 
 
-def batch(rows: int, length: int) -> AnswerBatch:
+def batch(rows, length):
     ids = torch.arange(rows * length).reshape(rows, length) % 200 + 3
     return AnswerBatch(ids, torch.ones_like(ids), ids, torch.zeros(rows, dtype=torch.long))
 
 
-def wide() -> Any:
+def wide():
     """A model that is large enough to be measured; its decoder's weights ask for gradients."""
     model = tiny_model("llama", **WIDE)
     model.requires_grad_(False)
@@ -37,13 +33,13 @@ def wide() -> Any:
     return model
 
 
-def test_what_is_measured_is_what_autograd_keeps() -> None:
+def test_what_is_measured_is_what_autograd_keeps():
     model = wide()
     told = bytes_per_token(model)
     mine = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept: dict[int, int] = {}
+    kept = {}
 
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
+    def pack(tensor):
         kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
@@ -56,7 +52,7 @@ def test_what_is_measured_is_what_autograd_keeps() -> None:
     assert activations._upper_bound_bytes(model) / 8 < told < activations._upper_bound_bytes(model)
 
 
-def test_a_model_in_bfloat16_keeps_less(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_in_bfloat16_keeps_less(monkeypatch):
     monkeypatch.setattr(activations, "_SMALL", 1)
     model = wide()
     full = bytes_per_token(model)
@@ -71,7 +67,7 @@ def test_a_model_in_bfloat16_keeps_less(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(("fitting", "sizes"), [(1, [1] * 7), (2, [2, 2, 2, 1]), (4, [4, 3]), (6, [4, 3]), (7, [7])])
-def test_parts_hold_every_row_once_and_fit(fitting: int, sizes: list[int]) -> None:
+def test_parts_hold_every_row_once_and_fit(fitting, sizes):
     model, whole = wide(), batch(7, 40)
     most = int(bytes_per_token(model, 40) * 40 * (fitting + 0.5))
     found = list(split_by_memory(model, whole, most))
@@ -81,13 +77,13 @@ def test_parts_hold_every_row_once_and_fit(fitting: int, sizes: list[int]) -> No
     assert [len(p.ids) for p in split_by_memory(model, whole, 1)] == [1] * 7
 
 
-def test_gradients_of_parts_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_of_parts_add_up(monkeypatch):
     model, rows = tiny_model("llama"), batches(0)
     weights = find_weights(model)
     expected, loss = fast_gradients(model, weights, rows)
-    passes: list[int] = []
+    passes = []
 
-    def cut(model: Any, batch: AnswerBatch) -> Any:
+    def cut(model, batch):
         for part in split_by_memory(model, batch, 1):
             passes.append(len(part.ids))
             yield part
@@ -101,7 +97,7 @@ def test_gradients_of_parts_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("free", "times"), [(0, 2), (1 << 40, 1)])
-def test_layers_forget_when_memory_asks_for_it(free: int, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_forget_when_memory_asks_for_it(free, times, monkeypatch):
     model, rows = tiny_model("llama"), batches(0, count=4)
     weights = find_weights(model)
     plain, loss = fast_gradients(model, weights, rows)
@@ -109,7 +105,7 @@ def test_layers_forget_when_memory_asks_for_it(free: int, times: int, monkeypatc
     layer, ran = type(model.model.layers[0]), []
     inner = layer.forward
 
-    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def counted(self, *args, **kwargs):
         ran.append(1)
         return inner(self, *args, **kwargs)
 
@@ -120,7 +116,7 @@ def test_layers_forget_when_memory_asks_for_it(free: int, times: int, monkeypatc
     assert all(torch.equal(a, b) for a, b in zip(plain, found, strict=True))
 
 
-def test_forgetting_does_not_change_what_is_measured() -> None:
+def test_forgetting_does_not_change_what_is_measured():
     kept = []
     for checkpointing in (False, True, "auto"):
         model = wide()
@@ -129,9 +125,9 @@ def test_forgetting_does_not_change_what_is_measured() -> None:
     assert kept[0] == kept[1] == kept[2] > 1000
 
 
-def test_what_was_measured_is_freed() -> None:
+def test_what_was_measured_is_freed():
     model = wide()
-    alive: list[weakref.ref[torch.Tensor]] = []
+    alive = []
     handle = model.model.layers[1].mlp.register_forward_hook(lambda m, x, out: alive.append(weakref.ref(x[0])))
     with gradients.gradients_to(model, find_weights(model), lambda *_: None, checkpointing=False):
         assert bytes_per_token(model) > 1000
@@ -141,14 +137,14 @@ def test_what_was_measured_is_freed() -> None:
     assert [ref() for ref in alive] == [None, None]
 
 
-def test_what_fits_is_half_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fits_is_half_of_what_is_free(monkeypatch):
     model = wide()
     monkeypatch.setattr(activations, "free_bytes", lambda device: int(2.01 * 300 * bytes_per_token(model)))
     assert fits_in_memory(model, 3, 100)
     assert not fits_in_memory(model, 3, 102)
 
 
-def test_a_container_leaves_less_than_the_machine(tmp_path: Path) -> None:
+def test_a_container_leaves_less_than_the_machine(tmp_path):
     assert 0 < memory.available_memory_bytes() < 1 << 50
     assert memory._left_in_container(tmp_path) == []
     (tmp_path / "memory.max").write_text("max\n")
@@ -158,7 +154,7 @@ def test_a_container_leaves_less_than_the_machine(tmp_path: Path) -> None:
     assert memory._left_in_container(tmp_path) == [30]
 
 
-def test_a_pass_for_masks_alone_may_be_a_process_s_first() -> None:
+def test_a_pass_for_masks_alone_may_be_a_process_s_first():
     """As where a killed training of units goes on: what measures the model must not be measured itself."""
     model = wide()
     assert not activations.is_measured(model)

@@ -1,9 +1,6 @@
 """Purifications that are killed in their middle: they go on at their last state, and find what an unbroken one finds."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +11,7 @@ from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.unit_state import UnitState
 from freemoe.domain_experts import pipeline as build
 from freemoe.domain_experts.purify import curvature, greedy, learned, methods
-from freemoe.domain_experts.purify.greedy import PurifyResult, PurifyTask, greedy_purify
+from freemoe.domain_experts.purify.greedy import PurifyTask, greedy_purify
 from freemoe.domain_experts.purify.learned import learn_switches
 from freemoe.domain_experts.recipe import BuildRecipe, SaliencySection, UnitSection
 from freemoe.domain_experts.structured import training
@@ -37,7 +34,7 @@ class KilledError(BaseException):
 class Passes:
     """Counts gradient passes, the work that must not be done again, and dies after so many states were written."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch):
         self.count, self.left = 0, 10**9
         monkeypatch.setattr(unit_state, "SECONDS", 0.0)
         monkeypatch.setattr(unit_state, "SHARE", 0.0)
@@ -47,15 +44,15 @@ class Passes:
                     monkeypatch.setattr(module, name, self.counted(getattr(module, name)))
         monkeypatch.setattr(unit_state, "write_atomic", self.dying(unit_state.write_atomic))
 
-    def counted(self, work: Callable[..., Any]) -> Callable[..., Any]:
-        def counting(*args: Any, **options: Any) -> Any:
+    def counted(self, work):
+        def counting(*args, **options):
             self.count += 1
             return work(*args, **options)
 
         return counting
 
-    def dying(self, write: Callable[..., None]) -> Callable[..., None]:
-        def writing(*args: Any) -> None:
+    def dying(self, write):
+        def writing(*args):
             write(*args)
             self.left -= 1
             if self.left == 0:
@@ -65,11 +62,11 @@ class Passes:
 
 
 @pytest.fixture
-def passes(monkeypatch: pytest.MonkeyPatch) -> Passes:
+def passes(monkeypatch):
     return Passes(monkeypatch)
 
 
-def lives(work: Work, folder: Path, passes: Passes, after: int) -> Iterator[Any]:
+def lives(work, folder, passes, after):
     """The run again and again, killed each time after so many new states; its end last."""
     while True:
         passes.left = after
@@ -81,32 +78,32 @@ def lives(work: Work, folder: Path, passes: Passes, after: int) -> Iterator[Any]
             yield None
 
 
-def same(a: PurifyResult, b: PurifyResult) -> None:
+def same(a, b):
     assert a.losses == b.losses
     assert a.best == b.best
     assert a.mask.is_equal(b.mask)
     assert a.forecast == b.forecast
 
 
-def greedily(checkpoint: UnitState) -> PurifyResult:
+def greedily(checkpoint):
     model = tiny_model("llama")
-    options: dict[str, Any] = {"step": 0.001, "budget": 0.008, "patience": 3, "part_tokens": 4}
+    options = {"step": 0.001, "budget": 0.008, "patience": 3, "part_tokens": 4}
     return purify(greedy_purify, model, batches(0), batches(1), **options, checkpoint=checkpoint)
 
 
-def with_switches(checkpoint: UnitState, case: str = "llama") -> PurifyResult:
+def with_switches(checkpoint, case="llama"):
     model = tiny_model(case)
-    options: dict[str, Any] = {"budget": 0.01, "steps": 14, "every": 3, "step_tokens": 8, "patience": 3}
+    options = {"budget": 0.01, "steps": 14, "every": 3, "step_tokens": 8, "patience": 3}
     return purify(learn_switches, model, batches(0), batches(1), **options, checkpoint=checkpoint)
 
 
-def with_switches_of_large_matrices(checkpoint: UnitState) -> PurifyResult:
+def with_switches_of_large_matrices(checkpoint):
     model = tiny_model("llama", hidden_size=160, intermediate_size=192)
-    options: dict[str, Any] = {"budget": 0.01, "steps": 6, "every": 2, "step_tokens": 8}
+    options = {"budget": 0.01, "steps": 6, "every": 2, "step_tokens": 8}
     return purify(learn_switches, model, batches(0), batches(1), **options, checkpoint=checkpoint)
 
 
-def both(checkpoint: UnitState) -> PurifyResult:
+def both(checkpoint):
     model = tiny_model("llama")
     before = bits(model)
     task = PurifyTask(model, find_weights(model), batches(0), batches(1), checkpoint=checkpoint)
@@ -120,7 +117,7 @@ def both(checkpoint: UnitState) -> PurifyResult:
     ids=["greedy", "learned", "learned, low rank", "learned, experts", "both"],
 )  # fmt: skip
 @pytest.mark.parametrize("after", [1, 4])
-def test_killed_in_its_middle_it_ends_alike(work: Work, after: int, tmp_path: Path, passes: Passes) -> None:
+def test_killed_in_its_middle_it_ends_alike(work, after, tmp_path, passes):
     whole = work(unit_state.NO_CHECKPOINT)
     needed, passes.count = passes.count, 0
     *killed, found = lives(work, tmp_path / "out", passes, after)
@@ -131,8 +128,8 @@ def test_killed_in_its_middle_it_ends_alike(work: Work, after: int, tmp_path: Pa
     assert passes.count < 2 * needed
 
 
-def test_units_killed_in_their_middle_end_alike(tmp_path: Path, passes: Passes) -> None:
-    def work(checkpoint: UnitState) -> dict[str, torch.Tensor]:
+def test_units_killed_in_their_middle_end_alike(tmp_path, passes):
+    def work(checkpoint):
         model = tiny_model("llama")
         units = find_units(model, "neuron")
         task = PurifyTask(model, find_weights(model), batches(0), batches(1), checkpoint=checkpoint)
@@ -145,7 +142,7 @@ def test_units_killed_in_their_middle_end_alike(tmp_path: Path, passes: Passes) 
     assert all(torch.equal(found[name], whole[name]) for name in whole)
 
 
-def test_the_number_format_is_measured_once_for_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_format_is_measured_once_for_a_run(tmp_path, monkeypatch):
     """A process that goes on may find the other format faster: it goes on in the first one's."""
     recipe = recipe_from({"command": "build", "model": "m", "domains": {"law": ["demo:code"]}, "output": "out"})
     assert isinstance(recipe, BuildRecipe)

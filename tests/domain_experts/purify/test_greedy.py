@@ -218,7 +218,7 @@ def test_parts_share_a_round_and_a_step():
     assert split_batches(rows, tokens) == [rows]
     halves = split_batches(rows, tokens // 2)
     assert sorted(map(id, halves[0] + halves[1])) == sorted(map(id, rows))
-    shares: list[float] = []
+    shares = []
     common = {"step": 0.004, "budget": 0.004, "on_round": lambda number, loss, off: shares.append(off)}
     whole = purify(greedy_purify, model, rows, batches(9), part_tokens=tokens, **common)
     parts = purify(greedy_purify, model, rows, batches(9), part_tokens=tokens // 2, **common)

@@ -14,7 +14,7 @@ def makers(scores):
 
 
 @pytest.fixture(autouse=True, params=[0, 1 << 18], ids=["by intervals", "few"])
-def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def small(request, monkeypatch):
     """Both ways to find where the largest begin."""
     monkeypatch.setattr("freemoe.domain_experts.purify.strongest._SMALL", request.param)
 

@@ -1,7 +1,5 @@
 """What subdomains hold: of reference documents, cut short, and nothing that only one or two documents say."""
 
-from __future__ import annotations
-
 import torch
 
 from freemoe.domain_experts.recipe import SubdomainSection
@@ -10,17 +8,17 @@ from freemoe.domain_experts.route.subdomains import divide_domain
 from freemoe.evals.tasks.documents import Document, ReferenceSplit
 
 
-def documents(texts: list[str], field: str = "") -> list[Document]:
+def documents(texts, field=""):
     return [Document("t", f"{field}{i}", f"{field}{i}", "choice", text, field=field) for i, text in enumerate(texts)]
 
 
-def divided(groups: dict[str, list[str]], feature: torch.Tensor, by: str = "field"):
+def divided(groups, feature, by="field"):
     found = [d for name, texts in groups.items() for d in documents(texts, name)]
     section = SubdomainSection(by=by, min_size=2)
     return found, divide_domain("math", ReferenceSplit(tuple(found)), feature, section, 0)
 
 
-def test_the_documents_nearest_to_the_centroid_come_first() -> None:
+def test_the_documents_nearest_to_the_centroid_come_first():
     groups = {"a": ["one far out", "two in the middle", "three near it", "four as well"]}
     feature = torch.tensor([[9.0, 0.0], [2.0, 0.0], [1.0, 0.0], [0.0, 0.0]])  # centroid at 3
     found, part = divided(groups, feature)
@@ -29,7 +27,7 @@ def test_the_documents_nearest_to_the_centroid_come_first() -> None:
     assert held["prompts"] == ["two in the middle", "three near it", "four as well"]
 
 
-def test_words_are_those_that_tell_a_subdomain_from_the_others() -> None:
+def test_words_are_those_that_tell_a_subdomain_from_the_others():
     groups = {
         "add": ["please add apples"] * 4 + ["please add the secret"],
         "sub": ["please subtract apples"] * 4 + ["please subtract it"],
@@ -41,7 +39,7 @@ def test_words_are_those_that_tell_a_subdomain_from_the_others() -> None:
     assert sub["words"] == ["subtract"]
 
 
-def test_what_is_shown_is_short_and_one_line_and_said_once() -> None:
+def test_what_is_shown_is_short_and_one_line_and_said_once():
     long = "word " * 80
     found, part = divided({"a": [long, long, f"{long}x", "a\n\nb"]}, torch.zeros(4, 2))
     (held,) = describe_subdomains(found, part)
@@ -50,14 +48,14 @@ def test_what_is_shown_is_short_and_one_line_and_said_once() -> None:
     assert all("\n" not in p for p in held["prompts"])
 
 
-def test_the_examples_that_all_prompts_begin_with_are_left_out() -> None:
+def test_the_examples_that_all_prompts_begin_with_are_left_out():
     examples = "Question: what is one and one?\nAnswer: two\n\n" * 4
     found, part = divided({"a": [f"{examples}Question: {n}?" for n in ("who", "where", "why")]}, torch.zeros(3, 2))
     (held,) = describe_subdomains(found, part)
     assert held["prompts"] == ["who?", "where?", "why?"]
 
 
-def test_a_text_without_prompts_shows_the_text() -> None:
+def test_a_text_without_prompts_shows_the_text():
     texts = [
         Document("t", str(i), str(i), "text", "", reference=f"Old stories number {i}", tokens=(1,)) for i in range(4)
     ]

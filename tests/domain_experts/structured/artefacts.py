@@ -1,10 +1,5 @@
 """An artefact with experts of units, as a build would have written it."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import torch
 
 from freemoe.domain_experts.expert import DomainExpert, switch_expert, unit_expert
@@ -16,7 +11,7 @@ from tests.masks import mask_of
 from tests.tiny import tiny_model, tiny_tokenizer
 
 
-def unit_artefact(root: Path) -> Path:
+def unit_artefact(root):
     """Experts of units, even and free, one of single switches, and one that the guard turned down."""
     model = tiny_model("llama")
     units = find_units(model, "neuron")
@@ -31,7 +26,7 @@ def unit_artefact(root: Path) -> Path:
     return _written(root, model, experts)
 
 
-def mixture_artefact(root: Path) -> Path:
+def mixture_artefact(root):
     """An expert with one routed expert of every layer off, and a single weight beside it."""
     model = tiny_model("mixtral")
     units = find_units(model, "expert")
@@ -40,7 +35,7 @@ def mixture_artefact(root: Path) -> Path:
     return _written(root, model, [unit_expert("law/all", "expert", units.line_indices(off), single)])
 
 
-def _written(root: Path, model: Any, experts: list[DomainExpert]) -> Path:
+def _written(root, model, experts):
     model.save_pretrained(root / "base")
     tokenizer = tiny_tokenizer()
     tokenizer.save_pretrained(root / "base")

@@ -1,7 +1,5 @@
 """Structured purification through a build: what is written, what is loaded again, what is reported."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -36,7 +34,7 @@ def small_artefact(world, tmp_path_factory):
     return build(unit_recipe(world, tmp_path_factory.mktemp("units") / "out"))
 
 
-def test_the_expert_has_exactly_the_neurons_that_were_asked_for(small_artefact) -> None:
+def test_the_expert_has_exactly_the_neurons_that_were_asked_for(small_artefact):
     result = read_result(small_artefact)
     units = result["domains"][0]["subdomains"][0]["units"]
     assert [p["share"] for p in units["points"]] == [16 / 96, 32 / 96]
@@ -53,7 +51,7 @@ def test_the_expert_has_exactly_the_neurons_that_were_asked_for(small_artefact) 
     assert units["singles"] == sum(map(len, positions.values())) - sum(map(len, units_alone.values())) > 0
 
 
-def test_the_report_has_the_curve_the_rivals_and_the_size(small_artefact) -> None:
+def test_the_report_has_the_curve_the_rivals_and_the_size(small_artefact):
     result = read_result(small_artefact)
     (domain,) = result["domains"]
     units = domain["subdomains"][0]["units"]
@@ -70,7 +68,7 @@ def test_the_report_has_the_curve_the_rivals_and_the_size(small_artefact) -> Non
 
 
 @pytest.mark.parametrize("kind", ["kv_group", "layer"])
-def test_other_units_build_too(world, kind, tmp_path) -> None:
+def test_other_units_build_too(world, kind, tmp_path):
     recipe = text_recipe(
         world,
         tmp_path / "out",
@@ -82,7 +80,7 @@ def test_other_units_build_too(world, kind, tmp_path) -> None:
     assert point["share"] == 0.5
 
 
-def test_experts_of_a_mixture_are_reported_as_the_cut_model_computes(world, tmp_path) -> None:
+def test_experts_of_a_mixture_are_reported_as_the_cut_model_computes(world, tmp_path):
     base = tmp_path / "mixture"
     tiny_model("mixtral").save_pretrained(base)
     world.tokenizer.save_pretrained(base)
@@ -107,12 +105,12 @@ def test_experts_of_a_mixture_are_reported_as_the_cut_model_computes(world, tmp_
     assert cut["score"] != pytest.approx(domain["rows"]["base"]["score"], rel=1e-4)
 
 
-def test_shares_that_leave_nothing_are_refused_before_the_work(world, tmp_path) -> None:
+def test_shares_that_leave_nothing_are_refused_before_the_work(world, tmp_path):
     with pytest.raises(RecipeError, match="leaves no multiple of 8"):
         build(unit_recipe(world, tmp_path / "out", off=[0.9]))
 
 
-def test_an_expert_of_units_is_written_as_rows_and_columns() -> None:
+def test_an_expert_of_units_is_written_as_rows_and_columns():
     model = tiny_model("llama")
     units, weights = find_units(model, "neuron"), find_weights(model)
     off = {0: torch.tensor([1, 5, 47]), 1: torch.tensor([0])}

@@ -13,17 +13,17 @@ from freemoe.evals.tasks.documents import Document
 from freemoe.recipes import recipe_from
 
 
-def documents(count: int, text: bool = False) -> list[Document]:
+def documents(count, text=False):
     return [Document("t", str(i), f"k{i}", "text" if text else "target", f"{i}") for i in range(count)]
 
 
-def scores(values: Any) -> list[DocumentScore]:
+def scores(values):
     return [DocumentScore(float(v), float(v), 10) for v in values]
 
 
 @pytest.mark.parametrize("count", [100, 300])
 @pytest.mark.parametrize("won", [0.0, 0.02, 0.1])
-def test_answers_that_lose_the_margin_rarely_count_as_harmless(count: int, won: float) -> None:
+def test_answers_that_lose_the_margin_rarely_count_as_harmless(count, won):
     rng, docs, passed = np.random.default_rng(0), documents(count), 0
     for _ in range(300):
         drawn = rng.random(count)
@@ -35,7 +35,7 @@ def test_answers_that_lose_the_margin_rarely_count_as_harmless(count: int, won: 
 
 @pytest.mark.parametrize("count", [30, 100, 300])
 @pytest.mark.parametrize("tail", [3, 30])
-def test_text_that_loses_the_margin_rarely_counts_as_harmless(count: int, tail: int) -> None:
+def test_text_that_loses_the_margin_rarely_counts_as_harmless(count, tail):
     rng, docs, passed = np.random.default_rng(0), documents(count, text=True), 0
     base = scores(np.full(count, -2.0))
     for _ in range(300):
@@ -43,7 +43,7 @@ def test_text_that_loses_the_margin_rarely_counts_as_harmless(count: int, tail: 
     assert passed / 300 <= 0.05
 
 
-def test_enough_documents_show_that_nothing_is_lost_and_few_show_nothing() -> None:
+def test_enough_documents_show_that_nothing_is_lost_and_few_show_nothing():
     same = [1.0] * 399
     for count, harmless in ((19, False), (100, False), (400, True)):
         found = is_harmless(scores([1, *same][:count]), scores([0, *same][:count]), documents(count), 1.0)
@@ -53,12 +53,12 @@ def test_enough_documents_show_that_nothing_is_lost_and_few_show_nothing() -> No
 @pytest.mark.parametrize(
     ("losses", "largest"), [((0, 0, 9), 0.2), ((9, 0, 0), 0.0), ((0, 9, 0), 0.1), ((0, 0, 0), 0.3)]
 )
-def test_shares_are_tested_from_the_smallest_up_until_one_fails(losses: tuple[float, ...], largest: float) -> None:
+def test_shares_are_tested_from_the_smallest_up_until_one_fails(losses, largest):
     points = [SimpleNamespace(requested=s, share=s, off=x) for s, x in zip((0.1, 0.2, 0.3), losses, strict=True)]
-    found: Any = SimpleNamespace(units=SimpleNamespace(mask=lambda off: off), curve=SimpleNamespace(points=points))
+    found = SimpleNamespace(units=SimpleNamespace(mask=lambda off: off), curve=SimpleNamespace(points=points))
     asked = []
 
-    def score(name: str, off: Any, docs: Any) -> list[DocumentScore]:
+    def score(name, off, docs):
         asked.append(name)
         return scores([-2.0 - (0 if name == "base" else off())] * len(docs))
 
@@ -71,7 +71,7 @@ def test_shares_are_tested_from_the_smallest_up_until_one_fails(losses: tuple[fl
 
 
 @pytest.mark.parametrize("margin", [0, -1, float("nan")])
-def test_a_margin_is_above_zero(margin: float) -> None:
+def test_a_margin_is_above_zero(margin):
     recipe = {"command": "build", "base": "x", "domains": {"a": ["demo:code"]}, "units": {"margin": margin}}
     with pytest.raises(FreeMoEError, match="margin"):
         recipe_from(cast(dict[str, Any], recipe), "The test")

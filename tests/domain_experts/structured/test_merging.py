@@ -1,7 +1,5 @@
 """An expert of units as a checkpoint of its own."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -24,7 +22,7 @@ def artefact(tmp_path_factory):
     return unit_artefact(tmp_path_factory.mktemp("merge"))
 
 
-def test_the_small_checkpoint_computes_what_the_expert_does(artefact, tmp_path) -> None:
+def test_the_small_checkpoint_computes_what_the_expert_does(artefact, tmp_path):
     folder = cut_out(artefact, "law/all", tmp_path / "small")
     small = AutoModelForCausalLM.from_pretrained(folder)
     assert small.config.intermediate_size == 32
@@ -39,7 +37,7 @@ def test_the_small_checkpoint_computes_what_the_expert_does(artefact, tmp_path) 
         FreeMoE.from_pretrained(folder, artefact)
 
 
-def test_experts_of_a_mixture_are_cut_out_and_never_left_as_zeros(tmp_path) -> None:
+def test_experts_of_a_mixture_are_cut_out_and_never_left_as_zeros(tmp_path):
     artefact = mixture_artefact(tmp_path)
     folder = cut_out(artefact, "law/all", tmp_path / "small")
     small = AutoModelForCausalLM.from_pretrained(folder)
@@ -57,7 +55,7 @@ def test_experts_of_a_mixture_are_cut_out_and_never_left_as_zeros(tmp_path) -> N
     assert not (tmp_path / "zeros").exists()
 
 
-def test_free_layouts_are_padded_on_request(artefact, tmp_path) -> None:
+def test_free_layouts_are_padded_on_request(artefact, tmp_path):
     with pytest.raises(RecipeError, match="--even"):
         cut_out(artefact, "law/free", tmp_path / "small")
     assert not list(tmp_path.iterdir())
@@ -68,12 +66,12 @@ def test_free_layouts_are_padded_on_request(artefact, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("name", "words"), [("law/single", "--unit neuron"), ("law/none", "--select argmax"), ("law/al", "law/all")]
 )
-def test_other_experts_cannot_be_cut_out(artefact, tmp_path, name: str, words: str) -> None:
+def test_other_experts_cannot_be_cut_out(artefact, tmp_path, name, words):
     with pytest.raises(Exception, match=words):
         cut_out(artefact, name, tmp_path / "small")
     assert not list(tmp_path.iterdir())
 
 
-def test_an_existing_folder_is_left_alone(artefact, tmp_path) -> None:
+def test_an_existing_folder_is_left_alone(artefact, tmp_path):
     with pytest.raises(ArtifactError, match="exists already"):
         cut_out(artefact, "law/all", tmp_path)

@@ -1,10 +1,7 @@
 """Ranking, training and rivals of units."""
 
-from __future__ import annotations
-
 import gc
 import weakref
-from typing import Any
 
 import pytest
 import torch
@@ -22,7 +19,7 @@ from freemoe.domain_experts.structured.units import find_units, lowest_units
 from tests.tiny import tiny_model
 
 
-def batches(seed: int, rows: int = 8) -> list[AnswerBatch]:
+def batches(seed, rows=8):
     """Rows that count upwards from anywhere."""
     generator = torch.Generator().manual_seed(seed)
     starts = torch.randint(3, 200, (rows, 1), generator=generator)
@@ -33,7 +30,7 @@ def batches(seed: int, rows: int = 8) -> list[AnswerBatch]:
     return [batch]
 
 
-def state(model) -> dict[str, torch.Tensor]:
+def state(model):
     return {k: v.clone() for k, v in model.state_dict().items()}
 
 
@@ -48,14 +45,14 @@ def state(model) -> dict[str, torch.Tensor]:
         ("mixtral", "expert"),
     ],
 )
-def test_gain_is_the_slope_and_energy_the_mean_square(case: str, kind: str) -> None:
+def test_gain_is_the_slope_and_energy_the_mean_square(case, kind):
     model = tiny_model(case)
     units, text = find_units(model, kind), batches(0)
     found = measure_importance(model, units, text)
     unit = int(found[1].gain.abs().argmax())
     masks = all_on_masks(units, "cpu")
 
-    def loss(value: float) -> float:
+    def loss(value):
         masks[1][unit] = value
         with apply_masks(units, masks):
             return mean_loss(model, text)
@@ -71,10 +68,10 @@ def test_gain_is_the_slope_and_energy_the_mean_square(case: str, kind: str) -> N
 
 
 @pytest.mark.parametrize("kind", ["neuron", "kv_group", "layer"])
-def test_worth_is_the_same_to_the_bit_where_layers_forget_their_activations(kind: str) -> None:
+def test_worth_is_the_same_to_the_bit_where_layers_forget_their_activations(kind):
     model = tiny_model("llama")
     units, text = find_units(model, kind), [*batches(0), *batches(1)]
-    runs: list[int] = []
+    runs = []
     handle = model.model.layers[1].self_attn.register_forward_pre_hook(lambda *_: runs.append(1))
     plain, again = (measure_importance(model, units, text, checkpointing=asked) for asked in (False, True))
     handle.remove()
@@ -83,10 +80,10 @@ def test_worth_is_the_same_to_the_bit_where_layers_forget_their_activations(kind
         assert all(torch.equal(a, b) for a, b in zip(vars(one).values(), vars(other).values(), strict=True))
 
 
-def test_measuring_worth_lets_go_of_every_pass_at_once() -> None:
+def test_measuring_worth_lets_go_of_every_pass_at_once():
     model = tiny_model("llama")
     units = find_units(model, "neuron")
-    seen: list[weakref.ref[torch.Tensor]] = []
+    seen = []
     handle = units.layers[1].module.register_forward_hook(lambda m, x, out: seen.append(weakref.ref(x[0])))
     # A cycle would keep all activations of all passes until the collector comes by, which may be never.
     gc.disable()
@@ -99,7 +96,7 @@ def test_measuring_worth_lets_go_of_every_pass_at_once() -> None:
         handle.remove()
 
 
-def test_a_unit_that_disturbs_much_goes_last_in_every_order_but_that_of_gain_alone() -> None:
+def test_a_unit_that_disturbs_much_goes_last_in_every_order_but_that_of_gain_alone():
     found = [
         UnitImportance(torch.tensor([0.3, 0.01, -0.02, 0.02]), torch.tensor([90.0, 0.01, 0.01, 0.01]), torch.ones(4, 1))
     ]
@@ -115,7 +112,7 @@ def test_a_unit_that_disturbs_much_goes_last_in_every_order_but_that_of_gain_alo
 
 
 @pytest.mark.parametrize("layout", ["even", "free"])
-def test_training_keeps_every_budget_and_gives_the_model_back(layout: Any) -> None:
+def test_training_keeps_every_budget_and_gives_the_model_back(layout):
     model = tiny_model("llama")
     units, before = find_units(model, "neuron"), state(model)
     seen = []
@@ -140,7 +137,7 @@ def test_training_keeps_every_budget_and_gives_the_model_back(layout: Any) -> No
         assert point.loss < sum(losses) / 3
 
 
-def test_memory_is_measured_before_it_is_asked_for_inside_a_pass(monkeypatch) -> None:
+def test_memory_is_measured_before_it_is_asked_for_inside_a_pass(monkeypatch):
     # As on a model that is worth measuring; with masks alone nothing would be known, and every layer would ask again.
     monkeypatch.setattr(activations, "_SMALL", 0)
     model = tiny_model("llama")
@@ -149,7 +146,7 @@ def test_memory_is_measured_before_it_is_asked_for_inside_a_pass(monkeypatch) ->
     assert model in activations._KNOWN
 
 
-def test_rivals_by_hand() -> None:
+def test_rivals_by_hand():
     columns = torch.tensor([[1.0, -2.0, 0.0, 3.0], [1.0, 0.0, 4.0, -3.0]]).unflatten(1, (2, 2))
     energy = torch.tensor([[4.0, 1.0], [0.0, 9.0]])
     assert wanda_scores(columns, energy).tolist() == [2 * 2 + 2 * 1, 0 + 6 * 3]
@@ -164,7 +161,7 @@ def test_rivals_by_hand() -> None:
     assert set(rival_scores(layers, measure_importance(model, layers, batches(0)))) == {"taylor"}
 
 
-def test_experts_are_trained_too() -> None:
+def test_experts_are_trained_too():
     model = tiny_model("qwen3_moe")
     units = find_units(model, "expert")
     section = UnitSection(off=(0.25,), steps=4, step_tokens=64, every=2)
@@ -172,7 +169,7 @@ def test_experts_are_trained_too() -> None:
     assert [len(v) for v in curve.points[0].off.values()] == [1] * len(units.layers)
 
 
-def test_bad_input() -> None:
+def test_bad_input():
     model = tiny_model("llama")
     with pytest.raises(ValueError, match="ascend"):
         UnitSection(off=(0.3, 0.2))

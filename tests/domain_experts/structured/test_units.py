@@ -1,7 +1,5 @@
 """Units, their masks, and models that they are cut out of."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -19,7 +17,7 @@ FIXED_HEADS = ["gpt2", "opt", "gpt_neox"]
 BIASED = ["phi", "gpt2", "opt", "gpt_neox"]
 
 
-def logits(model) -> torch.Tensor:
+def logits(model):
     ids = torch.arange(5, 33).reshape(2, 14)
     with torch.no_grad():
         return model(input_ids=ids).logits
@@ -40,7 +38,7 @@ def cases():
 
 
 @pytest.mark.parametrize(("case", "kind", "each"), list(cases()))
-def test_masked_is_switched_off_is_cut_out(case: str, kind: str, each: list[int]) -> None:
+def test_masked_is_switched_off_is_cut_out(case, kind, each):
     model = (
         tiny_model(case, num_hidden_layers=3) if case in ("llama", "gemma2") and kind == "layer" else tiny_model(case)
     )
@@ -65,7 +63,7 @@ def test_masked_is_switched_off_is_cut_out(case: str, kind: str, each: list[int]
     torch.testing.assert_close(logits(small), by_mask, atol=1e-5, rtol=0)
 
 
-def test_layers_that_differ_keep_their_kind_when_some_are_cut() -> None:
+def test_layers_that_differ_keep_their_kind_when_some_are_cut():
     model = tiny_model("gemma2", num_hidden_layers=4)
     units = find_units(model, "layer")
     off = {0: torch.tensor([0]), 3: torch.tensor([0])}
@@ -76,7 +74,7 @@ def test_layers_that_differ_keep_their_kind_when_some_are_cut() -> None:
 
 
 @pytest.mark.parametrize("kind", ["neuron", "kv_group", "layer"])
-def test_a_saved_small_model_is_loaded_as_any_other(kind: str, tmp_path) -> None:
+def test_a_saved_small_model_is_loaded_as_any_other(kind, tmp_path):
     from transformers import AutoModelForCausalLM
 
     model = tiny_model("llama", num_hidden_layers=3)
@@ -87,7 +85,7 @@ def test_a_saved_small_model_is_loaded_as_any_other(kind: str, tmp_path) -> None
     assert torch.equal(logits(again), logits(small))
 
 
-def test_free_masks_need_padding() -> None:
+def test_free_masks_need_padding():
     model = tiny_model("qwen2")
     units = find_units(model, "neuron")
     off = {0: torch.arange(5, 20), 1: torch.tensor([2, 3])}
@@ -99,7 +97,7 @@ def test_free_masks_need_padding() -> None:
         torch.testing.assert_close(logits(small), logits(model), atol=1e-5, rtol=0)
 
 
-def test_masks_of_ones_change_no_bit() -> None:
+def test_masks_of_ones_change_no_bit():
     for case, kind in (("llama", "neuron"), ("llama", "kv_group"), ("mixtral", "expert")):
         model = tiny_model(case)
         units = find_units(model, kind)
@@ -112,7 +110,7 @@ def test_masks_of_ones_change_no_bit() -> None:
         assert torch.equal(logits(model), whole)
 
 
-def test_positions_of_a_neuron_are_its_rows_and_its_column() -> None:
+def test_positions_of_a_neuron_are_its_rows_and_its_column():
     model = tiny_model("phi3")
     units = find_units(model, "neuron")
     positions = indices_of(units.mask({1: torch.tensor([4])}))
@@ -124,7 +122,7 @@ def test_positions_of_a_neuron_are_its_rows_and_its_column() -> None:
     assert len(positions[up]) + len(positions[down]) == units.layers[1].weights_of_one
 
 
-def test_counts() -> None:
+def test_counts():
     assert even_count(172, 0.25, 8) == 172 - 128
     assert even_count(172, 0.2, 8) == 172 - 136
     assert even_count(48, 0.25, 1) == 12
@@ -144,7 +142,7 @@ def test_counts() -> None:
         numbers_off(find_units(tiny_model("llama"), "layer"), 0.9, "even", 8)
 
 
-def test_every_layer_keeps_its_least() -> None:
+def test_every_layer_keeps_its_least():
     units = find_units(tiny_model("llama"), "neuron")
     scores = [torch.arange(48.0) - 1000, torch.arange(48.0)]
     off = lowest_units(units, scores, 60)
@@ -161,7 +159,7 @@ def test_every_layer_keeps_its_least() -> None:
         layers.require_valid({0: torch.tensor([0]), 1: torch.tensor([0])})
 
 
-def test_models_without_such_units_say_so() -> None:
+def test_models_without_such_units_say_so():
     with pytest.raises(FamilyError, match="dense"):
         find_units(tiny_model("llama"), "expert")
     with pytest.raises(FamilyError, match="--unit expert"):

@@ -1,9 +1,5 @@
 """The head on some rows at a time: losses, gradients and scores equal to all logits at once, whatever a family does."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -20,7 +16,7 @@ SCALED = {"cohere": {"logit_scale": 0.3}, "granite": {"logits_scaling": 7.0}}
 FAMILIES = ["llama", "gpt2", "opt", "gemma2", "gemma3_images", "phi", "gpt_neox", "mixtral", *SCALED]
 
 
-def model_of(case: str, **more: Any) -> Any:
+def model_of(case, **more):
     if case not in SCALED:
         return tiny_model(case, **more)
     with torch.random.fork_rng(devices=[]):
@@ -33,7 +29,7 @@ def model_of(case: str, **more: Any) -> Any:
     return model
 
 
-def rows() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def rows():
     """Ids, and places and targets of 13 of their 24 positions."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(3, 250, (3, 8), generator=generator)
@@ -41,14 +37,14 @@ def rows() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return ids, at, torch.randint(3, 250, (13,), generator=generator)
 
 
-def slow(model: Any, parameters: list[nn.Parameter]) -> tuple[float, Any]:
+def slow(model, parameters):
     ids, at, targets = rows()
     logits = model(input_ids=ids).logits.flatten(0, 1)[at]
     loss = -torch.log_softmax(logits.double(), -1)[range(13), targets].sum()
     return float(loss.detach()), torch.autograd.grad(loss, parameters)
 
 
-def fast(model: Any, parameters: list[nn.Parameter]) -> tuple[float, Any]:
+def fast(model, parameters):
     ids, at, targets = rows()
     for p in model.parameters():
         p.requires_grad_(any(p is q for q in parameters))
@@ -56,14 +52,14 @@ def fast(model: Any, parameters: list[nn.Parameter]) -> tuple[float, Any]:
     return float(loss.detach()), torch.autograd.grad(loss, parameters)
 
 
-def inner(model: Any) -> list[nn.Parameter]:
+def inner(model):
     """A matrix of the first layer and one of the last."""
     named = [p for n, p in model.named_parameters() if ".0." in n or ".1." in n]
     matrices = [p for p in named if p.ndim > 1]
     return [matrices[0], matrices[-1]]
 
 
-def assert_same(model: Any, parameters: list[nn.Parameter]) -> float:
+def assert_same(model, parameters):
     """The loss, which is the slow way's, and so are its gradients."""
     (expected, slopes), (found, mine) = slow(model, parameters), fast(model, parameters)
     assert found == pytest.approx(expected, rel=1e-5)
@@ -74,7 +70,7 @@ def assert_same(model: Any, parameters: list[nn.Parameter]) -> float:
 
 @pytest.mark.parametrize("chunk", [4, 1000])
 @pytest.mark.parametrize("case", FAMILIES)
-def test_loss_and_gradients_equal_all_logits_at_once(case: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loss_and_gradients_equal_all_logits_at_once(case, chunk, monkeypatch):
     monkeypatch.setattr(output_head, "CHUNK", chunk * VOCABULARY)
     model = model_of(case)
     expected = assert_same(model, inner(model.model.language_model if case == "gemma3_images" else model))
@@ -86,14 +82,14 @@ def test_loss_and_gradients_equal_all_logits_at_once(case: str, chunk: int, monk
 
 
 @pytest.mark.parametrize("case", ["llama", "gemma2", "phi"])
-def test_a_head_that_is_trained_has_its_gradient(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_that_is_trained_has_its_gradient(case, monkeypatch):
     monkeypatch.setattr(output_head, "CHUNK", 5 * VOCABULARY)
     model = model_of(case, tie_word_embeddings=case != "phi")
     assert_same(model, list(model.get_output_embeddings().parameters()))
 
 
-def test_only_a_bare_linear_head_counts_as_plain() -> None:
-    def plain(model: Any) -> bool:
+def test_only_a_bare_linear_head_counts_as_plain():
+    def plain(model):
         ids, at, _ = rows()
         return forward_to_head(model, at, input_ids=ids).plain is not None
 
@@ -107,21 +103,21 @@ def test_only_a_bare_linear_head_counts_as_plain() -> None:
 
 
 class ScaledInPlace(type(model_of("llama"))):
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args, **kwargs):
         found = super().forward(*args, **kwargs)
         found.logits.mul_(2)
         return found
 
 
 class HeadIsNoModule(type(model_of("llama"))):
-    def forward(self, input_ids: Any, **kwargs: Any) -> Any:
+    def forward(self, input_ids, **kwargs):
         hidden = self.model(input_ids=input_ids, **kwargs)
         hidden.logits = nn.functional.linear(hidden.last_hidden_state, self.lm_head.weight)
         return hidden
 
 
 @pytest.mark.parametrize("kind", [ScaledInPlace, HeadIsNoModule])
-def test_other_forwards_give_the_same_loss_and_gradients(kind: type) -> None:
+def test_other_forwards_give_the_same_loss_and_gradients(kind):
     model = model_of("llama")
     model.__class__ = kind
     assert_same(model, inner(model))
@@ -130,11 +126,11 @@ def test_other_forwards_give_the_same_loss_and_gradients(kind: type) -> None:
 class Largest(TorchDispatchMode):
     """The most elements of any tensor with a vocabulary's width, beside the head's own weight transposed."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.elements = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         for tensor in result if isinstance(result, tuple | list) else (result,):
             logits = isinstance(tensor, torch.Tensor) and tensor.shape[-1:] == (VOCABULARY,)
@@ -144,7 +140,7 @@ class Largest(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("case", ["llama", "gemma2"])
-def test_logits_are_never_there_at_once(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_are_never_there_at_once(case, monkeypatch):
     monkeypatch.setattr(output_head, "CHUNK", 2 * VOCABULARY)
     model = model_of(case)
     with Largest() as seen:
@@ -153,8 +149,8 @@ def test_logits_are_never_there_at_once(case: str, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("case", ["llama", "gemma2"])
-def test_scores_in_chunks_equal_scores_at_once(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def answers() -> Any:
+def test_scores_in_chunks_equal_scores_at_once(case, monkeypatch):
+    def answers():
         scorer = Scorer(model_of(case), tiny_tokenizer())
         return scorer.loglikelihoods([(f"what is {i}?", f" {a}") for i in range(4) for a in ("one", "seven")])
 

@@ -1,7 +1,5 @@
 """What bubblewrap is told, and what keeps programs from memory that nothing counts."""
 
-from __future__ import annotations
-
 import platform
 import struct
 import sys
@@ -21,7 +19,7 @@ from freemoe.evals.sandbox.bubblewrap import (
 from freemoe.evals.sandbox.runner import require_permission, run_tests
 
 
-def test_what_may_be_read(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+def test_what_may_be_read(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     paths = readable_paths.__wrapped__()
     assert "/" not in paths
@@ -31,7 +29,7 @@ def test_what_may_be_read(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     assert not {"/etc", "/home", "/root", "/proc", "/tmp"} & set(paths)
 
 
-def test_bubblewrap_is_told_sizes_and_no_writable_place_but_the_folder() -> None:
+def test_bubblewrap_is_told_sizes_and_no_writable_place_but_the_folder():
     words = isolated_command("bwrap", "--seccomp", "9")
     assert (words[0], words[-1]) == ("bwrap", "--")
     assert not {"--bind", "--dev-bind", "--share-net", "--proc"} & set(words)
@@ -54,9 +52,7 @@ def test_bubblewrap_is_told_sizes_and_no_writable_place_but_the_folder() -> None
         ("aarch64", 0xC00000B7, 29, True),
     ],
 )
-def test_calls_for_memory_that_nothing_counts(
-    monkeypatch: pytest.MonkeyPatch, machine: str, architecture: int, number: int, allowed: bool
-) -> None:
+def test_calls_for_memory_that_nothing_counts(monkeypatch, machine, architecture, number, allowed):
     monkeypatch.setattr(platform, "machine", lambda: machine)
     steps = list(struct.iter_unpack("=HBBI", refuse_uncounted_memory()))
     at, held = 0, 0
@@ -70,7 +66,7 @@ def test_calls_for_memory_that_nothing_counts(
     assert (steps[at][3] == 0x7FFF0000) == allowed
 
 
-def test_an_unknown_machine_has_no_filter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_machine_has_no_filter(monkeypatch):
     monkeypatch.setattr(bubblewrap.platform, "machine", lambda: "riscv64")
     assert refuse_uncounted_memory() == b""
 

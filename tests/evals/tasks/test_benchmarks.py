@@ -217,7 +217,7 @@ def test_a_lender_reports_the_metric_of_the_borrower(made_up):
 
 
 def test_which_examples_were_shown_is_on_record(made_up):
-    def shots(spec: str, seed: int = 0):
+    def shots(spec, seed=0):
         (part,) = make_task(spec, DataSection(root=str(made_up)), seed=seed)._parts
         return part.subject, [name for name, _ in part.rows["shots"][: part.shots]]
 

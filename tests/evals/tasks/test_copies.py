@@ -1,10 +1,6 @@
 """Copies of a question stay on one side and are recognised later, under any key, in any shape, however they are written."""
 
-from __future__ import annotations
-
 import unicodedata
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +11,6 @@ from freemoe.evals.held_out import ProvenanceRecord, set_aside
 from freemoe.evals.seen import SeenHashes, ending_hashes
 from freemoe.evals.tasks.documents import Document, FrozenChoice, join_copies
 from freemoe.evals.tasks.domains import load_domain, load_domains
-from freemoe.evals.tasks.task import DomainData
 from freemoe.recipes import DataSection, recipe_from
 from freemoe.text.words import split_words
 from tests.rows import write_rows
@@ -34,11 +29,11 @@ WAYS = {
 }
 
 
-def asked(n: int) -> tuple[str, str]:
+def asked(n):
     return f"Which town on the {RIVERS[n % 10]} has {n} mills?", f"Town {n}"
 
 
-def choice(n: int, **extra: Any) -> dict[str, Any]:
+def choice(n, **extra):
     question, answer = asked(n)
     return {"question": question, "choices": ["none", answer], "answer": 1, **extra}
 
@@ -53,22 +48,22 @@ SHAPES = {
 }
 
 
-def load(*specs: str | Path, group_by: str | None = None) -> DomainData:
+def load(*specs, group_by=None):
     return load_domain("d", [str(spec) for spec in specs], DataSection(group_by=group_by), tokenizer=tiny_tokenizer())
 
 
-def seen_by(documents: Any) -> tuple[SeenHashes, set[str]]:
+def seen_by(documents):
     """What a search of these documents leaves, and which questions they ask."""
     return SeenHashes.from_documents(documents), numbers(documents)
 
 
-def numbers(documents: Any) -> set[str]:
+def numbers(documents):
     """Which questions documents ask, by the one number in each."""
     return {"".join(filter(str.isdigit, d.about[0])) for d in documents}
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_one_file_with_each_question_twice_under_two_keys_is_on_one_side(tmp_path: Path, way: str) -> None:
+def test_one_file_with_each_question_twice_under_two_keys_is_on_one_side(tmp_path, way):
     rows = [choice(n, key=f"a{n}") for n in range(40)]
     rows += [{**row, "question": WAYS[way](row["question"]), "key": f"b{row['key']}"} for row in rows]
     data = load(write_rows(tmp_path / "t.jsonl", rows))
@@ -78,8 +73,8 @@ def test_one_file_with_each_question_twice_under_two_keys_is_on_one_side(tmp_pat
     assert len({d.key for d in data.reference.documents}) == len(data.reference) // 2
 
 
-def test_a_key_joins_what_differs_and_joins_reach_through_copies() -> None:
-    def document(name: str, question: str, key: str) -> Document:
+def test_a_key_joins_what_differs_and_joins_reach_through_copies():
+    def document(name, question, key):
         return Document("t", name, key, "choice", question, (" y", " n"), 0, " y", about=(question, "y"))
 
     one, two, three, other = (
@@ -100,7 +95,7 @@ def test_a_key_joins_what_differs_and_joins_reach_through_copies() -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_two_files_share_nothing_whatever_keys_their_rows_have(tmp_path: Path, way: str) -> None:
+def test_two_files_share_nothing_whatever_keys_their_rows_have(tmp_path, way):
     reference = write_rows(tmp_path / "r.jsonl", [choice(n, key=f"r{n}") for n in range(40)])
     rows = [choice(n, key=f"t{n}") for n in range(20, 60)]
     test = write_rows(tmp_path / "t.jsonl", [{**row, "question": WAYS[way](row["question"])} for row in rows])
@@ -111,7 +106,7 @@ def test_two_files_share_nothing_whatever_keys_their_rows_have(tmp_path: Path, w
         load(f"{reference}::{write_rows(tmp_path / 'u.jsonl', [choice(n, key='one') for n in range(40)])}")
 
 
-def test_tasks_and_domains_share_nothing_either(tmp_path: Path) -> None:
+def test_tasks_and_domains_share_nothing_either(tmp_path):
     pairs = {}
     for part, span in (("a", range(30)), ("b", range(10, 40)), ("c", range(40, 50)), ("d", range(10))):
         make = SHAPES["chat"] if part == "d" else SHAPES["choice"]
@@ -133,7 +128,7 @@ def test_tasks_and_domains_share_nothing_either(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_what_was_searched_is_set_aside_in_every_shape(tmp_path: Path, shape: str, way: str) -> None:
+def test_what_was_searched_is_set_aside_in_every_shape(tmp_path, shape, way):
     searched = load(write_rows(tmp_path / "b.jsonl", [choice(n, key=f"mine {n}") for n in range(40)]))
     seen = SeenHashes.from_documents(searched.reference.documents, searched.reported.open(OPEN))
     seen = SeenHashes.from_bytes(seen.to_bytes())
@@ -145,13 +140,13 @@ def test_what_was_searched_is_set_aside_in_every_shape(tmp_path: Path, shape: st
     assert numbers(left.reported.open(OPEN)) == numbers(searched.reported.open(OPEN))
 
 
-def test_shared_questions_are_not_forgotten(tmp_path: Path) -> None:
+def test_shared_questions_are_not_forgotten(tmp_path):
     documents = load(write_rows(tmp_path / "b.jsonl", [choice(n) for n in range(8)])).reference.documents
     assert all(SeenHashes.from_documents(documents, documents).seen_reasons([d])[0] for d in documents)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_other_way_round_too(tmp_path: Path, shape: str) -> None:
+def test_the_other_way_round_too(tmp_path, shape):
     rows = [SHAPES[shape](*asked(n)) for n in range(20)]
     searched = load(write_rows(tmp_path / "b.jsonl", rows))
     seen = SeenHashes.from_documents(searched.reference.documents)
@@ -164,7 +159,7 @@ def test_the_other_way_round_too(tmp_path: Path, shape: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("lines", ["{q} {a}", "Question: {q}\nAnswer: {a}", "Q: {q}\n\nA: {a}"])
-def test_questions_are_recognised_in_running_text(tmp_path: Path, lines: str, way: str) -> None:
+def test_questions_are_recognised_in_running_text(tmp_path, lines, way):
     seen, known = seen_by(load(write_rows(tmp_path / "b.jsonl", [choice(n) for n in range(40)])).reference.documents)
     for n in range(40):
         question, answer = asked(n)
@@ -174,7 +169,7 @@ def test_questions_are_recognised_in_running_text(tmp_path: Path, lines: str, wa
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_requests_of_lm_eval_are_recognised(tmp_path: Path, way: str) -> None:
+def test_requests_of_lm_eval_are_recognised(tmp_path, way):
     seen, known = seen_by(load(write_rows(tmp_path / "b.jsonl", [choice(n) for n in range(40)])).reference.documents)
     for n in range(40):
         question, answer = asked(n)
@@ -192,7 +187,7 @@ def test_requests_of_lm_eval_are_recognised(tmp_path: Path, way: str) -> None:
             assert is_seen_request(seen, arguments, kind, held) == (str(n) in known), (name, n)  # pyright: ignore
 
 
-def test_files_of_older_versions_still_recognise() -> None:
+def test_files_of_older_versions_still_recognise():
     # As written before questions were kept without their answer: own words and answer, in the order of `ending_hashes`.
     (*_, old) = ending_hashes(split_words("Question: how many legs has a cow? Answer:"), split_words(" four"))
     data = SeenHashes(questions=np.array([old], np.uint64), longest=8, documents=1).to_bytes()
@@ -204,7 +199,7 @@ def test_files_of_older_versions_still_recognise() -> None:
     assert is_seen_request(seen, (prompt, " four"), "continuation", None)
 
 
-def test_a_column_joins_rows_of_one_source(tmp_path: Path) -> None:
+def test_a_column_joins_rows_of_one_source(tmp_path):
     rows = [choice(n, book=f"book {n // 10}", key=f"k{n}") for n in range(60)]
     path = write_rows(tmp_path / "t.jsonl", rows)
     data = load(str(path), group_by="book")
@@ -231,7 +226,7 @@ SHAPED = {
         (lambda n: {"book": ["a"]}, r"t.jsonl:1: 'book' is \['a'\]; it must be text"),
     ],
 )
-def test_a_column_that_cannot_group_is_refused(tmp_path: Path, shape: str, column: Any, message: str) -> None:
+def test_a_column_that_cannot_group_is_refused(tmp_path, shape, column, message):
     make, spec = SHAPED[shape]
     path = write_rows(tmp_path / "t.jsonl", [{**make(n), **column(n)} for n in range(20)])
     with pytest.raises(DataError, match=message):
@@ -239,7 +234,7 @@ def test_a_column_that_cannot_group_is_refused(tmp_path: Path, shape: str, colum
 
 
 @pytest.mark.parametrize("shape", SHAPED)
-def test_a_group_larger_than_half_is_said(tmp_path: Path, shape: str) -> None:
+def test_a_group_larger_than_half_is_said(tmp_path, shape):
     make, spec = SHAPED[shape]
     rows = [{**make(n), "book": "large" if n < 30 else f"book {n}"} for n in range(40)]
     data = load(spec.format(path=write_rows(tmp_path / "t.jsonl", rows)), group_by="book")

@@ -1,7 +1,5 @@
 """Responses are scored token by token after what comes before them, and by nothing else."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -8,16 +8,13 @@ import signal
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
 from contextlib import chdir, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal
 
 from freemoe.core.errors import FreeMoEError
 from freemoe.core.files import json_digest
-from tests.hardening.fuzz.material import Material
 
 PATIENCE = 10.0
 """Seconds that a case may take."""
@@ -43,7 +40,7 @@ class _TooLong(BaseException):
     """Rung by the alarm; no handler of ``Exception`` may swallow it."""
 
 
-def require(holds: bool, what: str) -> None:
+def require(holds, what):
     """Raise where something was accepted that must not be."""
     if not holds:
         raise WrongError(what)
@@ -66,7 +63,7 @@ class Case:
     about: str = ""
 
     @property
-    def name(self) -> str:
+    def name(self):
         """``KIND-HASH``, the same for the same case."""
         return f"{self.kind}-{json_digest(repr(self.what))}"
 
@@ -86,11 +83,11 @@ class Verdict:
     seconds: float = 0.0
 
     @property
-    def good(self) -> bool:
+    def good(self):
         return self.ending in ("refused", "accepted")
 
 
-def write_case(case: Case, folder: Path) -> Path:
+def write_case(case, folder):
     """Keep a case as a file that `read_case` reads."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{case.name}.json"
@@ -98,26 +95,26 @@ def write_case(case: Case, folder: Path) -> Path:
     return path
 
 
-def read_case(path: Path) -> Case:
+def read_case(path):
     return Case(**json.loads(path.read_text(encoding="utf-8")))
 
 
-def module_of(kind: str) -> ModuleType:
+def module_of(kind):
     """What draws (``strategy(material)``) and opens (``attempt(what, material, folder)``) the cases of a kind."""
     return importlib.import_module(f"tests.hardening.fuzz.kinds.{kind}")
 
 
-def warm(kind: str, material: Material) -> None:
+def warm(kind, material):
     """Load what the cases of a kind need, so that none of them is charged for it."""
     getattr(module_of(kind), "warm", lambda _: None)(material)
 
 
-def judge(case: Case, material: Material, patience: float = PATIENCE) -> Verdict:
+def judge(case, material, patience=PATIENCE):
     """Open what a case says, in a folder of its own, with an alarm."""
     module = module_of(case.kind)
     began = time.perf_counter()
 
-    def verdict(ending: Ending, said: str = "") -> Verdict:
+    def verdict(ending, said=""):
         return Verdict(ending, said[-1500:], round(time.perf_counter() - began, 3))
 
     with tempfile.TemporaryDirectory(prefix="freemoe-fuzz-") as name, chdir(name):
@@ -138,11 +135,11 @@ def judge(case: Case, material: Material, patience: float = PATIENCE) -> Verdict
 
 
 @contextmanager
-def _alarm(seconds: float) -> Iterator[None]:
+def _alarm(seconds):
     """Ring after so many seconds; what does not come back to Python is for the parent to end."""
     began, own = time.monotonic(), time.process_time()
 
-    def ring(*_: Any) -> None:
+    def ring(*_):
         # On a crowded machine a case that had no processor did not hang.
         if time.process_time() - own < seconds / 2 and time.monotonic() - began < CROWDED * seconds:
             signal.setitimer(signal.ITIMER_REAL, seconds / 2)

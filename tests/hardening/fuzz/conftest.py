@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.hardening.fuzz.material import Material, make_material
+from tests.hardening.fuzz.material import make_material
 
 
 @pytest.fixture(scope="package")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
+def material(tmp_path_factory):
     return make_material(tmp_path_factory.mktemp("material"))

@@ -1,21 +1,15 @@
 """Hypothesis strategies that several kinds share."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import json
 import warnings
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.errors import NonInteractiveExampleWarning
-from hypothesis.strategies import SearchStrategy
 
-from tests.hardening.fuzz.editing import Edit, places, read_header
+from tests.hardening.fuzz.editing import places, read_header
 
 NUMBERS = (-1, 0, 1, 2, 3, 7, 64, 100_001, 2**31, 2**63, 2**64, -(2**63), 10**30)
 FLOATS = (0.0, -0.0, 1e-9, 0.05, 0.5, 0.999999, 1.0, 1.5, -1.5, 3e38, 5e-324, float("nan"), float("inf"), float("-inf"))
@@ -38,7 +32,7 @@ TEMPLATES = (
 
 
 @functools.cache
-def hostile() -> SearchStrategy[Any]:
+def hostile():
     """A value that nobody wanted: of every JSON type, small, huge, not a number, not text."""
     scalars = st.one_of(
         st.sampled_from([None, True, False]),
@@ -58,20 +52,20 @@ def hostile() -> SearchStrategy[Any]:
     return st.one_of(scalars, scalars, inner, st.sampled_from([60, 70, 150, 900]).map(deep))
 
 
-def rarely(times: int) -> SearchStrategy[bool]:
+def rarely(times):
     """Once in so many times; drawn in the middle, as the ends of a range are what hypothesis likes best."""
     return st.integers(0, times).map(lambda number: number == times // 2)
 
 
-def deep(levels: int) -> list[Any]:
+def deep(levels):
     """Lists in one another."""
-    value: list[Any] = []
+    value = []
     for _ in range(levels):
         value = [value]
     return value
 
 
-def near(value: Any) -> SearchStrategy[Any]:
+def near(value):
     """A value like another, or a hostile one."""
     if isinstance(value, bool):
         return _mostly(st.just(not value))
@@ -86,12 +80,12 @@ def near(value: Any) -> SearchStrategy[Any]:
     return hostile()
 
 
-def _mostly(sound: SearchStrategy[Any]) -> SearchStrategy[Any]:
+def _mostly(sound):
     """What may be accepted, three times of four: only what is accepted can be wrong."""
     return st.one_of(sound, sound, sound, hostile())
 
 
-def spliced(draw: Any, raw: Any, pieces: SearchStrategy[Any], times: int, most: int) -> Any:
+def spliced(draw, raw, pieces, times, most):
     """A text or bytes, once in so many times with a piece or two in it, each over ``most`` characters at most."""
     for _ in range(draw(st.integers(1, 2)) if draw(rarely(times)) else 0):
         at = draw(st.integers(0, len(raw)))
@@ -99,7 +93,7 @@ def spliced(draw: Any, raw: Any, pieces: SearchStrategy[Any], times: int, most: 
     return raw
 
 
-def json_edits(folder: Path, file: str) -> SearchStrategy[Edit]:
+def json_edits(folder, file):
     """An edit of a JSON file."""
     found = [(list(path), held) for path, held in places(json.loads((folder / file).read_text(encoding="utf-8")))]
     # As many at the top as below, where lists of hundreds of numbers are.
@@ -117,10 +111,10 @@ def json_edits(folder: Path, file: str) -> SearchStrategy[Edit]:
     return st.one_of(change, change, change, drop, add)
 
 
-def wild_edits(table: Mapping[tuple[str, ...], Sequence[Any]]) -> SearchStrategy[Edit]:
+def wild_edits(table):
     """An edit that sets what a table names, file and path, to one of its values or to a hostile one."""
 
-    def of(where: tuple[str, ...]) -> SearchStrategy[Edit]:
+    def of(where):
         file, *path = where
         value = st.one_of(st.sampled_from(table[where]).map(copy.deepcopy), hostile())
         return value.map(lambda to: {"file": file, "set": [int(p) if p.isdigit() else p for p in path], "to": to})
@@ -128,7 +122,7 @@ def wild_edits(table: Mapping[tuple[str, ...], Sequence[Any]]) -> SearchStrategy
     return st.one_of(*map(of, table))
 
 
-def tensor_edits(folder: Path, file: str) -> SearchStrategy[Edit]:
+def tensor_edits(folder, file):
     """An edit of a safetensors file."""
     header, _ = read_header((folder / file).read_bytes())
     names = sorted(name for name in header if name != "__metadata__")
@@ -157,7 +151,7 @@ def tensor_edits(folder: Path, file: str) -> SearchStrategy[Edit]:
     return st.one_of(value, value, told)
 
 
-def byte_edits(folder: Path, file: str) -> SearchStrategy[Edit]:
+def byte_edits(folder, file):
     """An edit of any file."""
     size = (folder / file).stat().st_size
     cut = st.builds(lambda n: {"file": file, "cut": n}, st.integers(0, size))
@@ -169,9 +163,9 @@ def byte_edits(folder: Path, file: str) -> SearchStrategy[Edit]:
     return st.one_of(cut, put, st.just({"file": file, "remove": True}))
 
 
-def draw(strategy: SearchStrategy[Any], count: int, number: int) -> list[Any]:
+def draw(strategy, count, number):
     """So many examples of a strategy, the same for the same seed and hypothesis."""
-    found: list[Any] = []
+    found = []
 
     @seed(number)
     @settings(
@@ -182,7 +176,7 @@ def draw(strategy: SearchStrategy[Any], count: int, number: int) -> list[Any]:
         suppress_health_check=[*HealthCheck],
     )
     @given(strategy)
-    def collect(example: Any) -> None:
+    def collect(example):
         found.append(json.loads(json.dumps(example)))
 
     with warnings.catch_warnings():

@@ -1,12 +1,8 @@
 """Edits of files as plain data, and making them: JSON by path, safetensors by header and by number, any file by byte."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import struct
-from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,7 +24,7 @@ _TYPES = {
 }
 
 
-def edited_copy(source: Path, folder: Path, edits: Sequence[Edit]) -> Path:
+def edited_copy(source, folder, edits):
     """A copy with edits made in their order; one that no longer finds its place does nothing."""
     shutil.copytree(source, folder)
     for edit in edits:
@@ -51,7 +47,7 @@ def edited_copy(source: Path, folder: Path, edits: Sequence[Edit]) -> Path:
     return folder
 
 
-def _edit_json(path: Path, edit: Edit) -> None:
+def _edit_json(path, edit):
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
@@ -67,20 +63,20 @@ def _edit_json(path: Path, edit: Edit) -> None:
     path.write_text(json.dumps(value, indent=1), encoding="utf-8")
 
 
-def holder_of(value: Any, path: Sequence[str | int]) -> Any:
+def holder_of(value, path):
     """The list or mapping in plain data that holds the end of a path."""
     for part in path[:-1]:
         value = value[part]
     return value
 
 
-def read_header(raw: bytes) -> tuple[dict[str, Any], bytes]:
+def read_header(raw):
     """Header and data of a safetensors file, read by hand."""
     (size,) = struct.unpack("<Q", raw[:8])
     return json.loads(raw[8 : 8 + size]), raw[8 + size :]
 
 
-def read_plain(path: Path) -> dict[str, torch.Tensor]:
+def read_plain(path):
     """The tensors of a sound safetensors file, read by hand."""
     header, data = read_header(path.read_bytes())
     found = {}
@@ -93,10 +89,10 @@ def read_plain(path: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-def _edit_tensors(path: Path, edit: Edit) -> None:
+def _edit_tensors(path, edit):
     try:
         header, data = read_header(path.read_bytes())
-        name: str = edit["header"] if "header" in edit else edit["tensor"]
+        name = edit["header"] if "header" in edit else edit["tensor"]
         told = header[name]
         if "tensor" in edit:
             data = _with_number(told, data, edit["at"], edit["to"])
@@ -113,7 +109,7 @@ def _edit_tensors(path: Path, edit: Edit) -> None:
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
-def _with_number(told: dict[str, Any], data: bytes, at: int | None, value: float) -> bytes:
+def _with_number(told, data, at, value):
     first, last = told["data_offsets"]
     numbers = torch.frombuffer(bytearray(data[first:last]), dtype=_TYPES[told["dtype"]]).clone()
     numbers[slice(None) if at is None else at % len(numbers)] = value
@@ -121,7 +117,7 @@ def _with_number(told: dict[str, Any], data: bytes, at: int | None, value: float
     return data[:first] + raw + data[last:]
 
 
-def _packed(header: dict[str, Any], data: bytes) -> bytes:
+def _packed(header, data):
     """The data of the tensors that are left, without holes, which safetensors refuses."""
     parts, at = [], 0
     for name in sorted((n for n in header if n != "__metadata__"), key=lambda n: header[n]["data_offsets"]):
@@ -132,7 +128,7 @@ def _packed(header: dict[str, Any], data: bytes) -> bytes:
     return b"".join(parts)
 
 
-def places(value: Any, before: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+def places(value, before=()):
     """Every path into plain data, and what stands there."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, held in inner:

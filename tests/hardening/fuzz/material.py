@@ -6,11 +6,9 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from freemoe.assets import demo_model_path
@@ -48,48 +46,48 @@ class Material:
     folder: Path
 
     @property
-    def base(self) -> Path:
+    def base(self):
         """The dense base."""
         return self.folder / "base"
 
     @cached_property
-    def model(self) -> Any:
+    def model(self):
         """The dense base, loaded."""
         return self.opened("base")[0]
 
     @cached_property
-    def mixture(self) -> Any:
+    def mixture(self):
         """The mixture, loaded."""
         return self.opened("mixture")[0]
 
     @cached_property
-    def tokenizer(self) -> Any:
+    def tokenizer(self):
         """Of both."""
         return self.opened("base")[1]
 
-    def opened(self, name: str) -> tuple[Any, Any]:
+    def opened(self, name):
         """A model of the folder and its tokenizer."""
         return load_base(self.folder / name, device="cpu")
 
     @cached_property
-    def probes(self) -> Tensor:
+    def probes(self):
         """``(B, L)`` token ids of the probes, cut to one length."""
         rows = [self.tokenizer(text)["input_ids"] for text in PROBES]
         return torch.tensor([row[: min(map(len, rows))] for row in rows])
 
     @cached_property
-    def answers(self) -> Tensor:
+    def answers(self):
         """The base's logits on the probes."""
         return logits(self.model, self.probes)
 
 
-def logits(model: Any, ids: Tensor) -> Tensor:
+def logits(model, ids):
     """``(B, L, V)`` of a plain forward pass."""
     with torch.no_grad():
         return model(input_ids=ids, use_cache=False).logits
 
 
-def make_material(folder: Path) -> Material:
+def make_material(folder):
     """Write base, mixture and artefacts into an empty folder; takes seconds, and is the same every time."""
     found = Material(folder)
     _models(folder)
@@ -98,7 +96,7 @@ def make_material(folder: Path) -> Material:
     return found
 
 
-def _models(folder: Path) -> None:
+def _models(folder):
     tokenizer = AutoTokenizer.from_pretrained(demo_model_path())
     own = {key: getattr(tokenizer, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     sizes = {**_SIZES, **own, "vocab_size": len(tokenizer)}
@@ -115,9 +113,9 @@ def _models(folder: Path) -> None:
         tokenizer.save_pretrained(folder / name)
 
 
-def _experts(material: Material) -> None:
+def _experts(material):
     """A small build, and beside its experts one of every kind that it did not find."""
-    recipe: Any = recipe_from(
+    recipe = recipe_from(
         {
             "command": "build",
             "model": str(material.base),
@@ -141,7 +139,7 @@ def _experts(material: Material) -> None:
     write_again(folder, manifest)
 
 
-def _more_experts(model: Any) -> list[Any]:
+def _more_experts(model):
     generator = torch.Generator().manual_seed(0)
     weights = find_weights(model)
     off = {
@@ -150,7 +148,7 @@ def _more_experts(model: Any) -> list[Any]:
     }
     up, down = (next(w.name for w in weights if kind in w.name) for kind in ("up_proj", "down_proj"))
     neurons = torch.tensor([1, 5, 8])
-    lines: Any = {up: ("rows", neurons), down: ("columns", neurons)}
+    lines = {up: ("rows", neurons), down: ("columns", neurons)}
     single = next(w for w in weights if "q_proj" in w.name)
     singles = Mask({single.name: TensorMask.of_indices(torch.tensor([3, 77]), single.size)})
     return [
@@ -160,10 +158,10 @@ def _more_experts(model: Any) -> list[Any]:
     ]
 
 
-def _trimmed(material: Material) -> None:
+def _trimmed(material):
     text = material.folder / "text.jsonl"
     text.write_text("".join(json.dumps({"text": f"{probe} {n}"}) + "\n" for n in range(60) for probe in PROBES))
-    recipe: Any = recipe_from(
+    recipe = recipe_from(
         {
             "command": "trim",
             "model": str(material.folder / "mixture"),
@@ -176,7 +174,7 @@ def _trimmed(material: Material) -> None:
     trim(recipe)
 
 
-def write_again(folder: Path, manifest: dict[str, Any]) -> None:
+def write_again(folder, manifest):
     """Write a manifest with the checksums that its files have now."""
     try:
         write_manifest(folder, {k: v for k, v in manifest.items() if k not in ("files", "checksum")})

@@ -1,14 +1,9 @@
 """What an expert's tensors say is off, read slowly and by other code than the library's: from the descriptions of the formats."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import torch
-from torch import Tensor
 
 
-def places_of(code: Tensor) -> list[int]:
+def places_of(code):
     """The numbers of a Golomb-Rice code (`models/sorted_code.py`), bit by bit."""
     data = bytes(code.tolist())
     low_bits, count = data[0], int.from_bytes(data[1:9], "little")
@@ -23,9 +18,7 @@ def places_of(code: Tensor) -> list[int]:
     return found
 
 
-def off_of(
-    described: dict[str, Any], tensors: dict[str, Tensor], weights: dict[str, Tensor], taps: dict[str, str]
-) -> Any:
+def off_of(described, tensors, weights, taps):
     """What an expert has off.
 
     Args:
@@ -64,7 +57,7 @@ def off_of(
     return found
 
 
-def _between(weight: Tensor, norm: Tensor, parts: dict[str, Tensor]) -> Tensor:
+def _between(weight, norm, parts):
     """Row by row, what ranks from the column at the band's low end up to, and without, the one at its high end."""
     scores = (weight.abs().float() * norm.view(-1)).tolist()
     off = torch.zeros(weight.shape, dtype=torch.bool)

@@ -7,10 +7,8 @@ import logging
 import resource
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from benchmarks.harness import Outcome
 from tests.hardening.full import count, none
@@ -32,15 +30,15 @@ _GRACE = 6.0
 _KEPT = 200
 
 
-def share_of(kind: str, total: float) -> int:
+def share_of(kind, total):
     """A kind's cases of so many."""
     return max(1, round(total * SHARES[kind] / 100))
 
 
-def cases(material: Material, kind: str, count: int, seed: int) -> Iterator[Case]:
+def cases(material, kind, count, seed):
     """So many cases of a kind, of one seed; each once, fewer where there are no more."""
     strategy = module_of(kind).strategy(material)
-    seen: set[str] = set()
+    seen = set()
     for number in range(4 * count // ROUND + 4):
         own = seed * 1_000_003 + number
         for what in draw(strategy, min(ROUND, count), own):
@@ -61,12 +59,12 @@ class Opener:
         patience: Seconds for a case, before the process itself calls it a hang.
     """
 
-    def __init__(self, material: Material, kind: str, patience: float = PATIENCE) -> None:
+    def __init__(self, material, kind, patience=PATIENCE):
         self._arguments = str(material.folder), kind, patience
         self._seconds = CROWDED * patience + _GRACE
         self._worker: Worker | None = None
 
-    def judge(self, case: Case) -> Verdict:
+    def judge(self, case):
         """How a case ends; ``hang`` where nothing comes back, ``crash`` where the process dies."""
         self._worker = self._worker or Worker(__name__, *self._arguments)
         try:
@@ -78,14 +76,14 @@ class Opener:
         self.close()
         return verdict
 
-    def close(self) -> None:
+    def close(self):
         """End the process."""
         if self._worker:
             self._worker.close()
         self._worker = None
 
 
-def start(folder: str, kind: str, patience: float) -> Callable[[Any], Any]:
+def start(folder, kind, patience):
     """What the process does with a case."""
     faulthandler.enable()
     _, most = resource.getrlimit(resource.RLIMIT_AS)
@@ -97,7 +95,7 @@ def start(folder: str, kind: str, patience: float) -> Callable[[Any], Any]:
     return lambda case: asdict(judge(Case(**case), material, patience))
 
 
-def outcome(found: Sequence[tuple[Case, Verdict]], wanted: float) -> Outcome:
+def outcome(found, wanted):
     """The figures of cases that were opened, of so many that were wanted, and those that did not end well."""
     endings = Counter(verdict.ending for _, verdict in found)
     kinds = Counter(case.kind for case, _ in found)

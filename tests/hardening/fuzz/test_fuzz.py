@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -18,8 +18,7 @@ from freemoe.models.mask import Mask
 from tests.hardening import full
 from tests.hardening.fuzz import case as case_module
 from tests.hardening.fuzz import running
-from tests.hardening.fuzz.case import SHARES, Case, Verdict, judge, read_case, warm, write_case
-from tests.hardening.fuzz.material import Material
+from tests.hardening.fuzz.case import SHARES, Case, judge, read_case, warm, write_case
 from tests.hardening.fuzz.running import CASES, Opener, cases, share_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -30,7 +29,7 @@ ABOUT = "hostile recipes, files and artefacts: tracebacks, hangs, wrong answers"
 
 
 @pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
+def quiet():
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
@@ -40,16 +39,16 @@ def quiet() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kind", SHARES)
-def test_what_is_drawn_ends_well(material: Material, tmp_path: Path, kind: str) -> None:
+def test_what_is_drawn_ends_well(material, tmp_path, kind):
     warm(kind, material)
     drawn = cases(material, kind, share_of(kind, FEW), SEED)
     require_good([(case, judge(case, material)) for case in drawn], tmp_path)
 
 
 @pytest.fixture(scope="module")
-def found() -> Iterator[list[tuple[Case, Verdict]]]:
+def found():
     """Cases of full runs, of all kinds that were asked for."""
-    tried: list[tuple[Case, Verdict]] = []
+    tried = []
     began = time.perf_counter()
     yield tried
     if tried:
@@ -58,9 +57,7 @@ def found() -> Iterator[list[tuple[Case, Verdict]]]:
 
 @pytest.mark.hardening
 @pytest.mark.parametrize("kind", SHARES)
-def test_everything_that_is_drawn_ends_well(
-    material: Material, found: list[tuple[Case, Verdict]], tmp_path: Path, kind: str
-) -> None:
+def test_everything_that_is_drawn_ends_well(material, found, tmp_path, kind):
     count, opener = share_of(kind, CASES * full.SHARE), Opener(material, kind)
     try:
         tried = [(case, opener.judge(case)) for case in cases(material, kind, count, full.SEED)]
@@ -71,7 +68,7 @@ def test_everything_that_is_drawn_ends_well(
     require_good(tried, Path(full.OUT) / "fuzz-cases" if full.OUT else tmp_path)
 
 
-def require_good(tried: list[tuple[Case, Verdict]], folder: Path) -> None:
+def require_good(tried, folder):
     """Keep every case that did not end well as a file that `test_a_kept_case_ends_well` opens again."""
     bad = []
     for case, verdict in tried:
@@ -86,15 +83,15 @@ FOUND = [KEPT] if KEPT.is_file() else sorted(KEPT.glob("*.json"))
 
 
 @pytest.mark.parametrize("path", FOUND, ids=[path.stem for path in FOUND])
-def test_a_kept_case_ends_well(material: Material, path: Path) -> None:
+def test_a_kept_case_ends_well(material, path):
     case = read_case(path)
     warm(case.kind, material)
     verdict = judge(case, material)
     assert verdict.good, f"{case.about}\n{verdict.ending}: {verdict.said}"
 
 
-def test_the_same_seed_draws_the_same_cases(material: Material) -> None:
-    def drawn(seed: int) -> list[Case]:
+def test_the_same_seed_draws_the_same_cases(material):
+    def drawn(seed):
         return [case for kind in SHARES for case in cases(material, kind, share_of(kind, 40), seed)]
 
     first = drawn(5)
@@ -120,9 +117,7 @@ def test_the_same_seed_draws_the_same_cases(material: Material) -> None:
         ("write", "accepted"),
     ],
 )
-def test_every_way_to_end_is_noticed(
-    material: Material, monkeypatch: pytest.MonkeyPatch, what: str, ending: str
-) -> None:
+def test_every_way_to_end_is_noticed(material, monkeypatch, what, ending):
     monkeypatch.setattr(case_module, "CROWDED", 1)
     before = Path.cwd()
     verdict = judge(Case("planted", what), material, patience=0.5)
@@ -133,7 +128,7 @@ def test_every_way_to_end_is_noticed(
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_or_hears_nothing_is_replaced(material: Material, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_dies_or_hears_nothing_is_replaced(material, monkeypatch):
     monkeypatch.setattr(running, "CROWDED", 1)
     monkeypatch.setattr(running, "_GRACE", 2.0)
     opener = Opener(material, "planted", patience=1.0)
@@ -144,9 +139,7 @@ def test_a_process_that_dies_or_hears_nothing_is_replaced(material: Material, mo
     assert endings == ["crash", "refused", "hang"]
 
 
-def test_what_went_wrong_is_counted_and_written_as_a_file_that_is_opened_again(
-    material: Material, tmp_path: Path
-) -> None:
+def test_what_went_wrong_is_counted_and_written_as_a_file_that_is_opened_again(material, tmp_path):
     one = Case("planted", "wrong", 7)
     tried = [(case, judge(case, material)) for case in (one, Case("planted", "accept"))]
     figures = {figure.name: figure for figure in running.outcome(tried, 2).figures}
@@ -164,8 +157,8 @@ def test_what_went_wrong_is_counted_and_written_as_a_file_that_is_opened_again(
         test_a_kept_case_ends_well(material, path)
 
 
-def _made_up(own: Any) -> Any:
-    def load_base(*asked: Any, **how: Any) -> Any:
+def _made_up(own):
+    def load_base(*asked, **how):
         model, tokenizer = own(*asked, **how)
         model.lm_head.weight.data.normal_()
         return model, tokenizer
@@ -211,7 +204,7 @@ LIES: dict[str, tuple[str, Any, str, str, Callable[[Any], Any], str]] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_lie_of_the_library_is_noticed(material: Material, monkeypatch: pytest.MonkeyPatch, lie: str) -> None:
+def test_a_lie_of_the_library_is_noticed(material, monkeypatch, lie):
     kind, what, ending, place, make, says = LIES[lie]
     case = Case(kind, what)
     assert judge(case, material).ending == ending
@@ -221,7 +214,7 @@ def test_a_lie_of_the_library_is_noticed(material: Material, monkeypatch: pytest
     assert says in verdict.said
 
 
-def test_a_result_that_is_none_is_noticed(material: Material, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_that_is_none_is_noticed(material, monkeypatch):
     what = {"artefact": "experts", "edits": [], "page": False}
     assert judge(Case("results", what), material).ending == "accepted"
     gone = {**what, "edits": [{"file": "result.json", "drop": ["created"]}]}

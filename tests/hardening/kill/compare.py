@@ -1,10 +1,6 @@
 """Whether two folders hold the same: every file, byte by byte, without what is the time of day."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 from freemoe.core.files import CARD, MANIFEST
 from scripts.same_results import differences as values_differ
@@ -20,7 +16,7 @@ SPEEDS = ("prefill", "decode")
 _TOLD = (" ms", "seconds", "tokens/s", "as fast")
 
 
-def differences(one: Path, other: Path) -> list[str]:
+def differences(one, other):
     """Files of two finished folders that are not the same.
 
     Of ``result.json`` the entries `OF_A_RUN`, all milliseconds (``*_ms``) and `SPEEDS` are left out, of the model card the lines
@@ -36,14 +32,14 @@ def differences(one: Path, other: Path) -> list[str]:
     return found
 
 
-def _untimed(value: Any) -> Any:
+def _untimed(value):
     """A JSON value without milliseconds and speeds."""
     if isinstance(value, dict):
         return {k: _untimed(v) for k, v in value.items() if not k.endswith("_ms") and k not in SPEEDS}
     return [_untimed(v) for v in value] if isinstance(value, list) else value
 
 
-def _plain(path: Path) -> Any:
+def _plain(path):
     """A file's contents without times."""
     blob = path.read_bytes()
     if path.name == "result.json":

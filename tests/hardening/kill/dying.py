@@ -12,10 +12,8 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from queue import LifoQueue
-from typing import Any
 
 from freemoe.core import files
 from freemoe.core.errors import FreeMoEError
@@ -39,13 +37,13 @@ _IMPORTED_LATE = ("sklearn.cluster", "transformers.models.auto.modeling_auto")
 class Runs:
     """Does runs, as many side by side as there are cores."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.side_by_side = os.cpu_count() or 1
         self._free: LifoQueue[Worker | None] = LifoQueue()
         for _ in range(self.side_by_side):
             self._free.put(None)  # started when it is first needed
 
-    def run(self, system: str, folder: Path, dies_at: int | None = None, noted: bool = False) -> int:
+    def run(self, system, folder, dies_at=None, noted=False):
         """How a run ended: its code, or the negative number of a signal.
 
         Args:
@@ -68,21 +66,21 @@ class Runs:
             raise FreeMoEError(f"The run of {system!r} in {folder} failed with code {code}: {said[-800:]}")
         return code
 
-    def close(self) -> None:
+    def close(self):
         """End the processes that the runs are forked from."""
         while not self._free.empty():
             if worker := self._free.get():
                 worker.close()
 
 
-def start() -> Callable[[Any], int]:
+def start():
     """What such a process does when it is asked for a run."""
     for module in _IMPORTED_LATE:
         importlib.import_module(module)
     return _run_in_child
 
 
-def _run_in_child(asked: Any) -> int:
+def _run_in_child(asked):
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -98,7 +96,7 @@ def _run_in_child(asked: Any) -> int:
         os._exit(code)
 
 
-def _run(system: str, folder: str, dies_at: int | None, noted: bool) -> None:
+def _run(system, folder, dies_at, noted):
     os.chdir(folder)
     # What it says is read where it fails.
     said = os.open(_SAID, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -107,15 +105,15 @@ def _run(system: str, folder: str, dies_at: int | None, noted: bool) -> None:
     warnings.simplefilter("ignore")
     # A state after every step: by the clock there would be none in runs of seconds.
     unit_state.SECONDS = unit_state.SHARE = 0.0
-    events: list[Event] = []
+    events = []
     files.WATCHERS.append(_noting(events, dies_at))
     carry_out(system)
     if noted:
         Path(NOTED).write_text(json.dumps(events), encoding="utf-8")
 
 
-def _noting(events: list[Event], dies_at: int | None) -> Callable[[str, str], None]:
-    def note(stage: str, what: str) -> None:
+def _noting(events, dies_at):
+    def note(stage, what):
         # Tensors of a unit count when the journal names them.
         kept = stage == "done" and what.partition(" ")[0] in ("journal", "state")
         if len(events) == dies_at or (kept and dies_at == FIRST_KEPT):

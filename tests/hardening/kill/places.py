@@ -1,20 +1,15 @@
 """Where a run is killed: its own writes, each kind of them at each stage, and the rest of the places evenly over the run."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Sequence
-
-from tests.hardening.kill.dying import Event
 
 
-def kind(event: Event) -> str:
+def kind(event):
     """Stage and kind of a write: ``half journal score``, ``begins state purify``."""
     stage, what = event
     return f"{stage} {re.sub(r'[0-9]+', 'N', what.partition('|')[0])}"
 
 
-def places(events: Sequence[Event], count: int) -> list[int]:
+def places(events, count):
     """Numbers of the writes at which a run is killed, ascending.
 
     The first of every stage and kind; the others evenly over what is left, so most in the longest unit.
@@ -23,7 +18,7 @@ def places(events: Sequence[Event], count: int) -> list[int]:
         events: All writes of an unbroken run.
         count: How many places, where there are so many.
     """
-    first: dict[str, int] = {}
+    first = {}
     for number, event in enumerate(events):
         first.setdefault(kind(event), number)
     chosen = set(_spread(sorted(first.values()), count))
@@ -31,7 +26,7 @@ def places(events: Sequence[Event], count: int) -> list[int]:
     return sorted(chosen | set(_spread(rest, count - len(chosen))))
 
 
-def _spread(numbers: Sequence[int], count: int) -> list[int]:
+def _spread(numbers, count):
     """So many of some numbers, evenly spread; all where there are no more."""
     if count >= len(numbers):
         return list(numbers)

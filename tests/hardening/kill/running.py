@@ -13,16 +13,14 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from benchmarks.harness import Figure, Outcome
 from freemoe.core.errors import FreeMoEError
 from tests.hardening.full import count
 from tests.hardening.kill.compare import differences
-from tests.hardening.kill.dying import FIRST_KEPT, NOTED, Event, Runs
+from tests.hardening.kill.dying import FIRST_KEPT, NOTED
 from tests.hardening.kill.places import kind, places
 from tests.hardening.kill.systems import OUTPUT, prepare
 
@@ -48,7 +46,7 @@ class Tally:
     processes: int = 0
 
 
-def outcome(tallies: Mapping[str, Tally], wanted: int) -> Outcome:
+def outcome(tallies, wanted):
     """The figures of every system's kills, at so many places each."""
     kills = sum(tally.kills.total() for tally in tallies.values())
     wrong = sum(len(tally.wrong) for tally in tallies.values())
@@ -64,18 +62,18 @@ def outcome(tallies: Mapping[str, Tally], wanted: int) -> Outcome:
     return Outcome(tuple(figures), {name: vars(tally) for name, tally in tallies.items()})
 
 
-def kill_system(runs: Runs, name: str, scratch: Path, wanted: int) -> Tally:
+def kill_system(runs, name, scratch, wanted):
     """Kill one system's run at so many places, and one more run whenever it has kept something."""
     whole = scratch / "whole"
     prepare(whole)
     began = time.perf_counter()
     runs.run(name, whole, noted=True)
     seconds = time.perf_counter() - began
-    events: list[Event] = [tuple(event) for event in json.loads((whole / NOTED).read_text(encoding="utf-8"))]
+    events = [tuple(event) for event in json.loads((whole / NOTED).read_text(encoding="utf-8"))]
     tally = Tally(len(events), round(seconds, 2))
     chosen = places(events, wanted)
 
-    def one(number: int) -> str:
+    def one(number):
         folder = scratch / f"killed at {number}"
         try:
             return _killed_once(runs, name, folder, whole, number)
@@ -93,7 +91,7 @@ def kill_system(runs: Runs, name: str, scratch: Path, wanted: int) -> Tally:
     return tally
 
 
-def _killed_once(runs: Runs, name: str, folder: Path, whole: Path, number: int) -> str:
+def _killed_once(runs, name, folder, whole, number):
     """Kill a run at a write and go on with it; says what is wrong with the end, empty where nothing is."""
     prepare(folder)
     try:
@@ -105,7 +103,7 @@ def _killed_once(runs: Runs, name: str, folder: Path, whole: Path, number: int) 
     return _compared(folder, whole)
 
 
-def _killed_always(runs: Runs, name: str, folder: Path, whole: Path, events: int) -> tuple[int, str]:
+def _killed_always(runs, name, folder, whole, events):
     """Kill a run each time that it has kept one thing more; returns how many processes it took, and what is wrong."""
     prepare(folder)
     lives = 0
@@ -118,6 +116,6 @@ def _killed_always(runs: Runs, name: str, folder: Path, whole: Path, events: int
     return lives, "it never came to its end"
 
 
-def _compared(folder: Path, whole: Path) -> str:
+def _compared(folder, whole):
     left = [p.name for p in folder.iterdir() if p.name.startswith(OUTPUT) and p.name != OUTPUT]
     return "; ".join([*differences(whole / OUTPUT, folder / OUTPUT), *(f"{p} is left over" for p in left)])

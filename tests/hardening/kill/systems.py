@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from freemoe.assets import BUNDLED, BUNDLED_MOE, DOMAINS, benchmark_path
@@ -72,7 +70,7 @@ OF_A_RUN = ("created", "environment", "cost", "speed")
 """Entries of ``result.json`` that are times, memory and counts of what was done: no two runs share them."""
 
 
-def prepare(folder: Path) -> None:
+def prepare(folder):
     """Write what the runs read into the folder that they run in."""
     folder.mkdir(parents=True)
     lines = []
@@ -82,8 +80,8 @@ def prepare(folder: Path) -> None:
     (folder / TEXT).write_text("\n".join(lines), encoding="utf-8")
 
 
-def carry_out(name: str) -> Path:
+def carry_out(name):
     """Do a run in the folder that this process is in."""
     recipe = recipe_from({**RECIPES[name], "output": OUTPUT, "device": "cpu", "threads": 1})
-    runs: dict[str, Callable[[Any], Path]] = {"build": build, "convert": convert, "trim": trim}
+    runs = {"build": build, "convert": convert, "trim": trim}
     return runs[recipe.command](recipe)

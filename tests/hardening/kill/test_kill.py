@@ -1,13 +1,9 @@
 """Kills: where they are, that they happen, that their ends are compared, and that a wrong end is seen."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import signal
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +12,7 @@ from freemoe.core.files import CARD, MANIFEST
 from tests.hardening import full
 from tests.hardening.kill import dying
 from tests.hardening.kill.compare import differences
-from tests.hardening.kill.dying import NOTED, Event, Runs
+from tests.hardening.kill.dying import NOTED, Runs
 from tests.hardening.kill.places import kind, places
 from tests.hardening.kill.running import PLACES, Tally, kill_system, outcome
 from tests.hardening.kill.systems import OUTPUT, RECIPES, prepare
@@ -24,13 +20,13 @@ from tests.hardening.kill.systems import OUTPUT, RECIPES, prepare
 ABOUT = "SIGKILL at the writes of build, convert and trim; then the same bytes"
 
 
-def events(scores: int = 30, states: int = 40) -> list[Event]:
+def events(scores=30, states=40):
     made = ["identity.json", "journal inputs", *["state purify|a"] * states, *["state purify|b"] * 3]
     made += ["unit purify|a", "journal purify|a", *[f"journal score|{n}" for n in range(scores)], "result.json"]
     return [(stage, what) for what in made for stage in ("begins", "half", "done")]
 
 
-def test_places_are_of_every_kind_and_evenly_spread() -> None:
+def test_places_are_of_every_kind_and_evenly_spread():
     found = events()
     chosen = places(found, 60)
     assert chosen == sorted(set(chosen))
@@ -44,7 +40,7 @@ def test_places_are_of_every_kind_and_evenly_spread() -> None:
     assert places([], 5) == []
 
 
-def finished(folder: Path, **result: object) -> Path:
+def finished(folder, **result):
     folder.mkdir()
     (folder / "experts.safetensors").write_bytes(b"abc")
     (folder / "result.json").write_text(json.dumps({"kind": "experts", "created": 1, "cost": {"wall": 2}, **result}))
@@ -55,7 +51,7 @@ def finished(folder: Path, **result: object) -> Path:
     return folder
 
 
-def test_times_are_not_compared_and_all_else_is(tmp_path: Path) -> None:
+def test_times_are_not_compared_and_all_else_is(tmp_path):
     one, other = finished(tmp_path / "one"), finished(tmp_path / "other", created=9, cost={}, router={"p50_ms": 1.0})
     finished_again = json.loads((one / "result.json").read_text())
     (one / "result.json").write_text(json.dumps({**finished_again, "router": {"p50_ms": 2.0}}))
@@ -72,7 +68,7 @@ def test_times_are_not_compared_and_all_else_is(tmp_path: Path) -> None:
     assert "/router/rows" in differences(one, other)[2]
 
 
-def test_a_wrong_end_is_a_missed_figure() -> None:
+def test_a_wrong_end_is_a_missed_figure():
     tallies = {name: Tally(writes=9, wrong={"3 half x": "result.json has other contents"}) for name in RECIPES}
     for tally in tallies.values():
         tally.kills.update({"half x": 2, "done x": 2})
@@ -83,16 +79,16 @@ def test_a_wrong_end_is_a_missed_figure() -> None:
 
 
 @pytest.fixture(scope="module")
-def runs() -> Iterator[Runs]:
+def runs():
     opened = Runs()
     yield opened
     opened.close()
 
 
 @pytest.fixture(scope="module")
-def tallies() -> Iterator[dict[str, Tally]]:
+def tallies():
     """Those of full runs, of all systems that were asked for."""
-    found: dict[str, Tally] = {}
+    found = {}
     began = time.perf_counter()
     yield found
     if found:
@@ -101,15 +97,13 @@ def tallies() -> Iterator[dict[str, Tally]]:
 
 @pytest.mark.hardening
 @pytest.mark.parametrize("name", RECIPES)
-def test_runs_that_are_killed_go_on_to_the_same_bytes(
-    runs: Runs, tallies: dict[str, Tally], tmp_path: Path, name: str
-) -> None:
+def test_runs_that_are_killed_go_on_to_the_same_bytes(runs, tallies, tmp_path, name):
     tallies[name] = tally = kill_system(runs, name, tmp_path, round(PLACES * full.SHARE))
     assert tally.wrong == {}
     assert tally.kills.total() == round(PLACES * full.SHARE)
 
 
-def test_a_run_that_dies_inside_a_unit_goes_on_to_the_same_bytes(runs: Runs, tmp_path: Path) -> None:
+def test_a_run_that_dies_inside_a_unit_goes_on_to_the_same_bytes(runs, tmp_path):
     whole, folder = tmp_path / "whole", tmp_path / "killed"
     prepare(whole)
     assert runs.run("trim", whole, noted=True) == 0
@@ -130,7 +124,7 @@ def test_a_run_that_dies_inside_a_unit_goes_on_to_the_same_bytes(runs: Runs, tmp
     assert sum(kind(e) == "done state hooks" for e in again) < sum(kind(e) == "done state hooks" for e in found)
 
 
-def test_a_run_that_fails_says_why(runs: Runs, tmp_path: Path) -> None:
+def test_a_run_that_fails_says_why(runs, tmp_path):
     tmp_path.joinpath("out").mkdir()
     (tmp_path / "out" / "mine").write_text("x")
     prepared = tmp_path / "text"
@@ -140,5 +134,5 @@ def test_a_run_that_fails_says_why(runs: Runs, tmp_path: Path) -> None:
         runs.run("trim", tmp_path)
 
 
-def test_an_ordinary_process_has_no_such_hook() -> None:
+def test_an_ordinary_process_has_no_such_hook():
     assert dying.files.WATCHERS == []

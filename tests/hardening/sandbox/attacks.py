@@ -16,7 +16,6 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,6 @@ from pathlib import Path
 import yaml
 
 from benchmarks.harness import Figure, Outcome, in_turns
-from freemoe.evals.sandbox.process import Isolation
 from freemoe.evals.sandbox.runner import run_tests
 from freemoe.evals.sandbox.usage import descendant_processes
 from tests.hardening.full import count, none
@@ -32,7 +30,7 @@ from tests.hardening.sandbox.witness import Witness
 from tests.hardening.worker import Sampled
 
 
-def read_programs(kind: str) -> dict[str, str]:
+def read_programs(kind):
     """Programs by name, as they stand in ``programs/KIND.yaml``."""
     path = Path(__file__).with_name("programs") / f"{kind}.yaml"
     programs = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -67,9 +65,9 @@ class Found:
     named: list[str] = field(default_factory=list)
 
 
-def run(wanted: Callable[[str], bool] = lambda name: True, rounds: int = ROUNDS) -> Outcome:
+def run(wanted=lambda name: True, rounds=ROUNDS):
     """Every program that is wanted inside bubblewrap, most of them without it; then what it costs a program."""
-    found: dict[Isolation, Found] = {"bubblewrap": Found(), "none": Found()}
+    found = {"bubblewrap": Found(), "none": Found()}
     chosen = [(kind, name) for kind, of_kind in PROGRAMS.items() for name in of_kind if wanted(name)]
     witness = Witness()
     try:
@@ -91,11 +89,11 @@ def run(wanted: Callable[[str], bool] = lambda name: True, rounds: int = ROUNDS)
     return Outcome(_figures(len(chosen), found["bubblewrap"], found["none"], cost), details)
 
 
-def _figures(programs: int, found: Found, control: Found, cost: dict[str, float]) -> tuple[Figure, ...]:
+def _figures(programs, found, control, cost):
     beyond = cost["bubblewrap"] - cost["none"]
     games = f"{len(set(found.named))} games of equality, inherent to HumanEval, aside"
 
-    def nothing(name: str, lines: list[str], note: str = "") -> Figure:
+    def nothing(name, lines, note=""):
         told = "; ".join(lines[:4]) + (f"; and {len(lines) - 4} more" if len(lines) > 4 else "")
         return none(name, len(lines), "; ".join(t for t in (told, note) if t))
 
@@ -117,7 +115,7 @@ def _figures(programs: int, found: Found, control: Found, cost: dict[str, float]
     )
 
 
-def attack(witness: Witness, isolation: Isolation, kind: str, name: str, found: Found) -> None:
+def attack(witness, isolation, kind, name, found):
     """Run one hostile program and look at what it did."""
     where = f"{name} ({isolation})"
     text = PROGRAMS[kind][name]
@@ -125,7 +123,7 @@ def attack(witness: Witness, isolation: Isolation, kind: str, name: str, found: 
     before, health = witness.outside(), witness.health()
     shared = _machine_shared()
 
-    def memory() -> int:
+    def memory():
         # Memory that no process shows is looked for where the kernel counts it for the whole machine.
         return max(sum(map(_proportional, descendant_processes(parent.process.pid))), _machine_shared() - shared)
 
@@ -148,7 +146,7 @@ def attack(witness: Witness, isolation: Isolation, kind: str, name: str, found: 
         witness.mend()
 
 
-def be_right(witness: Witness, isolation: Isolation, wanted: Callable[[str], bool], found: Found) -> None:
+def be_right(witness, isolation, wanted, found):
     """Run the right programs, and the games that pass wherever tests stand beside programs."""
     for name in filter(wanted, RIGHT):
         answer = witness.parent.run(RIGHT[name], isolation, SECONDS_RIGHT, MEMORY)
@@ -159,27 +157,27 @@ def be_right(witness: Witness, isolation: Isolation, wanted: Callable[[str], boo
         found.named += [name] if answer and answer["passed"] else []
 
 
-def _kilobytes(path: str, name: str) -> int:
+def _kilobytes(path, name):
     with contextlib.suppress(OSError):
         lines = Path(path).read_text().splitlines()
         return next((int(line.split()[1]) for line in lines if line.startswith(name)), 0)
     return 0
 
 
-def _proportional(process: int) -> int:
+def _proportional(process):
     return _kilobytes(f"/proc/{process}/smaps_rollup", "Pss:") << 10
 
 
-def _machine_shared() -> int:
+def _machine_shared():
     return _kilobytes("/proc/meminfo", "Shmem:") << 10
 
 
-def costs(rounds: int) -> dict[str, float]:
+def costs(rounds):
     """Milliseconds by the clock that a program which does nothing takes: in bubblewrap, without, in an interpreter alone.
 
     Processor time is no measure: what bubblewrap starts is waited for by a process that ends with it.
     """
-    sides: dict[str, Callable[[], object]] = {
+    sides = {
         "bubblewrap": partial(run_tests, "pass"),
         "none": partial(run_tests, "pass", isolation="none"),
         "interpreter": lambda: subprocess.run([sys.executable, "-I", "-B", "-c", "pass"], check=False),

@@ -1,13 +1,9 @@
 """The attack on the sandbox: that it sees what happens, and its quick run."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -26,14 +22,14 @@ FEW = (
 )
 
 
-def unprotected(parent: Parent, program: str, isolation: str, timeout: float, memory: int) -> dict[str, Any]:
+def unprotected(parent, program, isolation, timeout, memory):
     """A parent without a sandbox."""
     done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=False)
     return {"passed": done.returncode == 0, "detail": done.stderr}
 
 
 @pytest.fixture
-def witness() -> Iterator[Witness]:
+def witness():
     """A scene that is taken away afterwards."""
     made = Witness()
     yield made
@@ -52,9 +48,7 @@ def witness() -> Iterator[Witness]:
         ("network", "datagrams of a pair to a name", "somebody came to socket 5"),
     ],
 )
-def test_an_effect_is_seen_where_nothing_keeps_it_off(
-    witness: Witness, monkeypatch: pytest.MonkeyPatch, kind: str, name: str, seen: str
-) -> None:
+def test_an_effect_is_seen_where_nothing_keeps_it_off(witness, monkeypatch, kind, name, seen):
     found = Found()
     monkeypatch.setattr(Parent, "run", unprotected)
     attack(witness, "bubblewrap", kind, name, found)
@@ -63,7 +57,7 @@ def test_an_effect_is_seen_where_nothing_keeps_it_off(
     assert len(found.effects) == 2, "the scene was not mended"
 
 
-def test_harm_and_false_passes_are_seen(witness: Witness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_harm_and_false_passes_are_seen(witness, monkeypatch):
     found = Found()
     monkeypatch.setattr(Parent, "run", unprotected)
     attack(witness, "bubblewrap", "processes", "take turns away", found)
@@ -72,7 +66,7 @@ def test_harm_and_false_passes_are_seen(witness: Witness, monkeypatch: pytest.Mo
     assert found.false_passes == ["os._exit (bubblewrap)"]
 
 
-def test_programs_are_many_and_can_be_compiled() -> None:
+def test_programs_are_many_and_can_be_compiled():
     names = [name for of_kind in PROGRAMS.values() for name in of_kind]
     assert len(names) >= attacks.LEAST
     assert set(FEW) <= {*names, *RIGHT, *attacks.EQUAL}
@@ -82,7 +76,7 @@ def test_programs_are_many_and_can_be_compiled() -> None:
 
 
 @needs_bubblewrap
-def test_some_programs() -> None:
+def test_some_programs():
     outcome = attacks.run(lambda name: name in FEW, rounds=2)
     figures = {f.name: f for f in outcome.figures}
     for name in ("effects outside", "false passes", "parent or other processes harmed", "right programs failed"):
@@ -93,6 +87,6 @@ def test_some_programs() -> None:
 
 @pytest.mark.hardening
 @needs_bubblewrap
-def test_every_program() -> None:
+def test_every_program():
     began = time.perf_counter()
     assert not full.keep("sandbox", ABOUT, attacks.run(), began)

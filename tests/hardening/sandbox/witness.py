@@ -10,9 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from freemoe.core.errors import SandboxError
 from freemoe.evals.sandbox.runner import run_tests
@@ -26,10 +24,10 @@ SLACK = 15.0
 _IDLE = "import os, time\nparent = os.getppid()\nwhile os.getppid() == parent: time.sleep(1)"
 
 
-def start() -> Callable[[dict[str, Any]], dict[str, Any]]:
+def start():
     """What a parent does with a program."""
 
-    def run(asked: dict[str, Any]) -> dict[str, Any]:
+    def run(asked):
         try:
             result = run_tests(**asked)
         except SandboxError as error:
@@ -43,7 +41,7 @@ def start() -> Callable[[dict[str, Any]], dict[str, Any]]:
 class Parent(Worker):
     """The process that has programs run: it may be harmed, so not the test's own."""
 
-    def run(self, program: str, isolation: str, timeout: float, memory: int) -> dict[str, Any] | None:
+    def run(self, program, isolation, timeout, memory):
         """What became of a program; None where this process did not live to say so, or hangs."""
         asked = {"program": program, "isolation": isolation, "timeout": timeout, "memory": memory}
         try:
@@ -55,7 +53,7 @@ class Parent(Worker):
 class Witness:
     """The scene of a program, and what has changed in it."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.mark = f"freemoe-mark-{secrets.token_hex(4)}"
         self.secret = f"secret-{secrets.token_hex(12)}"
         self.folder = Path(tempfile.mkdtemp(prefix="freemoe-outside-"))
@@ -68,7 +66,7 @@ class Witness:
 
     # ------------------------------------------------------------------ the scene
 
-    def _lay_out(self) -> None:
+    def _lay_out(self):
         self.folder.mkdir(0o700, exist_ok=True)
         for path in self.folder.iterdir():
             if not path.is_socket():
@@ -78,7 +76,7 @@ class Witness:
         for path in ("precious", "secret"):
             (self.folder / path).chmod(0o600)
 
-    def _listen(self) -> None:
+    def _listen(self):
         for one in self.sockets:
             one.close()
         tcp, udp = socket.socket(), socket.socket(type=socket.SOCK_DGRAM)
@@ -102,7 +100,7 @@ class Witness:
             one.setblocking(False)
 
     @property
-    def victim(self) -> subprocess.Popen:
+    def victim(self):
         """A process that does nothing, started anew where it has ended."""
         if self._victim is None or self._victim.poll() is not None:
             self._victim = subprocess.Popen(
@@ -113,7 +111,7 @@ class Witness:
         return self._victim
 
     @property
-    def parent(self) -> Parent:
+    def parent(self):
         """The process that has programs run, started anew where it has ended."""
         if self._parent is None or self._parent.process.poll() is not None:
             if self._parent:
@@ -122,19 +120,19 @@ class Witness:
             self._parent = Parent(__name__, environment=environment)
         return self._parent
 
-    def before(self, program: str) -> str:
+    def before(self, program):
         """The program with the names of what it goes for."""
         names = {"OUTSIDE": str(self.folder), "VICTIM": self.victim.pid, "PORT": self.port, "MARK": self.mark}
         return "\n".join(f"{name} = {value!r}" for name, value in names.items()) + "\n" + program
 
     # ------------------------------------------------------------------ what is seen
 
-    def outside(self) -> set[str]:
+    def outside(self):
         """Everything outside the sandbox that a program could have changed, one line a thing."""
         left = (f"left behind: {path.name}" for path in self.temporary.iterdir())
         return {*self._files(), *self._marks(), *self._visits(), *left}
 
-    def _files(self) -> Iterator[str]:
+    def _files(self):
         if os.path.ismount(self.folder):
             yield "a mount"
             subprocess.run(["umount", "-l", str(self.folder)], check=False)
@@ -147,12 +145,12 @@ class Witness:
                     told += f" {os.listxattr(path)}"
             yield told
 
-    def _marks(self) -> Iterator[str]:
+    def _marks(self):
         for place in PLACES:
             with contextlib.suppress(OSError):
                 yield from (str(path) for path in Path(place).iterdir() if self.mark in path.name)
 
-    def _visits(self) -> Iterator[str]:
+    def _visits(self):
         for number, listener in enumerate(self.sockets):
             with contextlib.suppress(BlockingIOError):
                 if listener.type == socket.SOCK_DGRAM:
@@ -161,12 +159,12 @@ class Witness:
                     listener.accept()[0].close()
                 yield f"somebody came to socket {number}"
 
-    def health(self) -> dict[str, str]:
+    def health(self):
         """Of the victim and of the parent: whether they live, and by which rules."""
         watched = {"victim": self._victim, "parent": self._parent and self._parent.process}
         return {name: _health(p.pid) if p and p.poll() is None else "ended" for name, p in watched.items()}
 
-    def mend(self) -> None:
+    def mend(self):
         """Make everything as it was, for the next program."""
         for path in self._marks():
             Path(path).unlink()
@@ -178,7 +176,7 @@ class Witness:
                 process.kill()
                 process.wait()
 
-    def close(self) -> None:
+    def close(self):
         """End everything and leave nothing."""
         self.mend()
         if self._parent:
@@ -189,7 +187,7 @@ class Witness:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _health(process: int) -> str:
+def _health(process):
     try:
         state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
         limits = Path(f"/proc/{process}/limits").read_text()

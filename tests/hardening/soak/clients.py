@@ -59,20 +59,20 @@ class Clients:
     differs: list[tuple[int, str]] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self._until = time.monotonic() + self.seconds
 
-    def failed(self, what: str) -> None:
+    def failed(self, what):
         """Keep an error."""
         self.counts["errors"] += 1
         if len(self.errors) < _MOST_KEPT:
             self.errors.append(what[:300])
 
-    async def run(self, clients: int) -> None:
+    async def run(self, clients):
         """Ask until the time is over."""
         await asyncio.gather(self._change(), *(self._client(self.seed * 1000 + n) for n in range(clients)))
 
-    async def _client(self, seed: int) -> None:
+    async def _client(self, seed):
         rng = random.Random(seed)
         while time.monotonic() < self._until:
             number = rng.randrange(len(self.asked))
@@ -87,7 +87,7 @@ class Clients:
             except Exception as error:  # whatever a connection does that nobody asked for
                 self.failed(f"{type(error).__name__}: {error}")
 
-    async def _right(self, number: int, streamed: bool) -> None:
+    async def _right(self, number, streamed):
         expert, prompt, tokens, true = self.asked[number]
         body = body_of(expert, prompt, tokens)
         if not streamed:
@@ -109,7 +109,7 @@ class Clients:
             if len(self.differs) < _MOST_KEPT:
                 self.differs.append((number, said))
 
-    async def _gone(self, rng: random.Random, number: int) -> None:
+    async def _gone(self, rng, number):
         expert, prompt, tokens, _ = self.asked[number]
         async with self.session.stream("POST", COMPLETIONS, json=body_of(expert, prompt, tokens)) as answer:
             left = rng.randint(0, 3)
@@ -119,7 +119,7 @@ class Clients:
                     break
         self.counts["gone"] += 1
 
-    async def _bad(self, rng: random.Random, number: int) -> None:
+    async def _bad(self, rng, number):
         expert, prompt, tokens, _ = self.asked[number]
         kind = {"content-type": "application/json"}
         if rng.random() < 0.3:
@@ -131,7 +131,7 @@ class Clients:
             self.failed(f"a wrong request got {answer.status_code}: {answer.text}")
         self.counts["bad"] += 1
 
-    async def _change(self) -> None:
+    async def _change(self):
         """Load the passing experts and drop them, over and over."""
         while time.monotonic() < self._until:
             answer = await self.session.post(EXPERTS, json={"path": self.folder})
@@ -146,7 +146,7 @@ class Clients:
             await asyncio.sleep(0.1)
 
 
-def _streamed(text: str) -> str | None:
+def _streamed(text):
     """The text of a stream; None where it holds an error, or has no end."""
     lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
     if not lines or lines[-1] != "[DONE]":
@@ -155,7 +155,7 @@ def _streamed(text: str) -> str | None:
     return "".join(choice["text"] for chunk in found for choice in chunk["choices"])
 
 
-async def _all(url: str, clients: int, how: dict[str, Any]) -> dict[str, Any]:
+async def _all(url, clients, how):
     async with httpx.AsyncClient(
         base_url=url, timeout=120, limits=httpx.Limits(max_connections=clients + 4)
     ) as session:
@@ -164,6 +164,6 @@ async def _all(url: str, clients: int, how: dict[str, Any]) -> dict[str, Any]:
     return {"counts": dict(seen.counts), "differs": seen.differs, "errors": seen.errors}
 
 
-def weigh(url: str, clients: int, how: dict[str, Any]) -> dict[str, Any]:
+def weigh(url, clients, how):
     """What so many clients saw; ``how`` is what `Clients` takes."""
     return asyncio.run(_all(url, clients, how))

@@ -1,19 +1,14 @@
 """Many clients for minutes, some of them hostile, while experts come and go: wrong answers, errors without a cause, leaks."""
 
-from __future__ import annotations
-
 import statistics
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from benchmarks.harness import Figure, Outcome, Settings, in_own_process
-from benchmarks.serve.material import NAMES, Wish, generated, open_base, serving, wishes, write_experts
+from benchmarks.serve.material import NAMES, generated, open_base, serving, wishes, write_experts
 from freemoe.core.memory import used_memory_bytes
-from freemoe.domain_experts.mixture import FreeMoE
 from tests.hardening.full import count, none
 from tests.hardening.worker import Sampled
 
@@ -28,7 +23,7 @@ GROWTH, JUDGED = 5.0, 60.0
 """Per cent; in fewer seconds memory grows by what first requests take."""
 
 
-def run(seconds: float, seed: int, clients: int = CLIENTS, requests: int = REQUESTS) -> Outcome:
+def run(seconds, seed, clients=CLIENTS, requests=REQUESTS):
     """Let clients ask, each one of so many requests at a time, and look at what they saw."""
     moe = open_base(Settings(seed=seed))
     asked = wishes(moe, requests, 24, ["base", *NAMES, "one+two", *PASSING], seed)
@@ -49,12 +44,12 @@ def run(seconds: float, seed: int, clients: int = CLIENTS, requests: int = REQUE
     return outcome(seen, gaps, memory.seen, left, seconds)
 
 
-def _text(moe: FreeMoE, ids: Sequence[int]) -> str:
+def _text(moe, ids):
     return moe.tokenizer.decode(list(ids), skip_special_tokens=True)
 
 
 @torch.no_grad()
-def gap(moe: FreeMoE, wish: Wish, true: Sequence[int], said: str) -> float:
+def gap(moe, wish, true, said):
     """By how much the first two tokens' logits differ where an answer leaves the right one; the least up to there.
 
     Args:
@@ -71,7 +66,7 @@ def gap(moe: FreeMoE, wish: Wish, true: Sequence[int], said: str) -> float:
     return float((best[:, 0] - best[:, 1])[-4:].min())
 
 
-def growth(seen: Sequence[int]) -> float:
+def growth(seen):
     """Per cent between the medians of the second fifth and the last fifth; NaN of too few."""
     fifth = len(seen) // 5
     if not fifth:
@@ -80,7 +75,7 @@ def growth(seen: Sequence[int]) -> float:
     return 100 * (late / early - 1) if early else float("nan")
 
 
-def outcome(seen: dict[str, Any], gaps: list[float], memory: list[int], left: int, seconds: float) -> Outcome:
+def outcome(seen, gaps, memory, left, seconds):
     """The figures of what clients saw."""
     counts = dict.fromkeys(("right", "gone", "bad", "absent", "loads", "errors", "differs"), 0) | seen["counts"]
     ties = sum(value <= NEAR for value in gaps)

@@ -1,7 +1,5 @@
 """The server under many clients, and that the soak sees what it is there to see."""
 
-from __future__ import annotations
-
 import math
 import time
 

@@ -1,20 +1,18 @@
 """Bands whose mask is made while the weight is read: against the masks that experts are made of."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from freemoe.domain_experts.rank.bands import Band, band_tile, columns_at, mask_between, rank_range
-from freemoe.kernels.sparse.bands import BandTile, BandTiles, reference_tiled_products, tiles_available
+from freemoe.kernels.sparse.bands import BandTiles, reference_tiled_products, tiles_available
 from freemoe.models.weights import WeightMatrix
 
 BANDS = [(0.0, 0.1), (0.3, 0.5), (0.9, 1.0), (0.0, 1.0)]
 
 
-def weight_of(size: tuple[int, int], seed: int = 0, steps: float = 4) -> WeightMatrix:
+def weight_of(size, seed=0, steps=4):
     """A weight of few different values, so that many importances are equal."""
     values = torch.randn(size, generator=torch.Generator().manual_seed(seed))
     values = (values * steps).round() / steps
@@ -23,9 +21,7 @@ def weight_of(size: tuple[int, int], seed: int = 0, steps: float = 4) -> WeightM
     return WeightMatrix("w", 0, "mlp", "tap", linear, "weight", "rows")
 
 
-def tile_of(
-    weight: WeightMatrix, start: float, end: float, metric: str = "magnitude", norm: Tensor | None = None
-) -> BandTile:
+def tile_of(weight, start, end, metric="magnitude", norm=None):
     band = Band(metric, start, end)
     scores = weight.read_values().float().abs() * (1 if norm is None else norm[:, None, :])
     low, high = rank_range(start, end, weight.num_columns)
@@ -43,7 +39,7 @@ def tile_of(
 
 
 @pytest.mark.parametrize(("start", "end"), BANDS)
-def test_a_tile_is_the_mask_of_its_band(start: float, end: float) -> None:
+def test_a_tile_is_the_mask_of_its_band(start, end):
     weight = weight_of((9, 40))
     tile_of(weight, start, end)
     norm = torch.rand(1, 40, generator=torch.Generator().manual_seed(1)).mul(3).round() + 0.5
@@ -56,11 +52,11 @@ def test_a_tile_is_the_mask_of_its_band(start: float, end: float) -> None:
     [Band("random", 0, 0.5), Band("saliency", 0, 0.5), Band("magnitude", 0, 0.5, scope="layer"), Band("magnitude", 0, 0.5, patch=2)],
     ids=lambda band: f"{band.metric} {band.scope} {band.patch}",
 )  # fmt: skip
-def test_other_bands_have_no_tile(band: Band) -> None:
+def test_other_bands_have_no_tile(band):
     assert band_tile(band, weight_of((6, 8)), lambda tap: torch.ones(1, 8), None, None) is None
 
 
-def batch(size: tuple[int, int], each: list[int], dtype: torch.dtype):
+def batch(size, each, dtype):
     """Tokens of several bands' experts in a mixed order, and two that have none."""
     generator = torch.Generator().manual_seed(0)
     weight = weight_of(size)
@@ -71,7 +67,7 @@ def batch(size: tuple[int, int], each: list[int], dtype: torch.dtype):
     return x, weight.parameter.data, tiles, order, np.cumsum([0, *each])
 
 
-def test_the_reference_is_a_product_with_zeros() -> None:
+def test_the_reference_is_a_product_with_zeros():
     x, weight, tiles, tokens, starts = batch((5, 16), [2, 1], torch.float32)
     found = reference_tiled_products(x, weight, tiles, tokens, starts)
     for place, expert in enumerate([0, 0, 1]):
@@ -80,5 +76,5 @@ def test_the_reference_is_a_product_with_zeros() -> None:
         torch.testing.assert_close(found[place], torch.tensor(wanted), rtol=1e-5, atol=1e-5)
 
 
-def test_no_kernel_on_this_processor() -> None:
+def test_no_kernel_on_this_processor():
     assert not tiles_available(torch.zeros(2, 2))

@@ -1,9 +1,5 @@
 """What experts have off, taken out of products: against masked copies of the weight."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
@@ -21,12 +17,12 @@ from freemoe.kernels.sparse.rows import (
 needs_loops = pytest.mark.skipif(not loops_available(torch.float32), reason="numba is not installed")
 
 
-def places_of(seed: int, count: int, size: tuple[int, int]) -> SparsePlaces:
+def places_of(seed, count, size):
     chosen = np.random.default_rng(seed).choice(size[0] * size[1], count, replace=False)
     return SparsePlaces.from_indices(torch.from_numpy(np.sort(chosen)), *size)
 
 
-def batch(each: list[int], size: tuple[int, int], dtype: torch.dtype, share: float = 0.05, others: int = 2):
+def batch(each, size, dtype, share=0.05, others=2):
     """Tokens of several experts in a mixed order, and some that have none."""
     generator = torch.Generator().manual_seed(0)
     total = sum(each) + others
@@ -47,9 +43,7 @@ SHAPES += [([2, 3], (2000, 600), 0.003), ([1, 3], (3, rows.MOST_COLUMNS), 0.001)
 @needs_loops
 @pytest.mark.parametrize(("each", "size", "share"), SHAPES, ids=str)
 @pytest.mark.parametrize("threads", [1, 3])
-def test_products_equal_masked_copies(
-    each: list[int], size: tuple[int, int], share: float, threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_products_equal_masked_copies(each, size, share, threads, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     given = batch(each, size, torch.float32, share)
     rtol = 1e-4 if size[1] == rows.MOST_COLUMNS else 1e-5
@@ -60,7 +54,7 @@ def test_products_equal_masked_copies(
 
 @needs_loops
 @pytest.mark.parametrize("each", [[2, 1], [20, 30]], ids=str)
-def test_bfloat16_within_its_rounding(each: list[int]) -> None:
+def test_bfloat16_within_its_rounding(each):
     x, weight, *rest = batch(each, (70, 65), torch.bfloat16)
     wanted = reference_products(x.float(), weight.float(), *rest)
     found = sparse_products(x, weight, *rest)
@@ -70,7 +64,7 @@ def test_bfloat16_within_its_rounding(each: list[int]) -> None:
 
 @needs_loops
 @pytest.mark.parametrize(("each", "limit"), [([4, 4], 1.1), ([20, 20], 2.0)], ids=str)
-def test_bfloat16_rounds_once_for_few_rows_and_twice_for_many(each: list[int], limit: float) -> None:
+def test_bfloat16_rounds_once_for_few_rows_and_twice_for_many(each, limit):
     x, weight, *rest = batch(each, (256, 128), torch.bfloat16, others=0)
     exact = reference_products(x.float(), weight.float(), *rest)
     ours, copies = (
@@ -79,7 +73,7 @@ def test_bfloat16_rounds_once_for_few_rows_and_twice_for_many(each: list[int], l
     assert float(ours) < limit * float(copies)
 
 
-def spreading(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def spreading(x, weight):
     """As torch's product where oneDNN reads beyond a row's end, times zero: NaN in a row gets into the row before it."""
     y = x @ weight.T
     y[:-1][y[1:].isnan().any(1)] = torch.nan
@@ -90,9 +84,7 @@ def spreading(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", rows.DTYPES, ids=str)
 @pytest.mark.parametrize("each", [[1, 3], [2, 40]], ids=str)
 @pytest.mark.parametrize("linear", [torch.nn.functional.linear, spreading])
-def test_nan_stays_nan_and_spreads_no_further_than_in_torch(
-    linear: Callable[..., torch.Tensor], each: list[int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nan_stays_nan_and_spreads_no_further_than_in_torch(linear, each, dtype, monkeypatch):
     x, weight, *rest = batch(each, (20, 9), dtype)
     x[3] = float("nan")
     monkeypatch.setattr(torch.nn.functional, "linear", linear)
@@ -104,7 +96,7 @@ def test_nan_stays_nan_and_spreads_no_further_than_in_torch(
     assert wrong.any(1).tolist() == expected.tolist()
 
 
-def test_nothing_off_is_the_product_itself() -> None:
+def test_nothing_off_is_the_product_itself():
     x, weight, _, tokens, starts = batch([2, 3], (20, 9), torch.float32)
     none = SparseExperts.from_places([SparsePlaces.from_indices(torch.zeros(0, dtype=torch.int64), 20, 9)] * 2)
     torch.testing.assert_close(reference_products(x, weight, none, tokens, starts), x @ weight.T)
@@ -112,7 +104,7 @@ def test_nothing_off_is_the_product_itself() -> None:
         torch.testing.assert_close(sparse_products(x, weight, none, tokens, starts), x @ weight.T)
 
 
-def test_places_come_back_and_are_small() -> None:
+def test_places_come_back_and_are_small():
     flat = torch.tensor([0, 4, 5, 6, 699, 70_000 - 1])
     found = SparsePlaces.from_indices(flat, 100, 700)
     assert found.flat_indices(700).tolist() == flat.tolist()
@@ -121,12 +113,12 @@ def test_places_come_back_and_are_small() -> None:
     assert large.num_bytes < 2.8 * large.count
 
 
-def test_types_without_loops() -> None:
+def test_types_without_loops():
     assert not loops_available(torch.float16)
     assert not loops_available(torch.float64)
 
 
-def test_blocks_of_tokens() -> None:
+def test_blocks_of_tokens():
     found = blocks_of(np.array([0, 3, 3, 8]), size=2)
     assert found.tolist() == [[0, 0, 2], [0, 2, 3], [2, 3, 5], [2, 5, 7], [2, 7, 8]]
     assert blocks_of(np.array([0])).shape == (0, 3)

@@ -1,17 +1,12 @@
 """Artefacts are bound to one base by the values of its parameters."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
-import pytest
 import torch
 
 from freemoe.models.checkpoints.fingerprint import fingerprint_model
 from tests.tiny import tiny_model
 
 
-def test_the_same_values_in_bf16_and_fp32_are_the_same_base() -> None:
+def test_the_same_values_in_bf16_and_fp32_are_the_same_base():
     half = tiny_model("llama").to(torch.bfloat16)
     mark = fingerprint_model(half)
     assert mark == fingerprint_model(half.float())
@@ -19,7 +14,7 @@ def test_the_same_values_in_bf16_and_fp32_are_the_same_base() -> None:
     assert mark != fingerprint_model(tiny_model("llama"))
 
 
-def test_loading_again_gives_the_same_fingerprint(tmp_path: Path) -> None:
+def test_loading_again_gives_the_same_fingerprint(tmp_path):
     from transformers import AutoModelForCausalLM
 
     model = tiny_model("llama", tie_word_embeddings=True).to(torch.bfloat16)
@@ -29,7 +24,7 @@ def test_loading_again_gives_the_same_fingerprint(tmp_path: Path) -> None:
         assert fingerprint_model(again) == fingerprint_model(model)
 
 
-def test_one_changed_value_changes_it_and_large_parameters_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_changed_value_changes_it_and_large_parameters_are_read_in_pieces(monkeypatch):
     model = tiny_model("llama")
     before = fingerprint_model(model)
     weight = model.model.layers[1].mlp.up_proj.weight
@@ -42,13 +37,13 @@ def test_one_changed_value_changes_it_and_large_parameters_are_read_in_pieces(mo
     assert fingerprint_model(model) == before
 
 
-def test_tied_weights_count_once_and_are_not_the_untied_ones() -> None:
+def test_tied_weights_count_once_and_are_not_the_untied_ones():
     tied = tiny_model("llama", tie_word_embeddings=True)
     assert "lm_head.weight" not in dict(tied.named_parameters())
     assert fingerprint_model(tied) != fingerprint_model(tiny_model("llama", tie_word_embeddings=False))
 
 
-def test_names_and_shapes_count_too() -> None:
+def test_names_and_shapes_count_too():
     first, second = torch.nn.Linear(2, 3, bias=False), torch.nn.Linear(3, 2, bias=False)
     with torch.no_grad():
         first.weight.fill_(1.0)

@@ -1,13 +1,9 @@
 """A GGUF file as a base: the numbers it holds, a plain model afterwards, and an error for each way it can be wrong."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import logging
 import struct
-from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
@@ -27,7 +23,7 @@ TEXT = "the one on the thin 12 lines, né?"
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_gguf_in_f32_is_the_model_it_was_written_from(tied: bool, tmp_path: Path) -> None:
+def test_a_gguf_in_f32_is_the_model_it_was_written_from(tied, tmp_path):
     model = tiny_llama(tied)
     loaded, tokenizer = load_base(write_gguf(model, tmp_path / "tiny.gguf"), device="cpu")
     wanted = model.state_dict()
@@ -42,9 +38,7 @@ def test_a_gguf_in_f32_is_the_model_it_was_written_from(tied: bool, tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_1"])
-def test_a_quantised_one_holds_what_dequantising_gives(
-    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_quantised_one_holds_what_dequantising_gives(kind, tmp_path, caplog):
     model = tiny_llama()
     path = write_gguf(model, tmp_path / f"{kind}.gguf", kind)
     with caplog.at_level(logging.INFO, "freemoe.models"):
@@ -62,7 +56,7 @@ def test_a_quantised_one_holds_what_dequantising_gives(
     assert fingerprint_model(load_base(again, device="cpu")[0]) == fingerprint_model(loaded) != fingerprint_model(model)
 
 
-def test_it_is_a_plain_model_afterwards(tmp_path: Path) -> None:
+def test_it_is_a_plain_model_afterwards(tmp_path):
     loaded, tokenizer = load_base(write_gguf(tiny_llama(), tmp_path / "tiny.gguf", "Q8_0"), device="cpu")
     assert len(find_weights(loaded)) == 14
     save_checkpoint(loaded, tmp_path / "ours")
@@ -77,11 +71,11 @@ def test_it_is_a_plain_model_afterwards(tmp_path: Path) -> None:
     assert all(p.requires_grad for p in loaded.parameters())
 
 
-def test_the_tokenizer_comes_without_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tokenizer_comes_without_the_weights(tmp_path, monkeypatch):
     path = write_gguf(tiny_llama(), tmp_path / "tiny.gguf", "Q8_0")
     dequantize = gguf.dequantize
 
-    def probed(data: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
+    def probed(data, kind):
         assert data.size < 1000, "the weights were read"
         return dequantize(data, kind)
 
@@ -91,7 +85,7 @@ def test_the_tokenizer_comes_without_the_weights(tmp_path: Path, monkeypatch: py
     assert load_tokenizer(path)("the")["input_ids"]
 
 
-def test_it_is_found_in_the_folder_where_one_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_found_in_the_folder_where_one_stands(tmp_path, monkeypatch):
     write_gguf(tiny_llama(), tmp_path / "tiny.gguf")
     monkeypatch.chdir(tmp_path)
     assert load_base("tiny.gguf", device="cpu")[1]
@@ -99,7 +93,7 @@ def test_it_is_found_in_the_folder_where_one_stands(tmp_path: Path, monkeypatch:
         load_base(tmp_path)
 
 
-def test_the_header_is_what_the_package_reads(tmp_path: Path) -> None:
+def test_the_header_is_what_the_package_reads(tmp_path):
     path = write_gguf(tiny_llama(), tmp_path / "tiny.gguf", "Q4_1")
     header, reader = read_header(path), gguf.GGUFReader(path)
     assert header.types == {t.name: t.tensor_type.name for t in reader.tensors}
@@ -118,7 +112,7 @@ def test_the_header_is_what_the_package_reads(tmp_path: Path) -> None:
     ],
     ids=["nothing", "a zip", "empty", "version 1"],
 )
-def test_what_is_not_there_or_not_a_gguf(data: bytes | None, message: str, tmp_path: Path) -> None:
+def test_what_is_not_there_or_not_a_gguf(data, message, tmp_path):
     if data is not None:
         (tmp_path / "m.gguf").write_bytes(data)
     for load in (load_base, load_tokenizer):
@@ -126,7 +120,7 @@ def test_what_is_not_there_or_not_a_gguf(data: bytes | None, message: str, tmp_p
             load(tmp_path / "m.gguf")
 
 
-def test_truncated_anywhere(tmp_path: Path) -> None:
+def test_truncated_anywhere(tmp_path):
     path = write_gguf(tiny_llama(), tmp_path / "tiny.gguf", "Q8_0")
     whole = path.read_bytes()
     for size in (8, 20, 30, 200, 3000, 6000, len(whole) // 2, len(whole) - 40):
@@ -152,7 +146,7 @@ def test_truncated_anywhere(tmp_path: Path) -> None:
         "scaled rotary embeddings",
     ],
 )
-def test_files_that_make_no_model(name: str, how: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_files_that_make_no_model(name, how, message, tmp_path):
     model, how = tiny_llama(), dict(how)
     model.config.num_hidden_layers = how.pop("layers", 2)
     path = write_gguf(model, tmp_path / f"{name}.gguf", **how)
@@ -162,7 +156,7 @@ def test_files_that_make_no_model(name: str, how: dict[str, Any], message: str, 
 
 
 @pytest.mark.parametrize("number", [99, 9])
-def test_a_type_that_cannot_be_read(number: int, tmp_path: Path) -> None:
+def test_a_type_that_cannot_be_read(number, tmp_path):
     path = write_gguf(tiny_llama(), tmp_path / "tiny.gguf")
     data = bytearray(path.read_bytes())
     # Name, rank, two sizes, type: the number behind them says how the tensor is stored.
@@ -176,7 +170,7 @@ def test_a_type_that_cannot_be_read(number: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("package", ["gguf", "accelerate"])
-def test_without_the_package(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package(package, tmp_path, monkeypatch):
     path = write_gguf(tiny_llama(), tmp_path / "tiny.gguf")
     find = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *a: None if name == package else find(name, *a))
@@ -194,7 +188,7 @@ def test_without_the_package(package: str, tmp_path: Path, monkeypatch: pytest.M
         ({"blk.2.ffn_up.weight": (64, 32)}, "layer 2, and the model has 2 layers"),
     ],
 )
-def test_more_than_the_model_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: Any, message: str) -> None:
+def test_more_than_the_model_uses(tmp_path, monkeypatch, more, message):
     held = gguf_files.gguf_tensors(tiny_llama()) | {n: np.ones(shape, dtype=np.float32) for n, shape in more.items()}
     monkeypatch.setattr(gguf_files, "gguf_tensors", lambda model: held)
     with pytest.raises(DataError, match=message):
@@ -203,7 +197,7 @@ def test_more_than_the_model_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(("value", "kind"), [(float("nan"), "F32"), (1e6, "F16")])
-def test_a_number_that_is_none_or_that_its_type_cannot_hold(tmp_path: Path, value: float, kind: str) -> None:
+def test_a_number_that_is_none_or_that_its_type_cannot_hold(tmp_path, value, kind):
     model = tiny_llama()
     with torch.no_grad():
         model.model.layers[0].mlp.up_proj.weight[0, 0] = value

@@ -1,11 +1,7 @@
 """A base is more than its weights: what its config, its buffers and its tokenizer decide is compared too."""
 
-from __future__ import annotations
-
 import json
 import logging
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,19 +15,19 @@ from tests.gguf_files import tiny_llama, write_gguf
 from tests.tiny import CASES, CHAT_TEMPLATE, tiny_model, tiny_tokenizer
 
 
-def manifest(model: Any, tokenizer: Any = None, **more: Any) -> dict[str, Any]:
+def manifest(model, tokenizer=None, **more):
     """As a run writes it, through JSON."""
     said = {"base_model_name_or_path": "some/base", "base_fingerprint": fingerprint_model(model), **more}
     return json.loads(json.dumps({**said, IDENTITY: identify_base(model, tokenizer)}))
 
 
-def saved(case: str, folder: Path, **values: Any) -> Path:
+def saved(case, folder, **values):
     tiny_model(case, **values).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder
 
 
-def config(folder: Path, **values: Any) -> Path:
+def config(folder, **values):
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
     return folder
@@ -41,7 +37,7 @@ ROPE = {"rope_theta": 10000.0, "rope_type": "default"}
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_base_is_itself_in_memory_and_from_disk(case: str, tmp_path: Path) -> None:
+def test_a_base_is_itself_in_memory_and_from_disk(case, tmp_path):
     model, tokenizer = tiny_model(case), load_tokenizer(saved(case, tmp_path))
     said = manifest(model, tokenizer)
     require_base(said, model, tokenizer)
@@ -81,7 +77,7 @@ def test_a_base_is_itself_in_memory_and_from_disk(case: str, tmp_path: Path) -> 
         ("gpt_oss", "sliding_window is .* and was ", {"sliding_window": 4}),
     ],
 )
-def test_a_setting_that_decides_the_answers(case: str, said: str, values: dict[str, Any], tmp_path: Path) -> None:
+def test_a_setting_that_decides_the_answers(case, said, values, tmp_path):
     base, tokenizer = load_base(saved(case, tmp_path), device="cpu")
     manifested = manifest(base, tokenizer)
     other, _ = load_base(config(tmp_path, **values), device="cpu")
@@ -91,7 +87,7 @@ def test_a_setting_that_decides_the_answers(case: str, said: str, values: dict[s
     assert len(str(caught.value)) < 800
 
 
-def test_settings_of_a_part_of_the_model_count() -> None:
+def test_settings_of_a_part_of_the_model_count():
     base = tiny_model("gemma3_images")
     said = manifest(base)
     base.config.text_config.rms_norm_eps = 0.5
@@ -99,7 +95,7 @@ def test_settings_of_a_part_of_the_model_count() -> None:
         require_base(said, base)
 
 
-def test_what_decides_nothing_may_change(tmp_path: Path) -> None:
+def test_what_decides_nothing_may_change(tmp_path):
     base, tokenizer = load_base(saved("llama", tmp_path), device="cpu")
     said = manifest(base, tokenizer)
     free = {"use_cache": False, "pad_token_id": 2, "attention_dropout": 0.1, "transformers_version": "4.1"}
@@ -109,7 +105,7 @@ def test_what_decides_nothing_may_change(tmp_path: Path) -> None:
     require_base(said, load_base(tmp_path, device="cpu", dtype="float32")[0], tokenizer)
 
 
-def test_another_release_may_know_other_fields() -> None:
+def test_another_release_may_know_other_fields():
     model = tiny_model("llama")
     then, now = identify_base(model, None), identify_base(model, None)
     then["config"] = {**then["config"], "gone": 1}
@@ -120,7 +116,7 @@ def test_another_release_may_know_other_fields() -> None:
     assert identity_differences(then, now) == ["rms_norm_eps is 1e-06 and was 1e-05"]
 
 
-def test_stored_buffers_count() -> None:
+def test_stored_buffers_count():
     """A bias by which DeepSeek's router chooses is no parameter."""
     model = tiny_model("deepseek_v3")
     said = manifest(model)
@@ -133,7 +129,7 @@ def test_stored_buffers_count() -> None:
         require_base(said, model)
 
 
-def edited(edit: Any) -> Any:
+def edited(edit):
     """A tokenizer whose description is changed."""
     tokenizer = tiny_tokenizer()
     said = json.loads(tokenizer.backend_tokenizer.to_str())
@@ -143,16 +139,16 @@ def edited(edit: Any) -> Any:
     )
 
 
-def swapped(said: dict[str, Any]) -> None:
+def swapped(said):
     vocabulary = said["model"]["vocab"]
     vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
 
 
-def merging(order: list[int]) -> Any:
+def merging(order):
     """A tokenizer that merges these pairs, the first one first."""
     pairs = [["Ġ", "t"], ["h", "e"], ["t", "h"], ["q", "z"], ["z", "q"]]
 
-    def edit(said: dict[str, Any]) -> None:
+    def edit(said):
         vocabulary = said["model"]["vocab"]
         vocabulary.update({a + b: len(vocabulary) + n for n, (a, b) in enumerate(pairs)})
         said["model"]["merges"] = [pairs[n] for n in order]
@@ -160,7 +156,7 @@ def merging(order: list[int]) -> Any:
     return edited(edit)
 
 
-def ending(token: str) -> Any:
+def ending(token):
     other = tiny_tokenizer()
     other.eos_token = token
     return other
@@ -179,7 +175,7 @@ def ending(token: str) -> Any:
         (lambda: merging([0, 1, 2, 3, 4]), lambda: merging([0, 1, 2, 4, 3]), "merges"),
     ],
 )
-def test_another_tokenizer_of_the_same_size(own: Any, other: Any, what: str) -> None:
+def test_another_tokenizer_of_the_same_size(own, other, what):
     model = tiny_model("llama")
     said = manifest(model, own())
     for same in (own(), None):
@@ -188,7 +184,7 @@ def test_another_tokenizer_of_the_same_size(own: Any, other: Any, what: str) -> 
         require_base(said, model, other())
 
 
-def test_the_chat_template_counts_where_it_was_used() -> None:
+def test_the_chat_template_counts_where_it_was_used():
     model, talking = tiny_model("llama"), tiny_tokenizer()
     talking.chat_template = CHAT_TEMPLATE
     require_base(manifest(model, tiny_tokenizer()), model, talking)
@@ -196,7 +192,7 @@ def test_the_chat_template_counts_where_it_was_used() -> None:
         require_base(manifest(model, tiny_tokenizer(), chat=True), model, talking)
 
 
-def test_an_older_artefact_is_taken_with_a_word(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_older_artefact_is_taken_with_a_word(caplog):
     model = tiny_model("llama")
     said = {"base_model_name_or_path": "some/base", "base_fingerprint": fingerprint_model(model)}
     with caplog.at_level(logging.WARNING):
@@ -206,7 +202,7 @@ def test_an_older_artefact_is_taken_with_a_word(caplog: pytest.LogCaptureFixture
         require_base(said, tiny_model("llama", seed=1))
 
 
-def test_a_gguf_file_and_what_is_written_of_it_are_one_base(tmp_path: Path) -> None:
+def test_a_gguf_file_and_what_is_written_of_it_are_one_base(tmp_path):
     path = write_gguf(tiny_llama(), tmp_path / "tiny.gguf")
     base, tokenizer = load_base(path, device="cpu")
     said = manifest(base, tokenizer)
@@ -216,7 +212,7 @@ def test_a_gguf_file_and_what_is_written_of_it_are_one_base(tmp_path: Path) -> N
     require_base(said, *load_base(tmp_path / "folder", device="cpu"))
 
 
-def test_settings_are_named_by_their_path() -> None:
+def test_settings_are_named_by_their_path():
     found = settings_of(tiny_model("llama").config)
     assert found["rope_parameters.rope_theta"] == 10000.0
     assert not {"use_cache", "dtype", "architectures", "attention_dropout"} & found.keys()

@@ -1,17 +1,11 @@
 """A base is what its files say, or it is refused: no gap is filled with random numbers."""
 
-from __future__ import annotations
-
 import json
 import logging
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from freemoe.assets import demo_model_path
 from freemoe.core.errors import DataError
@@ -24,7 +18,7 @@ LOG = "freemoe.models.checkpoints.checks.load_report"
 LLAMA_TYPE = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
 
 
-def edited(folder: Path, edit: Callable[[dict[str, Tensor]], Any] | None = None, **config: Any) -> Path:
+def edited(folder, edit=None, **config):
     """Change the tensors of a checkpoint, and values of its config."""
     if edit is not None:
         tensors = load_file(folder / "model.safetensors")
@@ -36,30 +30,28 @@ def edited(folder: Path, edit: Callable[[dict[str, Tensor]], Any] | None = None,
 
 
 @pytest.fixture
-def llama(tmp_path: Path) -> Path:
+def llama(tmp_path):
     tiny_model("llama").save_pretrained(tmp_path / "llama")
     return tmp_path / "llama"
 
 
 @pytest.mark.parametrize("case", ["llama", "gpt2", "gemma3", "mixtral", "qwen2_moe", "deepseek_v3"])
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_whole_checkpoint_is_loaded_without_a_word(
-    case: str, tied: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_whole_checkpoint_is_loaded_without_a_word(case, tied, tmp_path, caplog):
     model = tiny_model(case, tie_word_embeddings=tied)
     model.save_pretrained(tmp_path / "model")
     assert same_weights(model, load_base(tmp_path / "model", device="cpu")[0])
     assert not [r for r in caplog.records if r.name == LOG]
 
 
-def nan_bias(tensors: dict[str, Tensor]) -> None:
+def nan_bias(tensors):
     next(v for k, v in tensors.items() if k.endswith("correction_bias"))[:1].fill_(float("nan"))
 
 
 EXPERT = "model.layers.0.block_sparse_moe.experts.1.w1.weight"
 
 
-def refusal(message: str, case: str = "llama", edit: Callable[[dict[str, Tensor]], Any] | None = None, **config: Any):
+def refusal(message, case="llama", edit=None, **config):
     """What is done to which checkpoint, and what is said of it."""
     return case, edit, config, message
 
@@ -112,7 +104,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_a_checkpoint_that_is_not_what_it_says_is_refused(what: str, tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_not_what_it_says_is_refused(what, tmp_path):
     case, edit, config, message = REFUSED[what]
     tiny_model(case).save_pretrained(tmp_path / "m")
     with pytest.raises(DataError, match=message) as caught:
@@ -120,7 +112,7 @@ def test_a_checkpoint_that_is_not_what_it_says_is_refused(what: str, tmp_path: P
     assert len(str(caught.value)) < 900
 
 
-def test_what_nothing_asks_for_is_named(llama: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_nothing_asks_for_is_named(llama, caplog):
     whole = load_base(llama, device="cpu")[0]
     edited(llama, lambda t: t.update({"model.extra.weight": torch.zeros(3)}))
     with caplog.at_level(logging.WARNING, LOG):
@@ -129,7 +121,7 @@ def test_what_nothing_asks_for_is_named(llama: Path, caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize("device", ["cpu", "disk"])
-def test_fewer_layers_than_the_checkpoint_has(llama: Path, device: str) -> None:
+def test_fewer_layers_than_the_checkpoint_has(llama, device):
     edited(llama, num_hidden_layers=1)
     with pytest.raises(
         DataError, match=r"layers have 9 tensors \(model\.layers\.1\..*more than its config\.json says\."
@@ -137,7 +129,7 @@ def test_fewer_layers_than_the_checkpoint_has(llama: Path, device: str) -> None:
         load_base(llama, device=device)
 
 
-def test_a_type_of_the_same_tensors_is_told_by_the_class(tmp_path: Path) -> None:
+def test_a_type_of_the_same_tensors_is_told_by_the_class(tmp_path):
     tiny_model("mistral", sliding_window=8).save_pretrained(tmp_path / "m")
     load_base(tmp_path / "m", device="cpu")
     edited(tmp_path / "m", model_type="llama")
@@ -145,7 +137,7 @@ def test_a_type_of_the_same_tensors_is_told_by_the_class(tmp_path: Path) -> None
         load_base(tmp_path / "m", device="cpu")
 
 
-def test_a_bare_decoder_is_told_too(llama: Path) -> None:
+def test_a_bare_decoder_is_told_too(llama):
     edited(llama, lambda t: [t.update({k.removeprefix("model."): t.pop(k)}) for k in list(t)], tie_word_embeddings=True)
     edited(llama, lambda t: t.pop("lm_head.weight"), architectures=["LlamaModel"])
     load_base(llama, device="cpu")
@@ -154,12 +146,12 @@ def test_a_bare_decoder_is_told_too(llama: Path) -> None:
         load_base(llama, device="cpu")
 
 
-def test_a_head_beside_tied_embeddings_is_told(llama: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_head_beside_tied_embeddings_is_told(llama, caplog):
     load_base(edited(llama, tie_word_embeddings=True), device="cpu")
     assert "head and embeddings are one, and its files hold two" in caplog.text
 
 
-def test_shapes_are_compared_on_disk_too(llama: Path) -> None:
+def test_shapes_are_compared_on_disk_too(llama):
     edited(llama, lambda t: t.update({UP: torch.zeros(40, 32)}))
     with pytest.raises(DataError, match=r"up_proj\.weight' is 40x32 in its files and 48x32 by its config"):
         load_base(llama, device="disk")
@@ -167,20 +159,20 @@ def test_shapes_are_compared_on_disk_too(llama: Path) -> None:
 
 @pytest.mark.parametrize("name", [UP, "model.norm.weight", "lm_head.weight"])
 @pytest.mark.parametrize(("value", "device"), [(float("nan"), "cpu"), (float("inf"), "cpu"), (float("nan"), "disk")])
-def test_a_number_that_is_none(llama: Path, name: str, value: float, device: str) -> None:
+def test_a_number_that_is_none(llama, name, value, device):
     edited(llama, lambda t: t[name].view(-1)[-1:].fill_(value))
     with pytest.raises(DataError, match=f"NaN or infinity in '{name}'"):
         load_base(llama, device=device)
 
 
-def test_a_dtype_in_which_a_weight_is_infinite(llama: Path) -> None:
+def test_a_dtype_in_which_a_weight_is_infinite(llama):
     edited(llama, lambda t: t[UP].view(-1)[3:4].fill_(1e6))
     load_base(llama, device="cpu")
     with pytest.raises(DataError, match=r"up_proj\.weight' \(as torch\.float16\).*--dtype float32"):
         load_base(llama, dtype="float16", device="cpu")
 
 
-def test_a_lent_model_with_nan() -> None:
+def test_a_lent_model_with_nan():
     model = tiny_model("llama")
     with torch.no_grad():
         model.model.norm.weight[3] = float("nan")
@@ -190,7 +182,7 @@ def test_a_lent_model_with_nan() -> None:
 
 @pytest.mark.parametrize("kind", [torch.int8, torch.int32, torch.bool, torch.float8_e4m3fn])
 @pytest.mark.parametrize("pickled", [False, True])
-def test_integers_are_no_weights(llama: Path, kind: torch.dtype, pickled: bool) -> None:
+def test_integers_are_no_weights(llama, kind, pickled):
     edited(llama, lambda t: t.update({UP: (50 * t[UP]).to(kind)}))
     if pickled:
         torch.save(load_file(llama / "model.safetensors"), llama / "pytorch_model.bin")
@@ -199,16 +191,16 @@ def test_integers_are_no_weights(llama: Path, kind: torch.dtype, pickled: bool) 
         load_base(llama, device="cpu")
 
 
-def sharded(folder: Path) -> list[Path]:
+def sharded(folder):
     tiny_model("llama").save_pretrained(folder, max_shard_size="20KB")
     return sorted(folder.glob("*.safetensors"))
 
 
-def same_weights(one: Any, other: Any) -> bool:
+def same_weights(one, other):
     return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
-def test_a_tensor_in_two_shards(tmp_path: Path) -> None:
+def test_a_tensor_in_two_shards(tmp_path):
     first, second, *_ = sharded(tmp_path)
     held, more = load_file(first), load_file(second)
     name = next(iter(held))
@@ -217,7 +209,7 @@ def test_a_tensor_in_two_shards(tmp_path: Path) -> None:
         load_base(tmp_path, device="cpu")
 
 
-def test_shards_of_swapped_names_are_the_same_model(tmp_path: Path) -> None:
+def test_shards_of_swapped_names_are_the_same_model(tmp_path):
     first, second, *_ = sharded(tmp_path)
     first.rename(tmp_path / "x")
     second.rename(first)
@@ -225,7 +217,7 @@ def test_shards_of_swapped_names_are_the_same_model(tmp_path: Path) -> None:
     assert same_weights(tiny_model("llama"), load_base(tmp_path, device="cpu")[0])
 
 
-def test_two_models_in_one_folder_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_two_models_in_one_folder_are_told(tmp_path, caplog):
     sharded(tmp_path / "m")
     tiny_model("llama", seed=1).save_pretrained(tmp_path / "other")
     (tmp_path / "other" / "model.safetensors").rename(tmp_path / "m" / "model.safetensors")
@@ -233,11 +225,11 @@ def test_two_models_in_one_folder_are_told(tmp_path: Path, caplog: pytest.LogCap
     assert "both model.safetensors and model.safetensors.index.json; the first is read" in caplog.text
 
 
-def test_a_tokenizer_of_a_larger_model(llama: Path) -> None:
+def test_a_tokenizer_of_a_larger_model(llama):
     tiny_tokenizer().save_pretrained(llama)
     load_base(llama, device="cpu")
 
-    def cut(tensors: dict[str, Tensor]) -> None:
+    def cut(tensors):
         for name in ("model.embed_tokens.weight", "lm_head.weight"):
             tensors[name] = tensors[name][:100].clone()
 
@@ -246,7 +238,7 @@ def test_a_tokenizer_of_a_larger_model(llama: Path) -> None:
         load_base(llama, device="cpu")
 
 
-def test_tokens_that_were_added_may_lie_beyond_the_embeddings(llama: Path) -> None:
+def test_tokens_that_were_added_may_lie_beyond_the_embeddings(llama):
     tokenizer = tiny_tokenizer()
     tokenizer.add_special_tokens({"extra_special_tokens": [f"<{i}>" for i in range(40)]})
     assert len(tokenizer) > VOCABULARY
@@ -254,7 +246,7 @@ def test_tokens_that_were_added_may_lie_beyond_the_embeddings(llama: Path) -> No
     assert load_base(llama, device="cpu")[1] is not None
 
 
-def without_files(folder: Path) -> str:
+def without_files(folder):
     tiny_tokenizer().save_pretrained(folder)
     (folder / "tokenizer.json").unlink()
     path = folder / "tokenizer_config.json"
@@ -262,7 +254,7 @@ def without_files(folder: Path) -> str:
     return "turns ordinary text into no tokens at all"
 
 
-def panicking(folder: Path) -> str:
+def panicking(folder):
     """One at which its library panics."""
     held = json.loads((demo_model_path() / "tokenizer.json").read_text())
     del held["model"]["type"]
@@ -272,9 +264,7 @@ def panicking(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("harm", [without_files, panicking])
-def test_a_tokenizer_that_cannot_be_used(
-    harm: Callable[[Path], str], llama: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_tokenizer_that_cannot_be_used(harm, llama, caplog):
     said = harm(llama)
     assert load_base(llama, device="cpu")[1] is None
     assert said in caplog.text
@@ -282,7 +272,7 @@ def test_a_tokenizer_that_cannot_be_used(
         load_tokenizer(llama)
 
 
-def test_whatever_a_library_raises_is_our_error(llama: Path) -> None:
+def test_whatever_a_library_raises_is_our_error(llama):
     (llama / "adapter_config.json").write_text(json.dumps({"adapter_type": "hookmoe"}))
     with pytest.raises(DataError, match="could not be loaded"):
         load_base(llama, device="cpu")

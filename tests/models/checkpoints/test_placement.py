@@ -1,12 +1,8 @@
 """Where a base's weights lie: what is understood, what is refused, and before anything is loaded."""
 
-from __future__ import annotations
-
 import gc
-from pathlib import Path
 
 import pytest
-import torch
 
 from freemoe.core.errors import DataError, RecipeError
 from freemoe.models.checkpoints import placement
@@ -16,14 +12,14 @@ from tests.tiny import tiny_model, tiny_tokenizer
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     root = tmp_path_factory.mktemp("base")
     tiny_model("llama").save_pretrained(root)
     tiny_tokenizer().save_pretrained(root)
     return root
 
 
-def sizes(model: torch.nn.Module) -> tuple[int, int]:
+def sizes(model):
     embeddings = model.get_input_embeddings().weight  # type: ignore[operator]
     return embeddings.nbytes, sum(p.nbytes for p in model.parameters())
 
@@ -32,17 +28,17 @@ def sizes(model: torch.nn.Module) -> tuple[int, int]:
     ("place", "one"),
     [("auto", True), ("cuda:3", True), ("split", False), ("disk", False), ("cpu=1GiB", False), ({"": "cpu"}, False)],
 )
-def test_one_device_or_several(place: str, one: bool) -> None:
+def test_one_device_or_several(place, one):
     assert is_one_device(place) is one
 
 
-def test_layers_stay_on_disk_and_all_else_does_not() -> None:
+def test_layers_stay_on_disk_and_all_else_does_not():
     found = device_map("disk", tiny_model("llama"))
     assert [name for name, place in found.items() if place == "disk"] == ["model.layers.0", "model.layers.1"]
     assert set(found) - {"model.layers.0", "model.layers.1"} >= {"model.embed_tokens", "model.norm", "lm_head"}
 
 
-def test_limits_fill_memory_first(folder: Path) -> None:
+def test_limits_fill_memory_first(folder):
     embeddings, whole = sizes(tiny_model("llama"))
     # Everything fits into this machine's memory.
     for limit, expected in ((None, {"cpu"}), (2 * whole, {"cpu"}), ((embeddings + whole) // 2, {"cpu", "meta"})):
@@ -51,7 +47,7 @@ def test_limits_fill_memory_first(folder: Path) -> None:
         assert model.get_input_embeddings().weight.device.type == "cpu"
 
 
-def test_temporary_files_go_with_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temporary_files_go_with_the_model(tmp_path, monkeypatch):
     # Experts are put together at loading, so that they are written anew.
     tiny_model("mixtral").save_pretrained(tmp_path / "base")
     (tmp_path / "temporary").mkdir()
@@ -79,20 +75,20 @@ BAD = [
 
 
 @pytest.mark.parametrize(("place", "message"), BAD, ids=str)
-def test_a_bad_place_is_refused_before_anything_is_loaded(place: str, message: str, folder: Path) -> None:
+def test_a_bad_place_is_refused_before_anything_is_loaded(place, message, folder):
     with pytest.raises(RecipeError, match=message):
         load_base(folder, device=place)
 
 
-def test_accelerate_is_asked_for_where_it_is_needed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accelerate_is_asked_for_where_it_is_needed(folder, monkeypatch):
     monkeypatch.setattr(placement, "find_spec", lambda name: None)
     with pytest.raises(DataError, match=r"--device disk needs accelerate.*freemoe\[devices\]"):
         load_base(folder, device="disk")
     assert load_base(folder, device="cpu")[0].device.type == "cpu"
 
 
-def test_too_little_memory_is_said_before_loading(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*_: object, **__: object) -> None:
+def test_too_little_memory_is_said_before_loading(folder, monkeypatch):
+    def never(*_, **__):
         raise AssertionError("loaded")
 
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", never)

@@ -26,7 +26,7 @@ Change = Callable[[Path], Any]
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Path:
+def model(tmp_path):
     folder = tmp_path / "m"
     shutil.copytree(demo_model_path(), folder)
     for path in folder.iterdir():
@@ -34,49 +34,49 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
-def says(name: str, **values: Any) -> Change:
+def says(name, **values):
     """A JSON file with values set."""
 
-    def change(folder: Path) -> None:
+    def change(folder):
         path = folder / name
         path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
     return change
 
 
-def holds(name: str, data: bytes) -> Change:
+def holds(name, data):
     return lambda folder: (folder / name).write_bytes(data)
 
 
-def instead(name: str, data: bytes) -> Change:
+def instead(name, data):
     """Another weight file in place of the one that is there."""
 
-    def change(folder: Path) -> None:
+    def change(folder):
         (folder / "model.safetensors").unlink()
         (folder / name).write_bytes(data)
 
     return change
 
 
-def cut(bytes_left: int) -> Change:
-    def change(folder: Path) -> None:
+def cut(bytes_left):
+    def change(folder):
         path = folder / "model.safetensors"
         path.write_bytes(path.read_bytes()[:bytes_left])
 
     return change
 
 
-def header(length: int, data: bytes) -> Change:
+def header(length, data):
     return holds("model.safetensors", struct.pack("<Q", length) + data)
 
 
-def more(folder: Path) -> None:
+def more(folder):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes() + b"x")
 
 
-def made(name: str, make: Callable[[Path], Any]) -> Change:
-    def change(folder: Path) -> None:
+def made(name, make):
+    def change(folder):
         (folder / name).unlink(missing_ok=True)
         make(folder / name)
 
@@ -84,11 +84,11 @@ def made(name: str, make: Callable[[Path], Any]) -> Change:
 
 
 class Evil:
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self):
         return os.mkdir, ("executed",)
 
 
-def pickled() -> bytes:
+def pickled():
     stream = io.BytesIO()
     torch.save({"model.norm.weight": torch.ones(3)}, stream)
     return stream.getvalue()
@@ -150,7 +150,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refused_in_words_and_soon(case: str, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_in_words_and_soon(case, model, monkeypatch):
     change, reason = REFUSED[case]
     monkeypatch.chdir(model.parent)
     change(model)
@@ -175,20 +175,20 @@ TOKENIZERS: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("case", TOKENIZERS)
-def test_odd_tokenizers(case: str, model: Path) -> None:
+def test_odd_tokenizers(case, model):
     TOKENIZERS[case](model)
     with pytest.raises(DataError) as caught:
         load_tokenizer(str(model))
     assert len(str(caught.value)) < 1500
 
 
-def test_the_config_alone_is_looked_at_too(model: Path) -> None:
+def test_the_config_alone_is_looked_at_too(model):
     says("config.json", num_hidden_layers=10**9)(model)
     with pytest.raises(DataError, match="1,000,000,000"):
         load_config(str(model))
 
 
-def test_what_is_well_passes(model: Path) -> None:
+def test_what_is_well_passes(model):
     require_plausible("m", model)
     require_fillable("m", model)
     tensors = load_file(model / "model.safetensors")
@@ -205,7 +205,7 @@ def test_what_is_well_passes(model: Path) -> None:
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", "mps", "xpu", "meta", "cpu:7"])
-def test_a_device_that_is_not_there(device: str, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_is_not_there(device, model, monkeypatch):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     # Said before anything is read.
     (model / "model.safetensors").unlink()

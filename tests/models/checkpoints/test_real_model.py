@@ -1,7 +1,5 @@
 """The real LLM of 135M parameters, dequantised from its GGUF file: all of it is found, and it speaks."""
 
-from __future__ import annotations
-
 import importlib.util
 import runpy
 from pathlib import Path
@@ -17,9 +15,7 @@ pytestmark = [pytest.mark.realmodel, pytest.mark.slow]
 SCRIPT = Path(__file__).parents[3] / "scripts" / "real_model.py"
 
 
-def test_the_script_finds_it_without_importing_it(
-    real_model_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_script_finds_it_without_importing_it(real_model_path, capsys, monkeypatch):
     runpy.run_path(str(SCRIPT), run_name="__main__")
     assert capsys.readouterr().out.strip() == str(real_model_path)
     assert read_header(real_model_path).stored_as == "Q4_1"
@@ -28,7 +24,7 @@ def test_the_script_finds_it_without_importing_it(
         runpy.run_path(str(SCRIPT), run_name="__main__")
 
 
-def test_it_is_loaded_whole_and_speaks(real_model_path: Path) -> None:
+def test_it_is_loaded_whole_and_speaks(real_model_path):
     model, tokenizer = load_base(real_model_path, device="cpu")
     weights = find_weights(model)
     assert len(weights) == 210

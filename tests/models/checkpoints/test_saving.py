@@ -4,7 +4,6 @@ import gc
 import json
 import os
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 import torch
@@ -130,7 +129,7 @@ def test_what_cannot_be_saved(tmp_path):
         ("config.json model.safetensors tokenizer.json README.md", None),
     ],
 )
-def test_only_a_plain_checkpoint_is_replaced(tmp_path: Path, held: str, why: str | None) -> None:
+def test_only_a_plain_checkpoint_is_replaced(tmp_path, held, why):
     for name in held.split():
         write_rows(tmp_path / "out" / name, [{}])
     with pytest.raises(ArtifactError, match="exists already"):

@@ -1,26 +1,23 @@
 """What is off of one weight: whole lines apart from single places."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from torch import Tensor
 
 from freemoe.models.mask import TensorMask
 from freemoe.models.mixed.parts import WeightMask
-from freemoe.models.weights import WeightMatrix, find_weights
+from freemoe.models.weights import find_weights
 from tests.tiny import tiny_model
 
 SHARES = [0.0, 0.001, 0.03, 0.4, 1.0]
 
 
 @pytest.fixture(scope="module")
-def weight() -> WeightMatrix:
+def weight():
     model = tiny_model("llama")
     return max(find_weights(model), key=lambda w: w.size)
 
 
-def drawn(weight: WeightMatrix, share: float, rows: list[int], columns: list[int]) -> Tensor:
+def drawn(weight, share, rows, columns):
     off = torch.rand(weight.num_rows, weight.num_columns, generator=torch.Generator().manual_seed(3)) < share
     off[rows] = True
     off[:, columns] = True

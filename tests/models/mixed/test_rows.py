@@ -1,7 +1,5 @@
 """Equal contiguous parts: which rows are whose."""
 
-from __future__ import annotations
-
 import torch
 
 from freemoe.models.mixed.rows import ExpertAssignment
@@ -9,7 +7,7 @@ from freemoe.models.mixed.rows import ExpertAssignment
 HOST = torch.device("cpu")
 
 
-def test_rows_of_sequences_tokens_and_beams() -> None:
+def test_rows_of_sequences_tokens_and_beams():
     given = ExpertAssignment(["a", "base", "a"])
     assert given.rows_of_experts(3, ("a",), HOST).tolist() == [0, 2]
     assert given.rows_of_experts(6, ("a",), HOST).tolist() == [0, 1, 4, 5]
@@ -20,7 +18,7 @@ def test_rows_of_sequences_tokens_and_beams() -> None:
     assert starts.tolist() == [0, 2, 6]
 
 
-def test_what_is_kept_does_not_grow_for_ever() -> None:
+def test_what_is_kept_does_not_grow_for_ever():
     given = ExpertAssignment(["a", "b"])
     for each in range(1, 600):
         given.rows_and_starts(2 * each, ("a", "b"))

@@ -1,10 +1,6 @@
 """One forward pass of several experts: equal to one pass each, over the families; the base is untouched."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import torch
@@ -24,7 +20,7 @@ IDS = torch.randint(3, 200, (6, 5), generator=torch.Generator().manual_seed(0))
 STRATEGIES = ("fused", "scratch", "auto")
 
 
-def masks_of(weights: list) -> dict[str, Mask]:
+def masks_of(weights):
     """A few single places, a third of everything, whole rows and columns, and all of these."""
     dense = [w for w in weights if not w.is_fused]
     thin = mask_of({w.name: torch.arange(i % 7, w.size, 41) for i, w in enumerate(dense)}, weights)
@@ -39,7 +35,7 @@ def masks_of(weights: list) -> dict[str, Mask]:
 
 
 @contextmanager
-def opened(model: Any, strategy: str, rules: Callable[[], bool] = lambda: True) -> Iterator[Any]:
+def opened(model, strategy, rules=lambda: True):
     weights = find_weights(model)
     with running.open_mixed_batch(
         MixedBoard(weights), mask_of=masks_of(weights).__getitem__, strategy=strategy, rules=rules
@@ -48,7 +44,7 @@ def opened(model: Any, strategy: str, rules: Callable[[], bool] = lambda: True) 
 
 
 @torch.no_grad()
-def one_by_one(model: Any, names: list[str]) -> torch.Tensor:
+def one_by_one(model, names):
     weights = find_weights(model)
     masks, found = masks_of(weights), []
     for row, name in zip(IDS, names, strict=True):
@@ -58,7 +54,7 @@ def one_by_one(model: Any, names: list[str]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("family", [*DENSE, "qwen2_moe"])
-def test_a_mixed_batch_equals_its_sequences_by_themselves(family: str) -> None:
+def test_a_mixed_batch_equals_its_sequences_by_themselves(family):
     model = tiny_model(family)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     plain, wanted = model(IDS).logits, one_by_one(model, NAMES)
@@ -77,33 +73,33 @@ def test_a_mixed_batch_equals_its_sequences_by_themselves(family: str) -> None:
     assert not any("forward" in module.__dict__ for module in model.modules())
 
 
-def outcome(model: Any, strategy: str = "fused") -> torch.Tensor:
+def outcome(model, strategy="fused"):
     with opened(model, strategy) as run:
         run.assign(NAMES)
         return model(IDS).logits
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_bfloat16_within_its_rounding(strategy: str) -> None:
+def test_bfloat16_within_its_rounding(strategy):
     model = tiny_model("llama").to(torch.bfloat16)
     wanted = one_by_one(model, NAMES).float()
     assert (outcome(model, strategy).float() - wanted).abs().max() < 0.06 * wanted.abs().max()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
-def test_types_that_have_no_loops(dtype: torch.dtype) -> None:
+def test_types_that_have_no_loops(dtype):
     model = tiny_model("llama").to(dtype)
     close = {"rtol": 1e-2, "atol": 2e-2} if dtype == torch.float16 else {}
     torch.testing.assert_close(outcome(model), one_by_one(model, NAMES), **close)
 
 
-def test_without_numba_copies_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_numba_copies_are_made(monkeypatch):
     monkeypatch.setattr(sparse, "importable", lambda package: False)
     model = tiny_model("llama")
     torch.testing.assert_close(outcome(model), one_by_one(model, NAMES), rtol=1e-5, atol=1e-5)
 
 
-def test_one_cache_and_tokens_one_by_one() -> None:
+def test_one_cache_and_tokens_one_by_one():
     model = tiny_model("llama")
     wanted = one_by_one(model, NAMES)
     with opened(model, "fused") as run:
@@ -114,7 +110,7 @@ def test_one_cache_and_tokens_one_by_one() -> None:
             torch.testing.assert_close(last, wanted[:, place], rtol=1e-5, atol=1e-5)
 
 
-def test_rows_are_equal_parts() -> None:
+def test_rows_are_equal_parts():
     model = tiny_model("llama")
     with opened(model, "fused") as run:
         run.assign(["thin", "base", "lines", "band"])
@@ -125,7 +121,7 @@ def test_rows_are_equal_parts() -> None:
         torch.testing.assert_close(found[::2], found[1::2])
 
 
-def test_names_that_come_back_and_none() -> None:
+def test_names_that_come_back_and_none():
     model = tiny_model("llama")
     plain, wanted = model(IDS).logits, {}
     with opened(model, "fused") as run:
@@ -141,7 +137,7 @@ def test_names_that_come_back_and_none() -> None:
         assert len(run._known) <= 32
 
 
-def test_it_rests_while_another_block_rules() -> None:
+def test_it_rests_while_another_block_rules():
     model, rules = tiny_model("llama"), [True]
     plain = model(IDS).logits
     with opened(model, "fused", lambda: rules[0]) as run:
@@ -153,12 +149,12 @@ def test_it_rests_while_another_block_rules() -> None:
         assert not torch.equal(model(IDS).logits, plain)
 
 
-def _run(run: Any, model: Any) -> None:
+def _run(run, model):
     run.assign(NAMES)
     model(IDS[:1])
 
 
-def test_after_an_error_everything_is_as_before() -> None:
+def test_after_an_error_everything_is_as_before():
     model = tiny_model("llama")
     plain = model(IDS).logits
     with pytest.raises(DataError, match="equal parts"), opened(model, "scratch") as run:
@@ -167,7 +163,7 @@ def test_after_an_error_everything_is_as_before() -> None:
     assert torch.is_grad_enabled()
 
 
-def test_wrong_asks() -> None:
+def test_wrong_asks():
     model = tiny_model("llama")
     with pytest.raises(RecipeError, match=r"'grouped'.*auto, fused, scratch"), opened(model, "grouped"):
         pass
@@ -179,7 +175,7 @@ def test_wrong_asks() -> None:
 
 
 @pytest.mark.parametrize("family", MIXTURES[:2])
-def test_fused_experts_of_a_mixture_are_refused(family: str) -> None:
+def test_fused_experts_of_a_mixture_are_refused(family):
     model = tiny_model(family)
     weights = find_weights(model)
     fused = next(w for w in weights if w.is_fused)
@@ -188,10 +184,10 @@ def test_fused_experts_of_a_mixture_are_refused(family: str) -> None:
         board.get_experts(["e"], lambda name: mask_of({fused.name: torch.arange(3)}, weights))
 
 
-def test_what_was_not_used_for_longest_is_forgotten() -> None:
+def test_what_was_not_used_for_longest_is_forgotten():
     weights = find_weights(tiny_model("llama"))
     masks = {str(i): mask_of({weights[0].name: torch.arange(i, 900, 41)}, weights) for i in range(4)}
-    asked: list[str] = []
+    asked = []
     board = MixedBoard(weights, most_bytes=3 * 200)
     assert board.held_bytes("0") == 0
     for names in ("0", "1", "0"):
@@ -202,7 +198,7 @@ def test_what_was_not_used_for_longest_is_forgotten() -> None:
     assert asked == ["0", "1", "2", "3"]
 
 
-def test_one_pass_is_worth_it_for_few_rows_and_for_many() -> None:
+def test_one_pass_is_worth_it_for_few_rows_and_for_many():
     weights = find_weights(tiny_model("llama"))
     walks = sparse.loops_available(torch.float32)
     assert [cost.worth_mixing(weights, rows) for rows in (8, 256, 257, 511, 512)] == [walks, walks, False, False, True]

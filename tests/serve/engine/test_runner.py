@@ -40,7 +40,7 @@ def logits(model, ids):
 def rounds(model, runner, seed, context=48):
     """Random sequences that come, read in parts, write and go; every pass against the sequence alone."""
     rng = random.Random(seed)
-    held: dict[int, list[int]] = {}
+    held = {}
     number = 0
     for _ in range(12):
         while len(held) < 4 and rng.random() < 0.7:

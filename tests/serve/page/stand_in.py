@@ -7,14 +7,13 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
 from starlette.applications import Starlette
-from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -42,7 +41,7 @@ class Refusal:
     code: str | None = None
 
     @property
-    def response(self) -> Response:
+    def response(self):
         if self.message is None:
             return HTMLResponse("<h1>no</h1>", self.status, self.headers)
         error = {"message": self.message, "type": "invalid_request_error", "code": self.code}
@@ -75,7 +74,7 @@ class StandIn:
         gone: Set when a reader left in the middle.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.models = ["base", "base:law", "base:math", "auto"]
         self.rejected: Sequence[str] = ()
         self.says: dict[str, Sequence[Any]] = {}
@@ -93,18 +92,18 @@ class StandIn:
         self.gone = threading.Event()
         self.address = ""
 
-    def bodies(self, path: str = CHAT) -> list[dict[str, Any]]:
+    def bodies(self, path=CHAT):
         """What was asked of a path, in order."""
         return [asked.body for asked in self.asked if asked.path == path]
 
-    async def page(self, request: Request) -> Response:
+    async def page(self, request):
         return Response(self.html, headers=self.headers)
 
-    async def list_models(self, request: Request) -> Response:
+    async def list_models(self, request):
         rows = [{"id": n, "object": "model"} | ({"rejected": True} if n in self.rejected else {}) for n in self.models]
         return self.refusal(request, "/v1/models") or JSONResponse({"object": "list", "data": rows})
 
-    async def answer(self, request: Request) -> Response:
+    async def answer(self, request):
         body, path = await request.json(), request.url.path
         self.asked.append(Asked(path, request.headers.get("authorization"), body))
         model = body.get("model", "")
@@ -120,14 +119,14 @@ class StandIn:
         steps = self.says.get(model, [f"I am {expert}."])
         return StreamingResponse(self.pieces(steps, path == CHAT), headers=headers, media_type="text/event-stream")
 
-    def refusal(self, request: Request, *what: str) -> Response | None:
+    def refusal(self, request, *what):
         """What a request gets that is not let through."""
         if self.key is not None and request.headers.get("authorization") != f"Bearer {self.key}":
             return Refusal(401, "Wrong or missing API key.").response
         return next((self.refuses[one].pop(0).response for one in what if self.refuses.get(one)), None)
 
-    async def pieces(self, steps: Sequence[Any], chat: bool) -> AsyncIterator[bytes]:
-        def event(told: Any) -> bytes:
+    async def pieces(self, steps, chat):
+        def event(told):
             piece = {"choices": [{"delta": {"content": told}} if chat else {"text": told}]}
             return f"data: {json.dumps(piece if isinstance(told, str) else told)}\n\n".encode()
 
@@ -156,7 +155,7 @@ class StandIn:
 
 
 @contextlib.contextmanager
-def standing_in(told: StandIn, port: int = 0) -> Iterator[StandIn]:
+def standing_in(told, port=0):
     """Serve on the loopback until the block ends.
 
     Args:
@@ -165,7 +164,7 @@ def standing_in(told: StandIn, port: int = 0) -> Iterator[StandIn]:
     """
     routes = [Route("/", told.page), Route("/v1/models", told.list_models)]
     app = Starlette(routes=[*routes, Route("/{path:path}", told.answer, methods=["POST"])])
-    no_engine: Any = SimpleNamespace(failure=None, stop=lambda: None)
+    no_engine = SimpleNamespace(failure=None, stop=lambda: None)
     with run_in_thread(EngineServer(app, no_engine, "127.0.0.1", port)) as url:
         told.address = f"{url}/"
         yield told

@@ -3,16 +3,14 @@
 Screenshots are kept in the folder that FREEMOE_SCREENSHOTS names.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from pathlib import Path
 
 import pytest
 
-from tests.chromium import STICKING_OUT, Browser
-from tests.serve.page.stand_in import UNTIL_GONE, Refusal, StandIn
+from tests.chromium import STICKING_OUT
+from tests.serve.page.stand_in import UNTIL_GONE, Refusal
 from tests.serve.page.using import IDLE, ask, choose, opened, press, read, send, texts
 
 pytestmark = pytest.mark.browser
@@ -37,14 +35,14 @@ TOO_FAINT = """(() => {
 })()"""
 
 
-def keep(tab: Browser, name: str) -> None:
+def keep(tab, name):
     kept = os.environ.get("FREEMOE_SCREENSHOTS")
     if kept:
         Path(kept).mkdir(parents=True, exist_ok=True)
         tab.picture(Path(kept) / f"serve-{name}.png")
 
 
-def fill_the_page(tab: Browser, server: StandIn) -> None:
+def fill_the_page(tab, server):
     """Everything there is: a conversation, the router, two sides, an error, long words."""
     server.models.append(f"base:{LONG}")
     server.route["subdomains"].append({"name": LONG, "probability": 0.001})
@@ -59,7 +57,7 @@ def fill_the_page(tab: Browser, server: StandIn) -> None:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280])
-def test_it_fits_and_can_be_read(tab: Browser, server: StandIn, width: int, theme: str) -> None:
+def test_it_fits_and_can_be_read(tab, server, width, theme):
     opened(tab, server, width, theme)
     keep(tab, f"{width}-{theme}-first")
     fill_the_page(tab, server)
@@ -77,14 +75,14 @@ def test_it_fits_and_can_be_read(tab: Browser, server: StandIn, width: int, them
     assert tab.run("getComputedStyle(document.body).backgroundColor") == paper
 
 
-def test_the_check_of_contrast_sees_what_is_faint(tab: Browser, server: StandIn) -> None:
+def test_the_check_of_contrast_sees_what_is_faint(tab, server):
     opened(tab, server)
     assert tab.run(TOO_FAINT) == []
     tab.run("document.querySelector('h1').style.color = '#8a8a8a'")
     assert len(tab.run(TOO_FAINT)) == 1
 
 
-def test_the_reader_may_choose_light_or_dark(tab: Browser, server: StandIn) -> None:
+def test_the_reader_may_choose_light_or_dark(tab, server):
     opened(tab, server, theme="dark")
     state = "[getComputedStyle(document.body).backgroundColor, document.getElementById('theme').getAttribute('aria-pressed')]"
     assert tab.run(state) == ["rgb(20, 23, 26)", "true"]
@@ -96,7 +94,7 @@ def test_the_reader_may_choose_light_or_dark(tab: Browser, server: StandIn) -> N
     assert tab.run(state) == ["rgb(20, 23, 26)", "true"]
 
 
-def focused(tab: Browser) -> str:
+def focused(tab):
     """Which control has the focus; that it can be seen is asserted."""
     name, outline, width = tab.run(
         "(() => { const e = document.activeElement, s = getComputedStyle(e);"
@@ -107,7 +105,7 @@ def focused(tab: Browser) -> str:
     return name
 
 
-def test_everything_is_done_by_keyboard(tab: Browser, server: StandIn) -> None:
+def test_everything_is_done_by_keyboard(tab, server):
     opened(tab, server)
     assert focused(tab) == "prompt"
     tab.type("One")
@@ -144,7 +142,7 @@ def test_everything_is_done_by_keyboard(tab: Browser, server: StandIn) -> None:
     assert server.gone.wait(5)
 
 
-def test_the_settings_keep_the_keyboard_and_give_it_back(tab: Browser, server: StandIn) -> None:
+def test_the_settings_keep_the_keyboard_and_give_it_back(tab, server):
     opened(tab, server)
     tab.run("document.getElementById('settings').focus()")
     tab.press("Enter")
@@ -158,7 +156,7 @@ def test_the_settings_keep_the_keyboard_and_give_it_back(tab: Browser, server: S
     assert focused(tab) == "settings"
 
 
-def test_every_control_has_a_name_and_answers_are_read_aloud(tab: Browser, server: StandIn) -> None:
+def test_every_control_has_a_name_and_answers_are_read_aloud(tab, server):
     more = threading.Event()
     server.says["auto"] = ["Hello", more]
     opened(tab, server)
@@ -171,7 +169,7 @@ def test_every_control_has_a_name_and_answers_are_read_aloud(tab: Browser, serve
     tab.until(IDLE)
     assert tab.run(live) == ["polite", "false"]
     assert tab.run("document.getElementById('status').getAttribute('role')") == "status"
-    named: dict[str, list[str]] = {}
+    named = {}
     press(tab, "Settings")
     inside = tab.ask("Accessibility.getFullAXTree")["nodes"]
     tab.press("Escape")
@@ -187,7 +185,7 @@ def test_every_control_has_a_name_and_answers_are_read_aloud(tab: Browser, serve
 
 
 @pytest.mark.parametrize(("motion", "moving"), [("reduce", "none"), ("no-preference", "blink")])
-def test_nothing_moves_for_those_who_want_no_movement(tab: Browser, server: StandIn, motion: str, moving: str) -> None:
+def test_nothing_moves_for_those_who_want_no_movement(tab, server, motion, moving):
     more = threading.Event()
     server.says["auto"] = ["a", more]
     opened(tab, server, motion=motion)
@@ -202,7 +200,7 @@ def test_nothing_moves_for_those_who_want_no_movement(tab: Browser, server: Stan
     tab.until(IDLE)
 
 
-def test_the_end_is_followed_until_the_reader_goes_elsewhere(tab: Browser, server: StandIn) -> None:
+def test_the_end_is_followed_until_the_reader_goes_elsewhere(tab, server):
     more, last = threading.Event(), threading.Event()
     lines = "line\n" * 80
     server.says["auto"] = [lines, more, lines, last, lines]

@@ -1,14 +1,11 @@
 """The page in a browser: a conversation, its experts, the router, two answers beside each other."""
 
-from __future__ import annotations
-
 import re
 import threading
 
 import pytest
 
-from tests.chromium import Browser
-from tests.serve.page.stand_in import UNTIL_GONE, Refusal, StandIn
+from tests.serve.page.stand_in import UNTIL_GONE, Refusal
 from tests.serve.page.using import IDLE, ask, choose, fill, opened, press, read, send, texts
 
 pytestmark = pytest.mark.browser
@@ -16,7 +13,7 @@ pytestmark = pytest.mark.browser
 BUSY = "document.querySelector('.text').getAttribute('aria-busy')"
 
 
-def test_an_answer_comes_piece_by_piece(tab: Browser, server: StandIn) -> None:
+def test_an_answer_comes_piece_by_piece(tab, server):
     more = threading.Event()
     server.says["base:math"] = ["Twelve", more, " and", " two"]
     opened(tab, server)
@@ -47,7 +44,7 @@ def test_an_answer_comes_piece_by_piece(tab: Browser, server: StandIn) -> None:
     assert tab.complaints() == []
 
 
-def test_a_conversation_goes_on_with_another_expert_and_begins_anew(tab: Browser, server: StandIn) -> None:
+def test_a_conversation_goes_on_with_another_expert_and_begins_anew(tab, server):
     opened(tab, server)
     choose(tab, "base:math")
     assert ask(tab, "One") == "I am math."
@@ -69,7 +66,7 @@ def test_a_conversation_goes_on_with_another_expert_and_begins_anew(tab: Browser
 
 
 @pytest.mark.parametrize("how", ["button", "Escape"])
-def test_stop_keeps_what_came_and_lets_the_server_go(tab: Browser, server: StandIn, how: str) -> None:
+def test_stop_keeps_what_came_and_lets_the_server_go(tab, server, how):
     server.says["auto"] = ["So ", UNTIL_GONE]
     opened(tab, server)
     send(tab, "Go on for ever")
@@ -87,7 +84,7 @@ def test_stop_keeps_what_came_and_lets_the_server_go(tab: Browser, server: Stand
     assert server.bodies()[1]["messages"][1] == {"role": "assistant", "content": kept}
 
 
-def test_nothing_is_sent_twice_nor_empty(tab: Browser, server: StandIn) -> None:
+def test_nothing_is_sent_twice_nor_empty(tab, server):
     more = threading.Event()
     server.says["auto"] = ["a", more]
     opened(tab, server)
@@ -100,7 +97,7 @@ def test_nothing_is_sent_twice_nor_empty(tab: Browser, server: StandIn) -> None:
     assert [body["messages"][-1]["content"].strip() for body in server.bodies()] == ["One"]
 
 
-def test_enter_sends_and_shift_enter_begins_a_line(tab: Browser, server: StandIn) -> None:
+def test_enter_sends_and_shift_enter_begins_a_line(tab, server):
     opened(tab, server)
     tab.type("One")
     tab.press("Enter", shift=True)
@@ -114,7 +111,7 @@ def test_enter_sends_and_shift_enter_begins_a_line(tab: Browser, server: StandIn
     assert [body["messages"][0]["content"] for body in server.bodies()] == ["One\ntwo"]
 
 
-def test_the_list_begins_with_auto_and_names_each_expert_once(tab: Browser, server: StandIn) -> None:
+def test_the_list_begins_with_auto_and_names_each_expert_once(tab, server):
     server.models = ["base:law", "law", "base", "base:math", "auto", "base:math+law"]
     opened(tab, server)
     assert read(tab, "#expert option") == ["auto", "base", "law", "math", "math+law"]
@@ -128,7 +125,7 @@ def test_the_list_begins_with_auto_and_names_each_expert_once(tab: Browser, serv
     assert tab.run("document.getElementById('expert').value") == "base:math"
 
 
-def test_the_router_says_who_and_how_sure(tab: Browser, server: StandIn) -> None:
+def test_the_router_says_who_and_how_sure(tab, server):
     opened(tab, server)
     assert ask(tab, "2 + 2?") == "I am math."
     assert read(tab, ".who") == ["math chosen by the router, 83 % sure"]
@@ -147,9 +144,7 @@ def test_the_router_says_who_and_how_sure(tab: Browser, server: StandIn) -> None
     tab.until("document.querySelectorAll('.route').length === 2")
 
 
-def test_a_name_is_read_from_the_header_as_it_was_and_from_the_usage_where_there_is_none(
-    tab: Browser, server: StandIn
-) -> None:
+def test_a_name_is_read_from_the_header_as_it_was_and_from_the_usage_where_there_is_none(tab, server):
     server.models.append("base:Größe 100%")
     opened(tab, server)
     choose(tab, "base:Größe 100%")
@@ -169,7 +164,7 @@ def test_a_name_is_read_from_the_header_as_it_was_and_from_the_usage_where_there
     ]
 
 
-def test_no_more_bars_than_say_something(tab: Browser, server: StandIn) -> None:
+def test_no_more_bars_than_say_something(tab, server):
     server.route["subdomains"] = [{"name": f"part {n}", "probability": n / 55} for n in range(1, 11)]
     opened(tab, server)
     ask(tab, "?")
@@ -180,7 +175,7 @@ def test_no_more_bars_than_say_something(tab: Browser, server: StandIn) -> None:
     assert len(rows) == 7
 
 
-def test_without_a_router_it_is_not_asked(tab: Browser, server: StandIn) -> None:
+def test_without_a_router_it_is_not_asked(tab, server):
     server.models = ["base", "base:math"]
     opened(tab, server)
     assert ask(tab, "?") == "I am base."
@@ -188,14 +183,14 @@ def test_without_a_router_it_is_not_asked(tab: Browser, server: StandIn) -> None
     assert read(tab, ".route") == []
 
 
-def test_a_router_that_fails_costs_no_answer(tab: Browser, server: StandIn) -> None:
+def test_a_router_that_fails_costs_no_answer(tab, server):
     server.refuses["/v1/freemoe/route"] = [Refusal(500, "The router gave NaN.")]
     opened(tab, server)
     assert ask(tab, "?") == "I am math."
     tab.until("document.querySelector('.turn').textContent.includes('No view of the router: The router gave NaN.')")
 
 
-def test_two_answers_come_side_by_side_at_once(tab: Browser, server: StandIn) -> None:
+def test_two_answers_come_side_by_side_at_once(tab, server):
     left, right = threading.Event(), threading.Event()
     server.says = {"base": ["I guess", left, " six"], "base:math": ["It is", right, " four"]}
     opened(tab, server)
@@ -229,7 +224,7 @@ def test_two_answers_come_side_by_side_at_once(tab: Browser, server: StandIn) ->
     assert all(len(body["messages"]) == 1 for body in server.bodies())
 
 
-def test_stop_ends_both_sides_and_a_failed_side_leaves_the_other(tab: Browser, server: StandIn) -> None:
+def test_stop_ends_both_sides_and_a_failed_side_leaves_the_other(tab, server):
     server.says = {"base": ["a", UNTIL_GONE], "base:math": ["b", UNTIL_GONE]}
     opened(tab, server)
     choose(tab, "base:math")
@@ -246,7 +241,7 @@ def test_stop_ends_both_sides_and_a_failed_side_leaves_the_other(tab: Browser, s
     assert read(tab, ".error p") == ["The base gave NaN."]
 
 
-def test_experts_that_were_rejected_are_marked_and_not_counted(tab: Browser, server: StandIn) -> None:
+def test_experts_that_were_rejected_are_marked_and_not_counted(tab, server):
     server.models, server.rejected = ["base", "base:law", "base:math", "base:art"], ["base:math", "base:art"]
     opened(tab, server)
     assert read(tab, "#expert option") == ["base", "law", "math (rejected)", "art (rejected)"]
@@ -257,7 +252,7 @@ def test_experts_that_were_rejected_are_marked_and_not_counted(tab: Browser, ser
     assert ask(tab, "How many?") == "I am math."
 
 
-def test_a_base_without_a_chat_template_continues_the_prompt(tab: Browser, server: StandIn) -> None:
+def test_a_base_without_a_chat_template_continues_the_prompt(tab, server):
     server.template = False
     opened(tab, server)
     assert ask(tab, "Once upon") == "I am math."
@@ -272,7 +267,7 @@ def test_a_base_without_a_chat_template_continues_the_prompt(tab: Browser, serve
     assert server.bodies("/v1/completions")[1]["prompt"] == "There was"
 
 
-def test_settings_are_sent_checked_and_remembered(tab: Browser, server: StandIn) -> None:
+def test_settings_are_sent_checked_and_remembered(tab, server):
     opened(tab, server)
     press(tab, "Settings")
     assert tab.run("document.activeElement.id") == "max-tokens"
@@ -296,7 +291,7 @@ def test_settings_are_sent_checked_and_remembered(tab: Browser, server: StandIn)
     assert server.bodies()[2]["max_tokens"] == 7
 
 
-def test_tokens_without_text_are_counted_and_not_timed(tab: Browser, server: StandIn) -> None:
+def test_tokens_without_text_are_counted_and_not_timed(tab, server):
     server.says["auto"] = [
         {"choices": [], "usage": {"completion_tokens": 5}},
         {"choices": [{"delta": {"role": "assistant"}}]},
@@ -308,7 +303,7 @@ def test_tokens_without_text_are_counted_and_not_timed(tab: Browser, server: Sta
     assert read(tab, ".error") == []
 
 
-def test_an_answer_that_was_cut_at_the_limit_says_so(tab: Browser, server: StandIn) -> None:
+def test_an_answer_that_was_cut_at_the_limit_says_so(tab, server):
     server.says["auto"] = ["a", {"choices": [{"delta": {}, "finish_reason": "length"}]}]
     opened(tab, server)
     ask(tab, "?")

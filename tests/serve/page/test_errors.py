@@ -1,15 +1,11 @@
 """The page in a browser: what goes wrong is said in words, and one can go on."""
 
-from __future__ import annotations
-
 import re
 import threading
-from typing import Any
 
 import pytest
 
 from freemoe.core import neutral
-from tests.chromium import Browser
 from tests.serve.page.stand_in import CUT, QUIET, Refusal, StandIn, standing_in
 from tests.serve.page.using import IDLE, ask, fill, opened, press, read, send, texts
 
@@ -19,7 +15,7 @@ TAG = "<img src=x onerror='window.caught = 1'>"
 ESCAPES = "\x1b[31mred\x07 \u202egnp.exe\u200b"
 
 
-def test_a_refusal_is_shown_as_the_server_words_it(tab: Browser, server: StandIn) -> None:
+def test_a_refusal_is_shown_as_the_server_words_it(tab, server):
     server.refuses["auto"] = [Refusal(400, "The prompt has 900 tokens, the context 512.")]
     opened(tab, server)
     ask(tab, "long")
@@ -33,14 +29,14 @@ def test_a_refusal_is_shown_as_the_server_words_it(tab: Browser, server: StandIn
     assert [len(body["messages"]) for body in server.bodies()] == [1, 1]
 
 
-def test_a_refusal_that_is_no_json_is_told_by_its_status(tab: Browser, server: StandIn) -> None:
+def test_a_refusal_that_is_no_json_is_told_by_its_status(tab, server):
     server.refuses["auto"] = [Refusal(502, None)]
     opened(tab, server)
     ask(tab, "?")
     assert read(tab, ".error p") == ["The server answered 502 Bad Gateway."]
 
 
-def test_a_wait_is_counted_down(tab: Browser, server: StandIn) -> None:
+def test_a_wait_is_counted_down(tab, server):
     server.refuses["auto"] = [Refusal(429, "32 requests wait already.", {"retry-after": "2"})]
     opened(tab, server)
     # All that the button ever says: a busy machine may skip one of them.
@@ -61,7 +57,7 @@ def test_a_wait_is_counted_down(tab: Browser, server: StandIn) -> None:
     assert texts(tab) == ["I am math."]
 
 
-def test_a_key_is_asked_for_sent_and_kept_in_the_tab_only(tab: Browser, server: StandIn) -> None:
+def test_a_key_is_asked_for_sent_and_kept_in_the_tab_only(tab, server):
     server.key = "s3cret"
     opened(tab, server)
     assert read(tab, "#notice .error p") == ["Wrong or missing API key."]
@@ -94,7 +90,7 @@ def test_a_key_is_asked_for_sent_and_kept_in_the_tab_only(tab: Browser, server: 
     ],
     ids=["error", "no JSON", "null", "7", "cut", "quiet"],
 )
-def test_an_answer_that_breaks_off_keeps_what_came(tab: Browser, server: StandIn, steps: list[Any], words: str) -> None:
+def test_an_answer_that_breaks_off_keeps_what_came(tab, server, steps, words):
     more = threading.Event()
     server.says["auto"] = ["So far", more, *steps]
     opened(tab, server)
@@ -106,7 +102,7 @@ def test_an_answer_that_breaks_off_keeps_what_came(tab: Browser, server: StandIn
     assert read(tab, ".error p") == [words]
 
 
-def test_a_server_that_has_gone_and_comes_back(tab: Browser) -> None:
+def test_a_server_that_has_gone_and_comes_back(tab):
     with standing_in(StandIn()) as server:
         opened(tab, server)
         port = int(server.address.rstrip("/").rsplit(":", 1)[1])
@@ -118,7 +114,7 @@ def test_a_server_that_has_gone_and_comes_back(tab: Browser) -> None:
     assert texts(tab) == ["I am math."]
 
 
-def test_a_page_whose_list_failed_asks_for_it_again(tab: Browser, server: StandIn) -> None:
+def test_a_page_whose_list_failed_asks_for_it_again(tab, server):
     server.refuses["/v1/models"] = [Refusal(503, "The experts are being loaded.")]
     opened(tab, server)
     assert read(tab, "#notice .error p") == ["The experts are being loaded."]
@@ -129,7 +125,7 @@ def test_a_page_whose_list_failed_asks_for_it_again(tab: Browser, server: StandI
 
 
 @pytest.mark.parametrize("policy", [True, False], ids=["policy", "no policy"])
-def test_what_others_wrote_is_text(tab: Browser, server: StandIn, policy: bool) -> None:
+def test_what_others_wrote_is_text(tab, server, policy):
     """With and without the policy: each of the two has to hold alone."""
     bad = f"{TAG}{ESCAPES}"
     if not policy:
@@ -151,7 +147,7 @@ def test_what_others_wrote_is_text(tab: Browser, server: StandIn, policy: bool) 
     assert tab.run("window.caught") is None
 
 
-def test_the_policy_lets_nothing_else_run(tab: Browser, server: StandIn) -> None:
+def test_the_policy_lets_nothing_else_run(tab, server):
     added = b"<script>window.caught = 1</script><p id=led onclick='window.caught = 2' style='color: red'>x</p></body>"
     server.html = server.html.replace(b"</body>", added)
     opened(tab, server)
@@ -164,7 +160,7 @@ def test_the_policy_lets_nothing_else_run(tab: Browser, server: StandIn) -> None
     assert any("Content Security Policy" in line for line in tab.complaints())
 
 
-def test_text_is_shown_as_the_rest_of_the_project_shows_it(tab: Browser, server: StandIn) -> None:
+def test_text_is_shown_as_the_rest_of_the_project_shows_it(tab, server):
     opened(tab, server)
     ranges = [(0, 0x200), (0x600, 0x630), (0x1800, 0x1810), (0x1FF0, 0x2080), (0xFEF0, 0x10010), (0xDFFFA, 0xE0090)]
     text = "".join(chr(number) for one, end in ranges for number in range(one, end))

@@ -1,14 +1,9 @@
 """The page in a browser, on the server itself with a tiny base, random experts and a router."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from freemoe.core import neutral
 from freemoe.serve.page import load_page
-from tests.chromium import Browser
 from tests.serve.page.using import IDLE, ask, choose, fill, press, read, send, texts
 
 pytestmark = pytest.mark.browser
@@ -16,7 +11,7 @@ pytestmark = pytest.mark.browser
 PROMPT = "The court?"
 
 
-def said(there: Any, model: str) -> str:
+def said(there, model):
     """What the server answers when nobody looks."""
     body = {"model": model, "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 12, "temperature": 0}
     answer = there.client.post("/v1/chat/completions", json=body)
@@ -24,7 +19,7 @@ def said(there: Any, model: str) -> str:
     return neutral.escape_terminal(answer.json()["choices"][0]["message"]["content"])
 
 
-def test_the_page_talks_to_the_server(tab: Browser, there: Any) -> None:
+def test_the_page_talks_to_the_server(tab, there):
     home = there.client.get("/")
     assert (home.content, {name: home.headers[name] for name in load_page()[1]}) == load_page()
     tab.open(f"{there.url}/", 1280)

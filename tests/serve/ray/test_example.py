@@ -1,11 +1,7 @@
 """`examples/ray_serve.yaml` is what Ray Serve takes, and names what builds an application; its fields are the command's flags."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import yaml
@@ -27,22 +23,22 @@ FILE = Path(__file__).resolve().parents[3] / "examples" / "ray_serve.yaml"
 
 
 @pytest.fixture(scope="module")
-def config() -> dict[str, Any]:
+def config():
     return yaml.safe_load(FILE.read_text(encoding="utf-8"))
 
 
-def builder(config: dict[str, Any]) -> Any:
+def builder(config):
     module, _, name = config["applications"][0]["import_path"].partition(":")
     return getattr(importlib.import_module(module), name)
 
 
-def args_of(config: dict[str, Any], folders: SimpleNamespace, **more: Any) -> dict[str, Any]:
+def args_of(config, folders, **more):
     """Those of the file, with folders that are there."""
     here = {"base": str(folders.own), "expert_root": [str(folders.root)]}
     return {**config["applications"][0]["args"], **here, **more}
 
 
-def test_ray_serve_takes_the_file(config: dict[str, Any]) -> None:
+def test_ray_serve_takes_the_file(config):
     set_auth_token()
     from ray.serve.schema import ServeDeploySchema
 
@@ -53,7 +49,7 @@ def test_ray_serve_takes_the_file(config: dict[str, Any]) -> None:
     assert args.host == read.http_options.host
 
 
-def test_the_import_path_builds_an_application(config: dict[str, Any], folders: SimpleNamespace) -> None:
+def test_the_import_path_builds_an_application(config, folders):
     set_auth_token()
     from ray.serve import Application
 
@@ -73,15 +69,13 @@ def test_the_import_path_builds_an_application(config: dict[str, Any], folders: 
         ({"experts": ["/not/here"]}, FreeMoEError, "/not/here"),
     ],
 )
-def test_what_the_builder_refuses(
-    config: dict[str, Any], folders: SimpleNamespace, more: dict[str, Any], error: type[Exception], words: str
-) -> None:
+def test_what_the_builder_refuses(config, folders, more, error, words):
     set_auth_token()
     with pytest.raises(error, match=words):
         builder(config)(args_of(config, folders, **more))
 
 
-def test_fields_have_the_flags_defaults() -> None:
+def test_fields_have_the_flags_defaults():
     import typer
 
     from freemoe.cli import app
@@ -94,7 +88,7 @@ def test_fields_have_the_flags_defaults() -> None:
             assert (flags[name] or None) == default, name
 
 
-def test_replicas_share_a_machine_of_their_own(folders: SimpleNamespace) -> None:
+def test_replicas_share_a_machine_of_their_own(folders):
     from freemoe.serve.ray.launch import share_of
 
     assert share_of(2, 2, 1) == 1
@@ -104,7 +98,7 @@ def test_replicas_share_a_machine_of_their_own(folders: SimpleNamespace) -> None
         assert share_of(cores, replicas, 9) * replicas <= cores
 
 
-def test_a_cluster_without_room_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_without_room_is_told_before_anything_starts(monkeypatch):
     set_auth_token()
     import ray
 

@@ -1,20 +1,14 @@
 """Replicas that stand in this process: the single server's answers, experts that come and go on all of them, one page of numbers."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any
 
 import httpx
 import pytest
 
-from freemoe import FreeMoE
 from freemoe.core.errors import WorkerError
 from freemoe.distributed.executors import has_ray
 from freemoe.serve.ray.replica import EngineReplica
-from freemoe.serve.served import ServeTarget, resolve_settings
+from freemoe.serve.served import resolve_settings
 from freemoe.serve.settings import ServeSettings
 from tests.serve.conftest import alone
 
@@ -27,7 +21,7 @@ GOOD = {"model": "base", "prompt": "court?", "max_tokens": 6, "temperature": 0}
 class Replica(EngineReplica):
     """One of several in this process, which reaches the others by ``peers``."""
 
-    def __init__(self, served: ServeTarget, peers: list[Replica]) -> None:
+    def __init__(self, served, peers):
         super().__init__(served, KEY, 1, (), {})
         self.name, self.peers = f"r{len(peers)}", peers
         peers.append(self)
@@ -39,16 +33,16 @@ class Replica(EngineReplica):
             headers={"authorization": f"Bearer {KEY}"},
         )
 
-    def counts(self) -> Any:
+    def counts(self):
         return self.name, list(self._metrics.registry.collect())
 
-    async def call_replicas(self, method: str, *arguments: Any, seconds: float | None = None) -> list[Any]:
+    async def call_replicas(self, method, *arguments, seconds=None):
         said = [getattr(peer, method)(*arguments) for peer in self.peers]
         return [await one if asyncio.iscoroutine(one) else one for one in said]
 
 
 @pytest.fixture(scope="module")
-def served(folders: SimpleNamespace) -> ServeTarget:
+def served(folders):
     settings = ServeSettings(
         base=str(folders.own), expert_root=[folders.root], context=128, max_batch=4, device="cpu", replicas=2
     )
@@ -56,8 +50,8 @@ def served(folders: SimpleNamespace) -> ServeTarget:
 
 
 @pytest.fixture
-def replicas(served: ServeTarget) -> Iterator[list[Replica]]:
-    peers: list[Replica] = []
+def replicas(served):
+    peers = []
     for _ in range(2):
         Replica(served, peers)
     yield peers
@@ -65,10 +59,8 @@ def replicas(served: ServeTarget) -> Iterator[list[Replica]]:
         replica._engine.stop()
 
 
-def test_each_answers_as_the_single_server_and_loads_what_it_is_asked_for(
-    replicas: list[Replica], whole: FreeMoE
-) -> None:
-    async def story() -> None:
+def test_each_answers_as_the_single_server_and_loads_what_it_is_asked_for(replicas, whole):
+    async def story():
         for replica in replicas:
             client = replica.client
             models = [row["id"] for row in (await client.get("/v1/models")).json()["data"]]
@@ -89,15 +81,13 @@ def test_each_answers_as_the_single_server_and_loads_what_it_is_asked_for(
     asyncio.run(story())
 
 
-def test_experts_come_and_go_on_all_and_one_that_starts_later_knows_them(
-    replicas: list[Replica], served: ServeTarget, whole: FreeMoE, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_experts_come_and_go_on_all_and_one_that_starts_later_knows_them(replicas, served, whole, monkeypatch):
     monkeypatch.setattr("freemoe.serve.ray.replica._PERIOD", 0.1)
 
-    async def ask(replica: Replica, name: str) -> httpx.Response:
+    async def ask(replica, name):
         return await replica.client.post(TEXT, json={**GOOD, "model": name})
 
-    async def story() -> None:
+    async def story():
         first, second = replicas
         done = await first.client.post(EXPERTS, json={"path": "more", "prefix": "x-"})
         assert done.json()["models"] == ["base:x-c", "base:x-d"]
@@ -129,14 +119,14 @@ def test_experts_come_and_go_on_all_and_one_that_starts_later_knows_them(
     asyncio.run(story())
 
 
-def test_a_replica_without_its_files_or_with_other_versions_is_none(served: ServeTarget) -> None:
+def test_a_replica_without_its_files_or_with_other_versions_is_none(served):
     with pytest.raises(WorkerError, match="has no '/not/here'"):
         EngineReplica(served, None, 1, ("/not/here",), {})
     with pytest.raises(WorkerError, match=r"instead of 1\.0"):
         EngineReplica(served, None, 1, (), {"torch": "1.0"})
 
 
-def test_a_replica_whose_engine_has_ended_is_not_healthy(replicas: list[Replica]) -> None:
+def test_a_replica_whose_engine_has_ended_is_not_healthy(replicas):
     replicas[0].check_health()
     replicas[0]._engine.stop()
     with pytest.raises(WorkerError):

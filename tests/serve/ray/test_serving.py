@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,6 @@ import httpx
 import psutil
 import pytest
 
-from freemoe import FreeMoE
 from freemoe.serve.ray.launch import missing_packages
 from tests.serve.conftest import alone, free_port, wait_until
 
@@ -34,12 +32,12 @@ TOKENS = 230
 
 
 @pytest.fixture(scope="module")
-def true(whole: FreeMoE) -> dict[str, str]:
+def true(whole):
     return {name: alone(whole, "court?", name, TOKENS) for name in NAMES}
 
 
 @pytest.fixture(scope="module")
-def there(folders: SimpleNamespace) -> Iterator[Any]:
+def there(folders):
     """A server on a Ray of its own; it is ended by the last test."""
     port = free_port()
     line = f"serve {folders.own} --on ray --replicas 2 --threads 1 --expert-root {folders.root} --port {port}".split()
@@ -65,18 +63,18 @@ def there(folders: SimpleNamespace) -> Iterator[Any]:
             process.kill()
 
 
-def until(done: Callable[[], object], seconds: float = 120) -> None:
+def until(done, seconds=120):
     assert wait_until(done, seconds), "This took too long."
 
 
-def ready(there: Any) -> int:
+def ready(there):
     """Replicas that answer."""
     with contextlib.suppress(httpx.TransportError, ValueError):
         return len(counted(there, "freemoe_loaded_experts"))
     return 0
 
 
-def replicas_of(there: Any) -> list[psutil.Process]:
+def replicas_of(there):
     """Their processes; Ray writes the deployment's name into theirs."""
     found = []
     for one in psutil.Process(there.process.pid).children(recursive=True):
@@ -87,9 +85,9 @@ def replicas_of(there: Any) -> list[psutil.Process]:
     return found
 
 
-def counted(there: Any, name: str, **labels: str) -> dict[str, float]:
+def counted(there, name, **labels):
     """Of each replica the sum of a metric."""
-    sums: dict[str, float] = {}
+    sums = {}
     for line in there.client.get("/metrics").text.splitlines():
         if line.startswith(name + "{") and all(f'{key}="{value}"' in line for key, value in labels.items()):
             replica = line.partition('replica="')[2].partition('"')[0]
@@ -97,21 +95,21 @@ def counted(there: Any, name: str, **labels: str) -> dict[str, float]:
     return sums
 
 
-def body(name: str, **more: Any) -> dict[str, Any]:
+def body(name, **more):
     return {"model": name, "prompt": "court?", "max_tokens": TOKENS, "temperature": 0, **more}
 
 
 class Stream(threading.Thread):
     """A client that reads a stream; ``events`` are what it has read."""
 
-    def __init__(self, there: Any, name: str) -> None:
+    def __init__(self, there, name):
         super().__init__(daemon=True)
         self.there, self.name_of_expert = there, name
         self.events: list[Any] = []
         self.broken: Exception | None = None
         self.start()
 
-    def run(self) -> None:
+    def run(self):
         try:
             with self.there.client.stream("POST", TEXT, json=body(self.name_of_expert, stream=True)) as answer:
                 for line in answer.iter_lines():
@@ -122,11 +120,11 @@ class Stream(threading.Thread):
             self.broken = error
 
     @property
-    def text(self) -> str:
+    def text(self):
         return "".join(event["choices"][0]["text"] for event in self.events if "choices" in event)
 
 
-def test_two_replicas_answer_as_one_model_does(there: Any, true: dict[str, str]) -> None:
+def test_two_replicas_answer_as_one_model_does(there, true):
     assert httpx.get(str(there.client.base_url) + "/v1/models").status_code == 401
     models = [row["id"] for row in there.client.get("/v1/models").json()["data"]]
     assert models == ["base", "auto", "base:a", "base:b"]
@@ -146,7 +144,7 @@ def test_two_replicas_answer_as_one_model_does(there: Any, true: dict[str, str])
     assert found.json()["choices"][0]["text"] == true[used][: len(found.json()["choices"][0]["text"])]
 
 
-def test_a_client_that_is_gone_frees_its_slot(there: Any) -> None:
+def test_a_client_that_is_gone_frees_its_slot(there):
     with there.client.stream("POST", TEXT, json=body("base", stream=True)) as answer:
         lines = answer.iter_lines()
         next(lines)
@@ -155,7 +153,7 @@ def test_a_client_that_is_gone_frees_its_slot(there: Any) -> None:
 
 
 @pytest.mark.hardening
-def test_a_killed_replica_costs_its_open_requests_and_no_other(there: Any, true: dict[str, str]) -> None:
+def test_a_killed_replica_costs_its_open_requests_and_no_other(there, true):
     loaded = there.client.post(EXPERTS, json={"path": "more", "prefix": "x-"})
     assert loaded.json()["loaded"] == ["x-c", "x-d"]
     streams = [Stream(there, NAMES[number % 3]) for number in range(8)]
@@ -190,10 +188,10 @@ def test_a_killed_replica_costs_its_open_requests_and_no_other(there: Any, true:
 
 
 @pytest.mark.hardening
-def test_the_replica_that_took_its_place_knows_what_was_loaded_meanwhile(there: Any, true: dict[str, str]) -> None:
+def test_the_replica_that_took_its_place_knows_what_was_loaded_meanwhile(there, true):
     """``more`` holds the same two experts under other names."""
 
-    def ask() -> bool:
+    def ask():
         for name, same in (("x-c", "a"), ("x-d", "b")):
             found = there.client.post(TEXT, json=body(name))
             assert found.json()["choices"][0]["text"] == true[same]
@@ -205,7 +203,7 @@ def test_the_replica_that_took_its_place_knows_what_was_loaded_meanwhile(there: 
         assert there.client.post(TEXT, json=body("x-c")).status_code == 404
 
 
-def test_running_answers_are_finished_at_the_end(there: Any, true: dict[str, str]) -> None:
+def test_running_answers_are_finished_at_the_end(there, true):
     streams = [Stream(there, name) for name in NAMES]
     until(lambda: all(stream.events for stream in streams))
     there.process.send_signal(signal.SIGTERM)

@@ -1,11 +1,8 @@
 """What of the vLLM plugin needs no vLLM: its settings, whose tokens are whose, and masks on fused linears."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,11 +16,11 @@ from tests.tiny import tiny_model
 
 
 @pytest.fixture(scope="module")
-def artefact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def artefact(tmp_path_factory):
     return unit_artefact(tmp_path_factory.mktemp("vllm"))
 
 
-def linears(artefact: Path) -> tuple[dict[str, FusedLinear], dict[str, torch.Tensor]]:
+def linears(artefact):
     """Of two layers, as vLLM holds them: q, k and v one below the other, and so gate and up."""
     own = dict(tiny_model("llama").named_parameters())
     held, weights = {}, {}
@@ -40,7 +37,7 @@ def linears(artefact: Path) -> tuple[dict[str, FusedLinear], dict[str, torch.Ten
     return held, weights
 
 
-def test_a_linear_leaves_out_what_the_expert_has_off(artefact: Path) -> None:
+def test_a_linear_leaves_out_what_the_expert_has_off(artefact):
     held, weights = linears(artefact)
     masks = ExpertMasks(str(artefact), str(artefact.parent / "base"), held, weights)
     torch.manual_seed(0)
@@ -63,7 +60,7 @@ def test_a_linear_leaves_out_what_the_expert_has_off(artefact: Path) -> None:
     assert not masks.linear_masks("law/none")
 
 
-def test_what_no_linear_holds_is_refused(artefact: Path, tmp_path: Path) -> None:
+def test_what_no_linear_holds_is_refused(artefact, tmp_path):
     held, weights = linears(artefact)
     del held["model.layers.1.mlp.down_proj"]
     with pytest.raises(ArtifactError, match=r"layers\.1\.mlp\.down_proj.*no linear"):
@@ -73,19 +70,19 @@ def test_what_no_linear_holds_is_refused(artefact: Path, tmp_path: Path) -> None
         ExpertMasks(str(mixture), str(tmp_path / "base"), held, weights)
 
 
-def test_another_base_is_refused(artefact: Path, tmp_path: Path) -> None:
+def test_another_base_is_refused(artefact, tmp_path):
     tiny_model("llama", seed=1).save_pretrained(tmp_path)
     with pytest.raises(ArtifactError, match="made for the base"):
         ExpertMasks(str(artefact), str(tmp_path), *linears(artefact))
 
 
-def test_tokens_are_their_requests() -> None:
+def test_tokens_are_their_requests():
     found = tokens_of(["a", "base", "a", "b"], [0, 3, 4, 4, 6])
     assert {name: tokens.tolist() for name, tokens in found.items()} == {"a": [0, 1, 2], "base": [3], "b": [4, 5]}
     assert tokens_of([], [0]) == {}
 
 
-def test_settings_name_the_artefact_and_what_keeps_experts_apart(artefact: Path) -> None:
+def test_settings_name_the_artefact_and_what_keeps_experts_apart(artefact):
     assert expert_names(artefact) == ["law/all", "law/free", "law/single", "law/none"]
     found = llm_arguments(artefact, "elsewhere")
     assert found["model"] == "elsewhere"
@@ -98,7 +95,7 @@ def test_settings_name_the_artefact_and_what_keeps_experts_apart(artefact: Path)
     assert command[-2:] == ["--port", "1"]
 
 
-def test_a_plain_model_is_served_as_it_is_and_an_empty_folder_refused(artefact: Path, tmp_path: Path) -> None:
+def test_a_plain_model_is_served_as_it_is_and_an_empty_folder_refused(artefact, tmp_path):
     base = str(artefact.parent / "base")
     assert llm_arguments(base) == {"model": base}
     assert llm_arguments("owner/name") == {"model": "owner/name"}
@@ -111,7 +108,7 @@ def test_a_plain_model_is_served_as_it_is_and_an_empty_folder_refused(artefact: 
         serve_command(tmp_path)
 
 
-def test_registering_loads_nothing_of_ours_that_is_heavy() -> None:
+def test_registering_loads_nothing_of_ours_that_is_heavy():
     code = "import sys, freemoe.serve.vllm.plugin; print(*sorted({m.split('.')[0] for m in sys.modules}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "transformers", "sklearn", "scipy"} & set(done.stdout.split())

@@ -1,7 +1,5 @@
 """The page of the benchmark is made from the JSON alone."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from benchmarks.real_llm.cells import Cell
@@ -13,7 +11,7 @@ BASE = Cell("text", "wikitext")
 HEAD = {"model": "m", "cells": {"done": 3, "planned": 9}}
 
 
-def test_the_table_shows_every_method() -> None:
+def test_the_table_shows_every_method():
     cut = text_record(replace(BASE, method="structured", budget=0.2), [36.0, 26.0, 31.0], [3.0])
     records = finished(
         cut,

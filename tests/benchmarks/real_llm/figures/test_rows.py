@@ -1,7 +1,5 @@
 """Rows, gains, shares and the guard, on made-up records whose answers are known."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -19,7 +17,7 @@ LORA = replace(BASE, method="lora", rank=1, rate=1e-3)
 LEARNED = replace(BASE, method="learned", budget=0.01)
 
 
-def test_a_rate_is_chosen_by_the_stopping_loss_alone() -> None:
+def test_a_rate_is_chosen_by_the_stopping_loss_alone():
     good = text_record(LORA, [1.0, 1.0], [3.0, 2.9])
     chosen = text_record(replace(LORA, rate=2e-3), [9.0, 9.0], [3.0, 2.5])
     (row,) = rows_of(finished(good, chosen), "text")
@@ -33,13 +31,13 @@ def test_a_rate_is_chosen_by_the_stopping_loss_alone() -> None:
     assert row.values().tolist() == [-8.0, -7.0]
 
 
-def ends(gains: list[float]) -> list[float]:
+def ends(gains):
     """Both ends of the interval of some documents' nats per token, as tables round them."""
     found = mean_interval(gains, [str(i) for i in range(len(gains))], [10] * len(gains))
     return [round(found.low, 4), round(found.high, 4)]
 
 
-def test_gains_and_shares_are_paired_with_the_base() -> None:
+def test_gains_and_shares_are_paired_with_the_base():
     base = text_record(BASE, [40.0, 30.0, 20.0, 50.0])
     lora = text_record(LORA, [30.0, 20.0, 10.0, 40.0], [4.0, 3.0])
     learned = text_record(LEARNED, [35.0, 25.0, 15.0, 45.0], [4.0, 3.5])
@@ -61,7 +59,7 @@ def test_gains_and_shares_are_paired_with_the_base() -> None:
         gain(other, below)
 
 
-def test_the_guard_needs_proof_on_documents_of_its_own_and_pays_for_every_question() -> None:
+def test_the_guard_needs_proof_on_documents_of_its_own_and_pays_for_every_question():
     cell = Cell("task", "arc-easy")
     wrong, right = [0.0] * 12, [1.0] * 7 + [0.0] * 5
     base = task_record(cell, wrong)
@@ -76,7 +74,7 @@ def test_the_guard_needs_proof_on_documents_of_its_own_and_pays_for_every_questi
     assert accepted([(unguarded, rows[0])]) == [False]
 
 
-def test_what_stopped_at_its_start_is_the_base_whatever_rounding_says() -> None:
+def test_what_stopped_at_its_start_is_the_base_whatever_rounding_says():
     base = text_record(BASE, [1.0] * 20)
     same = text_record(LEARNED, [1.0 - 1e-9] * 20, [3.0, 3.5])
     gained = text_record(replace(LEARNED, budget=0.05), [1.0 - 1e-9] * 20, [3.0, 2.5])
@@ -85,12 +83,12 @@ def test_what_stopped_at_its_start_is_the_base_whatever_rounding_says() -> None:
     assert accepted([(rows[2], rows[0])]) == [True]
 
 
-def test_forgetting_pairs_a_column_with_the_base_of_the_same_documents() -> None:
+def test_forgetting_pairs_a_column_with_the_base_of_the_same_documents():
     own = text_record(BASE, [40.0, 30.0])
     mine = text_record(LEARNED, [30.0, 20.0], [3.0])
     other = text_record(replace(BASE, material="c4"), [10.0, 20.0, 30.0])
 
-    def cross(cell: Cell, nll: float) -> dict:
+    def cross(cell, nll):
         columns = {"c4": {"kind": "text", "ids": ["reported:2"], "keys": ["k"], "nll": [nll], "tokens": [10]}}
         return {"cell": vars(cell), "name": cell.name, "columns": columns}
 
@@ -104,7 +102,7 @@ def test_forgetting_pairs_a_column_with_the_base_of_the_same_documents() -> None
     assert row["gains"] == {"c4": [-0.5, None, None]}
 
 
-def test_accepted_null_builds_are_counted_over_all_batches() -> None:
+def test_accepted_null_builds_are_counted_over_all_batches():
     found = null_table(finished(null_record(0, True, False), null_record(1, False, False)))
     assert (found["builds"], found["accepted"]) == (4, 1)
     assert found["by_reference_documents"] == {"120": [1, 4]}

@@ -1,10 +1,7 @@
 """T15, T15b and T16 from made-up records."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -19,11 +16,11 @@ NLL = [40.0, 30.0, 20.0, 50.0] * 100
 TINY = "models/stories260k"
 
 
-def moved(by: float) -> list[float]:
+def moved(by):
     return [v + by for v in NLL]
 
 
-def cut(material: str, budget: float, by: float | list[float], method: str = "structured", **more: Any) -> dict:
+def cut(material, budget, by, method="structured", **more):
     """A record of neurons off whose documents cost so many nats more; 1.2x in prefill and 1.05x in decode."""
     cell = Cell("text", material, method, budget)
     nll = moved(by) if isinstance(by, float) else [v + b for v, b in zip(NLL, by, strict=True)]
@@ -33,18 +30,18 @@ def cut(material: str, budget: float, by: float | list[float], method: str = "st
     return text_record(cell, nll, [4.0, 4.5], **(facts | more))
 
 
-def base(material: str) -> dict:
+def base(material):
     return text_record(Cell("text", material), NLL)
 
 
-def figures(*records: dict) -> dict[str, list]:
-    found: dict[str, list] = {}
+def figures(*records):
+    found = {}
     for figure in structured_figures(finished(*records)):
         found.setdefault(figure.name.split()[0], []).append(figure)
     return found
 
 
-def test_without_cells_nothing_is_measured() -> None:
+def test_without_cells_nothing_is_measured():
     found = figures()
     assert {k: len(v) for k, v in found.items()} == {"T15": 6, "T15b": 2, "T16": 3}
     judged = [f for v in found.values() for f in v if f.target is not None]
@@ -52,7 +49,7 @@ def test_without_cells_nothing_is_measured() -> None:
     assert all(math.isnan(f.value) and f.verdict(False) == "missed" for f in judged)
 
 
-def test_t15_is_the_share_of_the_second_text_and_the_speed_there() -> None:
+def test_t15_is_the_share_of_the_second_text_and_the_speed_there():
     # On one text 30 % costs nothing that is shown (the interval holds 0), on the other only 10 %.
     one = [base("wikitext"), cut("wikitext", 0.2, 0.0), cut("wikitext", 0.3, [-1.0, 1.0, -1.0, 1.0] * 100)]
     two = [base("gsm8k"), cut("gsm8k", 0.1, -0.5), cut("gsm8k", 0.2, 2.0)]
@@ -87,7 +84,7 @@ def test_t15_is_the_share_of_the_second_text_and_the_speed_there() -> None:
     assert alone.value == 0
 
 
-def test_t15b_is_the_ratio_of_perplexities_on_the_tiny_base() -> None:
+def test_t15b_is_the_ratio_of_perplexities_on_the_tiny_base():
     home = Cell("home", "wikitext", base=TINY)
     found = replace(home, method=FREE, budget=0.2)
     facts = {"units": {"share": 0.2}, "stopping_loss_of_base": 4.0, "stopping_loss_of_units": 3.0}
@@ -102,8 +99,8 @@ def test_t15b_is_the_ratio_of_perplexities_on_the_tiny_base() -> None:
     assert math.isnan(figures(*own)["T15b"][0].value)
 
 
-def test_t16_takes_the_best_rival_and_the_worst_text() -> None:
-    def rivals(material: str, *by: float) -> list[dict]:
+def test_t16_takes_the_best_rival_and_the_worst_text():
+    def rivals(material, *by):
         return [cut(material, 0.2, b, f"units-{r}", speed={}) for r, b in zip(RIVALS, by, strict=True)]
 
     wikitext = [base("wikitext"), cut("wikitext", 0.2, 1.0), *rivals("wikitext", 3.0, 2.0, 4.0)]
@@ -118,7 +115,7 @@ def test_t16_takes_the_best_rival_and_the_worst_text() -> None:
     assert figures(*wikitext[:2], *rivals("wikitext", 1.0, 2.0, 2.0))["T16"][1].verdict(False) == "missed"
 
 
-def test_a_cut_that_stopped_at_its_start_is_not_the_base() -> None:
+def test_a_cut_that_stopped_at_its_start_is_not_the_base():
     worse = cut("wikitext", 0.2, 5.0)
     records = finished(base("wikitext"), worse)
     rows = rows_of(records, "text")

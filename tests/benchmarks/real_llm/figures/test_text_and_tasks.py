@@ -1,7 +1,5 @@
 """The figures with targets, with cells missing and with all of them there."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -18,11 +16,11 @@ LEARNED = replace(BASE, method="learned", budget=0.01)
 NLL = [40.0, 30.0, 20.0, 50.0] * 100
 
 
-def less(by: float) -> list[float]:
+def less(by):
     return [v - by for v in NLL]
 
 
-def test_without_cells_every_figure_is_not_measured_and_missed() -> None:
+def test_without_cells_every_figure_is_not_measured_and_missed():
     found = figures_of({})
     numbers = {"T13": 4, "T14": 6, "T15": 6, "T15b": 2, "T16": 3, "T9": 4, "split": 1, "T17": 1}
     assert [f.name.split()[0] for f in found] == [name for name, count in numbers.items() for _ in range(count)]
@@ -31,7 +29,7 @@ def test_without_cells_every_figure_is_not_measured_and_missed() -> None:
     assert "not measured" in found[0].line()
 
 
-def test_t13_takes_the_setting_that_stopped_best_and_says_the_share() -> None:
+def test_t13_takes_the_setting_that_stopped_best_and_says_the_share():
     large = replace(LEARNED, budget=0.05)
     records = [
         text_record(BASE, NLL),
@@ -52,7 +50,7 @@ def test_t13_takes_the_setting_that_stopped_best_and_says_the_share() -> None:
     assert low.value == pytest.approx(0.2, rel=0.02)
 
 
-def test_a_rival_without_gain_has_no_share_and_no_gain_is_no_gain() -> None:
+def test_a_rival_without_gain_has_no_share_and_no_gain_is_no_gain():
     records = finished(text_record(BASE, NLL), text_record(LORA, NLL), text_record(LEARNED, NLL))
     share, low, *_ = figures_of(records)
     assert math.isnan(share.value)
@@ -60,7 +58,7 @@ def test_a_rival_without_gain_has_no_share_and_no_gain_is_no_gain() -> None:
     assert low.verdict(False) == "missed"
 
 
-def tasks(gained: int, rival: int) -> dict:
+def tasks(gained, rival):
     """Eight tasks of 40 questions, half of them right; so many more with switches, and with LoRA."""
     records = []
     for cell in (Cell("task", task.name) for task in TASKS):
@@ -73,11 +71,11 @@ def tasks(gained: int, rival: int) -> dict:
     return finished(*records)
 
 
-def t14(records: dict) -> list:
+def t14(records):
     return [f for f in figures_of(records) if f.name.startswith("T14")]
 
 
-def test_t14_counts_the_base_where_the_guard_says_no() -> None:
+def test_t14_counts_the_base_where_the_guard_says_no():
     low, share, *_ = t14(tasks(12, 16))
     assert low.value > 0
     assert "guarded +30.00" in low.note
@@ -114,7 +112,7 @@ def test_t14_counts_the_base_where_the_guard_says_no() -> None:
     assert "missing" in t14({k: v for k, v in tasks(12, 16).items() if "lora" not in k})[1].note
 
 
-def routes(picked: dict[str, list[str]], right: dict[str, list[float | None]], abstains: bool = False) -> dict:
+def routes(picked, right, abstains=False):
     """The record of a router on the eight tasks of `tasks`, 40 questions each."""
     ids = [f"test:{i}" for i in range(40)]
     cell = Cell("route", ALL, "learned", 0.01)
@@ -122,9 +120,9 @@ def routes(picked: dict[str, list[str]], right: dict[str, list[float | None]], a
     return {cell.name: {"cell": vars(cell), "name": cell.name, "tasks": found, "experts": list(picked)}}
 
 
-def test_t14_routed_counts_what_the_expert_that_was_picked_answers() -> None:
+def test_t14_routed_counts_what_the_expert_that_was_picked_answers():
     names = [t.name for t in TASKS]
-    unknown: dict[str, list[float | None]] = {n: [None] * 40 for n in names}
+    unknown = {n: [None] * 40 for n in names}
     records = tasks(12, 16)
     *_, routed, ever = t14(records | routes({n: [n] * 40 for n in names}, unknown))
     assert "learned-1% +30.00" in routed.note
@@ -136,7 +134,7 @@ def test_t14_routed_counts_what_the_expert_that_was_picked_answers() -> None:
     assert "learned-1% +30.00" in ever.note
     assert ever.verdict(False) == "not judged"
     # All go to the expert of the first task, which gets every second one of the others' right.
-    half: dict[str, list[float | None]] = {n: [1.0, 0.0] * 20 for n in names[1:]}
+    half = {n: [1.0, 0.0] * 20 for n in names[1:]}
     routed = t14(records | routes({n: [names[0]] * 40 for n in names}, {names[0]: [None] * 40, **half}))[-2]
     assert f"learned-1% +{30 / 8:.2f}" in routed.note
     assert "87.5% went to another task's expert" in routed.note
@@ -153,7 +151,7 @@ def test_t14_routed_counts_what_the_expert_that_was_picked_answers() -> None:
     assert math.isnan(t14(records)[-2].value)
 
 
-def test_t17_is_the_share_of_null_builds_that_accepted() -> None:
+def test_t17_is_the_share_of_null_builds_that_accepted():
     figure = figures_of(finished(null_record(0, *(n < 3 for n in range(50)))))[-1]
     assert figure.value == pytest.approx(6.0)
     assert figure.verdict(False) == "missed"

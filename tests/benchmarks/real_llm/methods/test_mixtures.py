@@ -1,11 +1,7 @@
 """Cells that convert, split and trim, and what the figures say of them."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,9 +18,7 @@ SPLIT, TRIM = Cell("mixture", "wikitext", "split"), Cell("trim", "wikitext", "ho
 
 @pytest.mark.slow
 @pytest.mark.realdata
-def test_a_small_model_is_converted_split_and_trimmed(
-    small_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_small_model_is_converted_split_and_trimmed(small_root, tmp_path, monkeypatch):
     paper = replace(TRIM, method="paper")
     plan = [TRIM, CONVERTED, SPLIT, TRIM, paper]
     monkeypatch.setattr(running, "cells", lambda quick: plan)
@@ -53,11 +47,11 @@ def test_a_small_model_is_converted_split_and_trimmed(
     assert "Act 2 -> 1 of 2 experts; perplexity: full" in figures[4].note
 
 
-def test_figures_of_a_conversion() -> None:
-    def score(nll: float, right: int) -> dict[str, list[float]]:
+def test_figures_of_a_conversion():
+    def score(nll, right):
         return {"nll": [nll, nll + 2], "right": [right, right], "tokens": [10, 10]}
 
-    record: dict[str, Any] = {
+    record = {
         "scores": {
             "dense": score(30, 8),
             "converted": score(40, 6),
@@ -80,7 +74,7 @@ def test_figures_of_a_conversion() -> None:
     assert "3 steps of 64 tokens; perplexity: dense 22.20" in margin.note
 
 
-def test_figures_of_a_trim() -> None:
+def test_figures_of_a_trim():
     scores = {n: {"nll": [v * 10], "tokens": [10]} for n, v in (("dense", 1), ("untrained", 3), ("mixture", 2))}
     split = {"scores": scores, "k": 6, "experts": 8, "what": "split evenly"}
     rows = {

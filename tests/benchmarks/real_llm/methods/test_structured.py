@@ -1,7 +1,5 @@
 """Methods of whole neurons on a tiny model."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 
@@ -14,7 +12,7 @@ from benchmarks.real_llm.methods.structured import FREE, METHODS, SETTINGS, tiny
 from benchmarks.real_llm.methods.weights import Stand
 from benchmarks.real_llm.plan import cells, needs
 from benchmarks.real_llm.protocol import Protocol
-from benchmarks.rivals.rival import Fitted, Schedule
+from benchmarks.rivals.rival import Schedule
 from freemoe.domain_experts.structured.units import find_units
 from freemoe.evals.tasks.text_tasks import TextTask
 from freemoe.models.weights import find_weights
@@ -24,7 +22,7 @@ WORDS = ["the", "one", "on", "thin", "lines", "and", "other", "small", "things",
 NEURONS = 48
 
 
-def stand(cell: Cell) -> Stand:
+def stand(cell):
     rng = random.Random(0)
     texts = [" ".join(rng.choices(WORDS, k=60)) for _ in range(12)]
     model, tokenizer = tiny_model("llama"), tiny_tokenizer()
@@ -35,17 +33,17 @@ def stand(cell: Cell) -> Stand:
     return Stand(cell, protocol, model, tokenizer, find_weights(model), parts)
 
 
-def cell(method: str, budget: float = 0.3, **more: object) -> Cell:
+def cell(method, budget=0.3, **more):
     return Cell("text", "wikitext", method, budget, **more)  # type: ignore[arg-type]
 
 
-def fitted(own: Stand) -> Fitted:
+def fitted(own):
     with METHODS.get(own.cell.method)(own) as found:
         return found
 
 
 @pytest.mark.parametrize("method", ["structured", "structured-switches", FREE, "units-wanda", "units-taylor"])
-def test_exactly_the_neurons_asked_for_are_off_and_come_back(method: str) -> None:
+def test_exactly_the_neurons_asked_for_are_off_and_come_back(method):
     own = stand(cell(method))
     before = {k: v.clone() for k, v in own.model.state_dict().items()}
     with METHODS.get(method)(own) as found:
@@ -70,7 +68,7 @@ def test_exactly_the_neurons_asked_for_are_off_and_come_back(method: str) -> Non
         assert found.losses[0] == pytest.approx(found.facts["stopping_loss_of_base"])
 
 
-def test_single_switches_begin_with_the_neurons_of_the_cell_they_stand_on() -> None:
+def test_single_switches_begin_with_the_neurons_of_the_cell_they_stand_on():
     alone, joint = stand(cell("structured")), stand(cell("structured-switches"))
     neurons = fitted(alone)
     joint.found = neurons.tensors
@@ -84,7 +82,7 @@ def test_single_switches_begin_with_the_neurons_of_the_cell_they_stand_on() -> N
     assert all(torch.equal(v, neurons.tensors[k]) for k, v in lines.items())
 
 
-def test_rivals_share_the_pass_of_the_first_one() -> None:
+def test_rivals_share_the_pass_of_the_first_one():
     first, alone, second = (stand(cell(f"units-{name}")) for name in ("wanda", "taylor", "taylor"))
     second.found = fitted(first).tensors
     shared, own = fitted(second), fitted(alone)
@@ -101,13 +99,13 @@ def test_rivals_share_the_pass_of_the_first_one() -> None:
         (cell("units-taylor", 0.1), cell("units-wanda", 0.1)),
     ],
 )
-def test_a_cell_waits_for_the_one_that_it_begins_with(later: Cell, below: Cell) -> None:
+def test_a_cell_waits_for_the_one_that_it_begins_with(later, below):
     assert needs(later, {}, [later]) is None
     assert needs(later, {below.name: {}}, [later]) == [below]
     assert needs(below, {}, [below]) == []
 
 
-def test_every_setting_stands_in_the_plan_and_the_tiny_ones_early() -> None:
+def test_every_setting_stands_in_the_plan_and_the_tiny_ones_early():
     names = [c.name for c in cells()]
     for method, settings in SETTINGS.items():
         for setting in settings:

@@ -1,7 +1,5 @@
 """NAEE and REAP against sums written out, expert by expert and token by token."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -16,7 +14,7 @@ from freemoe.models.hooks import forward_pre_hook
 from tests.benchmarks.rivals.tiny_terms import given
 
 
-def inputs_of(model, layer, batches) -> torch.Tensor:
+def inputs_of(model, layer, batches):
     seen = []
     with (
         forward_pre_hook(
@@ -29,12 +27,12 @@ def inputs_of(model, layer, batches) -> torch.Tensor:
     return torch.cat(seen)
 
 
-def expert(layer, number: int, x: torch.Tensor) -> torch.Tensor:
+def expert(layer, number, x):
     gate, up = F.linear(x, layer.experts.gate_up_proj[number]).chunk(2, -1)
     return F.linear(F.silu(gate) * up, layer.experts.down_proj[number])
 
 
-def block(layer, x: torch.Tensor, kept: list[int]) -> torch.Tensor:
+def block(layer, x, kept):
     """Mixtral's block with some of its experts, a token at a time."""
     outputs = []
     for row in x:
@@ -46,7 +44,7 @@ def block(layer, x: torch.Tensor, kept: list[int]) -> torch.Tensor:
 
 
 @torch.no_grad()
-def test_naee_takes_the_set_whose_absence_changes_the_output_least() -> None:
+def test_naee_takes_the_set_whose_absence_changes_the_output_least():
     model, materials = given("mixtral")
     batches = materials.batches(materials.gradient)
     units = find_units(model, "expert")
@@ -65,7 +63,7 @@ def test_naee_takes_the_set_whose_absence_changes_the_output_least() -> None:
 
 
 @torch.no_grad()
-def test_where_sets_are_too_many_experts_go_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_sets_are_too_many_experts_go_one_by_one(monkeypatch):
     model, materials = given("mixtral")
     layer = moe_layers(model)[0]
     x = inputs_of(model, layer, materials.batches(materials.gradient))
@@ -78,7 +76,7 @@ def test_where_sets_are_too_many_experts_go_one_by_one(monkeypatch: pytest.Monke
 
 
 @torch.no_grad()
-def test_reap_is_the_mean_of_gate_times_norm_over_an_experts_tokens() -> None:
+def test_reap_is_the_mean_of_gate_times_norm_over_an_experts_tokens():
     model, materials = given("mixtral")
     batches = materials.batches(materials.gradient)
     found = reap_scores(model, materials.weights, find_units(model, "expert"), batches)
@@ -95,7 +93,7 @@ def test_reap_is_the_mean_of_gate_times_norm_over_an_experts_tokens() -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen2_moe", "olmoe", "deepseek_v2", "gpt_oss"])
-def test_other_families_are_ranked_too(family: str) -> None:
+def test_other_families_are_ranked_too(family):
     model, materials = given(family)
     units, batches = find_units(model, "expert"), materials.batches(materials.gradient)
     for scores in (

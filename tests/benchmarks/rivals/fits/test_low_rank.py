@@ -1,7 +1,5 @@
 """LASER: the best matrix of a rank, and the planted cut that the stopping documents must find."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -10,7 +8,7 @@ from freemoe.domain_experts.purify.batches import mean_loss
 from tests.benchmarks.rivals.tiny_terms import TERMS, given
 
 
-def test_truncation_is_the_best_of_its_rank() -> None:
+def test_truncation_is_the_best_of_its_rank():
     generator = torch.Generator().manual_seed(0)
     matrix = torch.randn(7, 5, generator=generator)
     for rank in (1, 3, 5):
@@ -22,13 +20,13 @@ def test_truncation_is_the_best_of_its_rank() -> None:
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
-def test_the_rank_of_a_share_keeps_at_most_what_is_left(share: float) -> None:
+def test_the_rank_of_a_share_keeps_at_most_what_is_left(share):
     rank = rank_for(96, 32, share)
     assert rank * (96 + 32) <= (1 - share) * 96 * 32 < (rank + 1) * (96 + 32)
     assert rank_for(4, 4, 0.99) == 1
 
 
-def test_laser_finds_the_planted_cut_and_takes_no_cut_that_does_not_help() -> None:
+def test_laser_finds_the_planted_cut_and_takes_no_cut_that_does_not_help():
     model, materials = given()
     planted = materials.weights[9]
     clean = planted.canonical_view()[0].clone()
@@ -56,7 +54,7 @@ def test_laser_finds_the_planted_cut_and_takes_no_cut_that_does_not_help() -> No
     assert fitted.facts["tried"] >= len(materials.weights)
 
 
-def test_everywhere_every_matrix_has_the_rank_of_the_share() -> None:
+def test_everywhere_every_matrix_has_the_rank_of_the_share():
     model, materials = given()
     with everywhere(model, materials, TERMS) as fitted:
         for weight in materials.weights:

@@ -1,7 +1,5 @@
 """Ranked weights: the lowest of every row, and the share exactly; trained ones filled up to it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -11,7 +9,7 @@ from benchmarks.rivals.fits.masks import NORM, lowest_in_rows, purified, ranked
 from tests.benchmarks.rivals.tiny_terms import TERMS, given
 
 
-def test_the_lowest_of_every_row_and_rows_take_turns() -> None:
+def test_the_lowest_of_every_row_and_rows_take_turns():
     scores = torch.tensor([[3.0, 1.0, 2.0], [1.0, 1.0, 1.0], [0.0, 5.0, -1.0], [9.0, 8.0, 7.0]])
     off = lowest_in_rows(scores, 0.5)
     assert off.sum(1).tolist() == [2, 1, 2, 1]
@@ -20,7 +18,7 @@ def test_the_lowest_of_every_row_and_rows_take_turns() -> None:
     assert not lowest_in_rows(scores, 0.0).any()
 
 
-def test_wanda_is_the_smallest_products_of_weight_and_norm_of_its_input() -> None:
+def test_wanda_is_the_smallest_products_of_weight_and_norm_of_its_input():
     model, materials = given()
     batches = materials.batches(materials.gradient)
     weight = materials.weights[0]
@@ -40,7 +38,7 @@ def test_wanda_is_the_smallest_products_of_weight_and_norm_of_its_input() -> Non
         assert fitted.share_off == pytest.approx(0.25)
 
 
-def test_switches_are_filled_up_to_the_share_and_all_of_them_stay_off() -> None:
+def test_switches_are_filled_up_to_the_share_and_all_of_them_stay_off():
     model, materials = given()
     terms = replace(TERMS, share=0.3)
     with purified(model, materials, terms, method="learned") as alone:

@@ -1,7 +1,5 @@
 """SparseGPT against the slow, obvious version: one explicit inverse for every column."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -10,7 +8,7 @@ from freemoe.core.errors import NumericError
 from tests.benchmarks.rivals.tiny_terms import TERMS, given
 
 
-def slow(weight: torch.Tensor, hessian: torch.Tensor, share: float, block: int, damping: float) -> torch.Tensor:
+def slow(weight, hessian, share, block, damping):
     """Settle column after column; the rest of the row makes up for it by the inverse over the columns not yet settled."""
     h = hessian.double() + damping * hessian.diagonal().double().mean() * torch.eye(len(hessian), dtype=torch.float64)
     w = weight.double().clone()
@@ -27,7 +25,7 @@ def slow(weight: torch.Tensor, hessian: torch.Tensor, share: float, block: int, 
 
 
 @pytest.mark.parametrize(("block", "share"), [(4, 0.5), (6, 0.25), (12, 0.5)])
-def test_it_is_the_slow_version(block: int, share: float) -> None:
+def test_it_is_the_slow_version(block, share):
     generator = torch.Generator().manual_seed(1)
     weight, x = torch.randn(5, 12, generator=generator), torch.randn(40, 12, generator=generator)
     x[:, 3] += x[:, 7]  # columns that can make up for each other
@@ -42,7 +40,7 @@ def test_it_is_the_slow_version(block: int, share: float) -> None:
     assert error < without
 
 
-def test_without_correlation_it_is_magnitude_times_norm() -> None:
+def test_without_correlation_it_is_magnitude_times_norm():
     weight = torch.tensor([[1.0, -0.5, 0.2, 0.9], [0.1, 2.0, -0.3, 0.4]])
     norms = torch.tensor([1.0, 1.0, 10.0, 0.1])
     fast = prune(weight, torch.diag(norms**2), 0.5, block=4, damping=0.0)
@@ -51,7 +49,7 @@ def test_without_correlation_it_is_magnitude_times_norm() -> None:
     assert torch.equal(fast, expected)
 
 
-def test_inputs_that_never_come_cost_nothing_and_a_broken_hessian_is_named() -> None:
+def test_inputs_that_never_come_cost_nothing_and_a_broken_hessian_is_named():
     weight = torch.ones(2, 3)
     hessian = torch.diag(torch.tensor([1.0, 0.0, 1.0]))
     fast = prune(weight, hessian, 0.34)
@@ -62,7 +60,7 @@ def test_inputs_that_never_come_cost_nothing_and_a_broken_hessian_is_named() -> 
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3", "mixtral", "gpt_oss"])
-def test_a_layer_is_pruned_on_what_the_pruned_ones_before_it_give(family: str) -> None:
+def test_a_layer_is_pruned_on_what_the_pruned_ones_before_it_give(family):
     model, materials = given(family)
     second = [w for w in materials.weights if w.layer == 1]
     before = [w.canonical_view().clone() for w in second]

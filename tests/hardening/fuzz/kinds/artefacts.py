@@ -4,20 +4,13 @@ Accepted is what says what it is: every expert of the manifest, of a kind that t
 others, doing to the base exactly what its numbers say; and what it says of its base is what the base is.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import json
 import math
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import torch
 from hypothesis import strategies as st
-from hypothesis.strategies import SearchStrategy
-from torch import Tensor
 
 from freemoe.core.artifacts import MANIFEST
 from freemoe.core.errors import ArtifactError, FreeMoEError
@@ -30,7 +23,7 @@ from freemoe.hookmoe.artefact_files import CONFIG, WEIGHTS
 from tests.hardening.fuzz.case import require
 from tests.hardening.fuzz.drawing import SHAPES, TEXTS, byte_edits, json_edits, rarely, tensor_edits, wild_edits
 from tests.hardening.fuzz.editing import edited_copy, read_plain
-from tests.hardening.fuzz.material import Material, logits, write_again
+from tests.hardening.fuzz.material import logits, write_again
 from tests.hardening.fuzz.reference import off_of
 
 IDENTITY = ("base_fingerprint", "base_identity")
@@ -44,10 +37,10 @@ _KINDS = ("base", "band", "switch", "unit")
 _FIELDS = (("experts",), ("experts", "0"), ("experts", "0", "name"), ("router",), ("router", "domains"))
 
 
-def strategy(material: Material) -> SearchStrategy[dict[str, Any]]:
+def strategy(material):
     """Which artefact, its edits, whether its checksums are made right again, and a file of the user's own in it."""
 
-    def of(name: str) -> SearchStrategy[dict[str, Any]]:
+    def of(name):
         folder = material.folder / name
         manifest = json_edits(folder, MANIFEST)
         ours = st.one_of(*(tensor_edits(folder, file) for file in _FILES[name]))
@@ -62,13 +55,13 @@ def strategy(material: Material) -> SearchStrategy[dict[str, Any]]:
     return st.one_of(of("experts"), of("experts"), of("trimmed"))
 
 
-def warm(material: Material) -> None:
+def warm(material):
     """Load what every case needs, so that none is charged for it."""
     logits(material.mixture, material.probes)
     assert len(material.answers)
 
 
-def attempt(what: dict[str, Any], material: Material, folder: Path) -> None:
+def attempt(what, material, folder):
     """Open an edited artefact on its base, and hold it against what its files say."""
     before = json.loads((material.folder / what["artefact"] / MANIFEST).read_text(encoding="utf-8"))
     own = edited_copy(material.folder / what["artefact"], folder / "artefact", what["edits"])
@@ -86,7 +79,7 @@ def attempt(what: dict[str, Any], material: Material, folder: Path) -> None:
     _require_same_base(json.loads((own / MANIFEST).read_text(encoding="utf-8")), before)
 
 
-def _require_kept(folder: Path, name: str) -> None:
+def _require_kept(folder, name):
     """An artefact with a user's own file in it is not replaced, also where that was allowed."""
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_text("mine", encoding="utf-8")
@@ -96,7 +89,7 @@ def _require_kept(folder: Path, name: str) -> None:
     (folder / name).unlink()
 
 
-def _manifest(folder: Path) -> dict[str, Any] | None:
+def _manifest(folder):
     try:
         told = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -104,7 +97,7 @@ def _manifest(folder: Path) -> dict[str, Any] | None:
     return told if isinstance(told, dict) else None
 
 
-def _require_same_base(told: dict[str, Any], before: dict[str, Any]) -> None:
+def _require_same_base(told, before):
     for field in IDENTITY:
         then, now = before.get(field), told.get(field)
         if (
@@ -123,7 +116,7 @@ def _require_same_base(told: dict[str, Any], before: dict[str, Any]) -> None:
     require(told.get("kind") == before["kind"], f"it was opened although its kind is {told.get('kind')!r}")
 
 
-def _alike(a: Any, b: Any) -> bool:
+def _alike(a, b):
     if isinstance(a, dict) and isinstance(b, dict):
         return all(_alike(a.get(key), b.get(key)) for key in a.keys() | b.keys())
     if isinstance(a, int | float) and isinstance(b, int | float):
@@ -136,7 +129,7 @@ def _alike(a: Any, b: Any) -> bool:
 # ---------------------------------------------------------------------------------------- experts
 
 
-def _listed(folder: Path) -> None:
+def _listed(folder):
     """What reads an artefact without its base: `freemoe inspect`, and `freemoe merge --dry-run` of every expert."""
     # A merge must bear by itself what inspect refuses.
     for name in ("math/0", *_names(folder)):
@@ -145,20 +138,20 @@ def _listed(folder: Path) -> None:
     inspect_artefact(folder)
 
 
-def _names(folder: Path) -> list[str]:
+def _names(folder):
     rows = (_manifest(folder) or {}).get("experts")
     rows = rows if isinstance(rows, list) else []
     return [row["name"] for row in rows if isinstance(row, dict) and isinstance(row.get("name"), str)]
 
 
-def _experts(folder: Path, material: Material) -> None:
+def _experts(folder, material):
     moe = FreeMoE.from_pretrained(folder, base=material.model, tokenizer=material.tokenizer)
     told = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     held = read_plain(folder / "experts.safetensors")
     names = [described["name"] for described in told["experts"]]
     require(moe.experts == names and len(set(names)) == len(names), f"experts {names} became {moe.experts}")
     require(not {"base", "auto"} & set(names), f"an expert is called as the base is: {names}")
-    used: set[str] = set()
+    used = set()
     for described in told["experts"]:
         expert = moe._experts[described["name"]]
         require(expert.kind in _KINDS, f"an expert of the unknown kind {expert.kind!r}")
@@ -178,7 +171,7 @@ def _experts(folder: Path, material: Material) -> None:
     require(torch.equal(logits(material.model, material.probes), material.answers), "the base is not the base any more")
 
 
-def _require_tensors(read: dict[str, Tensor], held: dict[str, Tensor]) -> None:
+def _require_tensors(read, held):
     """What was read is what stands in the file, number by number."""
     for name, tensor in read.items():
         require(name in held, f"the tensor {name!r} comes from nowhere")
@@ -189,7 +182,7 @@ def _require_tensors(read: dict[str, Tensor], held: dict[str, Tensor]) -> None:
         require(same, f"{name!r} was read as other numbers than the file holds")
 
 
-def _require_zeros(moe: Any, name: str, mask: Any, material: Material) -> None:
+def _require_zeros(moe, name, mask, material):
     """The expert computes what a copy of the base with zeros computes."""
     zeroed = copy.deepcopy(material.model)
     parameters = dict(zeroed.named_parameters())
@@ -202,7 +195,7 @@ def _require_zeros(moe: Any, name: str, mask: Any, material: Material) -> None:
     require(torch.equal(ours, logits(zeroed, material.probes)), f"{name!r} does not do what its numbers say")
 
 
-def _require_off(moe: Any, described: dict[str, Any], held: dict[str, Tensor], mask: Any) -> None:
+def _require_off(moe, described, held, mask):
     """What is off is what the file's numbers say, read by other code."""
     weights = {w.name: w.parameter.detach() for w in moe._weights}
     wanted = off_of(described, held, weights, {w.name: w.tap for w in moe._weights})
@@ -220,7 +213,7 @@ def _require_off(moe: Any, described: dict[str, Any], held: dict[str, Tensor], m
         )
 
 
-def _require_router(moe: Any, told: dict[str, Any], folder: Path, material: Material) -> None:
+def _require_router(moe, told, folder, material):
     if not told.get("router"):
         require(moe.router is None, "a router from nowhere")
         return
@@ -248,14 +241,14 @@ def _require_router(moe: Any, told: dict[str, Any], folder: Path, material: Mate
 # ---------------------------------------------------------------------------------------- trimmed
 
 
-def _trimmed(folder: Path, material: Material) -> None:
+def _trimmed(folder, material):
     model, _, trimmed = load_trimmed(folder, str(material.folder / "mixture"), "auto", "cpu")
     before = logits(model, material.probes)
     told = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     held = read_plain(folder / WEIGHTS)
     require(_alike(list(trimmed.plan.ks), told["top_k"]), f"the plan {told['top_k']} was read as {trimmed.plan.ks}")
     require(trimmed.rescale == told["rescale"], "another rule for router weights")
-    layers: Sequence[str] = list(told["hook_layers"] or {})
+    layers = list(told["hook_layers"] or {})
     read = trimmed.hook_tensors()
     _require_tensors(read, held)
     require(set(read) == set(held), f"tensors that no hook has: {sorted(set(held) - set(read))[:3]}")

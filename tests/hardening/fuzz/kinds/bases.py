@@ -4,15 +4,8 @@ Accepted by itself is a model whose every number is the file's, and finite: noth
 model that answers as the artefact's base does.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
-
 import torch
 from hypothesis import strategies as st
-from hypothesis.strategies import SearchStrategy
 
 from freemoe.core.errors import FreeMoEError
 from freemoe.domain_experts.mixture import FreeMoE
@@ -22,14 +15,14 @@ from freemoe.text.chat import as_prompt, has_template
 from tests.hardening.fuzz.case import Refused, require
 from tests.hardening.fuzz.drawing import FLOATS, NUMBERS, TEMPLATES, byte_edits, json_edits, tensor_edits, wild_edits
 from tests.hardening.fuzz.editing import edited_copy, read_plain
-from tests.hardening.fuzz.material import PROBES, Material, logits
+from tests.hardening.fuzz.material import PROBES, logits
 
 _JSON = ("config.json", "tokenizer.json", "tokenizer_config.json")
 WEIGHTS = "model.safetensors"
 _GENERATION = "generation_config.json"
 
 
-def _wild() -> dict[tuple[str, ...], Sequence[Any]]:
+def _wild():
     counts = ("num_beams", "num_return_sequences", "no_repeat_ngram_size", "top_k", "max_length", "min_new_tokens")
     shares = ("temperature", "top_p", "repetition_penalty", "eos_token_id")
     return {
@@ -41,7 +34,7 @@ def _wild() -> dict[tuple[str, ...], Sequence[Any]]:
     }
 
 
-def strategy(material: Material) -> SearchStrategy[dict[str, Any]]:
+def strategy(material):
     """Edits of a base's folder."""
     config, tokenizer, other = (json_edits(material.base, file) for file in _JSON)
     tensors = tensor_edits(material.base, WEIGHTS)
@@ -50,12 +43,12 @@ def strategy(material: Material) -> SearchStrategy[dict[str, Any]]:
     return st.builds(lambda edits: {"edits": edits}, st.lists(edit, min_size=1, max_size=2))
 
 
-def warm(material: Material) -> None:
+def warm(material):
     """Load what every case needs."""
     assert len(material.answers)
 
 
-def attempt(what: dict[str, Any], material: Material, folder: Path) -> None:
+def attempt(what, material, folder):
     """Open an edited base by itself, and then as the base of an artefact."""
     own = edited_copy(material.base, folder / "base", what["edits"])
     model, tokenizer = loading.load_base(own, device="cpu")

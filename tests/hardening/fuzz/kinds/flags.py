@@ -3,18 +3,13 @@
 Accepted is a command line whose recipe, printed, can be read again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 from itertools import chain
-from pathlib import Path
-from typing import Any
 
 import typer
 import typer.main
 from hypothesis import strategies as st
-from hypothesis.strategies import SearchStrategy
 
 from freemoe.cli.build import COMMAND as BUILD
 from freemoe.cli.convert import COMMAND as CONVERT
@@ -24,7 +19,6 @@ from freemoe.cli.trim import COMMAND as TRIM
 from freemoe.recipes import load_recipe
 from tests.hardening.fuzz.case import Refused
 from tests.hardening.fuzz.drawing import TEXTS
-from tests.hardening.fuzz.material import Material
 
 COMMANDS = {
     "build": ["freemoe-demo", "-d", "math=demo:math"],
@@ -36,7 +30,7 @@ _SETS = ("data.limit", "bands.step", "search.alpha", "seed", "threads", "train.s
 _SETS += ("plan.act", "x", "a.b.c")
 
 
-def strategy(material: Material) -> SearchStrategy[dict[str, Any]]:
+def strategy(material):
     """A command and its arguments."""
     del material
     app = _click()
@@ -52,7 +46,7 @@ def strategy(material: Material) -> SearchStrategy[dict[str, Any]]:
         st.text(max_size=10),
     )
 
-    def of(command: str) -> SearchStrategy[list[str]]:
+    def of(command):
         options = [o for o in app.commands[command].params if o.param_type_name == "option"]
         quiet = [o for o in options if not {"--help", "--dry-run", "--json", "--print-recipe"} & set(o.opts)]
         flag = st.sampled_from([o.opts[0] for o in quiet if o.is_flag] or ["--quiet"]).map(lambda name: [name])
@@ -69,14 +63,14 @@ def strategy(material: Material) -> SearchStrategy[dict[str, Any]]:
     return st.one_of(*map(of, sorted(COMMANDS))).map(lambda arguments: {"arguments": arguments})
 
 
-def _click() -> Any:
+def _click():
     app = typer.Typer(name="freemoe", pretty_exceptions_enable=False)
     for command in (BUILD, CONVERT, EVALUATE, TRIM):
         command.register_command(app)
     return typer.main.get_command(app)
 
 
-def attempt(what: dict[str, Any], material: Material, folder: Path) -> None:
+def attempt(what, material, folder):
     """Ask for the recipe that a command line stands for, and read it."""
     del material
     shown, told = io.StringIO(), io.StringIO()

@@ -1,20 +1,17 @@
 """A kind of cases that do what they are told, to see that each way to end is noticed."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from freemoe.core.errors import DataError
 from tests.hardening.fuzz.case import WrongError
 
 
-def attempt(what: str, material: Any, folder: Path) -> None:
+def attempt(what, material, folder):
     match what:
         case "refuse":
             raise DataError("no")

@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import yaml
 from hypothesis import strategies as st
-from hypothesis.strategies import SearchStrategy
 
 from freemoe import recipes
 from tests.hardening.fuzz.case import require
 from tests.hardening.fuzz.drawing import TEXTS, near, rarely, spliced
 from tests.hardening.fuzz.editing import holder_of, places
-from tests.hardening.fuzz.material import Material
 
 FILE = "recipe.yaml"
 
@@ -32,17 +28,17 @@ _BEGUN: dict[str, dict[str, Any]] = {
 }
 
 
-def whole(command: str) -> dict[str, Any]:
+def whole(command):
     """A sound recipe with every field written out."""
     return recipes.recipe_from(_BEGUN[command]).model_dump(mode="json")
 
 
-def strategy(material: Material) -> SearchStrategy[dict[str, Any]]:
+def strategy(material):
     """The text of a recipe: fields of a sound one changed, then maybe some characters of its text."""
     del material
 
     @st.composite
-    def texts(draw: Any) -> dict[str, Any]:
+    def texts(draw):
         data = json.loads(json.dumps(whole(draw(st.sampled_from(sorted(_BEGUN))))))
         for _ in range(draw(st.sampled_from([1, 1, 1, 2, 3]))):
             found = list(places(data))
@@ -72,14 +68,14 @@ _INSERTS = (
 )
 
 
-def _dumped(data: Any) -> str:
+def _dumped(data):
     try:
         return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
     except (yaml.YAMLError, ValueError, RecursionError):
         return json.dumps(data)
 
 
-def attempt(what: dict[str, Any], material: Material, folder: Path) -> None:
+def attempt(what, material, folder):
     """Read a recipe, and hold it against its text."""
     del material
     path = folder / FILE
@@ -99,10 +95,10 @@ def attempt(what: dict[str, Any], material: Material, folder: Path) -> None:
     require(recipes.load_recipe(again) == recipe, "written again it is another recipe")
 
 
-def _require_once(node: Any) -> None:
-    seen: set[int] = set()
+def _require_once(node):
+    seen = set()
 
-    def walk(part: Any) -> Iterator[Any]:
+    def walk(part):
         require(id(part) not in seen or not part.value, "an alias was followed")
         seen.add(id(part))
         yield part
@@ -116,7 +112,7 @@ def _require_once(node: Any) -> None:
             require(len(set(map(str, keys))) == len(keys), f"a key stands there twice: {keys}")
 
 
-def _require_same(wanted: Any, said: Any, path: str) -> None:
+def _require_same(wanted, said, path):
     """Every value of the text stands in the recipe: as it is, or as the same number or list in words."""
     if isinstance(wanted, dict):
         require(isinstance(said, dict), f"{path}: a mapping became {said!r}")
@@ -131,7 +127,7 @@ def _require_same(wanted: Any, said: Any, path: str) -> None:
         require(_means(wanted, said), f"{path}: {wanted!r} became {said!r}")
 
 
-def _means(wanted: Any, said: Any) -> bool:
+def _means(wanted, said):
     if isinstance(wanted, bool) or isinstance(said, bool):
         # YAML 1.1 has yes and no; in words they are a choice of their own, and 0 and 1 say them too.
         if isinstance(said, bool) and isinstance(wanted, int | float):

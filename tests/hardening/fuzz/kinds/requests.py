@@ -13,12 +13,10 @@ import json
 import time
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import httpx
 from hypothesis import strategies as st
-from hypothesis.strategies import SearchStrategy
 
 from benchmarks.serve.material import Wish, generated
 from freemoe.domain_experts.mixture import FreeMoE
@@ -29,7 +27,7 @@ from freemoe.serve.settings import EngineLimits, RequestLimits
 from tests.hardening.fuzz.case import Refused, require
 from tests.hardening.fuzz.drawing import TEXTS, hostile, near, rarely, spliced
 from tests.hardening.fuzz.editing import holder_of, places
-from tests.hardening.fuzz.material import PROBES, Material
+from tests.hardening.fuzz.material import PROBES
 from tests.hardening.soak.soak import NEAR, gap
 
 TEXT, CHAT, ROUTE, LOAD = "/v1/completions", "/v1/chat/completions", "/v1/freemoe/route", "/v1/freemoe/experts"
@@ -82,7 +80,7 @@ _PIECES = (
 )
 
 
-def strategy(material: Material) -> SearchStrategy[dict[str, Any]]:
+def strategy(material):
     """The path and the bytes of a body as Latin-1: fields of a sound one changed, then maybe some characters."""
     del material
     fields = sorted(
@@ -93,7 +91,7 @@ def strategy(material: Material) -> SearchStrategy[dict[str, Any]]:
     pieces = st.one_of(st.sampled_from(_PIECES), st.sampled_from(texts))
 
     @st.composite
-    def bodies(draw: Any) -> dict[str, Any]:
+    def bodies(draw):
         path, sound = draw(st.sampled_from(_SOUND))
         body = json.loads(json.dumps(sound))
         for _ in range(draw(st.sampled_from([0, 1, 2])) if path in (TEXT, CHAT) else 0):
@@ -128,7 +126,7 @@ class _Server:
 
 
 @cache
-def _server(folder: Path) -> _Server:
+def _server(folder):
     """One for all cases of a process: what a case leaves behind is the next one's to stumble over."""
     moe = FreeMoE.from_pretrained(folder)
     metrics = ServerMetrics()
@@ -136,20 +134,20 @@ def _server(folder: Path) -> _Server:
     return _Server(engine, moe, make_app(engine, metrics, bounds=RequestLimits(choices=32)))
 
 
-def warm(material: Material) -> None:
+def warm(material):
     """Start the server, and let it answer once."""
     path, body = _SOUND[0]
     asyncio.run(_asked(_server(material.folder / "experts"), path, json.dumps(body).encode()))
 
 
-async def _asked(server: _Server, path: str, raw: bytes) -> tuple[int, bytes]:
+async def _asked(server, path, raw):
     transport = httpx.ASGITransport(server.app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         answer = await client.post(path, content=raw, headers={"content-type": "application/json"})
         return answer.status_code, answer.content
 
 
-def attempt(what: dict[str, Any], material: Material, folder: Path) -> None:
+def attempt(what, material, folder):
     """Ask, and look at the answer."""
     del folder
     server, raw = _server(material.folder / "experts"), what["body"].encode("latin-1")
@@ -169,7 +167,7 @@ def attempt(what: dict[str, Any], material: Material, folder: Path) -> None:
         _require_answer(server.moe, body, content, chat=what["path"] == CHAT)
 
 
-def _require_free(server: _Server) -> None:
+def _require_free(server):
     """An answer may be told a moment before its slot is free."""
     until = time.monotonic() + 5
     while server.engine.num_unfinished:
@@ -177,14 +175,14 @@ def _require_free(server: _Server) -> None:
         time.sleep(0.001)
 
 
-def _plain(raw: bytes) -> dict[str, Any]:
+def _plain(raw):
     """What a plain reader finds in a body; nothing that is said twice."""
 
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def once(pairs):
         require(len({name for name, _ in pairs}) == len(pairs), "a body that says a field twice")
         return dict(pairs)
 
-    def refuse(number: str) -> None:
+    def refuse(number):
         require(False, f"a body with {number}")
 
     found = json.loads(raw.decode(), object_pairs_hook=once, parse_constant=refuse)
@@ -192,7 +190,7 @@ def _plain(raw: bytes) -> dict[str, Any]:
     return found
 
 
-def _whole(body: dict[str, Any], name: str, least: int, most: int, other: int | None = None) -> int | None:
+def _whole(body, name, least, most, other=None):
     value = body.get(name)
     if value is None:
         return other
@@ -200,7 +198,7 @@ def _whole(body: dict[str, Any], name: str, least: int, most: int, other: int | 
     return value
 
 
-def _require_answer(moe: FreeMoE, body: dict[str, Any], content: bytes, chat: bool) -> None:
+def _require_answer(moe, body, content, chat):
     temperature = body.get("temperature")
     require(temperature is None or (type(temperature) in (int, float) and 0 <= temperature <= 2), "a temperature")
     n = _whole(body, "n", 1, 128, 1) or 1
@@ -224,23 +222,23 @@ def _require_answer(moe: FreeMoE, body: dict[str, Any], content: bytes, chat: bo
         _require_text(moe, body, [text for text, _ in choices], n, 16 if most is None else most)
 
 
-def _count(prompt: Any) -> int:
+def _count(prompt):
     require(isinstance(prompt, str | list) and prompt != [], "a prompt")
     return 1 if isinstance(prompt, str) or isinstance(prompt[0], int) else len(prompt)
 
 
-def _at_once(content: bytes) -> tuple[list[tuple[str, str]], int]:
+def _at_once(content):
     said = json.loads(content)
     rows = sorted(said["choices"], key=lambda row: row["index"])
     texts = [row["text"] if "text" in row else row["message"]["content"] for row in rows]
     return list(zip(texts, [row["finish_reason"] for row in rows], strict=True)), said["usage"]["completion_tokens"]
 
 
-def _streamed(content: bytes) -> tuple[list[tuple[str, str]], int | None]:
+def _streamed(content):
     lines = [line.removeprefix("data: ") for line in content.decode().splitlines() if line.startswith("data: ")]
     require(bool(lines) and lines[-1] == "[DONE]", "a stream without an end")
-    texts: dict[int, str] = {}
-    reasons: dict[int, str] = {}
+    texts = {}
+    reasons = {}
     used = None
     for said in map(json.loads, lines[:-1]):
         require("error" not in said, f"a stream that broke: {said}")
@@ -253,7 +251,7 @@ def _streamed(content: bytes) -> tuple[list[tuple[str, str]], int | None]:
     return [(texts[index], reasons[index]) for index in sorted(texts)], used
 
 
-def _require_text(moe: FreeMoE, body: dict[str, Any], texts: list[str], n: int, most: int) -> None:
+def _require_text(moe, body, texts, n, most):
     """Greedy answers are those of generate, but for two tokens that are equally likely."""
     prompt = body["prompt"]
     several = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt

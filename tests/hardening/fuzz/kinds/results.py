@@ -3,16 +3,11 @@
 Accepted is a result that is what its schema says, and what is shown of it holds no escape codes and no markup of the file's.
 """
 
-from __future__ import annotations
-
 import importlib
 import io
 import json
-from pathlib import Path
-from typing import Any
 
 from hypothesis import strategies as st
-from hypothesis.strategies import SearchStrategy
 from pydantic import ValidationError
 from rich.console import Console
 
@@ -26,16 +21,16 @@ from freemoe.systems import SYSTEMS
 from tests.hardening.fuzz.case import require
 from tests.hardening.fuzz.drawing import byte_edits, json_edits, rarely
 from tests.hardening.fuzz.editing import edited_copy
-from tests.hardening.fuzz.material import Material, write_again
+from tests.hardening.fuzz.material import write_again
 
 RESULT = "result.json"
 MARKUP = "<script>alert(1)</script>"
 
 
-def strategy(material: Material) -> SearchStrategy[dict[str, Any]]:
+def strategy(material):
     """Which artefact's, the edits, and whether its page is written too, which takes a second."""
 
-    def of(name: str) -> SearchStrategy[dict[str, Any]]:
+    def of(name):
         folder = material.folder / name
         edit = st.one_of(*[json_edits(folder, RESULT)] * 6, byte_edits(folder, RESULT))
         page = rarely(30)
@@ -46,13 +41,13 @@ def strategy(material: Material) -> SearchStrategy[dict[str, Any]]:
     return st.one_of(of("experts"), of("trimmed"))
 
 
-def warm(material: Material) -> None:
+def warm(material):
     """Load what draws the pictures."""
     del material
     importlib.import_module("matplotlib.pyplot")
 
 
-def attempt(what: dict[str, Any], material: Material, folder: Path) -> None:
+def attempt(what, material, folder):
     """Read an edited result and show it."""
     own = edited_copy(material.folder / what["artefact"], folder / "artefact", what["edits"])
     write_again(own, json.loads((own / MANIFEST).read_text(encoding="utf-8")))
@@ -72,7 +67,7 @@ def attempt(what: dict[str, Any], material: Material, folder: Path) -> None:
         require(MARKUP not in html, "markup of the file's reached the page")
 
 
-def _require_valid(result: Any, folder: Path) -> None:
+def _require_valid(result, folder):
     """It was shown, so it must be what its schema says."""
     told = json.loads((folder / RESULT).read_text(encoding="utf-8"))
     try:

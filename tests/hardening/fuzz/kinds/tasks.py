@@ -10,18 +10,15 @@ import csv
 import io
 import json
 import unicodedata
-from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
-from hypothesis.strategies import SearchStrategy
 
 from freemoe.core.errors import FreeMoEError
-from freemoe.evals.tasks.domains import DomainData, load_domain
+from freemoe.evals.tasks.domains import load_domain
 from freemoe.evals.tasks.user_tasks import read_task_file
 from tests.hardening.fuzz.case import require
 from tests.hardening.fuzz.drawing import TEXTS, near, rarely, spliced
-from tests.hardening.fuzz.material import Material
 
 ROWS: tuple[dict[str, Any], ...] = (
     {"question": "Who rules?", "choices": ["the judge", "the king", "nobody"], "answer": 1},
@@ -36,15 +33,15 @@ ROWS: tuple[dict[str, Any], ...] = (
 SUFFIXES = (".jsonl", ".jsonl", ".jsonl", ".json", ".csv", ".tsv", ".txt")
 
 
-def strategy(material: Material) -> SearchStrategy[dict[str, Any]]:
+def strategy(material):
     """The end of a file's name, and its bytes as Latin-1."""
     del material
 
     @st.composite
-    def files(draw: Any) -> dict[str, Any]:
+    def files(draw):
         suffix = draw(st.sampled_from(SUFFIXES))
         start = json.loads(json.dumps(draw(st.sampled_from(ROWS))))
-        rows: list[Any] = []
+        rows = []
         # Enough to be carved in two, some of the time, and then with each question more than once.
         times = draw(st.sampled_from([1, 1, 1, 2, 3]))
         for number in range(draw(st.integers(1, 6)) if times == 1 else draw(st.integers(4, 20))):
@@ -108,11 +105,11 @@ _PIECES = (
 )
 
 
-def _bytes(text: str) -> bytes:
+def _bytes(text):
     return text.encode("utf-8", "surrogatepass")
 
 
-def _written(rows: list[Any], suffix: str, ascii_only: bool, wrapped: bool) -> bytes:
+def _written(rows, suffix, ascii_only, wrapped):
     if suffix == ".jsonl":
         return _bytes("".join(json.dumps(row, ensure_ascii=ascii_only) + "\n" for row in rows))
     if suffix == ".json":
@@ -129,16 +126,16 @@ def _written(rows: list[Any], suffix: str, ascii_only: bool, wrapped: bool) -> b
     return _bytes(out.getvalue())
 
 
-def warm(material: Material) -> None:
+def warm(material):
     """Load what every case needs."""
     assert material.tokenizer is not None
 
 
-def attempt(what: dict[str, Any], material: Material, folder: Path) -> None:
+def attempt(what, material, folder):
     """Read a task file as a command does, and hold its documents against its rows."""
     path = folder / f"rows{what['suffix']}"
     path.write_bytes(what["bytes"].encode("latin-1"))
-    data: FreeMoEError | None = None
+    data = None
     try:
         _require_apart(load_domain("d", [str(path)], tokenizer=material.tokenizer))
     except FreeMoEError as error:  # often too few to be carved in two: what they are is looked at all the same
@@ -164,7 +161,7 @@ def attempt(what: dict[str, Any], material: Material, folder: Path) -> None:
             )
 
 
-def _require_apart(domain: DomainData) -> None:
+def _require_apart(domain):
     """What is searched and what is reported share no question; of texts, blocks that are the same by chance may be on both."""
     searched, reported = (
         {(_letters(d.prompt), _letters(d.reference)) for d in documents if d.kind != "text"}
@@ -173,17 +170,17 @@ def _require_apart(domain: DomainData) -> None:
     require(not searched & reported, f"searched and reported: {sorted(searched & reported)[:3]}")
 
 
-def _letters(text: str) -> str:
+def _letters(text):
     return "".join(c for c in unicodedata.normalize("NFKC", text).casefold() if c.isalnum())
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _once(pairs):
     keys = [key for key, _ in pairs]
     require(len(set(keys)) == len(keys), f"a row names a key twice: {keys}")
     return dict(pairs)
 
 
-def _plain_rows(path: Path) -> list[Any]:
+def _plain_rows(path):
     """The rows by the plainest reader there is."""
     text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
     if path.suffix == ".jsonl":
@@ -200,7 +197,7 @@ def _plain_rows(path: Path) -> list[Any]:
     return [row for row in rows if any(row.values())]
 
 
-def _require_choice(row: dict[str, Any], document: Any) -> None:
+def _require_choice(row, document):
     """The right choice is the one that the row names, by number, letter or text."""
     row = {k.strip(): v for k, v in row.items() if isinstance(k, str)}
     wanted = next(row[name] for name in ("answer", "answerKey", "label", "gold") if name in row)
