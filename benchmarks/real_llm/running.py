@@ -46,29 +46,17 @@ from freemoe.distributed.executors import make_pool
 
 @dataclass(eq=False)
 class Bench:
-    """The plan of one model on one data folder, and what of it is done.
+    """The plan of one model on one data folder, and what of it is done."""
 
-    Args:
-        model: The base: folder, file or name.
-        root: The data folder.
-        store: Where records lie.
-        protocol: The terms.
-        wanted: Every cell, in order.
-
-    Attributes:
-        function: What measures a cell, as ``package.module:function``.
-        finished: Records by their cells' names.
-        failed: What went wrong in this run, by the cell's name.
-    """
-
-    model: str
-    root: Path
+    model: str  # The base: folder, file or name
+    root: Path  # The data folder
     store: Store
     protocol: Protocol
-    wanted: list[Cell]
-    function: ClassVar[str] = "benchmarks.real_llm.work:measure_cell"
-    finished: dict[str, dict[str, Any]] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
+    wanted: list[Cell]  # Every cell, in order
+    function: ClassVar[str] = "benchmarks.real_llm.work:measure_cell"  # What measures a cell
+    finished: dict[str, dict[str, Any]] = field(default_factory=dict)  # Records by their cells' names
+    failed: dict[str, str] = field(default_factory=dict)  # What went wrong in this run, by the cell's name
+    _lost: set[str] = field(default_factory=set)
     _digests: dict[str, str] = field(default_factory=dict)
 
     def look(self) -> None:
@@ -81,7 +69,7 @@ class Bench:
                     self.finished[cell.name] = record
 
     def _record(self, cell: Cell) -> dict[str, Any] | None:
-        if not self.store.path(cell).exists():
+        if cell.name in self._lost or not self.store.path(cell).exists():
             return None
         known = self.identity(cell)
         return self.store.load(cell, known) if known is not None else None
@@ -143,7 +131,15 @@ class Bench:
     ) -> None:
         """Run, in order, the cells that match ``only`` and are not there yet, none begun after so many minutes."""
         end = time.monotonic() + 60 * minutes if minutes is not None else float("inf")
-        chosen = [c for c in self.wanted if matches(c, only)]
+        open_ = [c for c in self.wanted if matches(c, only) and c.name not in self.finished]
+        for cell in open_:
+            # Records are kept without the tensors of their cells: what an open cell stands on is measured again.
+            for below in needs(cell, self.finished, self.wanted) or []:
+                if below not in open_ and not self.store.tensors(below).exists():
+                    self._lost.add(below.name)
+                    open_.append(below)
+        self.finished = {name: record for name, record in self.finished.items() if name not in self._lost}
+        chosen = [c for c in self.wanted if matches(c, only) or c.name in self._lost]
         if place is not None and place.is_parallel:
             read = [path for path in (self.model, str(self.root)) if path]
             with make_pool(place, threads=torch.get_num_threads(), needs=read) as workers:
@@ -177,8 +173,12 @@ class Bench:
                     if tensors is not None:
                         self.store.folder.mkdir(parents=True, exist_ok=True)
                         write_atomic(self.store.tensors(cell), tensors)
-                    self.finished[cell.name] = self.store.save(cell, decided, {**found, "wall_seconds": seconds})
+                    self._keep_record(cell, decided, {**found, "wall_seconds": seconds})
                     progress.say(f"{cell.name}: {seconds:.0f} s")
+
+    def _keep_record(self, cell: Cell, identity: dict[str, Any], record: dict[str, Any]) -> None:
+        self.finished[cell.name] = self.store.save(cell, identity, record)
+        self._lost.discard(cell.name)
 
     def _unit(self, cell: Cell, share: Callable[[bytes], Any]) -> Unit:
         job = self.job(cell)
@@ -199,7 +199,7 @@ class Bench:
                 job, started = self.job(cell), time.perf_counter()
                 record = in_own_process(job, pkgutil.resolve_name(self.function))
                 record["wall_seconds"] = time.perf_counter() - started
-                self.finished[cell.name] = self.store.save(cell, known, record)
+                self._keep_record(cell, known, record)
         except LockedError as error:
             progress.say(f"{cell.name}: left to another run ({error})")
             return

@@ -124,6 +124,24 @@ def test_other_settings_data_or_model_make_cells_stale(settings, ran, tmp_path):
             running.run(replace(settings, **{missing: None}))
 
 
+def test_what_an_open_cell_stands_on_is_measured_again_where_its_tensors_are_gone(settings, ran, monkeypatch):
+    few, more, most = plan = [Cell("gates", "wikitext", "paper", 0.5, documents=n) for n in (1, 2, 3)]
+    monkeypatch.setattr(running, "cells", lambda quick: plan)
+    running.run(replace(settings, only="*n1/*"))
+    # What was run leaves nothing but its record.
+    running.run(replace(settings, only="*n2/*"))
+    assert ran == [few.name, few.name, more.name]
+    state = running.bench_of(settings).store.tensors(more)
+    write_atomic(state, b"state")
+    running.run(replace(settings, only="*n3/*"))
+    assert ran[3:] == [most.name]
+    state.unlink()
+    assert running.run(settings).details["cells"]["done"] == 3
+    running.bench_of(settings).store.path(most).unlink()
+    running.run(replace(settings, only="*n3/*"))
+    assert ran[4:] == [few.name, more.name, most.name]
+
+
 def test_only_minutes_and_the_list(settings, ran):
     (figure,) = running.run(replace(settings, only="text/*/learned*,*/base/*")).figures
     assert figure.name == "T13 wikitext: lower end of the 95 % interval of the gain, <= 1 % off, nats per token"
