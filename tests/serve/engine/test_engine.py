@@ -206,6 +206,16 @@ def test_nan_ends_the_one_request_and_no_other(moe):
     assert after == found[0]
 
 
+def test_who_has_read_an_end_finds_it_counted(moe):
+    ends = []
+    with engine_on(moe) as engine:
+        count = engine._scheduler._watch.record_sequence_end
+        engine._scheduler._watch.record_sequence_end = lambda *end: (time.sleep(0.1), count(*end), ends.append(end[1]))
+        for prompt, how in (((5, 6), "length"), ((5, NAN, 6), "error")):
+            read(engine.submit([SequenceRequest(prompt, "base", 2)])[0])
+            assert ends[-1:] == [how]
+
+
 def test_an_error_of_the_model_ends_what_it_touches_and_the_engine_goes_on(moe):
     with engine_on(moe) as engine:
         run = engine.runner.forward

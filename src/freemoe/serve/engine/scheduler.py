@@ -76,6 +76,7 @@ class BatchScheduler:
         """End every sequence with an error; all readers know before anything else is done."""
         for sequence in self.all_sequences:
             sequence.fail_sequence(error)
+            sequence.emit_end()
         waiting, self.waiting = self.waiting, deque()
         for sequence in list(self.running):
             self._release_sequence(sequence, "error")
@@ -125,6 +126,7 @@ class BatchScheduler:
                 self._release_sequence(sequence, sequence.ended)
 
     def _release_sequence(self, sequence: SequenceState, how: str) -> None:
+        self._watch.record_sequence_end(sequence.ask.metrics_label, how, sequence.fed, len(sequence.written))
+        sequence.emit_end()
         self._runner.remove_sequence(sequence.number)
         self.running.remove(sequence)
-        self._watch.record_sequence_end(sequence.ask.metrics_label, how, sequence.fed, len(sequence.written))

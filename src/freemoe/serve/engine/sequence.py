@@ -44,6 +44,7 @@ class SequenceState:
         # Characters made of tokens so far, and emitted; tokens whose text is not emitted.
         self._made, self._emitted, self._pending = 0, 0, list[TokenLogprob]()
         self._prompt: list[TokenLogprob] = []
+        self._last: Event | None = None
 
     @property
     def has_read(self) -> bool:
@@ -128,8 +129,7 @@ class SequenceState:
                 kept = [t for t in self._pending if not stopped or t.offset < self._emitted]
                 self._emit_event(TextChunk(text, tuple(kept)))
         if not self.ended:
-            self.outbox.put_event(SequenceDone(reason, len(self.written)))
-            self.ended = reason
+            self.ended, self._last = reason, SequenceDone(reason, len(self.written))
 
     def _emit_event(self, event: Event) -> None:
         """Hand on an event; a reader that does not read loses the rest."""
@@ -147,5 +147,10 @@ class SequenceState:
     def fail_sequence(self, error: Exception) -> None:
         """End with an error, unless it has ended."""
         if not self.ended:
-            self.ended = "error"
-            self.outbox.put_event(SequenceFailed(error))
+            self.ended, self._last = "error", SequenceFailed(error)
+
+    def emit_end(self) -> None:
+        """Hand on how it ended, once; whoever reads that finds it counted."""
+        if self._last is not None:
+            self.outbox.put_event(self._last)
+            self._last = None
