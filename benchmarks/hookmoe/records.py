@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -11,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.kept import keep_record, read_record
 from benchmarks.real_llm.protocol import model_digest
 from freemoe.core.environment import DECIDING, package_versions
-from freemoe.core.files import json_digest, write_atomic
+from freemoe.core.files import json_digest
 from freemoe.hookmoe.material import TextParts
 from freemoe.hookmoe.measure import TextQuality
 
@@ -58,14 +58,12 @@ class Records:
         """A row that is kept, or that is measured now."""
         key = json_digest([self.decided, name, seed])
         path = self.folder / f"{key}.json"
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        found = read_record(path)
+        if found is None:
             row = measured()
             values = {f.name: getattr(row.quality, f.name).tolist() for f in fields(TextQuality)}
             record = {"row": name, "seed": seed, **values, "wrong": row.wrong.tolist(), "parameters": row.parameters}
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_atomic(path, json.dumps(record).encode())
+            keep_record(path, record)
             return row
         quality = TextQuality(*(torch.tensor(found[f.name], dtype=torch.float64) for f in fields(TextQuality)))
         return Row(quality, torch.tensor(found["wrong"], dtype=torch.float64), found["parameters"])

@@ -6,12 +6,12 @@ lie beside it as safetensors. A record counts only while everything that decided
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from freemoe.core.files import json_digest, write_atomic
+from benchmarks.kept import keep_record, read_record
+from freemoe.core.files import json_digest
 
 BASE, ALL, EVERYTHING = "base", "tasks", "all"
 
@@ -99,23 +99,10 @@ class Store:
 
     def load(self, cell: Cell, identity: dict[str, Any]) -> dict[str, Any] | None:
         """The cell's record; None where there is none, or one of another model, data or setting."""
-        try:
-            record = json.loads(self.path(cell).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-        same = isinstance(record, dict) and record.get("identity") == json_digest(identity)
-        return record if same else None
+        record = read_record(self.path(cell))
+        return record if record is not None and record.get("identity") == json_digest(identity) else None
 
     def save(self, cell: Cell, identity: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
         """Write a finished cell; returns the record as it will be read."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        whole = {
-            **record,
-            "cell": asdict(cell),
-            "name": cell.name,
-            "identity": json_digest(identity),
-            "settings": identity,
-        }
-        text = json.dumps(whole)
-        write_atomic(self.path(cell), text.encode())
-        return json.loads(text)
+        about = {"cell": asdict(cell), "name": cell.name, "identity": json_digest(identity), "settings": identity}
+        return keep_record(self.path(cell), {**record, **about})

@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
 from benchmarks.harness import Outcome, Settings
+from benchmarks.kept import matches
 from benchmarks.real_llm.apart import Carried
 from benchmarks.real_llm.cells import Cell, Store
 from benchmarks.real_llm.data import MATERIALS, TASKS, find_material
@@ -131,7 +131,7 @@ class Bench:
     ) -> None:
         """Run, in order, the cells that match ``only`` and are not there yet, none begun after so many minutes."""
         end = time.monotonic() + 60 * minutes if minutes is not None else float("inf")
-        open_ = [c for c in self.wanted if matches(c, only) and c.name not in self.finished]
+        open_ = [c for c in self.wanted if matches(c.name, only) and c.name not in self.finished]
         for cell in open_:
             # Records are kept without the tensors of their cells: what an open cell stands on is measured again.
             for below in needs(cell, self.finished, self.wanted) or []:
@@ -139,7 +139,7 @@ class Bench:
                     self._lost.add(below.name)
                     open_.append(below)
         self.finished = {name: record for name, record in self.finished.items() if name not in self._lost}
-        chosen = [c for c in self.wanted if matches(c, only) or c.name in self._lost]
+        chosen = [c for c in self.wanted if matches(c.name, only) or c.name in self._lost]
         if place is not None and place.is_parallel:
             read = [path for path in (self.model, str(self.root)) if path]
             with make_pool(place, threads=torch.get_num_threads(), needs=read) as workers:
@@ -218,11 +218,6 @@ def in_own_process(job: Job, work: Callable[[Job], dict[str, Any]]) -> dict[str,
         return pool.submit(work, job).result()
 
 
-def matches(cell: Cell, only: str | None) -> bool:
-    """Whether a cell is asked for."""
-    return only is None or any(fnmatch(cell.name, pattern) for pattern in only.split(","))
-
-
 def bench_of(
     settings: Settings, name: str = "real", plan: Sequence[Cell] | None = None, protocol: Protocol | None = None
 ) -> Bench:
@@ -256,7 +251,7 @@ def listed(bench: Bench, seconds: Mapping[str, float], only: str | None) -> list
     """A plan's cells that are asked for: name, whether it is done, and the seconds that it took, or by ``seconds`` will."""
     rows = []
     for cell in bench.wanted:
-        if matches(cell, only):
+        if matches(cell.name, only):
             done = cell.name in bench.finished
             took = bench.finished[cell.name]["wall_seconds"] if done else seconds[cell.name]
             rows.append({"name": cell.name, "done": done, "seconds": took})

@@ -6,13 +6,11 @@ A record is one JSON file whose name is the conversion's; it counts while everyt
 from __future__ import annotations
 
 import functools
-import json
 import math
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +18,12 @@ import numpy as np
 
 from benchmarks.gain.contest import side_by_side
 from benchmarks.harness import Settings, result_of
+from benchmarks.kept import keep_record, matches, read_record
 from benchmarks.real_llm.protocol import file_sum, model_digest
 from freemoe.assets import DOMAINS
 from freemoe.core.environment import DECIDING, package_versions
 from freemoe.core.errors import LockedError
-from freemoe.core.files import json_digest, write_atomic
+from freemoe.core.files import json_digest
 from freemoe.core.run.execute import NOT_DECIDING
 from freemoe.core.run.lock import output_lock
 from freemoe.recipes import EvalRecipe
@@ -85,7 +84,7 @@ class Job:
 
 def run_all(jobs: Sequence[Job], settings: Settings) -> list[dict[str, Any]]:
     """The records of all jobs that are done, or that ``--only`` and ``--minutes`` let be done now, one per core at a time."""
-    wanted = [j for j in jobs if settings.only is None or any(fnmatch(j.name, p) for p in settings.only.split(","))]
+    wanted = [j for j in jobs if matches(j.name, settings.only)]
     if wanted:
         side_by_side(measured, wanted, settings.progress, "conversions")
     return [found for job in jobs if (found := kept(job)) is not None]
@@ -98,20 +97,15 @@ def measured(job: Job) -> dict[str, Any] | None:
         return found
     try:
         with output_lock(job.record), tempfile.TemporaryDirectory() as scratch:
-            found = {**converted(job, Path(scratch) / "converted"), "identity": identity(job)}
-            write_atomic(job.record, json.dumps(found).encode())
+            return keep_record(job.record, {**converted(job, Path(scratch) / "converted"), "identity": identity(job)})
     except LockedError:
         return None
-    return found
 
 
 def kept(job: Job) -> dict[str, Any] | None:
     """The job's record; None where there is none, or one of another recipe, model, text or version."""
-    try:
-        found = json.loads(job.record.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found if found.get("identity") == identity(job) else None
+    found = read_record(job.record)
+    return found if found is not None and found.get("identity") == identity(job) else None
 
 
 def identity(job: Job) -> str:
