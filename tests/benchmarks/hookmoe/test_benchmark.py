@@ -6,12 +6,14 @@ import pytest
 import torch
 
 from benchmarks.harness import Settings, run_bench
+from benchmarks.hookmoe import quality as trim_quality
 from benchmarks.hookmoe import speed as trim_speed
 from benchmarks.hookmoe.quality import share
 from benchmarks.hookmoe.records import Records, Row, records_of
 from benchmarks.hookmoe.rivals import LowRank
-from freemoe.assets import demo_model_path, demo_moe_path
+from freemoe.assets import demo_documents, demo_model_path, demo_moe_path
 from freemoe.core.errors import RecipeError
+from freemoe.hookmoe import material
 from freemoe.hookmoe.adapter import Trimmed
 from freemoe.hookmoe.material import TextParts
 from freemoe.hookmoe.measure import TextQuality
@@ -42,9 +44,12 @@ def test_the_bundled_mixture_loads_under_its_name_and_knows_its_world():
 
 @pytest.mark.slow
 def test_the_benchmark_runs_and_judges_nothing_when_quick(tmp_path, monkeypatch):
-    # One shape, and the bundled mixture.
+    # One shape, and the bundled mixture on a part of its text.
     monkeypatch.setattr(trim_speed, "SHAPES", trim_speed.SHAPES[:1])
-    found = run_bench("hookmoe", Settings(quick=True, cache=tmp_path))
+    documents = demo_documents()[:800]
+    monkeypatch.setattr(material, "demo_documents", lambda: documents)
+    settings = Settings(quick=True, cache=tmp_path)
+    found = run_bench("hookmoe", settings)
     figures = {f["name"]: f for f in found["figures"]}
     assert {f["verdict"] for f in found["figures"]} == {"not judged"}
     undone = [f["value"] for n, f in figures.items() if n.startswith("logits that differ")]
@@ -67,11 +72,11 @@ def test_the_benchmark_runs_and_judges_nothing_when_quick(tmp_path, monkeypatch)
     def untrained(*_, **__):
         raise AssertionError("trained again")
 
-    monkeypatch.setattr("benchmarks.hookmoe.quality.train_compensation", untrained)
-    again = run_bench("hookmoe", Settings(quick=True, cache=tmp_path, only="bundled"))
-    assert [f for f in again["figures"] if "won back" in f["name"]] == [
-        f for n, f in figures.items() if "won back" in n and not n.endswith(("olmoe", "qwen3_moe"))
-    ]
+    monkeypatch.setattr(trim_quality, "train_compensation", untrained)
+    again, _ = trim_quality.run(trim_quality.prepare(settings), settings)
+    assert {f.name: f.value for f in again} == {
+        n: f["value"] for n, f in figures.items() if "won back" in n and not n.endswith(("olmoe", "qwen3_moe"))
+    }
 
 
 def test_parts_are_asked_for_by_name(tmp_path):

@@ -11,7 +11,7 @@ def small_root(data_root, tmp_path_factory):
         (root / name).symlink_to(data_root / name)
     for name in ("wikitext-2-raw/wikitext2_train_5k.txt", "wikitext-2-raw/wiki.test.raw"):
         (root / name).parent.mkdir(exist_ok=True)
-        (root / name).write_text((data_root / name).read_text(encoding="utf-8")[:200_000], encoding="utf-8")
+        (root / name).write_text((data_root / name).read_text(encoding="utf-8")[:60_000], encoding="utf-8")
     (root / "gsm8k").mkdir()
     for name in ("gsm8k/train.jsonl", "gsm8k/test.jsonl"):
         lines = (data_root / name).read_text(encoding="utf-8").splitlines(keepends=True)
