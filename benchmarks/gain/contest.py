@@ -93,7 +93,7 @@ def compete(job: Job) -> dict[str, Any]:
     material = read_material(job.material, root, scorer, job.seed, job.limit)
 
     def batches(pairs: Sequence[Any]) -> list[AnswerBatch]:
-        rows = [(scorer.fit_to_context(pair)[0], pair.continuation) for pair in pairs]
+        rows = [(scorer.fit_to_context(pair).inputs, pair.continuation) for pair in pairs]
         return answer_batches(rows, [0] * len(rows), _BATCH_TOKENS, "cpu")
 
     # Texts as tokens instead of documents: nothing but `batches` looks into them.

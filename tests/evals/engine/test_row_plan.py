@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from freemoe.evals.engine.row_plan import ScoringRequest, SharedContext, plan, shared_prefixes
+from freemoe.evals.engine.row_plan import SharedContext, TokenPair, plan, shared_prefixes
 
 
 def requests_of(pairs):
-    return [ScoringRequest((*context, *answer[:-1]), len(answer), answer[-1]) for context, answer in pairs]
+    return list(map(TokenPair._make, pairs))
 
 
 def rows_of(groups):
@@ -40,7 +40,7 @@ def random_requests(rng, count=40):
 @pytest.mark.parametrize("options", [{}, {"share": False}, {"branch": False}, {"window": 20}, {"forward_cost": 40}])
 def test_every_request_is_run_once_as_it_was(seed, options):
     requests = random_requests(random.Random(seed))
-    expected = {i: ((*ids, last), answer) for i, (ids, answer, last) in enumerate(requests)}
+    expected = {i: (context + answer, len(answer)) for i, (context, answer) in enumerate(requests)}
     assert rows_of(plan(requests, 100, **options)) == expected
 
 

@@ -205,14 +205,15 @@ def test_gold_pairs():
 def test_overlong_prompts_are_cut_from_the_left_or_refused():
     model = tiny_model("llama")
     scorer = Scorer(model, tiny_tokenizer(), max_length=10)
-    ids, answer = scorer.fit_to_context(TokenPair(tuple(range(100, 112)), (7, 8)), "mine")
-    assert (ids, answer) == ((103, 104, 105, 106, 107, 108, 109, 110, 111, 7), 2)
+    pair = scorer.fit_to_context(TokenPair(tuple(range(100, 112)), (7, 8)), "mine")
+    assert pair == (tuple(range(103, 112)), (7, 8))
+    assert pair.inputs == (*range(103, 112), 7)
     assert scorer.truncated == {"mine": 1}
-    whole, _ = scorer.fit_to_context(TokenPair(tuple(range(100, 109)), (7, 8)))
-    assert whole == (*range(100, 109), 7)
+    whole = TokenPair(tuple(range(100, 109)), (7, 8))
+    assert scorer.fit_to_context(whole) == whole
     assert scorer.truncated == {"mine": 1}
     strict = Scorer(model, tiny_tokenizer(), max_length=10, overflow="error")
-    strict.score([TokenPair(tuple(range(100, 109)), (7, 8))])
+    strict.score([whole])
     with pytest.raises(DataError, match=r"'mine' has 12 tokens .* is 10"):
         strict.score([TokenPair(tuple(range(100, 110)), (7, 8))], ["mine"])
     with pytest.raises(DataError, match="leaves room for 4"):

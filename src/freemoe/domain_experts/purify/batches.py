@@ -45,8 +45,8 @@ Row = tuple[tuple[int, ...], tuple[int, ...]]
 
 def gold_rows(scorer: Scorer, documents: Sequence[Document]) -> list[Row]:
     """Prompt and gold answer of every document, as `answer_batches` takes them."""
-    pairs = [scorer.gold_pair(d) for d in documents]
-    return [(scorer.fit_to_context(p, d.task)[0], p.continuation) for p, d in zip(pairs, documents, strict=True)]
+    pairs = [scorer.fit_to_context(scorer.gold_pair(d), d.task) for d in documents]
+    return [(pair.inputs, pair.continuation) for pair in pairs]
 
 
 def answer_batches(rows: Sequence[Row], labels: Sequence[int], batch_tokens: int, device: Any) -> list[AnswerBatch]:

@@ -2,8 +2,8 @@
 
 Everything here is a function of token ids, never of weights, so a plan stays good while the weights change.
 
-A request is a row of ids whose last positions predict an answer. Requests with one context are a strand: its trunk is
-run once, and the answers branch off behind it. Strands that begin alike are a group; what they share is its prefix.
+A request is a context and a continuation of it. Requests with one context are a strand: its trunk is run once, and the
+continuations branch off behind it. Strands that begin alike are a group; what they share is its prefix.
 """
 
 from __future__ import annotations
@@ -17,12 +17,16 @@ LEAST_SAVING = 0.25
 """Share of a strand's tokens that branches must save, because they need a dense attention mask and rows do not."""
 
 
-class ScoringRequest(NamedTuple):
-    """One continuation to be scored."""
+class TokenPair(NamedTuple):
+    """Token ids of a context and of the continuation to be scored after it."""
 
-    ids: Ids  # Input ids: the context and all of the continuation but its last token
-    answer: int  # Tokens of the continuation: so many of the last positions predict it
-    last: int  # The continuation's last token, which is only predicted
+    context: Ids
+    continuation: Ids
+
+    @property
+    def inputs(self) -> Ids:
+        """What is run: all but the last token, which is only predicted."""
+        return self.context + self.continuation[:-1]
 
 
 class SharedContext(NamedTuple):
@@ -62,18 +66,17 @@ class PrefixGroup(NamedTuple):
         return bool(self.prefix) or any(len(s.branches) > 1 for batch in self.batches for s in batch)
 
 
-def group_by_context(requests: Sequence[ScoringRequest]) -> list[SharedContext]:
+def group_by_context(requests: Sequence[TokenPair]) -> list[SharedContext]:
     """Put requests with one context together; those that differ in their last token only share every position."""
     found: dict[Ids, SharedContext] = {}
-    for number, (ids, answer, last) in enumerate(requests):
-        end = len(ids) - answer + 1
-        strand = found.setdefault(ids[:end], SharedContext(ids[:end], {}))
-        strand.branches.setdefault(ids[end:], []).append((number, last))
+    for number, (context, continuation) in enumerate(requests):
+        strand = found.setdefault(context, SharedContext(context, {}))
+        strand.branches.setdefault(continuation[:-1], []).append((number, continuation[-1]))
     return list(found.values())
 
 
 def plan(
-    requests: Sequence[ScoringRequest],
+    requests: Sequence[TokenPair],
     batch_tokens: int,
     *,
     forward_cost: int = 0,

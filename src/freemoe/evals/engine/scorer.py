@@ -17,10 +17,10 @@ import torch
 from freemoe.core.errors import NumericError
 from freemoe.evals.engine.generation import BatchDecoder, cut_at_stop
 from freemoe.evals.engine.likelihoods import GroupTensors, score_requests, tensors_of
-from freemoe.evals.engine.row_plan import Ids, ScoringRequest, plan
+from freemoe.evals.engine.row_plan import Ids, TokenPair, plan
 from freemoe.evals.engine.sampling import GREEDY, SamplingConfig
 from freemoe.evals.engine.sharing import FORWARD_COST, masks_are_dense, sharing_problem, sliding_window
-from freemoe.evals.engine.tokens import PromptTokenizer, TokenPair, context_length
+from freemoe.evals.engine.tokens import PromptTokenizer, context_length
 
 __all__ = ["ContinuationScore", "Scorer", "TokenPair", "context_length", "cut_at_stop"]
 
@@ -125,10 +125,7 @@ class Scorer(PromptTokenizer):
         if key in self._plans:
             self._plans.move_to_end(key)
             return self._plans[key][1]
-        requests = []
-        for i, pair in enumerate(pairs):
-            ids, answer = self.fit_to_context(pair, tasks[i] if tasks else "")
-            requests.append(ScoringRequest(ids, answer, pair.continuation[-1]))
+        requests = [self.fit_to_context(pair, tasks[i] if tasks else "") for i, pair in enumerate(pairs)]
         groups = plan(
             requests,
             self.batch_tokens,
@@ -137,7 +134,7 @@ class Scorer(PromptTokenizer):
             branch=self.share_prefixes and masks_are_dense(self.model),
             window=sliding_window(self.model),
         )
-        if any(group.has_sharing for group in groups) and not self.can_share(requests[0].ids):
+        if any(group.has_sharing for group in groups) and not self.can_share(requests[0].inputs):
             groups = plan(requests, self.batch_tokens, share=False, branch=False)
         work = tensors_of(groups, self.model.device)
         self._plans[key] = list(pairs), work

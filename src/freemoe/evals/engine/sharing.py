@@ -10,7 +10,7 @@ import torch
 
 from freemoe.compat.transformers import attention_of
 from freemoe.evals.engine.likelihoods import score_requests, tensors_of
-from freemoe.evals.engine.row_plan import Ids, ScoringRequest, plan
+from freemoe.evals.engine.row_plan import Ids, TokenPair, plan
 
 FORWARD_COST = {"cpu": 64, "accelerator": 1024}
 """Tokens that one more forward pass is worth: launching its kernels costs an accelerator more than running them."""
@@ -61,11 +61,8 @@ def sharing_problem(model: Any, ids: Ids, max_length: int) -> str | None:
     return None
 
 
-def _trial_requests(ids: Ids) -> list[ScoringRequest]:
+def _trial_requests(ids: Ids) -> list[TokenPair]:
     """Two contexts with a prefix in common and three answers each."""
     text = (ids * _TRIAL)[:_TRIAL]
-    found = []
-    for context in (text[:20], text[:14] + text[20:26]):
-        for answer in (text[26:29], text[27:30], text[29:31]):
-            found.append(ScoringRequest(context + answer[:-1], len(answer), answer[-1]))
-    return found
+    contexts, answers = (text[:20], text[:14] + text[20:26]), (text[26:29], text[27:30], text[29:31])
+    return [TokenPair(context, answer) for context in contexts for answer in answers]

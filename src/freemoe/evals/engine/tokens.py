@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from freemoe.core.errors import DataError, RecipeError
+from freemoe.evals.engine.row_plan import TokenPair
 from freemoe.evals.tasks.documents import Document
-
-
-class TokenPair(NamedTuple):
-    """Token ids of a context and of the continuation to be scored after it."""
-
-    context: tuple[int, ...]
-    continuation: tuple[int, ...]
 
 
 def context_length(model: Any, tokenizer: Any = None) -> int:
@@ -133,30 +127,29 @@ class PromptTokenizer:
             self._embedding_ids[document.prompt] = tuple(ids)
         return self._embedding_ids[document.prompt]
 
-    def fit_to_context(self, pair: TokenPair, task: str = "") -> tuple[tuple[int, ...], int]:
-        """Input ids that fit the context, and how many of the last positions predict the continuation.
-
-        Gives ids without the continuation's last token (it is only predicted), and the continuation's length.
+    def fit_to_context(self, pair: TokenPair, task: str = "") -> TokenPair:
+        """The same continuation after as much of its context as fits.
 
         Raises:
             DataError: When the continuation alone is longer than the context, or ``overflow="error"`` and the
                 prompt is.
         """
-        whole = pair.context + pair.continuation
+        length = len(pair.context) + len(pair.continuation)
         if len(pair.continuation) > self.max_length:
             raise DataError(
                 f"An answer of task {task or '?'!r} has {len(pair.continuation)} tokens, more than the model's context of "
                 f"{self.max_length}. Leave the document out or use a model with a longer context."
             )
-        if len(whole) > self.max_length + 1:
+        if length > self.max_length + 1:
             if self.overflow == "error":
                 raise DataError(
-                    f"A prompt of task {task or '?'!r} has {len(whole)} tokens with its answer, the model's context is "
+                    f"A prompt of task {task or '?'!r} has {length} tokens with its answer, the model's context is "
                     f"{self.max_length}. Use fewer few-shot examples (task@N), or --overflow truncate to cut prompts "
                     "from the left as lm-eval does."
                 )
             self.truncated[task] = self.truncated.get(task, 0) + 1
-        return whole[-(self.max_length + 1) :][:-1], len(pair.continuation)
+        # The last token is only predicted.
+        return TokenPair(pair.context[-(self.max_length + 1 - len(pair.continuation)) :], pair.continuation)
 
     def encode_prompt(self, text: str, new: int) -> tuple[int, ...]:
         """Token ids of a prompt, cut from the left so that ``new`` tokens can follow.
