@@ -213,4 +213,4 @@ def test_the_hashes_say_nothing_of_documents_that_were_not_searched(small):
     assert record.seen is not None
     assert len(record.seen.keys) == len(np.unique(record.seen.keys))
     law = load_domain("law", [str(small.law)], tokenizer=tiny_tokenizer(), seed=SEED)
-    assert len(law.reported.filter_documents(lambda ds: [not r for r in record.seen.seen_reasons(ds)])) == 32  # pyright: ignore
+    assert len(law.reported.filter_documents(lambda ds: [not record.seen.seen_reason(d) for d in ds])) == 32  # pyright: ignore

@@ -28,7 +28,7 @@ def question(prompt, answer, key, task="q"):
 
 
 def has_document(seen, document):
-    return bool(seen.seen_reasons([document])[0])
+    return bool(seen.seen_reason(document))
 
 
 def test_runs_equal_the_slow_obvious_ones():
@@ -78,24 +78,24 @@ def test_what_the_own_reported_part_says_too_tells_nothing():
 def test_a_question_is_found_by_key_and_by_its_words_with_the_same_answer():
     asked = [question(f"Question: how many legs has a {name}? Answer:", name[0], f"k{name}") for name in ("cow", "fly")]
     seen = SeenHashes.from_documents(asked)
-    assert seen.seen_reasons([asked[0]]) == ["key"]
+    assert seen.seen_reason(asked[0]) == "key"
     shots = "Question: who sings best? Answer: birds\n\n"
     moved = question(shots + asked[0].prompt, "c", "other key", "another")
     unlike = question(shots + asked[0].prompt, "four", "other key", "another")
-    assert seen.seen_reasons([moved, unlike]) == ["question", ""]
+    assert (seen.seen_reason(moved), seen.seen_reason(unlike)) == ("question", "")
     # A shown example is no held-out document.
     shown = [question(f"{asked[0].prompt} c\n\nQuestion: what is {n} times 7? Answer:", "1", f"n{n}") for n in (3, 4)]
-    assert seen.seen_reasons(shown) == ["", ""]
+    assert not any(map(seen.seen_reason, shown))
 
 
 def test_a_question_out_of_seen_text_is_found_but_few_shot_examples_are_not():
     passage = " ".join(prose(40))
     seen = SeenHashes.from_texts([passage])
     inside = question(f"{passage} What is meant?", "x", "i")
-    assert seen.seen_reasons([inside, question("Who goes there by night?", "y", "z")]) == ["text", ""]
+    assert seen.seen_reason(inside) == "text"
+    assert seen.seen_reason(question("Who goes there by night?", "y", "z")) == ""
     # What the row asks counts, not what stands before it.
-    shown = replace(inside, about=("What is meant?", "x"))
-    assert seen.seen_reasons([shown]) == [""]
+    assert seen.seen_reason(replace(inside, about=("What is meant?", "x"))) == ""
 
 
 def test_many_runs_are_sampled_evenly_and_a_union_is_a_sample_again():
@@ -122,7 +122,7 @@ def test_bytes_and_back():
     assert back.to_bytes() == data
     assert back.as_json() == seen.as_json()
     assert back.longest == seen.longest == 3
-    assert SeenHashes.from_bytes(SeenHashes().to_bytes()).seen_reasons([question("Who?", "me", "k")]) == [""]
+    assert SeenHashes.from_bytes(SeenHashes().to_bytes()).seen_reason(question("Who?", "me", "k")) == ""
     with pytest.raises(ArtifactError, match="cannot be read"):
         SeenHashes.from_bytes(data[:-4])
     with pytest.raises(ArtifactError, match="runs of 5 words"):

@@ -86,5 +86,5 @@ def test_questions_that_were_converted_on_are_recognised_in_other_shapes(made, t
         (tmp_path / "later.jsonl").write_text("".join(json.dumps(row) + "\n" for row in shape))
         data = load_domain("q", [str(tmp_path / "later.jsonl")], tokenizer=tiny_tokenizer())
         documents = [*data.reference.documents, *data.reported.open(FrozenChoice("x"))]
-        known = {int(d.about[0].split()[2]) for d in documents if seen.seen_reasons([d])[0]}
+        known = {int(d.about[0].split()[2]) for d in documents if seen.seen_reason(d)}
         assert known == sides[0] | sides[1]

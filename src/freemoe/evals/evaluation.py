@@ -176,26 +176,31 @@ def _run_evaluation(
     use_threads(recipe.threads)
     record = read_record(place)
     recipe = resolve_seed(recipe, record)
-    if record is not None and record.missing_record_warning():
+    if record is not None and record.seen is None:
         progress.say(record.missing_record_warning())
     require_place(recipe)
-    prepared = _prepare_evaluation(recipe, subject, place)
-    opened, tensors = prepared.opened, tensor_checksums(place)
+    opened, domains = prepared = _prepare_evaluation(recipe, subject, place)
+    tensors = tensor_checksums(place)
     # Of an artefact its tensors count, wherever it lies; of a plain model its name.
     opening = [tensors, identity_fields(recipe, "output", *(["artefact"] if tensors else []))]
-    openings = count_openings((d.content_text() for docs in prepared.documents.values() for d in docs), opening)
-    for name, (data, _) in prepared.domains.items():
-        for note in data.notes:
+    openings = count_openings((d.content_text() for domain in domains.values() for d in domain.documents), opening)
+    for name, domain in domains.items():
+        for note in domain.data.notes:
             progress.say(f"{name}: {note}")
     several = work is not None and executor_spec_of(recipe).is_parallel
     rows = (
         _score_domains_remotely(prepared, recipe, work or "", progress)
         if several
-        else _score_domains(prepared, progress)
+        else _score_domains(opened, domains, progress)
     )
+    vocabulary = vocabulary_of(opened.model)
     found = [
-        {"name": name, "set_aside": apart, **_summarise_domain(prepared, name, data, rows[name], recipe.seed or 0)}
-        for name, (data, apart) in prepared.domains.items()
+        {
+            "name": name,
+            "set_aside": domain.set_aside,
+            **_summarise_domain(domain, rows[name], vocabulary, recipe.seed or 0),
+        }
+        for name, domain in domains.items()
     ]
     adjust_rows(found)
     return {
@@ -214,19 +219,23 @@ def _run_evaluation(
 
 
 Scored = tuple[Sequence[DocumentScore], Sequence[str]]  # What a `Row` gives
+Scores = dict[str, Scored]  # By way
 
 
 @dataclass(frozen=True, eq=False)
-class _PreparedEvaluation:
-    """An evaluation before anything is scored."""
+class _PreparedDomain:
+    """A domain before anything is scored."""
 
-    opened: EvalTarget
-    domains: dict[str, tuple[DomainData, Any]]  # By name: the data, and how many documents were set aside
-    documents: dict[str, tuple[Document, ...]]  # By domain: those to score
-    evaluators: dict[str, Evaluator]
+    data: DomainData
+    set_aside: dict[str, Any]  # How many documents were, of how many, by what
+    documents: tuple[Document, ...]  # To score
+    evaluator: Evaluator
 
 
-def _prepare_evaluation(recipe: EvalRecipe, subject: Open, place: str) -> _PreparedEvaluation:
+Prepared = tuple[EvalTarget, dict[str, _PreparedDomain]]
+
+
+def _prepare_evaluation(recipe: EvalRecipe, subject: Open, place: str) -> Prepared:
     record = read_record(place)
     opened = subject(recipe.model_copy(update={"artefact": place}))
     domains = {name: set_aside(data, record) for name, data in load_domains(recipe, opened.tokenizer).items()}
@@ -234,46 +243,45 @@ def _prepare_evaluation(recipe: EvalRecipe, subject: Open, place: str) -> _Prepa
     sampling = sampling_of(recipe)
     # Nothing is chosen here, so the reported split may be read at once.
     choice = FrozenChoice(json_digest(recipe.model_dump(mode="json")))
-    return _PreparedEvaluation(
-        opened,
-        domains,
-        {name: tuple(data.reported.open(choice)) for name, (data, _) in domains.items()},
-        {name: Evaluator(scorer, data.graders, sampling=sampling) for name, (data, _) in domains.items()},
-    )
+    return opened, {
+        name: _PreparedDomain(
+            data, apart, data.reported.open(choice), Evaluator(scorer, data.graders, sampling=sampling)
+        )
+        for name, (data, apart) in domains.items()
+    }
 
 
-def _score_domains(prepared: _PreparedEvaluation, progress: Progress) -> dict[str, dict[str, Scored]]:
+def _score_domains(opened: EvalTarget, domains: dict[str, _PreparedDomain], progress: Progress) -> dict[str, Scores]:
     """Every domain in every way, here."""
-    found: dict[str, dict[str, Scored]] = {}
-    for name, documents in prepared.documents.items():
+    found: dict[str, Scores] = {}
+    for name, domain in domains.items():
         found[name] = {}
-        with progress.stage(name, len(prepared.opened.rows)) as advance:
-            for way, score in prepared.opened.rows.items():
-                found[name][way] = score(prepared.evaluators[name], documents)
+        with progress.stage(name, len(opened.rows)) as advance:
+            for way, score in opened.rows.items():
+                found[name][way] = score(domain.evaluator, domain.documents)
                 advance(1)
     return found
 
 
-def _score_domains_remotely(
-    prepared: _PreparedEvaluation, recipe: EvalRecipe, work: str, progress: Progress
-) -> dict[str, dict[str, Scored]]:
+def _score_domains_remotely(prepared: Prepared, recipe: EvalRecipe, work: str, progress: Progress) -> dict[str, Scores]:
     """Every domain in every way, each a unit of work."""
+    opened, domains = prepared
     plain = recipe.model_dump(mode="json")
-    asked = [(name, way) for name in prepared.documents for way in prepared.opened.rows]
     units = [
         Unit(
             f"{name}|{way}",
             work,
-            {"recipe": plain, "domain": name, "way": way, "documents": digest_documents(prepared.documents[name])},
+            {"recipe": plain, "domain": name, "way": way, "documents": digest_documents(domain.documents)},
         )
-        for name, way in asked
+        for name, domain in domains.items()
+        for way in opened.rows
     ]
     scored: dict[str, Scored] = {}
     with executor_of(recipe) as executor, progress.stage("scores", len(units)) as advance:
         for unit, found in executor.run(units):
             scored[unit.name] = found
             advance(1)
-    return {name: {way: scored[f"{name}|{way}"] for way in prepared.opened.rows} for name in prepared.documents}
+    return {name: {way: scored[f"{name}|{way}"] for way in opened.rows} for name in domains}
 
 
 def score_way(recipe: dict[str, Any], subject: Open, place: str, domain: str, way: str, documents: str) -> Scored:
@@ -284,18 +292,18 @@ def score_way(recipe: dict[str, Any], subject: Open, place: str, domain: str, wa
     Raises:
         DataError: When they are not.
     """
-    prepared = _prepare_once(json.dumps(recipe), subject, place)
-    own = prepared.documents[domain]
-    if digest_documents(own) != documents:
+    opened, domains = _prepare_once(json.dumps(recipe), subject, place)
+    own = domains[domain]
+    if digest_documents(own.documents) != documents:
         raise DataError(
             f"A worker found other documents for {domain!r} than the evaluation itself: its files differ. Put the same ones on "
             "every machine."
         )
-    return prepared.opened.rows[way](prepared.evaluators[domain], own)
+    return opened.rows[way](own.evaluator, own.documents)
 
 
 @functools.lru_cache(maxsize=1)
-def _prepare_once(recipe: str, subject: Open, place: str) -> _PreparedEvaluation:
+def _prepare_once(recipe: str, subject: Open, place: str) -> Prepared:
     """The evaluation of this process, whose base is loaded once."""
     read = recipe_from(json.loads(recipe))
     assert isinstance(read, EvalRecipe)
@@ -303,11 +311,9 @@ def _prepare_once(recipe: str, subject: Open, place: str) -> _PreparedEvaluation
     return _prepare_evaluation(read, subject, place)
 
 
-def _summarise_domain(
-    prepared: _PreparedEvaluation, name: str, data: DomainData, scored: Mapping[str, Scored], seed: int
-) -> dict[str, Any]:
+def _summarise_domain(domain: _PreparedDomain, scored: Scores, vocabulary: int, seed: int) -> dict[str, Any]:
     """What is told of a domain."""
-    documents = prepared.documents[name]
+    documents = domain.documents
     rows = {way: scores for way, (scores, _) in scored.items()}
     routed: Sequence[str] = next((went for _, went in reversed(list(scored.values())) if went), ())
     first, base = next(iter(rows.items()))
@@ -315,10 +321,9 @@ def _summarise_domain(
     for way, row in table.items():
         if way != first:
             row["p"] = two_sided_p(rows[way], base, documents, seed)
-    values, vocabulary = [s.value for s in base], vocabulary_of(prepared.opened.model)
-    guessing = against_guessing(documents, values, table[first]["score"], vocabulary)
+    guessing = against_guessing(documents, [s.value for s in base], table[first]["score"], vocabulary)
     return {
-        "notes": list(data.notes),
+        "notes": list(domain.data.notes),
         "unit": "perplexity" if documents[0].kind == "text" else "points",
         "rows": table,
         **({"guessing": guessing} if guessing else {}),

@@ -47,9 +47,7 @@ class ProvenanceRecord:
         return {"known": self.seen is not None, "seed": self.seed, **self.manifest_entry}
 
     def missing_record_warning(self) -> str:
-        """What to say where nothing is known; empty otherwise."""
-        if self.seen is not None:
-            return ""
+        """What to say where nothing is known of what it saw."""
         return (
             f"warning: {self.folder!r} carries no record of the documents that its making saw (an older freemoe or save_pretrained wrote it), so "
             f"none can be set aside. Only files with a reported part of their own, or the artefact's own seed {self.seed} and "
@@ -123,7 +121,7 @@ def set_aside(data: DomainData, record: ProvenanceRecord | None) -> tuple[Domain
     reasons: list[str] = []
 
     def unseen_mask(documents: Sequence[Document]) -> list[bool]:
-        reasons.extend(seen.seen_reasons(documents))
+        reasons.extend(map(seen.seen_reason, documents))
         return [not reason for reason in reasons]
 
     left = data.reported.filter_documents(unseen_mask)

@@ -211,14 +211,8 @@ class SeenHashes:
         """Whether a text holds a question that was seen, a short one with its answer."""
         return bool(_isin_sorted(run_hashes(question_words(text), self.lengths), self.phrases).any())
 
-    def seen_reasons(self, documents: Sequence[Document]) -> list[str]:
-        """Why each document counts as seen, one of ``WHY``, or nothing where it does not.
-
-        Few-shot examples in a prompt do not count.
-        """
-        return [self._seen_reason(document) for document in documents]
-
-    def _seen_reason(self, document: Document) -> str:
+    def seen_reason(self, document: Document) -> str:
+        """Why a document counts as seen, one of ``WHY``, or nothing where it does not; shown examples do not count."""
         keys = np.array([_hash_text(key, b"key") for key in (document.key, document.row_key)], np.uint64)
         if _isin_sorted(keys, self.keys).any():
             return "key"

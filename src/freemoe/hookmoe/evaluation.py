@@ -56,7 +56,7 @@ def evaluate_text(
     trimmed = load_adapter(artefact, model, tokenizer)
     record = read_record(artefact)
     assert record is not None
-    if record.missing_record_warning():
+    if record.seen is None:
         progress.say(record.missing_record_warning())
     text, apart = unseen_test(load_text(recipe, tokenizer), tokenizer, record)
     if apart["documents"]:

@@ -142,7 +142,7 @@ def test_what_was_searched_is_set_aside_in_every_shape(tmp_path, shape, way):
 
 def test_shared_questions_are_not_forgotten(tmp_path):
     documents = load(write_rows(tmp_path / "b.jsonl", [choice(n) for n in range(8)])).reference.documents
-    assert all(SeenHashes.from_documents(documents, documents).seen_reasons([d])[0] for d in documents)
+    assert all(SeenHashes.from_documents(documents, documents).seen_reason(d) for d in documents)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -195,7 +195,7 @@ def test_files_of_older_versions_still_recognise():
     seen = SeenHashes.from_bytes(data)
     prompt = "Question: who? Answer: me\n\nQuestion: how many legs has a cow?\nAnswer:"
     document = Document("q", "1", "k", "choice", prompt, (" four", " two"), 0, " four")
-    assert seen.seen_reasons([document]) == ["question"]
+    assert seen.seen_reason(document) == "question"
     assert is_seen_request(seen, (prompt, " four"), "continuation", None)
 
 

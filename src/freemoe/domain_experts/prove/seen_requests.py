@@ -45,7 +45,7 @@ class SeenRequestCounter:
         self.record, self.on_seen = record, on_seen
         self.requested: dict[str, set[Any]] = {}
         self.seen: dict[str, set[Any]] = {}
-        if record is not None and record.missing_record_warning():
+        if record is not None and record.seen is None:
             _LOG.warning(record.missing_record_warning())
 
     def check_requests(self, requests: Sequence[Any], kind: Kind) -> None:
