@@ -38,25 +38,23 @@ class SandboxedCodeEval:
         k: Sequence[int] = (1,),
         **_: Any,
     ) -> tuple[dict[str, float], dict[int, list]]:
-        """Run every candidate with its test; return the mean pass@k and the details per problem."""
+        """Run every candidate with its test; return the mean pass@k, and no details."""
         if self.loading:  # lm-eval tries the metric once while it imports; nothing is run for that
             return {f"pass@{n}": 0.0 for n in k}, {}
         isolation = require_permission(self.allowed)
         if isolation == "none" and not self.warned:
             self.warned = True
             log.warning("Bubblewrap does not start here, so nothing stands around generated programs but limits.")
-        details: dict[int, list] = {}
-        for problem, (test, candidates) in enumerate(zip(references, predictions, strict=True)):
-            results = [
-                run_tests(f"{candidate}\n{test}", timeout=TIMEOUT, isolation=isolation) for candidate in candidates
-            ]
-            details[problem] = list(enumerate(results))
+        passed = [
+            [run_tests(f"{candidate}\n{test}", timeout=TIMEOUT, isolation=isolation).passed for candidate in candidates]
+            for test, candidates in zip(references, predictions, strict=True)
+        ]
         scores = {
-            f"pass@{n}": sum(pass_at_k(len(d), sum(r.passed for _, r in d), n) for d in details.values()) / len(details)
+            f"pass@{n}": sum(pass_at_k(len(one), sum(one), n) for one in passed) / len(passed)
             for n in k
-            if all(len(d) >= n for d in details.values())
+            if all(len(one) >= n for one in passed)
         }
-        return scores, details
+        return scores, {}
 
 
 @contextmanager

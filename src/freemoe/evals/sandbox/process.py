@@ -65,48 +65,39 @@ def run_inside(
         stack.callback(os.close, reading)
         arguments = [str(writing), repr(cpu_seconds), repr(wall_seconds), str(memory), str(processes)]
         try:
-            # Not a pipe: what is written into one before the child reads it may be too much for it. It has no name.
-            given = stack.enter_context(tempfile.TemporaryFile())
-            given.write(text.encode("utf-8", "surrogatepass"))
-            given.seek(0)
-            if isolation == "bubblewrap":
-                child = _start_isolated(arguments, given, writing, stack.enter_context(_control_group()))
-            else:
-                child = _start_process(
-                    ["-B", inside.__file__, *arguments], given, (writing,), stack.enter_context(_temporary_folder())
-                )
+            # Not a pipe: what is written into one before the child reads it may be too much for it.
+            given = stack.enter_context(_nameless_file(text.encode("utf-8", "surrogatepass")))
+            child = _start_process(stack, isolation, arguments, given, writing)
         finally:
             os.close(writing)
         return _watch_process(child, isolation, reading, seconds, memory)
 
 
-def _start_isolated(arguments: list[str], given: IO[bytes], writing: int, group: str) -> subprocess.Popen:
-    options, passed = [], [writing]
-    reading, filter_end = os.pipe()
-    try:
-        with open(filter_end, "wb") as file:
-            code = refuse_uncounted_memory()
-            file.write(code)
-        if code:
-            options, passed = ["--seccomp", str(reading)], [writing, reading]
-        before = isolated_command(find_bwrap(), *options)
-        return _start_process(["-B", SCRIPT, *arguments], given, tuple(passed), "/", before, group)
-    finally:
-        os.close(reading)
+@contextlib.contextmanager
+def _nameless_file(data: bytes) -> Iterator[IO[bytes]]:
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.seek(0)
+        yield file
 
 
 def _start_process(
-    arguments: list[str],
-    given: IO[bytes],
-    passed: tuple[int, ...],
-    folder: str,
-    before: list[str] | None = None,
-    group: str = "",
+    stack: contextlib.ExitStack, isolation: Isolation, arguments: list[str], given: IO[bytes], writing: int
 ) -> subprocess.Popen:
-    words = ["/bin/sh", "-c", _BEFORE, group, *(before or ()), sys.executable, "-I", "-X", "utf8", *arguments]
+    """Start the script with what stands around it, which ends with ``stack``."""
+    passed, before = [writing], []
+    if isolation == "none":
+        folder, group, script = stack.enter_context(_temporary_folder()), "", inside.__file__
+    else:
+        folder, group, script, options = "/", stack.enter_context(_control_group()), SCRIPT, []
+        if rules := refuse_uncounted_memory():
+            passed.append(stack.enter_context(_nameless_file(rules)).fileno())
+            options = ["--seccomp", str(passed[-1])]
+        before = isolated_command(find_bwrap(), *options)
+    python = [sys.executable, "-I", "-X", "utf8", "-B", script]
     try:
         return subprocess.Popen(
-            words,
+            ["/bin/sh", "-c", _BEFORE, group, *before, *python, *arguments],
             stdin=given,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
