@@ -23,7 +23,7 @@ from freemoe.evals.tasks.documents import Document, FrozenChoice, content_key
 from freemoe.evals.tasks.domains import join_tasks, load_domain
 from freemoe.evals.tasks.harness.rows import MBPP_IDS
 from freemoe.evals.tasks.splits import draw_balanced
-from freemoe.evals.tasks.task import DomainData, EvalTask, Response, TaskGrader, grade_choice
+from freemoe.evals.tasks.task import DomainData, EvalTask, TaskGrader, grade_choice
 from freemoe.evals.tasks.text_tasks import TextTask
 from freemoe.recipes import DataSection
 from freemoe.text.documents import read_documents
@@ -233,7 +233,7 @@ class MatchingTask(EvalTask):
             found.append(item)
         return _drawn(found, self.limit)
 
-    def grade(self, document: Document, responses: Sequence[Response]) -> dict[str, float]:
+    def grade(self, document: Document, responses: Sequence[tuple[float, bool]]) -> dict[str, float]:
         """Accuracy, plain and per character."""
         return grade_choice(document, responses, [len(a) for a in document.answers])
 

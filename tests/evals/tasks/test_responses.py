@@ -10,7 +10,7 @@ from freemoe.evals.engine.evaluator import Evaluator
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import FrozenChoice
 from freemoe.evals.tasks.domains import load_domain
-from freemoe.evals.tasks.responses import response_parts
+from freemoe.evals.tasks.user_tasks import response_parts
 from freemoe.recipes import DataSection
 from freemoe.text.shapes import ChatTurn, ConversationItem
 from tests.rows import write_rows
@@ -56,8 +56,7 @@ def test_a_response_s_likelihood_is_the_sum_over_its_own_tokens(tmp_path, templa
         expected = sum(logs[at - 1, ids[0, at]].item() for at in range(ids.shape[1] - own, ids.shape[1]))
         assert score.tokens == own
         assert math.isclose(score.loglikelihood, expected, rel_tol=1e-4)
-        graded = data.graders["talk"].grade(document, [(score.loglikelihood, False, own)])
-        assert math.isclose(graded["nll"], -expected / own, rel_tol=1e-4)
+        assert math.isclose(score.value, expected / own, rel_tol=1e-4)
 
 
 def test_all_turns_of_a_conversation_are_on_one_side(tmp_path):

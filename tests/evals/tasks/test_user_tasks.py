@@ -148,8 +148,6 @@ def test_grades(tmp_path):
     assert task.grade(document, [(-3.0, False), (-2.0, False)]) == {"acc": 0.0, "acc_norm": 0.0}
     # Equal likelihoods: the first choice.
     assert task.grade(document, [(-2.0, False), (-2.0, False)])["acc"] == 1.0
-    with pytest.raises(DataError, match="1 responses for 2 answers"):
-        task.grade(document, [(-1.0, True)])
     targets = UserTask("u", write(tmp_path / "u.jsonl", [{"prompt": f"p{i}", "target": "t"} for i in range(4)]))
     assert targets.grade(targets.reported()[0], [(-1.0, True)]) == {"acc": 1.0}
     assert targets.grade(targets.reported()[0], [(-1.0, False)]) == {"acc": 0.0}

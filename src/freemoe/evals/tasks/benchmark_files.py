@@ -33,9 +33,9 @@ def _require_columns(where: str, row: Any, columns: tuple[str, ...]) -> Row:
     return row
 
 
-def rows_reader(*columns: str) -> Reader:
-    """Reader of JSONL, or of one JSON list, whose columns are already the ones wanted."""
-    return lambda path: [_require_columns(row.where, row.value, columns) for row in read_rows(str(path))]
+def rows_reader(*columns: str, make: Callable[[Row], Row] = lambda row: row) -> Reader:
+    """Reader of JSONL, or of one JSON list, that has these columns; ``make`` makes those that are wanted of them."""
+    return lambda path: [make(_require_columns(row.where, row.value, columns)) for row in read_rows(str(path))]
 
 
 def jsonl_gz_reader(*columns: str) -> Reader:
@@ -72,26 +72,26 @@ def mmlu_csv(path: Path) -> list[Row]:
     return rows
 
 
-def arc_jsonl(path: Path) -> list[Row]:
-    """ARC's JSONL: the stem and the labelled choices lie inside ``question``."""
-    rows = []
-    for row in rows_reader("id", "question", "answerKey")(path):
-        choices = row["question"]["choices"]
-        rows.append(
-            {
-                "id": row["id"],
-                "question": row["question"]["stem"],
-                "choices": {"text": [c["text"] for c in choices], "label": [c["label"] for c in choices]},
-                "answerKey": row["answerKey"],
-            }
-        )
-    return rows
+def _arc_row(row: Row) -> Row:
+    """The stem and the labelled choices lie inside ``question``."""
+    asked = row["question"]
+    choices = {part: [c[part] for c in asked["choices"]] for part in ("text", "label")}
+    return {"id": row["id"], "question": asked["stem"], "choices": choices, "answerKey": row["answerKey"]}
 
 
-def hellaswag_jsonl(path: Path) -> list[Row]:
-    """HellaSwag lines that are already cleaned: the query in one piece and its endings."""
-    rows = rows_reader("ind", "query", "endings", "label")(path)
-    return [{"ind": r["ind"], "query": r["query"], "choices": r["endings"], "label": r["label"]} for r in rows]
+arc_jsonl = rows_reader("id", "question", "answerKey", make=_arc_row)
+
+hellaswag_jsonl = rows_reader(
+    *("ind", "query", "endings", "label"),
+    make=lambda r: {"ind": r["ind"], "query": r["query"], "choices": r["endings"], "label": r["label"]},
+)
+"""HellaSwag lines that are already cleaned: the query in one piece and its endings."""
+
+boolq_jsonl = rows_reader(
+    *("question", "passage", "label"),
+    make=lambda r: {"question": r["question"], "passage": r["passage"], "label": int(r["label"])},
+)
+"""SuperGLUE's BoolQ: the label is true or false there, and a number in the data set that lm-eval reads."""
 
 
 def openbookqa_tsv(path: Path) -> list[Row]:
@@ -125,12 +125,6 @@ def _split_lettered_choices(joined: str) -> tuple[list[str], list[str]]:
             labels.append(label)
             texts.append(text.strip())
     return labels, texts
-
-
-def boolq_jsonl(path: Path) -> list[Row]:
-    """SuperGLUE's BoolQ: the label is true or false there, and a number in the data set that lm-eval reads."""
-    rows = rows_reader("question", "passage", "label")(path)
-    return [{"question": r["question"], "passage": r["passage"], "label": int(r["label"])} for r in rows]
 
 
 def piqa_jsonl(path: Path) -> list[Row]:

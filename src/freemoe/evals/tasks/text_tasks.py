@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from freemoe.core.errors import DataError
 from freemoe.evals.tasks.benchmark import TaskName
 from freemoe.evals.tasks.documents import Document, content_key
 from freemoe.evals.tasks.splits import large_group_text
-from freemoe.evals.tasks.task import EvalTask, Response, per_token
+from freemoe.evals.tasks.task import EvalTask
 from freemoe.text.files import encode_with_places, evenly_spaced, split_paragraphs
 from freemoe.text.groups import (
     FEW,
@@ -227,16 +227,10 @@ class TextTask(EvalTask):
                 f"groups, {unit}, and one of them lies between the parts), group it otherwise (--group-by), or name two files: "
                 "text:FILE::TESTFILE."
             )
-        documents = []
-        for index in evenly_spaced(len(blocks), cap):
-            tokens, text, group = blocks[index]
-            common: dict[str, Any] = {"answers": (text,), "reference": text, "tokens": tokens, "given": self.given}
-            documents.append(Document(self.name, f"{side}:{index}", group, "text", "", index=index, **common))
-        return documents, len(blocks)
-
-    def grade(self, document: Document, responses: Sequence[Response]) -> dict[str, float]:
-        """Nats per scored token, under the name of the metric."""
-        return {self.metric: per_token(document, responses)}
+        chosen = evenly_spaced(len(blocks), cap)
+        return [_block_document(self.name, side, i, blocks[i], blocks[i].group, self.given) for i in chosen], len(
+            blocks
+        )
 
 
 class WindowTask(EvalTask):
@@ -270,16 +264,16 @@ class WindowTask(EvalTask):
         self.note = f"{self.name}: {source}, each as one text; windows of {window} tokens, {', '.join(sizes)}"
 
     def _document(self, side: str, blocks: Sequence[TextBlock], index: int) -> Document:
-        tokens, text, _ = blocks[index]
+        text = blocks[index].text
         # A word that lies in two windows counts where it begins.
         goes_on = index > 0 and not (text[:1].isspace() or blocks[index - 1].text[-1:].isspace())
         words = max(1, len(text.split()) - goes_on)
-        common: dict[str, Any] = {"answers": (text,), "reference": text, "tokens": tokens, "given": 1, "words": words}
-        return Document(self.name, f"{side}:{index}", content_key(text), "text", "", index=index, **common)
+        return replace(_block_document(self.name, side, index, blocks[index], content_key(text), 1), words=words)
 
-    def grade(self, document: Document, responses: Sequence[Response]) -> dict[str, float]:
-        """Nats per scored token, under the name of the metric."""
-        return {self.metric: per_token(document, responses)}
+
+def _block_document(task: str, side: str, index: int, block: TextBlock, key: str, given: int) -> Document:
+    said: dict[str, Any] = {"answers": (block.text,), "reference": block.text, "tokens": block.tokens}
+    return Document(task, f"{side}:{index}", key, "text", "", index=index, given=given, **said)
 
 
 def _article_paragraphs(articles: Sequence[TextPassage]) -> list[TextPassage]:

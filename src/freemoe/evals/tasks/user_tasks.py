@@ -14,11 +14,10 @@ from typing import Any
 from freemoe.core.errors import DataError
 from freemoe.evals.sandbox.runner import PASS_AT, passed_at
 from freemoe.evals.tasks.documents import Document, content_key, join_copies
-from freemoe.evals.tasks.responses import response_parts
 from freemoe.evals.tasks.splits import carve_by_key, draw_balanced, large_group_text
-from freemoe.evals.tasks.task import EvalTask, Response, check_completions, check_likelihoods, grade_choice, per_token
+from freemoe.evals.tasks.task import EvalTask, grade_choice
 from freemoe.recipes import DataSection
-from freemoe.text.chat import uses_template
+from freemoe.text.chat import as_turn, uses_template
 from freemoe.text.documents import item_question, key_of, read_items, user_messages
 from freemoe.text.rows import HUB, DataRow, source_name
 from freemoe.text.shapes import ChoiceItem, ConversationItem, Item, RowShape, TargetItem
@@ -28,6 +27,10 @@ LONGEST_NAME = 400  # Characters of what names a row or its sub-task
 SHARE = 0.5  # Of the content keys, those that go to the reference when one source is carved
 
 FOLDER_FILES = ("reference.jsonl", "test.jsonl")
+
+MOST_SCORED, MOST_TOKENS = 512, 2048
+"""Tokens of a response that are scored, its first, and tokens of a document, cut from the prompt's left; less where the tokenizer
+says that the model holds less."""
 
 
 def read_task_file(
@@ -84,10 +87,44 @@ def _document_fields(row: DataRow, item: Item, tokenizer: Any, template: bool) -
         case TargetItem(prompt, target):
             yield {"kind": "target", "prompt": prompt, "answers": (target,), "gold": 0, "reference": target}
         case ConversationItem():
-            for parts in response_parts(row.where, item, tokenizer, template):
-                yield {"kind": "text", **parts}
+            yield from response_parts(row.where, item, tokenizer, template)
         case _:
             raise DataError(f"{row.where}: this is plain text; write text:FILE.")
+
+
+def response_parts(where: str, item: ConversationItem, tokenizer: Any, template: bool) -> Iterator[dict[str, Any]]:
+    """The fields of a document for every turn in which the assistant answers: scored after what comes before it, token by token.
+
+    Raises:
+        DataError: The template refuses the messages, or a response has no token.
+    """
+    if tokenizer is None:
+        raise DataError(
+            f"{where}: responses are scored token by token, and no tokenizer was given; pass the model's: "
+            "load_domain(..., tokenizer=tokenizer)."
+        )
+    for turn in item.turns:
+        prompt, response = turn.prompt, turn.gap + turn.response
+        if template:
+            prompt, response = as_turn(tokenizer, turn.messages, turn.response, where)
+        ids, given = _encode_response(tokenizer, prompt, response, template)
+        if len(ids) == given:
+            raise DataError(f"{where}: the response {response!r:.60} has no token of its own. Leave the row out.")
+        said = {"prompt": prompt, "answers": (response,), "reference": response}
+        yield {"kind": "text", **said, "tokens": ids, "given": given}
+
+
+def _encode_response(tokenizer: Any, prompt: str, response: str, template: bool) -> tuple[tuple[int, ...], int]:
+    """Token ids of prompt and response, and how many are the prompt's; both cut to what is scored."""
+    longest = tokenizer.model_max_length if 0 < tokenizer.model_max_length < 10**9 else MOST_TOKENS
+    # A template writes its own tokens at the start; elsewhere the tokenizer's stand there, as before every prompt.
+    head = tokenizer.encode(prompt, add_special_tokens=not template, verbose=False)
+    if not head:  # the first token of a text that has nothing before it cannot be predicted
+        head = [t for t in (tokenizer.bos_token_id, tokenizer.eos_token_id) if t is not None][:1]
+    tail = tokenizer.encode(response, add_special_tokens=False, verbose=False)
+    tail = tail[: min(MOST_SCORED, longest // 2)]
+    head = head[-(min(MOST_TOKENS, longest) - len(tail)) :]
+    return (*head, *tail), len(head)
 
 
 @dataclass
@@ -161,13 +198,11 @@ class UserTask(EvalTask):
         dropped = f", {len(first) - len(kept)} dropped as also reported" if len(kept) < len(first) else ""
         return (kept, second), dropped
 
-    def grade(self, document: Document, responses: Sequence[Response]) -> dict[str, float]:
-        """``acc`` (and ``acc_norm``) of a choice; of a target ``acc``: is it what greedy decoding gives; of a response ``nll``."""
-        if document.kind == "text":
-            return {self.metric: per_token(document, responses)}
+    def grade(self, document: Document, responses: Sequence[tuple[float, bool]]) -> dict[str, float]:
+        """``acc`` (and ``acc_norm``) of a choice; of a target ``acc``: is it what greedy decoding gives."""
         if document.kind == "choice":
             return grade_choice(document, responses, [len(a.removeprefix(" ")) for a in document.answers])
-        return {"acc": float(check_likelihoods(document, responses)[0][1])}
+        return {"acc": float(responses[0][1])}
 
 
 class SampledTask(EvalTask):
@@ -199,13 +234,10 @@ class SampledTask(EvalTask):
             [replace(d, **how) for d in side] for side in (task.reference(), task.reported())
         )
 
-    def grade(self, document: Document, responses: Sequence[Response]) -> dict[str, float]:
+    def grade(self, document: Document, responses: Sequence[str]) -> dict[str, float]:
         """pass@k for every k of 1, 10 and 100 up to the number of samples."""
         target = document.reference.removesuffix("\n") if self._until else document.reference
-        right = [
-            text == target if self._until else text.startswith(target)
-            for text in check_completions(document, responses)
-        ]
+        right = [text == target if self._until else text.startswith(target) for text in responses]
         return {f"pass@{k}": passed_at(right, k, self._estimator) for k in PASS_AT if k <= len(right)}
 
 

@@ -215,19 +215,6 @@ def _load_dataset(spec: str, config: Mapping[str, Any]) -> Any:
 # ---------------------------------------------------------------------- what is asked and graded
 
 
-class _ContentKeys:
-    """What a row is about: its rendered question without examples, and its right answer. Each row is rendered once."""
-
-    def __init__(self, task: Any, gold: Any) -> None:
-        self._task, self._gold = task, gold
-        self._known: dict[int, tuple[Row, tuple[str, str]]] = {}
-
-    def __call__(self, row: Row) -> tuple[str, str]:
-        if id(row) not in self._known:
-            self._known[id(row)] = row, (str(self._task.doc_to_text(row)), self._gold(row))
-        return self._known[id(row)][1]
-
-
 def _make_benchmark(
     wanted: TaskName, config: dict[str, Any], sources: SplitSources, rows: list[Row]
 ) -> tuple[BenchmarkSpec, dict[str, Any], str]:
@@ -247,14 +234,21 @@ def _make_benchmark(
             raise DataError(
                 f"Task {spec!r}: its choices are different prompts, not different answers; that is not taken."
             )
-        keys = _ContentKeys(task, lambda row: _gold_text(task, kind, row))
-        keys(rows[0])
+        # What a row is about: its rendered question without examples, and its right answer. Each row is rendered once.
+        known: dict[int, tuple[Row, tuple[str, str]]] = {}
+
+        def key(row: Row) -> tuple[str, str]:
+            if id(row) not in known:
+                known[id(row)] = row, (str(task.doc_to_text(row)), _gold_text(task, kind, row))
+            return known[id(row)][1]
+
+        key(rows[0])
     except FreeMoEError:
         raise
     except Exception as error:  # a template, a missing column, a metric that is fetched
         raise DataError(f"Task {spec!r}: lm-eval cannot render its first document ({_error_line(error)}).") from error
     gold = (lambda row: _gold_text(task, kind, row)) if kind == "generate" else None
-    return replace(bare, metric=metric, key=keys, gold=gold), config, said
+    return replace(bare, metric=metric, key=key, gold=gold), config, said
 
 
 def _choose_metric(wanted: TaskName, task: Any, listed: Any) -> tuple[str, str, Any]:

@@ -22,7 +22,7 @@ from freemoe.evals.tasks.benchmarks import find_benchmark
 from freemoe.evals.tasks.documents import Document
 from freemoe.evals.tasks.harness.rows import LmEvalSubtask, hub_rows, local_rows, require_lm_eval
 from freemoe.evals.tasks.splits import draw_balanced
-from freemoe.evals.tasks.task import EvalTask, Response, check_completions, check_likelihoods
+from freemoe.evals.tasks.task import EvalTask
 from freemoe.evals.tasks.text_tasks import TextTask, WindowTask
 from freemoe.recipes import DataSection
 
@@ -52,34 +52,25 @@ class LmEvalTask(EvalTask):
         elif task.metric:
             known += [metric for metric, mean in averaged_metrics(parts[0].lm_eval_task).items() if mean]
         self.metric = task.require_metric(list(dict.fromkeys(known)))
-        self._parts, self._data, self._seed = parts, data, seed
-        self._made: dict[str, list[Document]] = {}
+        self._parts, self._data = parts, data
         self._rows: dict[str, tuple[LmEvalSubtask, Row]] = {}
+        self._reference = self._draw_documents("reference", seed) if lender is None else lender.reference()
+        self._reported = self._draw_documents("reported", seed)
 
-    def _draw_documents(self, role: str) -> list[Document]:
-        if role not in self._made:
-            places = [(part, place) for part in self._parts for place in range(len(part.rows[role]))]
-            names = [f"{part.subject}:{part.rows[role][place][0]}" for part, place in places]
-            taken = draw_balanced(names, [part.subject for part, _ in places], self._data.limit, self._seed)
-            documents = []
-            with templates_compiled_once():
-                for i in taken:
-                    part, place = places[i]
-                    document, doc = part.render_document(role, place, self.name)
-                    self._rows[document.id] = (part, doc)
-                    documents.append(document)
-            self._made[role] = documents
-        return list(self._made[role])
+    def _draw_documents(self, role: str, seed: int) -> list[Document]:
+        places = [(part, place) for part in self._parts for place in range(len(part.rows[role]))]
+        names = [f"{part.subject}:{part.rows[role][place][0]}" for part, place in places]
+        taken = draw_balanced(names, [part.subject for part, _ in places], self._data.limit, seed)
+        documents = []
+        with templates_compiled_once():
+            for i in taken:
+                part, place = places[i]
+                document, doc = part.render_document(role, place, self.name)
+                self._rows[document.id] = (part, doc)
+                documents.append(document)
+        return documents
 
-    def reference(self) -> list[Document]:
-        """Documents that may be searched on, the lender's where this benchmark has none."""
-        return self.lender.reference() if self.lender is not None else self._draw_documents("reference")
-
-    def reported(self) -> list[Document]:
-        """Documents that are only reported on."""
-        return self._draw_documents("reported")
-
-    def grade(self, document: Document, responses: Sequence[Response]) -> dict[str, float]:
+    def grade(self, document: Document, responses: Sequence[Any]) -> dict[str, float]:
         """Grade one document by lm-eval's filters and metrics.
 
         Several completions give the mean of each metric; for code pass@k for every k of 1, 10 and 100 up to their number.
@@ -93,13 +84,12 @@ class LmEvalTask(EvalTask):
             raise DataError(f"{self.name} has no document {document.id!r}; grade documents of this very task object.")
         part, doc = self._rows[document.id]
         if self.row.kind in ("choice", "target"):
-            answered = [r[:2] for r in check_likelihoods(document, responses)]
             with templates_compiled_once():
-                scores = part.lm_eval_task.process_results(doc, answered)
+                scores = part.lm_eval_task.process_results(doc, list(responses))
             return _numeric_scores(scores)
         if self.row.kind == "code":
             require_permission(self._data.allow_code_execution)
-        graded = [self._grade_completion(part, doc, text) for text in check_completions(document, responses)]
+        graded = [self._grade_completion(part, doc, text) for text in responses]
         if self.row.kind == "code":
             passed = [g["pass@1"] > 0 for g in graded]
             return {f"pass@{k}": passed_at(passed, k, self._data.estimator) for k in PASS_AT if k <= len(graded)}
