@@ -1,12 +1,14 @@
 """Requests before and after a change, in turns: what is slower is said to be, with an interval, and each is timed once in a run."""
 
 from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import pytest
 import torch
 
 from freemoe.core.errors import RecipeError
 from freemoe.core.run.folder import RunFolder
+from freemoe.evals import speed
 from freemoe.evals.speed import compare_prompts, compare_speed, prompt_lengths, speed_lines
 from freemoe.evals.verdict import interval_sign
 from freemoe.recipes import TimingSection
@@ -45,10 +47,11 @@ class Clock:
 
 
 @pytest.mark.parametrize("prompt_only", [True, False])
-def test_what_is_slower_is_reliably_slower_and_by_how_much(model, prompt_only):
+def test_what_is_slower_is_reliably_slower_and_by_how_much(model, prompt_only, monkeypatch):
     clock = Clock()
+    monkeypatch.setattr(speed, "time_request", partial(speed.time_request, clock=lambda: clock.now))
     sides = {"base": lambda: clock.running(model), "ours": lambda: clock.running(model, 0.03, prompt_only)}
-    found = compare_speed(sides, PROMPT[None], new=3, rounds=4, clock=lambda: clock.now)
+    found = compare_speed(sides, PROMPT[None], new=3, rounds=4)
     assert interval_sign(found["prefill"]) == -1
     assert prompt_only or interval_sign(found["decode"]) == -1
     assert found["ours"]["ttft"] - found["base"]["ttft"] == pytest.approx(0.03, abs=0.001)
@@ -73,11 +76,11 @@ def test_each_prompt_is_timed_once_in_a_run_and_one_round_has_no_interval(model,
         run.discard_if_idle()
     assert found[0] == found[1]
     assert len(opened) == 2 * 2 * 2
-    speed = found[0]["speed"]
-    assert [one["prompt"] for one in speed["lengths"]] == [8, 40]
-    assert (speed["decode"]["low"], speed["decode"]["high"]) == (None, None)
-    SpeedResult.model_validate(speed)
-    assert "prompt of 40 tokens" in speed_lines(speed)[1]
+    told = found[0]["speed"]
+    assert [one["prompt"] for one in told["lengths"]] == [8, 40]
+    assert (told["decode"]["low"], told["decode"]["high"]) == (None, None)
+    SpeedResult.model_validate(told)
+    assert "prompt of 40 tokens" in speed_lines(told)[1]
 
 
 @pytest.mark.parametrize(

@@ -70,9 +70,7 @@ def compare_prompts(
     return {"speed": {**found[0], "lengths": found}} if found else {}
 
 
-def compare_speed(
-    sides: Sides, prompt: Tensor, new: int, rounds: int, clock: Callable[[], float] = time.perf_counter
-) -> dict[str, Any]:
+def compare_speed(sides: Sides, prompt: Tensor, new: int, rounds: int) -> dict[str, Any]:
     """Time two models on one prompt, in turns, after a round that warms up.
 
     ``prompt``: (1, length) int64, where the models are. ``new``: tokens of the answer. Gives ``prompt`` (its tokens),
@@ -80,7 +78,7 @@ def compare_speed(
     times as fast the second is, the geometric mean over the rounds with Student's 95 % interval, whose ends are None where
     there was one round.
     """
-    times = time_sides(sides, prompt, new, rounds, clock)
+    times = time_sides(sides, prompt, new, rounds)
     found: dict[str, Any] = {"prompt": prompt.shape[1], "new_tokens": new, "rounds": rounds}
     for name, parts in times.items():
         found[name] = {what: part["seconds"] for what, part in zip(PARTS.values(), parts, strict=True)}
@@ -88,9 +86,7 @@ def compare_speed(
     return found | dict(zip(PARTS, ratios, strict=True))
 
 
-def time_sides(
-    sides: Sides, prompt: Tensor, new: int, rounds: int, clock: Callable[[], float] = time.perf_counter
-) -> dict[str, list[dict[str, Any]]]:
+def time_sides(sides: Sides, prompt: Tensor, new: int, rounds: int) -> dict[str, list[dict[str, Any]]]:
     """Name -> of the first token and of further ones the median ``seconds``, and ``times_as_fast`` over the first side.
 
     Arguments as of `compare_speed`.
@@ -98,7 +94,7 @@ def time_sides(
 
     def time_once(side: Callable[[], AbstractContextManager[Any]]) -> tuple[float, float]:
         with side() as model:
-            return time_request(model, prompt, new, clock)
+            return time_request(model, prompt, new)
 
     rows = in_turns({name: partial(time_once, side) for name, side in sides.items()}, rounds)
     columns = {name: list(zip(*times, strict=True)) for name, times in rows.items()}

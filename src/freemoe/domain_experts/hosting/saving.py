@@ -21,8 +21,7 @@ from freemoe.domain_experts.prove.card import unmeasured_card
 from freemoe.domain_experts.result import KIND
 from freemoe.domain_experts.route.reading import ROUTER, read_router
 from freemoe.domain_experts.route.router import DomainRouter
-from freemoe.evals.engine.answering import BASE
-from freemoe.hub.shipped import ArtefactHubMixin
+from freemoe.evals.engine.answering import BASE, LoadedArtifact
 from freemoe.models.checkpoints.fingerprint import fingerprint_model
 from freemoe.models.checkpoints.identity import IDENTITY, identify_base
 from freemoe.models.checkpoints.saving import require_free, save_checkpoint, whole_or_nothing
@@ -40,7 +39,7 @@ class ArtefactSnapshot:
     router: DomainRouter | None
 
 
-class SavedExperts(ExpertHost, ArtefactHubMixin):
+class SavedExperts(ExpertHost, LoadedArtifact):
     """Experts on a base that can be saved, whatever has become of them since they were opened."""
 
     router: DomainRouter | None = None

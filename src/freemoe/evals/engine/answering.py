@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, overload
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -20,41 +20,17 @@ from freemoe.hub.shipped import ArtefactHubMixin
 from freemoe.recipes.expert_names import AUTO, BASE
 
 
-class LoadedArtifact(Protocol):
+class LoadedArtifact(ArtefactHubMixin):
     """What `freemoe.load` returns: a base and the artefact on it."""
 
-    @property
-    def model(self) -> Any:
-        """The transformers model that runs."""
-        ...
-
-    @property
-    def tokenizer(self) -> Any:
-        """The base's tokenizer; None where there is none."""
-        ...
+    model: Any  # The transformers model that runs
+    tokenizer: Any  # The base's; None where there is none
 
     def generate_text(
         self, prompt: str, *, expert: str = AUTO, max_new_tokens: int = 64, **options: Any
     ) -> tuple[str, str]:
         """Continue a prompt; returns the continuation and the name of what wrote it."""
-        ...
-
-    def save_pretrained(self, folder: str | Path, *, overwrite: bool = False) -> Path:
-        """Copy the artefact into a folder; returns the folder."""
-        ...
-
-    def push_to_hub(
-        self,
-        repo_id: str,
-        *,
-        private: bool | None = None,
-        token: str | None = None,
-        revision: str | None = None,
-        commit_message: str | None = None,
-        overwrite: bool = False,
-    ) -> dict[str, Any]:
-        """Write the artefact to a repository of the hub."""
-        ...
+        raise NotImplementedError
 
 
 def require_tokenizer(tokenizer: Any) -> None:
@@ -100,7 +76,7 @@ def padded_ids(model: Any, tokenizer: Any, prompts: Sequence[str], max_new_token
 
 
 @dataclass(frozen=True, eq=False)
-class Answering(ArtefactHubMixin):
+class Answering(LoadedArtifact):
     """One model and the ways in which it can be run.
 
     Threads take turns at the model, from the prompt to the last token. ``model`` itself, used directly, is as safe as any of
