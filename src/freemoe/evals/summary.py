@@ -94,15 +94,13 @@ def summarise_scores(
     }
     if draws:
         row["seeds"] = seeds
-    if is_text(documents):
+    text = is_text(documents)
+    if text:
         row["ratio"] = exponential(gain.scaled(-1)).as_json()
         row["much_worse"] = float(np.mean([a.value - b.value < -HEAVY_LOSS for a, b in zip(scores, base, strict=True)]))
-        if also := _per_word(scores, base, documents, draws):
-            row["also"] = also
-        return row
-    if also := _extra_metrics(scores, base, documents, draws):
+    if also := (_per_word if text else _extra_metrics)(scores, base, documents, draws):
         row["also"] = also
-    if all(s.value in (0.0, 1.0) for s in [*scores, *base]):
+    if not text and all(s.value in (0.0, 1.0) for s in [*scores, *base]):
         won, lost, p = mcnemar([s.value for s in base], [s.value for s in scores])
         row |= {"won": won, "lost": lost, "mcnemar_p": p}
     return row

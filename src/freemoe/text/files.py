@@ -28,13 +28,9 @@ def read_json_lines(path: Path) -> list[tuple[int, Any]]:
     Raises:
         DataError: With file, line number and the reason, when a line is not JSON.
     """
-    rows = []
     # Only a line feed ends a line: JSON strings may hold U+2028 and the like as they are.
-    for number, line in enumerate(read_text_file(path).split("\n"), start=1):
-        if not line.strip():
-            continue
-        rows.append((number, parse_json(line, f"{path}:{number}")))
-    return rows
+    lines = enumerate(read_text_file(path).split("\n"), start=1)
+    return [(number, parse_json(line, f"{path}:{number}")) for number, line in lines if line.strip()]
 
 
 def split_paragraphs(documents: Sequence[str]) -> list[str]:
