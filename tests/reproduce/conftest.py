@@ -7,7 +7,6 @@ import pytest
 
 from freemoe.cli import run_program
 from freemoe.core.run.progress import QuietProgress
-from freemoe.evals.tasks import user_tasks
 from reproduce.cli import app
 from reproduce.running import DONE, PAPER_ONLY, Records, measure
 from reproduce.table import Scene
@@ -19,32 +18,6 @@ from tests.cli.conftest import started
 def records(tmp_path_factory):
     """Where runs are kept while the tests last."""
     return Records(tmp_path_factory.mktemp("papers") / "runs")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def tasks_read_once():
-    """Every plan of a table reads the bundled tasks anew, which takes longer than to answer them: here once, as they are."""
-    files, joined = {}, {}
-    read, join = user_tasks.read_task_file, user_tasks.join_copies
-
-    def read_once(source, task, data=None, tokenizer=None, wanted=None):
-        # The bundled models have one tokenizer.
-        key = str(source), task, data and data.model_dump_json(), tokenizer is None, wanted
-        if key not in files:
-            files[key] = read(source, task, data, tokenizer, wanted)
-        return files[key]
-
-    def join_once(documents):
-        # Documents are kept with what they became, so that no other one gets their place in memory.
-        key = tuple(map(id, documents))
-        if key not in joined:
-            joined[key] = documents, join(documents)
-        return joined[key][1]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(user_tasks, "read_task_file", read_once)
-        patch.setattr(user_tasks, "join_copies", join_once)
-        yield
 
 
 def check_runs(table, records, folder):
