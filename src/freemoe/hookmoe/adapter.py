@@ -27,9 +27,9 @@ from freemoe.core.threads import model_lock_of
 from freemoe.hookmoe.artefact_files import CONFIG, KIND, WEIGHTS, name_in, read_config
 from freemoe.hookmoe.decoding.quick import quick_decoding
 from freemoe.hookmoe.hooks.hook import Hook, HookSet
-from freemoe.hookmoe.plans.apply import RESCALES, apply_plan, plan_of, probe_router_k
+from freemoe.hookmoe.plans.apply import RESCALES, apply_plan, expert_counts, plan_of, probe_router_k
 from freemoe.hookmoe.plans.layers import moe_layers
-from freemoe.hookmoe.plans.plan import LayerPlan, parse_plan
+from freemoe.hookmoe.plans.plan import LayerPlan, check_plan
 from freemoe.hub.fetch import HubAccess
 from freemoe.models.checkpoints.identity import require_base
 from freemoe.models.checkpoints.loading import load_own_base
@@ -135,9 +135,8 @@ def load_adapter(folder: str | Path, model: Any, tokenizer: Any = None) -> Trimm
     _check_shape(config, model)
     require_base(manifest, model, tokenizer)
     probe_router_k(model)
-    counts = {layer.number: layer.count for layer in moe_layers(model)}
-    text = LayerPlan(tuple(config["top_k"])).to_text()
-    plan = parse_plan(text, plan_of(model), [counts.get(i) for i in range(config["num_hidden_layers"])])
+    plan = LayerPlan(tuple(config["top_k"]))
+    check_plan(plan, expert_counts(model))
     return Trimmed(plan, hooks if hooks is None else hooks.to_layer_devices(model), config["rescale"])
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from freemoe.hookmoe.hooks.hook import HookSet
 from freemoe.hookmoe.hooks.teacher import TeacherLogits, ending_of, kl_from_teacher, logits_of
 from freemoe.hookmoe.plans.layers import moe_layers
 from freemoe.hookmoe.plans.plan import LayerPlan
-from freemoe.models.hooks import forward_pre_hook
+from freemoe.models.hooks import combined_hooks, forward_pre_hook
 from freemoe.text.blocks import PackedBlocks
 from freemoe.training.states import State
 
@@ -176,19 +176,16 @@ def act_equivalent(model: Any, hooks: HookSet) -> float:
 def record_routes(model: Any, blocks: PackedBlocks, checkpoint: UnitState = NO_CHECKPOINT) -> dict[int, Tensor]:
     """Layer -> (tokens, k) int64: the experts that ran, as they reach the experts, on the CPU; kept between two batches."""
     seen: dict[str, Tensor] = {}
-    with ExitStack() as stack:
-        for layer in moe_layers(model):
 
-            def record_layer(module: nn.Module, args: tuple[Any, ...], number: int = layer.number) -> None:
-                seen[str(number)] = args[1].reshape(-1, args[1].shape[-1]).cpu()
+    def record_layer(number: int, module: nn.Module, args: tuple[Any, ...]) -> None:
+        seen[str(number)] = args[1].reshape(-1, args[1].shape[-1]).cpu()
 
-            stack.enter_context(forward_pre_hook(layer.experts, record_layer))
+    def record_batch(batch: PackedBlocks) -> State:
+        seen.clear()
+        logits_of(model, batch)
+        return dict(seen)
 
-        def record_batch(batch: PackedBlocks) -> State:
-            seen.clear()
-            logits_of(model, batch)
-            return dict(seen)
-
+    with combined_hooks(*(forward_pre_hook(m.experts, partial(record_layer, m.number)) for m in moe_layers(model))):
         found = checkpoint.map_items(blocks.iter_batches(), record_batch)
     return {int(n): torch.cat([own[n] for own in found]) for n in sorted(found[0], key=int)}
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from freemoe.hookmoe.hooks.closed_form import fit_scale_bias, linear_map, ridge_start, visit_reduced_layers
+from freemoe.hookmoe.hooks.closed_form import fit_scale_bias, linear_map, ridge_start, sum_over_layers
 from freemoe.hookmoe.hooks.hook import new_hooks
 from freemoe.hookmoe.plans.apply import apply_plan, plan_of
 from freemoe.hookmoe.plans.plan import LayerPlan, uniform_plan
@@ -29,10 +29,7 @@ def test_a_map_of_full_rank_is_least_squares_and_of_low_rank_the_best_fit():
 
 def test_a_walk_shows_both_outputs_of_the_same_input(mixture):
     before, base = logits(mixture), plan_of(mixture)
-    seen = {}
-    visit_reduced_layers(
-        mixture, uniform_plan(base, 1), blocks_of(2), lambda n, x, y, full: seen.update({n: (x, y, full)})
-    )
+    seen = sum_over_layers(mixture, uniform_plan(base, 1), blocks_of(2), lambda *outputs: outputs)
     assert sorted(seen) == [n for n, k in enumerate(base.ks) if k is not None]
     for x, y, full in seen.values():
         assert x.shape == y.shape == full.shape == (48, 32)
@@ -42,8 +39,7 @@ def test_a_walk_shows_both_outputs_of_the_same_input(mixture):
 
 @pytest.mark.parametrize("rescale", ["none", "kept_mass"])
 def test_scale_and_bias_are_least_squares(mixtral, rescale):
-    kept = {}
-    visit_reduced_layers(mixtral, ONE, blocks_of(), lambda n, x, y, full: kept.update({n: [y, full]}), rescale)
+    kept = sum_over_layers(mixtral, ONE, blocks_of(), lambda x, y, full: [y, full], rescale)
     fit = fit_scale_bias(mixtral, ONE, blocks_of(), rescale)
     for n, (y, full) in kept.items():
         own = ((fit.scales[n] * y + fit.biases[n] - full) ** 2).sum()
@@ -67,14 +63,8 @@ def test_the_started_hook_is_the_linear_map(mixtral):
     blocks = blocks_of()
     hooks = new_hooks(mixtral, {1: 64}, "block", "parallel")
     ridge_start(mixtral, LayerPlan((2, 1, 2)), hooks, blocks)
-    sums = [torch.zeros(32, 32, dtype=torch.float64), torch.zeros(32, 32, dtype=torch.float64)]
-
-    def add(n, x, y, full):
-        sums[0] += x.double().T @ x.double()
-        sums[1] += x.double().T @ (full - y).double()
-
-    visit_reduced_layers(mixtral, LayerPlan((2, 1, 2)), blocks, add)
-    first, second = linear_map(*sums, 32)
+    ((x, y, full),) = sum_over_layers(mixtral, LayerPlan((2, 1, 2)), blocks, lambda *outputs: outputs).values()
+    first, second = linear_map(x.double().T @ x.double(), x.double().T @ (full - y).double(), 32)
     x = torch.randn(5, 32)
     torch.testing.assert_close(
         hooks.items()[0][1].shift(x), (x.double() @ first.T @ second.T).float(), rtol=1e-3, atol=1e-5

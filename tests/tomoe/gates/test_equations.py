@@ -62,15 +62,11 @@ def test_sublayers_of_a_step_are_the_papers_equations_with_their_gradients():
     def gradients(*losses):
         return list(torch.autograd.grad(sum(losses), parameters, allow_unused=True))  # type: ignore[arg-type]
 
-    logits = networks()
-    made = gating.sample_masks(logits, None, STEP)
-    with gating.apply_masks(networks, logits, made, None, STEP):
+    made = gating.sample_masks(networks(), None, STEP)
+    with gating.apply_masks(networks, made, STEP):
         outputs = mlp(x), attention(x, position_embeddings=angles, attention_mask=None)[0]
-        seen = made.seen[0]
-        assert seen.chosen is not None
-        assert seen.probabilities is not None
-        assert seen.value_union is not None
-        parts = balance_loss(seen.chosen, seen.probabilities, "gumbel"), union_loss(mask_union(made.mlp[0]))
+        seen = made[0]
+        parts = balance_loss(seen.chosen, seen.probabilities, "gumbel"), union_loss(mask_union(seen.mlp))
         found = [*outputs, *parts, union_loss(seen.value_union), seen.value_counts.amax()]
         ours = gradients(*((out * weights).sum() for out in found))
 
@@ -125,15 +121,15 @@ def test_a_step_descends_equation_10_by_adamw():
     model, losses, batch = wanted.model, wanted.recipe.losses, wanted.step_batch(0)
     own.train_until(1)
 
-    logits = wanted.hypernetwork()
-    made = wanted.gating.sample_masks(logits, None, 0)
+    made = wanted.gating.sample_masks(wanted.hypernetwork(), None, 0)
     dense = model(batch.ids, position_ids=batch.positions).logits.log_softmax(-1)
-    with wanted.gating.apply_masks(wanted.hypernetwork, logits, made, None, 0):
+    with wanted.gating.apply_masks(wanted.hypernetwork, made, 0):
         pruned = model(batch.ids, position_ids=batch.positions).logits.log_softmax(-1)
         kl = (dense.exp() * (dense - pruned)).sum(-1).mean()
         # Eq. 8: T(d) of the widest expert, of the token with most value dimensions, and of the pairs kept of query and key.
         active, total, unions, balances = 0.0, 0, [], []
-        for layer, qk, mlp, seen in zip(model.model.layers, made.qk, made.mlp, made.seen, strict=True):
+        for layer, seen in zip(model.model.layers, made, strict=True):
+            qk, mlp = seen.qk, seen.mlp
             attention, size = layer.self_attn, layer.self_attn.head_dim
             for linear, width in (
                 (attention.q_proj, 2 * qk.sum()),

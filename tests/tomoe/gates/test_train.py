@@ -105,11 +105,10 @@ def test_one_choice_of_value_dimensions_has_one_draw():
     counts = {}
     for masks in ("static", "tokens"):
         own = trainer(recipe(**PAPER, gates={"value_masks": masks, "offset": 0.0}))
-        logits = own.hypernetwork()
-        made = own.gating.sample_masks(logits, None, 1)
-        with own.gating.apply_masks(own.hypernetwork, logits, made, None, 1):
+        made = own.gating.sample_masks(own.hypernetwork(), None, 1)
+        with own.gating.apply_masks(own.hypernetwork, made, 1):
             own.model(text().ids)
-        counts[masks] = [len(set(seen.value_counts.tolist())) for seen in made.seen]
+        counts[masks] = [len(set(layer.value_counts.tolist())) for layer in made]
     assert set(counts["static"]) == {1}
     assert min(counts["tokens"]) > 1
 
@@ -239,21 +238,20 @@ def test_the_union_takes_the_attention_where_it_is_asked_and_size_the_widest_tok
         with torch.no_grad():
             for gates in own.hypernetwork.attention:
                 gates.decode.weight.mul_(40)
-            logits = own.hypernetwork()
-            made = own.gating.sample_masks(logits, None, 0)
-            with own.gating.apply_masks(own.hypernetwork, logits, made, None, 0):
+            made = own.gating.sample_masks(own.hypernetwork(), None, 0)
+            with own.gating.apply_masks(own.hypernetwork, made, 0):
                 hooks = [layer.v.register_forward_hook(look) for layer in own.sublayers]
                 own._last_hidden(own.step_batch(0))
                 for hook in hooks:
                     hook.remove()
             parts = own._regularisation_terms(made, 0.5)
         active, covered = 0.0, 0.0
-        for layer, qk, mlp, mask in zip(own.sublayers, made.qk, made.mlp, masks, strict=True):
+        for layer, drawn, mask in zip(own.sublayers, made, masks, strict=True):
             assert 0 < float(mask.mean()) < 1
             attention = layer.hidden_size * (layer.heads + layer.kv_heads)
-            active += attention * float(layer.rotary.expand_bits(qk).sum() + mask.sum(-1).max())
-            active += 3 * layer.hidden_size * float(mlp.sum(-1).max())
-            covered -= math.log(float(mlp.any(0).float().mean()))
+            active += attention * float(layer.rotary.expand_bits(drawn.qk).sum() + mask.sum(-1).max())
+            active += 3 * layer.hidden_size * float(drawn.mlp.sum(-1).max())
+            covered -= math.log(float(drawn.mlp.any(0).float().mean()))
             covered -= math.log(float(mask.any(0).float().mean())) * asked
         assert float(parts["active"]) == pytest.approx(active / dense_parameters(own.sublayers))
         assert float(parts["union"]) == pytest.approx(covered / len(own.sublayers), abs=1e-6)
@@ -261,12 +259,8 @@ def test_the_union_takes_the_attention_where_it_is_asked_and_size_the_widest_tok
 
 def test_the_texts_own_next_tokens_can_be_learned_instead_of_the_teachers():
     own = trainer(recipe(train={"loss": "lm"}))
-    batch, logits = own.step_batch(0), own.hypernetwork()
-    width = own.exact_widths(0.5)
-    with (
-        torch.no_grad(),
-        own.gating.apply_masks(own.hypernetwork, logits, own.gating.sample_masks(logits, width, 0), width, 0),
-    ):
+    batch, made = own.step_batch(0), own.gating.sample_masks(own.hypernetwork(), own.exact_widths(0.5), 0)
+    with torch.no_grad(), own.gating.apply_masks(own.hypernetwork, made, 0):
         found = own.model(batch.ids, position_ids=batch.positions).logits
         wanted = torch.nn.functional.cross_entropy(found[:, :-1].flatten(0, 1), batch.ids[:, 1:].flatten())
     calls = []

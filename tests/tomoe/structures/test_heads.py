@@ -119,16 +119,16 @@ def test_training_prunes_heads_and_the_structure_is_its_masks():
     structure = structure_of(trainer, text)
     require_structure_fits(structure, sublayers)
     made = trainer.gating.sample_masks(trainer.hypernetwork(), None, None)
-    for layer, heads in zip(structure, made.heads, strict=True):
+    for layer, heads in zip(structure, (own.heads for own in made), strict=True):
         assert bool(layer.qk.all())
         assert layer.value_width == 8
         assert heads is not None
         assert int(layer.heads.sum()) == max(1, int(heads.sum()))
     share = active_parameters(structure, sublayers) / dense_parameters(sublayers)
-    with torch.no_grad(), trainer.gating.apply_masks(trainer.hypernetwork, trainer.hypernetwork(), made, None, None):
+    with torch.no_grad(), trainer.gating.apply_masks(trainer.hypernetwork, made, None):
         trainer._last_hidden(text)
         active = float(trainer._regularisation_terms(made, 0.5)["active"])
-    none_left = any(int(heads.sum()) == 0 for heads in made.heads)
+    none_left = any(int(own.heads.sum()) == 0 for own in made)
     assert share >= active - 1e-6 if none_left else share == pytest.approx(active, abs=1e-6)
 
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from freemoe.compat.transformers import are_plain_experts
 from freemoe.hookmoe.hooks.hook import Hook
+from freemoe.hookmoe.plans.dynamic import router_renormalises
 from freemoe.hookmoe.plans.layers import MoELayer
 from freemoe.kernels.one_token import (
     AttentionWeights,
@@ -23,7 +24,6 @@ from freemoe.kernels.one_token import (
     one_token_available,
 )
 from freemoe.kernels.rows import ACTIVATIONS
-from freemoe.models.spec import family_of
 
 _NORMS = ("input_layernorm", "post_attention_layernorm")
 _CHILDREN = {"self_attn", "mlp", *_NORMS}
@@ -71,7 +71,6 @@ def _bind_attention(attention: nn.Module) -> AttentionWeights | None:
 
 
 def _bind_mixture(model: Any, moe: MoELayer, active: int, renormalise: bool) -> MixtureWeights | None:
-    family = family_of(model)
     experts: Any = moe.experts
     gate: Any = moe.gate
     if not are_plain_experts(experts):
@@ -81,15 +80,12 @@ def _bind_mixture(model: Any, moe: MoELayer, active: int, renormalise: bool) -> 
         dict(moe.block.named_children()).keys() - {"gate", "experts"},
         dict(moe.gate.named_parameters()).keys() - {"weight"},
     ]
-    config = model.config.get_text_config()
-    activation = getattr(config, "hidden_act", None)
-    if any(more) or activation not in ACTIVATIONS or family.gate is None:
+    activation = getattr(model.config.get_text_config(), "hidden_act", None)
+    if any(more) or activation not in ACTIVATIONS:
         return None
-    rule = family.gate.renormalised
-    normalise = rule == "always" or (rule != "never" and bool(getattr(config, rule, False)))
-    return MixtureWeights(
-        gate.weight, experts.gate_up_proj, experts.down_proj, activation, moe.k, min(active, moe.k), normalise, renormalise
-    )  # fmt: skip
+    normalise, active = router_renormalises(model), min(active, moe.k)
+    up, down = experts.gate_up_proj, experts.down_proj
+    return MixtureWeights(gate.weight, up, down, activation, moe.k, active, normalise, renormalise)
 
 
 def _bind_norm(norm: nn.Module | None) -> RMSNormWeights | None:

@@ -6,9 +6,10 @@ k and its output at full k for the same x. All fits are made of sums over tokens
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,66 +21,60 @@ from freemoe.hookmoe.hooks.teacher import logits_of
 from freemoe.hookmoe.plans.apply import apply_plan
 from freemoe.hookmoe.plans.layers import MoELayer, moe_layers
 from freemoe.hookmoe.plans.plan import LayerPlan
-from freemoe.models.hooks import forward_hook, hooks_disabled
+from freemoe.models.hooks import combined_hooks, forward_hook, hooks_disabled
 from freemoe.text.blocks import PackedBlocks
 from freemoe.training.states import State, unpack_state
 
-OnLayer = Callable[[int, Tensor, Tensor, Tensor], None]
-
 
 @torch.no_grad()
-def visit_reduced_layers(
+def sum_over_layers(
     model: Any,
     plan: LayerPlan,
     blocks: PackedBlocks,
-    on_layer: OnLayer,
+    terms: Callable[[Tensor, Tensor, Tensor], Sequence[Tensor]],
     rescale: str = "none",
-    sums: dict[int, list[Tensor]] | None = None,
     checkpoint: UnitState = NO_CHECKPOINT,
-) -> None:
-    """Run the reduced model and call ``on_layer(layer, x, y, y_full)``, each (n, h), for every layer the plan cuts.
+) -> dict[int, list[Tensor]]:
+    """Run the reduced model: of every layer that the plan cuts the sums over ``blocks`` of ``terms(x, y, y_full)``.
 
-    What ``on_layer`` sums up, by layer, is kept between two batches.
+    x, y and y_full are (n, h). The sums are kept between two batches.
     """
-    sums = {} if sums is None else sums
+    sums: dict[int, list[Tensor]] = {}
     full = {layer.number: layer.k for layer in moe_layers(model)}
     inside: list[int] = []
 
-    def make_block_hook(layer: MoELayer) -> Callable[..., None]:
-        def record_outputs(block: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            if inside:
-                return
-            # The block once more at full k; a rescaled gate already runs at full k and is cut behind, so its hooks rest.
-            k = layer.k
-            inside.append(layer.number)
-            layer.set_k(full[layer.number])
-            try:
-                with hooks_disabled(layer.gate, inputs=False):
-                    wanted = _first_output(block(*args))
-            finally:
-                layer.set_k(k)
-                inside.pop()
-            x = args[0].reshape(-1, layer.hidden)
-            on_layer(layer.number, x, _first_output(output).reshape(x.shape), wanted.reshape(x.shape))
+    def add_terms(layer: MoELayer, block: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if inside:
+            return
+        # The block once more at full k; a rescaled gate already runs at full k and is cut behind, so its hooks rest.
+        k = layer.k
+        inside.append(layer.number)
+        layer.set_k(full[layer.number])
+        try:
+            with hooks_disabled(layer.gate, inputs=False):
+                wanted = _first_output(block(*args))
+        finally:
+            layer.set_k(k)
+            inside.pop()
+        x = args[0].reshape(-1, layer.hidden)
+        new = terms(x, _first_output(output).reshape(x.shape), wanted.reshape(x.shape))
+        old = sums.get(layer.number)
+        sums[layer.number] = list(new) if old is None else [a + b for a, b in zip(old, new, strict=True)]
 
-        return record_outputs
+    def to_state() -> State:
+        return {f"{number}|{i}": t for number, own in sums.items() for i, t in enumerate(own)}
 
-    with apply_plan(model, plan, rescale), ExitStack() as stack:
-        for layer in moe_layers(model):
-            if plan.ks[layer.number] != full[layer.number]:
-                stack.enter_context(forward_hook(layer.block, make_block_hook(layer)))
+    def load_state(state: State) -> None:
+        for number in sorted({int(name.partition("|")[0]) for name in state}):
+            own = unpack_state(str(number), state)
+            sums[number] = [own[str(i)].to(model.device) for i in range(len(own))]
 
-        def to_state() -> State:
-            return {f"{number}|{i}": t for number, own in sums.items() for i, t in enumerate(own)}
-
-        def load_state(state: State) -> None:
-            device = model.device
-            for number in sorted({int(name.partition("|")[0]) for name in state}):
-                own = unpack_state(str(number), state)
-                sums[number] = [own[str(i)].to(device) for i in range(len(own))]
-
+    reduced = [layer for layer in moe_layers(model) if plan.ks[layer.number] != full[layer.number]]
+    listening = combined_hooks(*(forward_hook(layer.block, partial(add_terms, layer)) for layer in reduced))
+    with apply_plan(model, plan, rescale), listening:
         for batch in checkpoint.resume_iter(blocks.iter_batches(), to_state, load_state):
             logits_of(model, batch)
+    return sums
 
 
 def _first_output(output: Any) -> Tensor:
@@ -93,43 +88,30 @@ class ScaleBias:
     scales: dict[int, float]  # Layer to a
     biases: dict[int, Tensor]  # Layer to b (h,)
 
-    @contextmanager
-    def attached(self, model: Any) -> Iterator[None]:
+    def attached(self, model: Any) -> AbstractContextManager[None]:
         """While open, blocks are scaled and shifted."""
-        with ExitStack() as stack:
-            for layer in moe_layers(model):
-                if layer.number in self.scales:
-                    hook = _make_scale_hook(self.scales[layer.number], self.biases[layer.number])
-                    stack.enter_context(forward_hook(layer.block, hook))
-            yield
+        layers = [layer for layer in moe_layers(model) if layer.number in self.scales]
+        return combined_hooks(
+            *(forward_hook(layer.block, partial(self._scale_and_shift, layer.number)) for layer in layers)
+        )
 
-
-def _make_scale_hook(scale: float, bias: Tensor) -> Callable[..., Any]:
-    def scale_and_shift(block: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        changed = (_first_output(output) * scale + bias).to(_first_output(output).dtype)
+    def _scale_and_shift(self, layer: int, block: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        first = _first_output(output)
+        changed = (first * self.scales[layer] + self.biases[layer]).to(first.dtype)
         return (changed, *output[1:]) if isinstance(output, tuple) else changed
-
-    return scale_and_shift
 
 
 def fit_scale_bias(
     model: Any, plan: LayerPlan, blocks: PackedBlocks, rescale: str = "none", checkpoint: UnitState = NO_CHECKPOINT
 ) -> ScaleBias:
     """Least squares of y_full on a y + b, per layer; the sums are kept between two batches."""
-    sums: dict[int, list[Tensor]] = {}
 
-    def add_moments(layer: int, x: Tensor, y: Tensor, wanted: Tensor) -> None:
+    def moments(x: Tensor, y: Tensor, wanted: Tensor) -> list[Tensor]:
         y, wanted = y.double(), wanted.double()
-        new = [
-            torch.tensor(float(len(y)), dtype=torch.float64),
-            y.sum(0),
-            wanted.sum(0),
-            (y * y).sum(),
-            (y * wanted).sum(),
-        ]
-        sums[layer] = [a + b for a, b in zip(sums[layer], new, strict=True)] if layer in sums else new
+        count = torch.tensor(float(len(y)), dtype=torch.float64)
+        return [count, y.sum(0), wanted.sum(0), (y * y).sum(), (y * wanted).sum()]
 
-    visit_reduced_layers(model, plan, blocks, add_moments, rescale, sums, checkpoint)
+    sums = sum_over_layers(model, plan, blocks, moments, rescale, checkpoint)
     scales, biases = {}, {}
     for layer, (n, y, wanted, yy, yw) in sums.items():
         scale = float((yw - y @ wanted / n) / (yy - y @ y / n))
@@ -166,14 +148,12 @@ def ridge_start(
     A hook of width d starts as a map of rank d / 2, at most h, because ReLU(z) - ReLU(-z) = z needs two neurons.
     The sums are kept between two batches.
     """
-    sums: dict[int, list[Tensor]] = {}
 
-    def add_products(layer: int, x: Tensor, y: Tensor, wanted: Tensor) -> None:
+    def products(x: Tensor, y: Tensor, wanted: Tensor) -> list[Tensor]:
         x, residual = x.double(), wanted.double() - y.double()
-        xx, xr = x.T @ x, x.T @ residual
-        sums[layer] = [sums[layer][0] + xx, sums[layer][1] + xr] if layer in sums else [xx, xr]
+        return [x.T @ x, x.T @ residual]
 
-    visit_reduced_layers(model, plan, blocks, add_products, rescale, sums, checkpoint)
+    sums = sum_over_layers(model, plan, blocks, products, rescale, checkpoint)
     for number, hook in hooks.items():
         # A hook wider than 2 h has the whole map in its first neurons; the others begin at W2 = 0.
         rank = min(hook.width // 2, hook.up.in_features)

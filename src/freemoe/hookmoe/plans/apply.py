@@ -6,8 +6,9 @@ attribute that the gate itself reads. The probe looks at what the gate gives out
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from freemoe.core.errors import FamilyError, RecipeError
 from freemoe.hookmoe.plans.layers import MoELayer, decoder_layers, moe_layers
 from freemoe.hookmoe.plans.plan import LayerPlan, check_plan
-from freemoe.models.hooks import forward_hook, forward_pre_hook
+from freemoe.models.hooks import combined_hooks, forward_hook, forward_pre_hook
 
 RESCALES = ("none", "kept_mass", "renorm")
 
@@ -64,19 +65,19 @@ def apply_plan(model: Any, plan: LayerPlan, rescale: str = "none") -> Iterator[N
                 if rescale == "none" or k >= full:
                     layer.set_k(k)
                 else:
-                    stack.enter_context(forward_hook(layer.gate, _make_truncate_hook(layer, k, rescale == "renorm")))
+                    hook = partial(_truncate_output, layer, k, rescale == "renorm")
+                    stack.enter_context(forward_hook(layer.gate, hook))
             yield
         finally:
             for layer, full in zip(layers, old, strict=True):
                 layer.set_k(full)
 
 
-def _make_truncate_hook(layer: MoELayer, k: int, renorm: bool) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    def truncate_output(gate: Any, args: Any, output: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        logits, weights, index = output
-        return logits, *truncate_slots(weights, index, k, renorm, layer.choice_order(logits, weights, index))
-
-    return truncate_output
+def _truncate_output(
+    layer: MoELayer, k: int, renorm: bool, gate: Any, args: Any, output: tuple[Tensor, Tensor, Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    logits, weights, index = output
+    return logits, *truncate_slots(weights, index, k, renorm, layer.choice_order(logits, weights, index))
 
 
 def truncate_slots(
@@ -97,19 +98,17 @@ def truncate_slots(
 def routed_shapes(model: Any) -> dict[int, int]:
     """Experts per token that reach each layer's experts in one forward pass of a few tokens: the shape probe."""
     seen: dict[int, int] = {}
-    with ExitStack() as stack:
-        for layer in moe_layers(model):
 
-            def record_shape(
-                module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], number: int = layer.number
-            ) -> None:
-                index = args[1] if len(args) > 1 else next(v for k, v in kwargs.items() if "ind" in k)
-                seen[number] = int(index.shape[-1])
+    def record_shape(number: int, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        index = args[1] if len(args) > 1 else next(v for k, v in kwargs.items() if "ind" in k)
+        seen[number] = int(index.shape[-1])
 
-            stack.enter_context(forward_pre_hook(layer.experts, record_shape, kwargs=True))
-        ids = torch.arange(4, device=model.device)[None] % model.config.get_text_config().vocab_size
-        with torch.no_grad():
-            model(input_ids=ids, use_cache=False)
+    ids = torch.arange(4, device=model.device)[None] % model.config.get_text_config().vocab_size
+    listening = combined_hooks(
+        *(forward_pre_hook(m.experts, partial(record_shape, m.number), kwargs=True) for m in moe_layers(model))
+    )
+    with listening, torch.no_grad():
+        model(input_ids=ids, use_cache=False)
     return seen
 
 

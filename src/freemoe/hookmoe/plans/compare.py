@@ -7,7 +7,7 @@ and a sweep of a paper's table is a list of spellings.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -48,14 +48,9 @@ class RoutingVariant:
     name: str  # As it is spelled; a sweep's members are spelled one by one
     plan: LayerPlan | None = None  # Experts per layer, or None where a rule decides per token
     rule: str | None = None  # One of ``dynamic.RULES``, or None for a plan
-    start: float | None = None  # Threshold of layer 0, or the Act to be tuned to; None for ``naee``
-    span: float = 0.0  # How far the threshold goes over all layers
-    tuned: bool = False  # Whether ``start`` is an Act
-
-    @property
-    def needs_calibration(self) -> bool:
-        """Whether its thresholds come from text."""
-        return self.tuned or self.rule == "naee"
+    # Of a rule: router weights on calibration text by layer (None where it needs none) -> threshold by layer
+    thresholds: Callable[[Any], dict[int, float]] | None = None
+    needs_calibration: bool = False  # Whether its thresholds come from text
 
 
 def read_variants(spellings: Sequence[str], model: Any) -> list[RoutingVariant]:
@@ -80,7 +75,7 @@ def _parse_variant(name: str, rest: str, text: str, model: Any) -> RoutingVarian
     if name == "naee":
         if rest:
             raise RecipeError(f"{text!r}: naee finds its thresholds itself; write naee.")
-        return RoutingVariant(text, rule=name)
+        return RoutingVariant(text, None, name, naee_thresholds, True)
     by_act = rest.startswith("act=")
     try:
         numbers = [float(part) for part in rest.removeprefix("act=").split(",")]
@@ -92,7 +87,10 @@ def _parse_variant(name: str, rest: str, text: str, model: Any) -> RoutingVarian
     low, high = (1.0, plan_of(model).act) if by_act else (0.0, 1.0)
     if not low <= start <= high:
         raise RecipeError(f"{text!r}: {start:g} is not between {low:g} and {high:g}.")
-    return RoutingVariant(text, rule=name, start=start, span=span, tuned=by_act)
+    if by_act:
+        return RoutingVariant(text, None, name, lambda weights: tune_thresholds(name, weights, start), True)
+    layers, total = [layer.number for layer in moe_layers(model)], len(plan_of(model).ks)
+    return RoutingVariant(text, None, name, lambda weights: ramp_thresholds(name, start, layers, span, total))
 
 
 def _expand_sweep(rest: str, text: str, model: Any) -> list[RoutingVariant]:
@@ -183,7 +181,9 @@ def apply_variant(
         with nullcontext() if own else apply_plan(model, way.plan, rescale):
             yield {n: (way.plan.ks[n] or 0, 1) for n in layers}
     else:
-        with _make_rule(model, way, weights).apply_rule(model) as counts:
+        assert way.rule is not None
+        assert way.thresholds is not None
+        with DynamicRule(way.rule, way.thresholds(weights)).apply_rule(model) as counts:
             yield counts
 
 
@@ -200,10 +200,9 @@ def _measure_variant(
         # A rule's counts are of all tokens that ran: such a way is measured in one go.
         quality = measure_quality(model, blocks, teacher, checkpoint if way.plan is not None else NO_CHECKPOINT)
     act = {str(n): executed / tokens for n, (executed, tokens) in counts.items()}
-    if way.plan is not None:
-        how: dict[str, Any] = {"plan": list(way.plan.ks)}
-    else:
-        how = {"thresholds": {str(n): t for n, t in _make_rule(model, way, weights).thresholds.items()}}
+    how: dict[str, Any] = {"plan": list(way.plan.ks)} if way.plan is not None else {}
+    if way.thresholds is not None:
+        how = {"thresholds": {str(n): t for n, t in way.thresholds(weights).items()}}
     return {
         "name": way.name,
         **how,
@@ -214,16 +213,3 @@ def _measure_variant(
         "accuracy": 100 * quality.token_accuracy,
         "tokens": int(quality.tokens.sum()),
     }
-
-
-def _make_rule(model: Any, way: RoutingVariant, weights: Mapping[int, Tensor] | None) -> DynamicRule:
-    assert way.rule is not None
-    if way.needs_calibration:
-        assert weights is not None
-        if way.rule == "naee":
-            return DynamicRule(way.rule, naee_thresholds(weights))
-        assert way.start is not None
-        return DynamicRule(way.rule, tune_thresholds(way.rule, weights, way.start))
-    assert way.start is not None
-    layers = [layer.number for layer in moe_layers(model)]
-    return DynamicRule(way.rule, ramp_thresholds(way.rule, way.start, layers, way.span, len(plan_of(model).ks)))

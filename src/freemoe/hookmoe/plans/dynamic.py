@@ -7,9 +7,10 @@ Shapes: (n, k) for n tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from freemoe.core.errors import RecipeError
 from freemoe.hookmoe.hooks.teacher import logits_of
 from freemoe.hookmoe.plans.compact import use_compact_experts
 from freemoe.hookmoe.plans.layers import MoELayer, moe_layers
-from freemoe.models.hooks import forward_hook, forward_pre_hook
+from freemoe.models.hooks import combined_hooks, forward_hook, forward_pre_hook
 from freemoe.models.spec import family_of
 from freemoe.text.blocks import PackedBlocks
 
@@ -94,13 +95,11 @@ def threshold_for(rule: str, weights: Tensor, act: float) -> float:
 def router_weights(model: Any, blocks: PackedBlocks) -> dict[int, Tensor]:
     """Layer -> (tokens, k) router weights over a text, on the CPU."""
     seen: dict[int, list[Tensor]] = {}
-    with ExitStack() as stack:
-        for layer in moe_layers(model):
 
-            def record_weights(module: nn.Module, args: Any, output: Any, number: int = layer.number) -> None:
-                seen.setdefault(number, []).append(output[1].float().cpu())
+    def record_weights(number: int, module: nn.Module, args: Any, output: Any) -> None:
+        seen.setdefault(number, []).append(output[1].float().cpu())
 
-            stack.enter_context(forward_hook(layer.gate, record_weights))
+    with combined_hooks(*(forward_hook(m.gate, partial(record_weights, m.number)) for m in moe_layers(model))):
         for batch in blocks.iter_batches():
             logits_of(model, batch)
     return {n: torch.cat(parts) for n, parts in seen.items()}
@@ -143,31 +142,33 @@ class DynamicRule:
                 counts[layer.number] = [0, 0]
                 order: list[Tensor] = []
                 if layer.correction is not None:
-                    stack.enter_context(forward_hook(layer.gate, _make_order_hook(layer, order)))
-                hook = self._make_hook(layer, renorm, skip, counts[layer.number], order)
+                    stack.enter_context(forward_hook(layer.gate, partial(_record_order, layer, order)))
+                hook = partial(self._drop_slots, layer, renorm, skip, counts[layer.number], order)
                 stack.enter_context(forward_pre_hook(layer.experts, hook))
             yield counts
 
-    def _make_hook(
-        self, layer: MoELayer, renorm: bool, skip: bool, count: list[int], order: list[Tensor]
-    ) -> Callable[..., tuple[Any, ...]]:
-        threshold = self.thresholds[layer.number]
-
-        def drop_slots(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            hidden, index, weights, *more = args
-            keep = kept_slots(self.rule, weights, threshold)
-            if order:
-                keep = first_chosen(order.pop().reshape(keep.shape), keep.sum(-1))
-            count[0] += int(keep.sum())
-            count[1] += len(keep)
-            kept = weights * keep
-            if renorm:
-                kept = kept * (weights.sum(-1, keepdim=True) / kept.sum(-1, keepdim=True))
-            # An index beyond the last expert marks a slot that is left out.
-            index = index.masked_fill(~keep, layer.count) if skip else index
-            return hidden, index, kept.to(weights.dtype), *more
-
-        return drop_slots
+    def _drop_slots(
+        self,
+        layer: MoELayer,
+        renorm: bool,
+        skip: bool,
+        count: list[int],
+        order: list[Tensor],
+        module: nn.Module,
+        args: tuple[Any, ...],
+    ) -> tuple[Any, ...]:
+        hidden, index, weights, *more = args
+        keep = kept_slots(self.rule, weights, self.thresholds[layer.number])
+        if order:
+            keep = first_chosen(order.pop().reshape(keep.shape), keep.sum(-1))
+        count[0] += int(keep.sum())
+        count[1] += len(keep)
+        kept = weights * keep
+        if renorm:
+            kept = kept * (weights.sum(-1, keepdim=True) / kept.sum(-1, keepdim=True))
+        # An index beyond the last expert marks a slot that is left out.
+        index = index.masked_fill(~keep, layer.count) if skip else index
+        return hidden, index, kept.to(weights.dtype), *more
 
 
 def first_chosen(order: Tensor, many: Tensor) -> Tensor:
@@ -180,11 +181,10 @@ def first_chosen(order: Tensor, many: Tensor) -> Tensor:
     return place < many[:, None]
 
 
-def _make_order_hook(layer: MoELayer, order: list[Tensor]) -> Callable[..., None]:
-    def record_order(gate: nn.Module, args: Any, output: tuple[Tensor, Tensor, Tensor]) -> None:
-        order[:] = [layer.choice_order(*output)]
-
-    return record_order
+def _record_order(
+    layer: MoELayer, order: list[Tensor], gate: nn.Module, args: Any, output: tuple[Tensor, Tensor, Tensor]
+) -> None:
+    order[:] = [layer.choice_order(*output)]
 
 
 def act_of(counts: Mapping[int, Sequence[int]]) -> float:

@@ -13,7 +13,7 @@ from torch import Tensor
 from freemoe.kernels.gates import top_k_mask
 from freemoe.text.blocks import PackedBlocks
 from freemoe.tomoe.gates.budget import LayerWidths
-from freemoe.tomoe.gates.gating import GateSampler, LayerGateOutputs
+from freemoe.tomoe.gates.gating import GateSampler, LayerMasks
 from freemoe.tomoe.gates.hypernetwork import LayerLogits
 from freemoe.tomoe.gates.train import GateTrainer
 from freemoe.tomoe.measure.scores import TOKENS
@@ -116,16 +116,16 @@ def _read_structure(
     for n, (layer, own) in enumerate(zip(gating.sublayers, logits, strict=True)):
         gates: Any = trainer.hypernetwork.attention[n]
         router: Any = trainer.hypernetwork.mlp[n].router
-        qk = made.qk[n].bool()
+        qk = made[n].qk.bool()
         if not bool(qk.any()):
             qk[own.qk.argmax()] = True
-        experts = made.mlp[n].bool()
+        experts = made[n].mlp.bool()
         # An expert of a threshold may have lost every neuron: its best one stays.
         experts |= top_k_mask(own.mlp, 1).bool()
         if recipe.equal_widths:
             experts = equalise_widths(experts, own.mlp, recipe.widen)
         k = max(1, min(layer.rotary.head_dim, keep[n]))
-        heads = made.heads[n]
+        heads = made[n].heads
         if heads is not None:
             heads = heads.bool().cpu()
             heads[own.heads.argmax()] = True  # pyright: ignore[reportOptionalMemberAccess]
@@ -166,12 +166,12 @@ def _value_selector(gates: Any, layer_logits: LayerLogits, recipe: GateSection, 
 
 def _gates_on_text(
     trainer: GateTrainer, logits: Sequence[LayerLogits], held_out: PackedBlocks, step: int | None
-) -> Iterator[list[LayerGateOutputs]]:
+) -> Iterator[list[LayerMasks]]:
     """What every layer's gates do on held-out text, batch by batch."""
     model, gating = trainer.model, trainer.gating
     device = next(model.parameters()).device
     for batch in held_out.iter_batches(TOKENS):
         made = gating.sample_masks(logits, None, step)
-        with gating.apply_masks(trainer.hypernetwork, logits, made, None, step):
+        with gating.apply_masks(trainer.hypernetwork, made, step):
             model.base_model(batch.ids.to(device), position_ids=batch.positions.to(device), use_cache=False)
-        yield made.seen
+        yield made

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,26 +31,19 @@ from freemoe.training.straight_through import (
 
 
 @dataclass
-class LayerGateOutputs:
-    """What one layer's gates did in one step."""
+class LayerMasks:
+    """The masks of one layer in one step, and below what its tokens did with them: that the forward pass fills in."""
 
+    logits: LayerLogits  # What they are drawn of
+    qk: Tensor  # (bits,) of zeros and ones, with gradients
+    mlp: Tensor  # (experts, width)
+    heads: Tensor | None  # (kv_heads,), or None where dimensions are pruned
+    value_width: int | None  # Value dimensions that every token keeps; None where thresholds decide
     value_counts: Any = None  # (tokens,), kept value dimensions of each token, with a gradient
     value_scores: Any = None  # (tokens, head_dim), above 0 where a dimension is kept; outside of training
     value_union: Tensor | None = None  # (head_dim,), which value dimensions some token keeps, with a gradient
     chosen: Tensor | None = None  # (tokens, experts), one-hot, with a gradient
     probabilities: Tensor | None = None  # (tokens, experts), the router's softmax, or Gumbel-softmax
-
-
-@dataclass
-class GateMasks:
-    """The masks of one training step."""
-
-    qk: list[Tensor]  # Per layer (bits,) of zeros and ones, with gradients
-    mlp: list[Tensor]  # Per layer (experts, width)
-    heads: list[Tensor | None] = field(
-        default_factory=list
-    )  # Per layer (kv_heads,), or None where dimensions are pruned
-    seen: list[LayerGateOutputs] = field(default_factory=list)  # Per layer what tokens did; filled by the forward pass
 
 
 class _ExpertMask(torch.autograd.Function):
@@ -103,19 +96,19 @@ class GateSampler:
 
     def sample_masks(
         self, logits: Sequence[LayerLogits], widths: Sequence[LayerWidths] | None, step: int | None
-    ) -> GateMasks:
-        """The masks that all tokens share."""
-        made = GateMasks([], [])
+    ) -> list[LayerMasks]:
+        """The masks that all tokens share, by layer."""
+        made = []
         for layer, own in enumerate(logits):
             width = widths[layer] if widths is not None else None
             noise = [self.noise_generator(step, 5 * layer + kind, own.qk.device) for kind in (0, 1)]
             bits = self._sample_mask(own.qk, width.qk if width else None, noise[0])
-            pruned = self.recipe.query_masks and own.heads is None
-            made.qk.append(bits if pruned else torch.ones_like(bits))
-            heads = own.heads
-            made.heads.append(None if heads is None else self._sample_mask(heads, None, noise[0]))
-            made.mlp.append(self._sample_mask(own.mlp, width.mlp if width else None, noise[1]))
-            made.seen.append(LayerGateOutputs())
+            heads = None if own.heads is None else self._sample_mask(own.heads, None, noise[0])
+            pruned = self.recipe.query_masks and heads is None
+            neurons = self._sample_mask(own.mlp, width.mlp if width else None, noise[1])
+            made.append(
+                LayerMasks(own, bits if pruned else torch.ones_like(bits), neurons, heads, width.vo if width else None)
+            )
         return made
 
     def _sample_mask(self, logits: Tensor, k: int | None, noise: torch.Generator | None) -> Tensor:
@@ -124,80 +117,62 @@ class GateSampler:
         return gumbel_sigmoid(logits, self.recipe.offset, self.recipe.temperature, noise)
 
     @contextmanager
-    def apply_masks(
-        self,
-        hypernetwork: Hypernetwork,
-        logits: Sequence[LayerLogits],
-        made: GateMasks,
-        widths: Sequence[LayerWidths] | None,
-        step: int | None,
-    ) -> Iterator[None]:
+    def apply_masks(self, hypernetwork: Hypernetwork, made: Sequence[LayerMasks], step: int | None) -> Iterator[None]:
         """While open, the dense model computes with the step's masks; the backward pass must happen inside too."""
         with ExitStack() as stack:
-            for layer in self.sublayers:
-                n = layer.number
-                width = widths[n] if widths is not None else None
-                stack.enter_context(
-                    self._mask_attention(layer, hypernetwork.attention[n], logits[n], made, width, step)
-                )
-                stack.enter_context(self._mask_mlp(layer, hypernetwork.mlp[n], logits[n], made, step))
+            for layer, gates, mlp, masks in zip(
+                self.sublayers, hypernetwork.attention, hypernetwork.mlp, made, strict=True
+            ):
+                stack.enter_context(self._mask_attention(layer, gates, masks, step))
+                stack.enter_context(self._mask_mlp(layer, mlp, masks, step))
             yield
 
     def _mask_attention(
-        self,
-        layer: DecoderSublayers,
-        gates: Any,
-        layer_logits: LayerLogits,
-        made: GateMasks,
-        width: LayerWidths | None,
-        step: int | None,
+        self, layer: DecoderSublayers, gates: Any, masks: LayerMasks, step: int | None
     ) -> AbstractContextManager[None]:
-        recipe, seen = self.recipe, made.seen[layer.number]
-        heads = made.heads[layer.number]
-        if heads is not None:
-            return _mask_whole_heads(layer, heads, seen)
+        recipe = self.recipe
+        if masks.heads is not None:
+            return _mask_whole_heads(layer, masks.heads, masks)
 
         def mask_values(x: Tensor) -> Tensor:
             local = recipe.local_embedding and recipe.value_masks == "tokens"
-            scores = gates.values(x, layer_logits.value_embedding, local)
+            scores = gates.values(x, masks.logits.value_embedding, local)
             static = recipe.value_masks == "static"
             # One choice for all tokens has one draw, in every process the same (ToMoE Eq. 5, s_0).
             noise = self.noise_generator(step, 5 * layer.number + 2, scores.device, 0 if static else self.rank)
-            drawn = self._sample_mask(
-                scores.flatten(0, -2)[:1] if static else scores, width.vo if width else None, noise
-            )
+            drawn = self._sample_mask(scores.flatten(0, -2)[:1] if static else scores, masks.value_width, noise)
             mask = drawn.expand_as(scores)
             if step is None:
-                seen.value_scores = scores.flatten(0, -2) + recipe.offset + MEDIAN_NOISE
-            seen.value_counts = mask.sum(dim=-1).flatten()
+                masks.value_scores = scores.flatten(0, -2) + recipe.offset + MEDIAN_NOISE
+            masks.value_counts = mask.sum(dim=-1).flatten()
             if self.value_unions:
-                seen.value_union = mask_union(drawn.flatten(0, -2))
+                masks.value_union = mask_union(drawn.flatten(0, -2))
             return mask
 
-        return mask_attention(layer, made.qk[layer.number], mask_values, mask_output=recipe.mask_output)
+        return mask_attention(layer, masks.qk, mask_values, mask_output=recipe.mask_output)
 
     def _mask_mlp(
-        self, layer: DecoderSublayers, gates: Any, layer_logits: LayerLogits, made: GateMasks, step: int | None
+        self, layer: DecoderSublayers, gates: Any, masks: LayerMasks, step: int | None
     ) -> AbstractContextManager[None]:
-        recipe, seen, table = self.recipe, made.seen[layer.number], made.mlp[layer.number]
+        recipe, table = self.recipe, masks.mlp
         now: dict[str, Tensor] = {}
 
         def on_input(module: nn.Module, args: Any) -> None:
             logits = gates.router(args[0].float())
             noise = self.noise_generator(step, 5 * layer.number + 3, logits.device, self.rank)
             now["chosen"] = gumbel_softmax(logits, recipe.temperature, noise)
-            seen.chosen = now["chosen"].flatten(0, -2)
+            masks.chosen = now["chosen"].flatten(0, -2)
             if self.noisy_probabilities:  # with the draw of the choice
                 again = self.noise_generator(step, 5 * layer.number + 3, logits.device, self.rank)
                 probabilities = gumbel_probabilities(logits, recipe.temperature, again)
             else:
                 probabilities = torch.softmax(logits, dim=-1)
-            seen.probabilities = probabilities.flatten(0, -2)
+            masks.probabilities = probabilities.flatten(0, -2)
 
         def on_down(module: nn.Module, args: Any) -> tuple[Tensor, ...]:
             chosen, a = now.pop("chosen"), args[0]
             if recipe.mlp_masks == "tokens":
-                scores = gates.tokens(chosen @ layer_logits.mlp_embedding, chosen)
+                scores = gates.tokens(chosen @ masks.logits.mlp_embedding, chosen)
                 noise = self.noise_generator(step, 5 * layer.number + 4, scores.device, self.rank)
                 mask = gumbel_sigmoid(scores, recipe.offset, recipe.temperature, noise)
                 a = a * (mask * mask if recipe.mask_twice else mask).to(a.dtype)
@@ -210,12 +185,12 @@ class GateSampler:
         return combined_hooks(forward_pre_hook(layer.up[0], on_input), forward_pre_hook(layer.down, on_down))
 
 
-def _mask_whole_heads(layer: DecoderSublayers, heads: Tensor, seen: LayerGateOutputs) -> AbstractContextManager[None]:
+def _mask_whole_heads(layer: DecoderSublayers, heads: Tensor, masks: LayerMasks) -> AbstractContextManager[None]:
     """Whole heads off: what they say is multiplied by zero, and nothing else of them matters."""
 
     def on_output(module: nn.Module, args: Any) -> tuple[Tensor, ...]:
         tokens = args[0].shape[:-1].numel()
-        seen.value_counts = heads.new_full((tokens,), float(layer.rotary.head_dim))
+        masks.value_counts = heads.new_full((tokens,), float(layer.rotary.head_dim))
         return (by_head(args[0], heads), *args[1:])
 
     return combined_hooks(forward_pre_hook(layer.o, on_output))

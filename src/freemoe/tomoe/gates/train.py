@@ -17,7 +17,7 @@ from freemoe.models.sublayers import DecoderSublayers
 from freemoe.text.blocks import PackedBlocks
 from freemoe.tomoe.devices import DistributedContext
 from freemoe.tomoe.gates.budget import LayerWidths, LogitProfile, choose_widths, make_profile
-from freemoe.tomoe.gates.gating import GateMasks, GateSampler
+from freemoe.tomoe.gates.gating import GateSampler, LayerMasks
 from freemoe.tomoe.gates.hypernetwork import Hypernetwork
 from freemoe.tomoe.gates.initialise import LayerImportance, initial_logits, initialise_gates
 from freemoe.tomoe.gates.losses import balance_loss, mask_union, size_loss, union_loss
@@ -170,12 +170,11 @@ class GateTrainer:
         settings, losses = self.recipe.train, self.recipe.losses
         batch = self.step_batch(step)
         share = self.target_share(step)
-        logits = self.hypernetwork()
         width = self.exact_widths(share)
-        made = self.gating.sample_masks(logits, width, step)
+        made = self.gating.sample_masks(self.hypernetwork(), width, step)
         with torch.no_grad():
             teacher = self._last_hidden(batch) if settings.loss == "kd" else None
-        with self.gating.apply_masks(self.hypernetwork, logits, made, width, step):
+        with self.gating.apply_masks(self.hypernetwork, made, step):
             student = self._last_hidden(batch)
             parts = self._regularisation_terms(made, share)
             parts["distillation"] = self._prediction_loss(student, teacher, batch)
@@ -220,24 +219,24 @@ class GateTrainer:
         at, wanted = batch.next_tokens(student.device)
         return language_loss(student.flatten(0, 1)[at], wanted, head, chunk) / max(1, len(at))
 
-    def _regularisation_terms(self, made: GateMasks, share: float) -> dict[str, Tensor]:
+    def _regularisation_terms(self, made: Sequence[LayerMasks], share: float) -> dict[str, Tensor]:
         losses = self.recipe.losses
-        active = made.qk[0].new_zeros(())
+        active = made[0].qk.new_zeros(())
         unions, balances = [], []
-        parts = zip(self.sublayers, made.qk, made.mlp, made.heads, made.seen, strict=True)
-        for layer, qk, mlp, heads, seen in parts:
-            assert seen.value_counts is not None
-            assert seen.chosen is not None
-            assert seen.probabilities is not None
+        for layer, masks in zip(self.sublayers, made, strict=True):
+            assert masks.value_counts is not None
+            assert masks.chosen is not None
+            assert masks.probabilities is not None
             none = active.new_zeros(())
-            attention = linear_parameters(layer, seen.value_counts.amax(), layer.rotary.expand_bits(qk).sum(), none)
-            kept = 1.0 if heads is None else heads.mean()
-            active = active + kept * attention + linear_parameters(layer, none, none, mlp.sum(dim=1).amax())
-            covered = union_loss(mask_union(mlp), losses.size_smoothing)
-            if seen.value_union is not None:
-                covered = covered + union_loss(seen.value_union, losses.size_smoothing)
+            queries = layer.rotary.expand_bits(masks.qk).sum()
+            attention = linear_parameters(layer, masks.value_counts.amax(), queries, none)
+            kept = 1.0 if masks.heads is None else masks.heads.mean()
+            active = active + kept * attention + linear_parameters(layer, none, none, masks.mlp.sum(dim=1).amax())
+            covered = union_loss(mask_union(masks.mlp), losses.size_smoothing)
+            if masks.value_union is not None:
+                covered = covered + union_loss(masks.value_union, losses.size_smoothing)
             unions.append(covered)
-            balances.append(balance_loss(seen.chosen, seen.probabilities, losses.balance_form))
+            balances.append(balance_loss(masks.chosen, masks.probabilities, losses.balance_form))
         active = active / dense_parameters(self.sublayers)
         return {
             "active": active,
