@@ -17,9 +17,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 CEILINGS = {
-    "lines of src/freemoe": (52_100, 42_000),
+    "lines of src/freemoe": (51_900, 42_000),
     "lines of benchmarks and reproduce": (13_850, 13_000),
-    "lines of tests": (50_550, 40_000),
+    "lines of tests": (49_450, 40_000),
     "one-word names of functions and classes, %": (10, 35),
     "classes defined more than once": (5, 0),
     "functions with 8 or more arguments": (27, 15),

@@ -49,7 +49,7 @@ class ModelRunner:
         del self._caches[number]
 
     def forward(self, rows: Sequence[BatchRow]) -> list[Tensor]:
-        """Run rows of different sequences; per row ``(n, V)`` logits, n as `Row.wanted` says."""
+        """Run rows of different sequences; per row ``(n, V)`` logits, n as `BatchRow.wanted` says."""
         found: list[Tensor] = [torch.empty(0)] * len(rows)
         for part in self._acting.group_rows([row.expert for row in rows], max(len(row.tokens) for row in rows)):
             for i in part:
