@@ -90,7 +90,7 @@ class InOnePass(ByExpert):
             self._mixed.assign(names)
 
     def activate_experts(self, names: Sequence[str]) -> None:
-        """Act as `parts` has assigned, or as the one expert of the rows."""
+        """Act as `group_rows` has assigned, or as the one expert of the rows."""
         if not self._together:
             if self._mixed is not None:
                 self._leave_mixed()
