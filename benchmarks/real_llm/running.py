@@ -56,7 +56,7 @@ class Bench:
     function: ClassVar[str] = "benchmarks.real_llm.work:measure_cell"  # What measures a cell
     finished: dict[str, dict[str, Any]] = field(default_factory=dict)  # Records by their cells' names
     failed: dict[str, str] = field(default_factory=dict)  # What went wrong in this run, by the cell's name
-    _lost: set[str] = field(default_factory=set)
+    _lost: set[str] = field(default_factory=set)  # Finished cells whose tensors an open one needs, and which are gone
     _digests: dict[str, str] = field(default_factory=dict)
 
     def look(self) -> None:
@@ -69,7 +69,7 @@ class Bench:
                     self.finished[cell.name] = record
 
     def _record(self, cell: Cell) -> dict[str, Any] | None:
-        if cell.name in self._lost or not self.store.path(cell).exists():
+        if not self.store.path(cell).exists():
             return None
         known = self.identity(cell)
         return self.store.load(cell, known) if known is not None else None
@@ -120,11 +120,13 @@ class Bench:
         return Job(cell, self.terms(cell), self.base(cell), str(self.root), str(self.store.tensors(cell)), paths)
 
     def due(self, cell: Cell) -> dict[str, Any] | None:
-        """What decides a cell's record, if it is missing and can be measured now."""
+        """What decides a cell's record, if it or what others need of it is missing, and it can be measured now."""
         record = self._record(cell)
         if record is not None:
             self.finished[cell.name] = record
-        return None if cell.name in self.finished else self.identity(cell)
+        done = cell.name in self.finished and cell.name not in self._lost
+        waits = any(below.name in self._lost for below in needs(cell, self.finished, self.wanted) or [])
+        return None if done or waits else self.identity(cell)
 
     def run_missing(
         self, only: str | None, minutes: float | None, progress: Progress, place: ExecutorSpec | None = None
@@ -138,7 +140,6 @@ class Bench:
                 if below not in open_ and not self.store.tensors(below).exists():
                     self._lost.add(below.name)
                     open_.append(below)
-        self.finished = {name: record for name, record in self.finished.items() if name not in self._lost}
         chosen = [c for c in self.wanted if matches(c.name, only) or c.name in self._lost]
         if place is not None and place.is_parallel:
             read = [path for path in (self.model, str(self.root)) if path]
