@@ -23,7 +23,7 @@ TIMEOUT = 3.0
 
 
 class SandboxedCodeEval:
-    """Same call and same answer as the hub's ``code_eval``, run in the sandbox, only when allowed."""
+    """Same call and same scores as the hub's ``code_eval``, run in the sandbox, only when allowed."""
 
     def __init__(self, allowed: Permission = False) -> None:
         self.allowed: Permission = allowed

@@ -228,9 +228,8 @@ class TextTask(EvalTask):
                 "text:FILE::TESTFILE."
             )
         chosen = evenly_spaced(len(blocks), cap)
-        return [_block_document(self.name, side, i, blocks[i], blocks[i].group, self.given) for i in chosen], len(
-            blocks
-        )
+        documents = [_block_document(self.name, side, i, blocks[i], blocks[i].group, self.given) for i in chosen]
+        return documents, len(blocks)
 
 
 class WindowTask(EvalTask):

@@ -6,6 +6,7 @@ Documents are made for drawn rows only, from rows that are already apart by spli
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -52,15 +53,22 @@ class LmEvalTask(EvalTask):
         elif task.metric:
             known += [metric for metric, mean in averaged_metrics(parts[0].lm_eval_task).items() if mean]
         self.metric = task.require_metric(list(dict.fromkeys(known)))
-        self._parts, self._data = parts, data
+        self._parts, self._data, self._seed = parts, data, seed
         self._rows: dict[str, tuple[LmEvalSubtask, Row]] = {}
-        self._reference = self._draw_documents("reference", seed) if lender is None else lender.reference()
-        self._reported = self._draw_documents("reported", seed)
 
-    def _draw_documents(self, role: str, seed: int) -> list[Document]:
+    # Rendered when they are asked for: of a benchmark that lends, the reported documents never are.
+    @cached_property
+    def _reference(self) -> Sequence[Document]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._draw_documents("reference") if self.lender is None else self.lender.reference()
+
+    @cached_property
+    def _reported(self) -> Sequence[Document]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._draw_documents("reported")
+
+    def _draw_documents(self, role: str) -> list[Document]:
         places = [(part, place) for part in self._parts for place in range(len(part.rows[role]))]
         names = [f"{part.subject}:{part.rows[role][place][0]}" for part, place in places]
-        taken = draw_balanced(names, [part.subject for part, _ in places], self._data.limit, seed)
+        taken = draw_balanced(names, [part.subject for part, _ in places], self._data.limit, self._seed)
         documents = []
         with templates_compiled_once():
             for i in taken:
