@@ -140,8 +140,9 @@ def serve_on_ray(
 ) -> None:
     """Serve until a signal; then no more requests are taken, and those that run are finished."""
     if address is None:
-        # Before ray is imported.
+        # Before ray is imported. Its Serve gives its proxy five seconds to start, too few on a machine that is busy, and ends it.
         set_auth_token()
+        os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
     import ray
     from ray import serve
 
