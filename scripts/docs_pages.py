@@ -121,7 +121,7 @@ def recipes_page() -> str:
     ]
     for name, command in COMMANDS.items():
         recipe = command.recipe
-        flags = {getattr(f, "path", f): n.replace("_", "-") for n, f in command.flags.items()}
+        flags = {f.path: n.replace("_", "-") for n, f in command.flags.items()}
         lines += ["", f"## {name}", "", _cell(recipe.__doc__ or ""), ""]
         lines += _fields(recipe, flags)
         for field, about in recipe.model_fields.items():
@@ -135,15 +135,13 @@ def recipes_page() -> str:
 
 def _settings(recipe: Any, field: str) -> Iterator[str]:
     """A row for every field that a value of ``preset`` or ``profile`` sets: the default, and what each value makes of it."""
+    from freemoe.cli.flags import recipe_field
+
     named = {name: _flat(values) for name, values in recipe.SETTINGS[field].items() if values}
     yield f"| field | default | {' | '.join(f'`{name}`' for name in named)} |"
     yield "|---|---|" + "---|" * len(named)
     for path in dict.fromkeys(path for values in named.values() for path in values):
-        holder = recipe
-        *sections, last = path.split(".")
-        for section in sections:
-            holder = holder.model_fields[section].annotation
-        default = holder.model_fields[last].get_default(call_default_factory=True)
+        default = recipe_field(recipe, path).get_default(call_default_factory=True)
         cells = [f"`{_default(values[path])}`" if path in values else "" for values in named.values()]
         yield f"| `{path}` | `{_default(default)}` | {' | '.join(cells)} |"
 

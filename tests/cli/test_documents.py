@@ -14,6 +14,7 @@ import freemoe as package
 from freemoe.cli import common
 from freemoe.cli.common import CommandOutput
 from freemoe.cli.documents import FORMAT, lines_of, print_json
+from freemoe.cli.run import COMMANDS
 from freemoe.cli.schemas import DOCUMENTS
 from tests.cli.conftest import Freemoe, document, numbers_are_numbers
 from tests.cli.test_refusals import SMALL
@@ -73,8 +74,8 @@ def test_every_document_that_is_printed_has_a_type():
                 prints = ("print_json", "print_fields", "print_found", "print_result", "print_artefact")
                 if name in prints and isinstance(node.args[0], ast.Constant):
                     printed.add(node.args[0].value)
-    plans = {f"{name}-plan" for name in ("build", "convert", "trim", "eval")}
-    assert printed | plans == set(DOCUMENTS)
+    recipes = {name + end for name in COMMANDS for end in ("", "-plan")}
+    assert printed | recipes == set(DOCUMENTS)
 
 
 def test_types_refuse_other_documents():

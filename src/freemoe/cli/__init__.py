@@ -22,18 +22,9 @@ from freemoe.cli import (
     schema,
     serve,
 )
-from freemoe.cli.failures import (
-    STOPPED,
-    close_unheard,
-    is_usage,
-    require_text,
-    tell_error,
-    tell_fault,
-    tell_usage,
-    to_freemoe_error,
-)
+from freemoe.cli.failures import STOPPED, close_unheard, require_text, tell_error
 from freemoe.cli.options import GroupedCommand
-from freemoe.core.errors import FreeMoEError, RecipeError
+from freemoe.core.errors import RecipeError
 from freemoe.core.memory import keep_memory_low
 from freemoe.core.version import __version__
 
@@ -119,10 +110,5 @@ def _run_arguments(arguments: list[str], program: typer.Typer = app, name: str =
             return close_unheard()
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except Exception as error:
-        if isinstance(error, FreeMoEError):
-            return tell_error(error, arguments)
-        if is_usage(error):
-            return tell_usage(error, arguments)
-        ours = to_freemoe_error(error)
-        return tell_fault(error, arguments) if ours is None else tell_error(ours, arguments)
+        return tell_error(error, arguments)
     return code if isinstance(code, int) else 0

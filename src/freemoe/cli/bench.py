@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.table import Table
@@ -37,8 +37,7 @@ measured from a clone of it: python -m benchmarks.
         "dtype": (options.Dtype, "auto"),
         "device": (options.Device, "auto"),
         "threads": (options.Threads, None),
-        "dry_run": (Annotated[bool, options.dry_run_option("Say what would be timed; time nothing.")], False),
-        "as_json": (options.Json, False),
+        **options.look_options("Say what would be timed; time nothing."),
     }
 )
 def run_command(

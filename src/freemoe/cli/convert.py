@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import typer
 
-from freemoe.cli.common import CommandOutput
 from freemoe.cli.flags import OUTPUT, SIDE_BY_SIDE, TIMING, RecipeCommand, flags_of, model_argument
 from freemoe.tomoe.recipe import ConvertRecipe
 
@@ -38,19 +35,6 @@ FLAGS = flags_of(
 )
 
 
-def run_recipe(recipe: ConvertRecipe, *, overwrite: bool, resume: bool, shown: CommandOutput) -> Path:
-    """Convert, write the report, print what was found."""
-    from freemoe.artefacts import write_page
-    from freemoe.tomoe.devices import DistributedContext
-    from freemoe.tomoe.pipeline import convert
-
-    drawn = {"page": write_page, "progress": shown.make_progress()}
-    folder = convert(recipe, overwrite=overwrite, resume=resume, **drawn)
-    if not DistributedContext.from_environment().rank:  # the first of several processes writes and prints
-        shown.print_artefact("convert", folder)
-    return folder
-
-
 COMMAND = RecipeCommand(
     name="convert",
     help=HELP,
@@ -61,7 +45,6 @@ COMMAND = RecipeCommand(
     },
     flags=FLAGS,
     common="preset output mix data_root active experts method profile steps seed dtype device workers",
-    run=run_recipe,
     plan="freemoe.tomoe.cost.dry_run:plan_conversion",
     dry_run="tokens, steps and parameters",
     example="gates.noise=true",

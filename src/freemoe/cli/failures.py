@@ -33,24 +33,24 @@ _NO_PATH = ("Symlink loop", "Could not determine home directory", "embedded null
 """What pathlib says, not as an error of the system, of a name that leads nowhere."""
 
 
-def tell_error(error: FreeMoEError, arguments: list[str]) -> int:
-    """Print an error made on purpose; returns the exit code."""
-    stopped = isinstance(error, Stopped)
-    said = str(error)
+def tell_error(error: Exception, arguments: list[str]) -> int:
+    """Print why a command did not do what it was asked; returns the exit code."""
+    if hasattr(error, "format_message") and hasattr(error, "show"):
+        # A command line that could not be parsed; typer's class for it has had several homes.
+        return _tell_usage(error, arguments)
+    known = error if isinstance(error, FreeMoEError) else _to_freemoe_error(error)
+    if known is None:
+        said, code = _describe_fault(error, arguments), FAULT
+    else:
+        said, code = str(known), STOPPED if isinstance(known, Stopped) else REFUSED
     if len(said) > _LONGEST:
         said = f"{said[:_LONGEST]} ... ({len(said):,} characters)"
-    _print_error(said if stopped else f"error: {said}")
-    code = STOPPED if stopped else REFUSED
-    _print_error_json(said, type(error).__name__, code, arguments)
+    _print_error(said if code == STOPPED else f"error: {said}")
+    _print_error_json(said, type(known or error).__name__, code, arguments)
     return code
 
 
-def is_usage(error: Exception) -> bool:
-    """Whether it is a command line that could not be parsed; typer's class for it has had several homes."""
-    return hasattr(error, "format_message") and hasattr(error, "show")
-
-
-def tell_usage(error: Any, arguments: list[str]) -> int:
+def _tell_usage(error: Any, arguments: list[str]) -> int:
     """Print what could not be parsed, with the usage and near misses; returns the exit code."""
     near = getattr(error, "possibilities", None)
     if near:
@@ -71,7 +71,7 @@ def require_text(arguments: list[str]) -> None:
             )
 
 
-def to_freemoe_error(error: Exception) -> FreeMoEError | None:
+def _to_freemoe_error(error: Exception) -> FreeMoEError | None:
     """The error of ours that says what the system said: a file or folder that it refuses, no memory left; else None."""
     if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError):
         name = "" if error.filename is None else f"'{neutral.one_line(error.filename, 200)}': "
@@ -89,19 +89,16 @@ def to_freemoe_error(error: Exception) -> FreeMoEError | None:
     return None
 
 
-def tell_fault(error: Exception, arguments: list[str]) -> int:
-    """Print that freemoe itself failed, where the traceback was written and where to report it; returns the exit code."""
+def _describe_fault(error: Exception, arguments: list[str]) -> str:
+    """Say that freemoe itself failed, where the traceback was written and where to report it."""
     first = (str(error).strip().splitlines() or [""])[0]
     what = neutral.one_line(f"{type(error).__name__}: {first}" if first else type(error).__name__, 300)
     kept = _write_traceback(error, arguments)
     where = f"The traceback stands in {kept}" if kept else "The traceback could not be written"
-    said = (
+    return (
         f"this is a fault of freemoe, not of yours ({what}). {where}. Please report it with that file, once you have "
         f"looked at what it says of your data, {report_page()}."
     )
-    _print_error(f"error: {said}")
-    _print_error_json(said, type(error).__name__, FAULT, arguments)
-    return FAULT
 
 
 def report_page() -> str:

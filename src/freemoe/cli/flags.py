@@ -30,7 +30,7 @@ from freemoe.hub.fetch import require_in_reach
 from freemoe.recipes import Recipe, dump, recipe_from, set_path
 from freemoe.recipes.keywords import path_of
 from freemoe.recipes.sections import is_section
-from freemoe.systems import ArtefactSystem
+from freemoe.systems import SYSTEMS, ArtefactSystem
 from freemoe.tomoe.recipe import METHODS
 
 
@@ -101,10 +101,11 @@ class RecipeCommand:
     arguments: dict[str, tuple[Any, Any]]
     flags: Flags
     common: str  # Names of the flags that ``--help`` shows; ``--help-all`` shows the others too
-    run: Callable[..., Any]  # Runs a recipe: ``run(recipe, overwrite=, resume=, shown=)``
     plan: str  # ``module:function`` that says what it would do, as plain data whose keys name the units
     dry_run: str  # What ``--dry-run`` prints
     example: str  # Of ``--set``
+    # Runs a recipe: ``run(recipe, overwrite=, resume=, shown=)``; without it the system's own pipeline does
+    run: Callable[..., Any] | None = None
     resumes: bool = True  # Whether an unfinished run goes on
     # Acts on the parameters' values where no recipe is made of them, and says so
     instead: Callable[[Mapping[str, Any]], bool] = field(default=lambda values: False)
@@ -151,7 +152,7 @@ class RecipeCommand:
             return print_fields(f"{self.name}-plan", pkgutil.resolve_name(self.plan)(recipe), values["as_json"])
         resume, shown = values.get("resume", False), output_options(values)
         try:
-            self.run(recipe, overwrite=values["overwrite"], resume=resume, shown=shown)
+            (self.run or _run_pipeline)(recipe, overwrite=values["overwrite"], resume=resume, shown=shown)
         except KeyboardInterrupt:
             from freemoe.core.run.folder import interrupted_message
 
@@ -178,7 +179,7 @@ class RecipeCommand:
             self.execute_command(values)
 
     def _make_option(self, name: str, flag: RecipeFlag) -> tuple[Any, Any]:
-        about = None if flag.kind else _recipe_field(self.recipe, flag.path)
+        about = None if flag.kind else recipe_field(self.recipe, flag.path)
         kind = flag.kind or _option_type(about.annotation if about else str)
         names = flag.names
         if kind is bool and not names:
@@ -206,13 +207,6 @@ def system_command(system: ArtefactSystem) -> RecipeCommand:
     plain = {name: RecipeFlag() for name, about in recipe.model_fields.items() if not is_section(about.annotation)}
     flags = flags_of(recipe, {n: f for n, f in plain.items() if n not in ("command", "model", "output")}, OUTPUT)
 
-    def run_system(recipe: Recipe, *, overwrite: bool, resume: bool, shown: CommandOutput) -> None:
-        from freemoe.artefacts import write_page
-
-        run = system.part(f"pipeline:{system.command}")
-        folder = run(recipe, progress=shown.make_progress(), overwrite=overwrite, resume=resume, page=write_page)
-        shown.print_artefact(system.command, folder)
-
     return RecipeCommand(
         name=system.command,
         help=(recipe.__doc__ or "").partition("\n")[0],
@@ -220,11 +214,22 @@ def system_command(system: ArtefactSystem) -> RecipeCommand:
         arguments={"model": model_argument("the base")},
         flags=flags,
         common=" ".join(flags),
-        run=run_system,
         plan=f"{system.package}.pipeline:plan_{system.command}",
         dry_run="what would be done",
         example="seed=1",
     )
+
+
+def _run_pipeline(recipe: Recipe, *, overwrite: bool, resume: bool, shown: CommandOutput) -> None:
+    """Run a recipe as its system does, write the report, print what was found."""
+    from freemoe.artefacts import write_page
+    from freemoe.tomoe.devices import DistributedContext
+
+    [system] = [one for one in map(SYSTEMS.get, SYSTEMS) if one.command == recipe.command]
+    run = system.part(f"pipeline:{system.command}")
+    folder = run(recipe, progress=shown.make_progress(), overwrite=overwrite, resume=resume, page=write_page)
+    if not DistributedContext.from_environment().rank:  # the first of several processes prints
+        shown.print_artefact(system.command, folder)
 
 
 def run_options(dry_run: str, resumes: bool = True) -> dict[str, tuple[Any, Any]]:
@@ -278,7 +283,7 @@ _PANELS = {
 _ALWAYS_SHOWN = ("overwrite", "dry_run", "print_recipe_", "as_json", "quiet")
 
 
-def _recipe_field(recipe: Any, path: str) -> FieldInfo:
+def recipe_field(recipe: Any, path: str) -> FieldInfo:
     """The field at a path of a recipe."""
     *sections, last = path.split(".")
     for section in sections:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -44,8 +44,7 @@ Example:
         "seed": (int, typer.Option(0, help="Of sampling.")),
         "dtype": (options.Dtype, "auto"),
         "device": (options.Device, "auto"),
-        "dry_run": (Annotated[bool, options.dry_run_option("Say which expert would answer; write nothing.")], False),
-        "as_json": (options.Json, False),
+        **options.look_options("Say which expert would answer; write nothing."),
     }
 )
 def run_command(artefact: str, prompt: str, chat: str, dry_run: bool, as_json: bool, **values: Any) -> None:

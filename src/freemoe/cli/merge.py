@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -81,8 +81,7 @@ An expert of whole units (build --unit), cut out: a smaller and faster model of 
             ),
         ),
         "overwrite": (options.Overwrite, False),
-        "dry_run": (Annotated[bool, options.dry_run_option("Check the names and say what would be written.")], False),
-        "as_json": (options.Json, False),
+        **options.look_options("Check the names and say what would be written."),
     }
 )
 def run_command(artefact: str, expert: list[str], output: Path, dry_run: bool, as_json: bool, **how: Any) -> None:

@@ -83,6 +83,11 @@ def dry_run_option(text: str, panel: str | None = None) -> Any:
     return typer.Option("--dry-run", help=text, rich_help_panel=panel)
 
 
+def look_options(text: str) -> dict[str, tuple[Any, Any]]:
+    """``--dry-run``, and what it does for a command, and ``--json``."""
+    return {"dry_run": (Annotated[bool, dry_run_option(text)], False), "as_json": (Json, False)}
+
+
 def allowed_code(written: str | None) -> bool | Literal["unsafe"]:
     """What ``--allow-code-execution`` says, where no recipe reads it."""
     if written not in (None, "true", "unsafe"):

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -39,8 +39,7 @@ Example:
             bool,
             typer.Option(False, "--overwrite", help="Replace what stands there, also of another kind."),
         ),
-        "dry_run": (Annotated[bool, options.dry_run_option("List the files and their bytes; ask nobody.")], False),
-        "as_json": (options.Json, False),
+        **options.look_options("List the files and their bytes; ask nobody."),
     }
 )
 def run_command(folder: Path, repository: str, private: bool, dry_run: bool, as_json: bool, **how: Any) -> None:

@@ -5,7 +5,7 @@ import logging
 import os
 import shlex
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from pydantic.fields import FieldInfo
@@ -62,11 +62,7 @@ _MORE: Mapping[str, tuple[Any, Any]] = {
     ),
     "vllm_python": (str, typer.Option(None, help=f"Python of that environment. [{PYTHON}]")),
     "quiet": (bool, typer.Option(False, "--quiet", "-q", help="No line per request on standard error.")),
-    "dry_run": (
-        Annotated[bool, options.dry_run_option("Print model names and memory per slot; serve nothing.")],
-        False,
-    ),
-    "as_json": (options.Json, False),
+    **options.look_options("Print model names and memory per slot; serve nothing."),
 }
 """What is said on a command line alone."""
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from freemoe.compat.caches import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from freemoe.recipes.expert_names import BASE
 from freemoe.serve.engine.acting import ByExpert, InOnePass
 from freemoe.serve.engine.cache import SlotCache
 from freemoe.serve.settings import EngineLimits
@@ -140,7 +141,7 @@ class SlotRunner(ModelRunner):
 def runner_for(host: Any, limits: EngineLimits) -> ModelRunner:
     """The best runner for a host: `SlotRunner` where it is proven to say what the model says, else the plain `ModelRunner`."""
     batched = not limits.batch_invariant and plain_cache(host.model, limits.context)
-    if batched and _matches_unbatched(host.model, limits):
+    if batched and _matches_unbatched(host, limits):
         return SlotRunner(host.model, InOnePass(host) if hasattr(host, "mixed") else ByExpert(host), limits)
     return ModelRunner(host.model, ByExpert(host))
 
@@ -154,33 +155,26 @@ def plain_cache(model: Any, context: int) -> bool:
     )
 
 
-class _BaseOnly(ByExpert):
-    """The model as it is, all rows together."""
-
-    def group_rows(self, names: Sequence[str], tokens: int) -> list[list[int]]:
-        return [list(range(len(names)))]
-
-    def activate_experts(self, names: Sequence[str]) -> None:
-        pass
-
-
-def _matches_unbatched(model: Any, limits: EngineLimits) -> bool:
+def _matches_unbatched(host: Any, limits: EngineLimits) -> bool:
     """Whether two rows of different lengths, the second behind tokens that it has, get the logits of the rows alone."""
+    model = host.model
     vocabulary = model.get_input_embeddings().weight.shape[0]
     ids = [tuple((7 * i + 3 * j + 5) % vocabulary for j in range(n)) for i, n in enumerate((5, 8))]
     if limits.context < max(map(len, ids)) or limits.batch < len(ids):
         # Too small to try; nothing is gained by batches either.
         return False
-    runner = SlotRunner(model, _BaseOnly(None), EngineLimits(limits.context, batch=2))
+    runner = SlotRunner(model, ByExpert(host), EngineLimits(limits.context, batch=2))
     try:
         with torch.no_grad():
             alone = [model(input_ids=torch.tensor([row], device=model.device)).logits[0, -1].float() for row in ids]
             for number in (0, 1):
                 runner.add_sequence(number)
-            runner.forward([BatchRow(1, ids[1][:4], "")])
-            found = runner.forward([BatchRow(0, ids[0], ""), BatchRow(1, ids[1][4:], "")])
+            runner.forward([BatchRow(1, ids[1][:4], BASE)])
+            found = runner.forward([BatchRow(0, ids[0], BASE), BatchRow(1, ids[1][4:], BASE)])
     except Exception:  # whatever a family's own code makes of a mask or a cache that it does not expect
         return False
+    finally:
+        runner.release_model()
     close = 1e-3 if model.dtype == torch.float32 else 5e-2
     return all(
         bool((one[-1].float() - true).abs().max() <= close * (true.max() - true.min()).clamp(min=1e-6))
