@@ -23,6 +23,6 @@ def register() -> None:
     for model_type, family in CONVERTIBLE.items():
         AutoConfig.register(model_type, getattr(configs, f"ToMoE{family}Config"), exist_ok=True)
         # By name: loaded in the processes that make one.
-        ModelRegistry.register_model(f"ToMoE{family}ForCausalLM", f"{_MODELS}.converted:ToMoE{family}ForCausalLM")
+        ModelRegistry.register_model(f"ToMoE{family}ForCausalLM", f"{_MODELS}.converted:Paged{family}ForCausalLM")
     for family in TRIMMABLE.values():
         ModelRegistry.register_model(f"Trimmed{family}ForCausalLM", f"{_MODELS}.trimmed:Trimmed{family}ForCausalLM")

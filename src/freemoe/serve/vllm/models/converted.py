@@ -118,31 +118,31 @@ def _exported_modules(exported: Any, config: Any, dtype: torch.dtype) -> Any:
         return make_uninitialised(own, config, dtype, "eager").model
 
 
-class ToMoELlamaForCausalLM(_ConvertedModel, LlamaForCausalLM):
+class PagedLlamaForCausalLM(_ConvertedModel, LlamaForCausalLM):
     """A converted Llama, as vLLM runs it."""
 
     exported = modeling.ToMoELlamaForCausalLM
 
 
-class ToMoEMistralForCausalLM(_ConvertedModel, MistralForCausalLM):
+class PagedMistralForCausalLM(_ConvertedModel, MistralForCausalLM):
     """A converted Mistral, as vLLM runs it."""
 
     exported = modeling.ToMoEMistralForCausalLM
 
 
-class ToMoEQwen2ForCausalLM(_ConvertedModel, Qwen2ForCausalLM):
+class PagedQwen2ForCausalLM(_ConvertedModel, Qwen2ForCausalLM):
     """A converted Qwen2, as vLLM runs it."""
 
     exported = modeling.ToMoEQwen2ForCausalLM
 
 
-class ToMoEQwen3ForCausalLM(_ConvertedModel, Qwen3ForCausalLM):
+class PagedQwen3ForCausalLM(_ConvertedModel, Qwen3ForCausalLM):
     """A converted Qwen3, as vLLM runs it."""
 
     exported = modeling.ToMoEQwen3ForCausalLM
 
 
-class ToMoEGemmaForCausalLM(_ConvertedModel, GemmaForCausalLM):
+class PagedGemmaForCausalLM(_ConvertedModel, GemmaForCausalLM):
     """A converted Gemma, as vLLM runs it."""
 
     exported = modeling.ToMoEGemmaForCausalLM
