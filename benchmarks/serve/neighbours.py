@@ -8,8 +8,9 @@ Random prompts on the bundled base, six random experts with 1 % off, 16 sequence
 from __future__ import annotations
 
 import argparse
+import asyncio
 from collections import Counter, defaultdict
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
@@ -18,7 +19,9 @@ from benchmarks.serve.material import Wish, generated, wishes
 from freemoe import FreeMoE
 from freemoe.models.checkpoints.loading import BUNDLED, load_base
 from freemoe.serve.engine.engine import InferenceEngine
-from freemoe.serve.engine.requests import SequenceDone, SequenceRequest, TextChunk
+from freemoe.serve.engine.outbox import EventQueue
+from freemoe.serve.engine.requests import SequenceEnd, SequenceRequest, TextChunk
+from freemoe.serve.http.streams import merge_events
 from freemoe.serve.settings import EngineLimits
 
 KINDS = {
@@ -34,22 +37,20 @@ def answers(moe: FreeMoE, requests: list[Wish], batch_invariant: bool) -> list[l
     engine = InferenceEngine(moe, EngineLimits(256, queue=len(requests), batch_invariant=batch_invariant)).start()
     try:
         boxes = engine.submit([SequenceRequest(w.prompt, w.expert, w.tokens) for w in requests])
-        return [_tokens(box) for box in boxes]
+        return asyncio.run(_tokens(boxes))
     finally:
         engine.stop()
 
 
-def _tokens(box: Any) -> list[int]:
-    tokens: list[int] = []
-    while True:
-        for event in box.take(600):
-            match event:
-                case TextChunk():
-                    tokens += [token.id for token in event.tokens]
-                case SequenceDone():
-                    return tokens
-                case failure:
-                    raise RuntimeError(failure)
+async def _tokens(boxes: Sequence[EventQueue]) -> list[list[int]]:
+    tokens: list[list[int]] = [[] for _ in boxes]
+    async for number, event in merge_events(boxes):
+        match event:
+            case TextChunk():
+                tokens[number] += [token.id for token in event.tokens]
+            case SequenceEnd(error=Exception() as error):
+                raise error
+    return tokens
 
 
 @torch.no_grad()

@@ -1,11 +1,8 @@
 """The command line inside the test's own process: quick, and yet through its real entry point."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
-from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
@@ -23,12 +20,20 @@ class Done(NamedTuple):
     out: str
     err: str
 
+    def ok(self):
+        """The same, found to have ended well."""
+        assert self.code == 0, self.err
+        return self
 
-Freemoe = Callable[..., Done]
+    @property
+    def json(self):
+        """What it printed as JSON, having ended well."""
+        return json.loads(self.ok().out)
 
 
 def document(done, command):
     """The one JSON document on standard output, found to be what `freemoe schema` says of the command's."""
+    assert (done.code == 0) == (command != "error"), done.err
     found = json.loads(done.out)
     assert found["schema"] == f"freemoe.{command}/1", done.err
     DOCUMENTS[command].model_validate(found)

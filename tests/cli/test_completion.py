@@ -143,8 +143,7 @@ def test_zsh_and_fish_are_answered(shell, line, expected, here, freemoe, monkeyp
     monkeypatch.setenv("_FREEMOE_COMPLETE", f"complete_{shell}")
     monkeypatch.setenv("_TYPER_COMPLETE_ARGS", line)
     monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
-    done = freemoe()
-    assert done.code == 0
+    done = freemoe().ok()
     assert expected in done.out
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import document, numbers_are_numbers
+from tests.cli.test_refusals import check_refusal
 from tests.tiny import save_base_and_text
 
 SMALL = ["--steps", "2", "--block", "32", "--batch-tokens", "64", "--experts", "3", "--dtype", "float32"]
@@ -20,8 +21,7 @@ def model(folder):
 
 
 def test_a_dry_run_writes_nothing(model, freemoe):
-    done = freemoe("convert", str(model), "--text", "text.jsonl", *SMALL, "-o", "out", "--dry-run")
-    assert done.code == 0
+    done = freemoe("convert", str(model), "--text", "text.jsonl", *SMALL, "-o", "out", "--dry-run").ok()
     assert "steps: 2\nstep: 64 tokens\n" in done.out
     done = freemoe("convert", str(model), "--text", "text.jsonl", *SMALL, "-o", "out", "--dry-run", "--json")
     found = document(done, "convert-plan")
@@ -54,8 +54,7 @@ def test_a_dry_run_refuses_what_the_run_would_in_the_same_words(model, freemoe):
 
 
 def test_the_whole_way(model, freemoe):
-    done = freemoe("convert", str(model), "--text", "text.jsonl", *SMALL, "-o", "out", "-q")
-    assert done.code == 0, done.err
+    done = freemoe("convert", str(model), "--text", "text.jsonl", *SMALL, "-o", "out", "-q").ok()
     assert "static pruning by magnitude" in done.out
     assert "perplexity@32" in done.out
     result = json.loads((model.parent / "out" / "result.json").read_text())
@@ -69,9 +68,8 @@ def test_the_whole_way(model, freemoe):
     seen = freemoe("inspect", "out", "--base", str(model), "--json")
     assert document(seen, "inspect")["fits_base"] is True
     assert numbers_are_numbers(document(seen, "inspect"))
-    scored = freemoe("eval", "out", "-d", "law=law.jsonl", "--json", "-q")
-    assert scored.code == 0, scored.err
-    assert 0 <= document(scored, "eval")["domains"][0]["rows"]["base"]["score"] <= 100
+    scored = document(freemoe("eval", "out", "-d", "law=law.jsonl", "--json", "-q"), "eval")
+    assert 0 <= scored["domains"][0]["rows"]["base"]["score"] <= 100
     scored = freemoe("eval", str(model), "-d", "law=law.jsonl", "-q")
     assert "on law, chance is 50.0 % (" in scored.out
     assert freemoe("report", "out").code == 0
@@ -79,6 +77,4 @@ def test_the_whole_way(model, freemoe):
     made = document(freemoe("run", "out/recipe.yaml", "-q", "-o", "again", "--json"), "convert")
     assert made["result"]["parameters"] == json.loads(Path("again/result.json").read_text())["parameters"]
     assert made["result"]["scores"] == result["scores"]
-    again = freemoe("convert", str(model), "--text", "text.jsonl", *SMALL, "-o", "out", "-q")
-    assert again.code == 2
-    assert "exists already" in again.err
+    check_refusal(freemoe("convert", str(model), "--text", "text.jsonl", *SMALL, "-o", "out", "-q"), ["exists already"])

@@ -56,17 +56,15 @@ def chat_base(tmp_path_factory):
 def test_conversations_are_built_on_and_answered_by_the_template(freemoe, chat_base, tmp_path):
     out = str(tmp_path / "out")
     data = f"help={DATA / 'messages.jsonl'}"
-    built = freemoe("build", str(chat_base), "-d", data, *SMALL, "-o", out)
-    assert built.code == 0, built.err
+    built = freemoe("build", str(chat_base), "-d", data, *SMALL, "-o", out).ok()
     assert "read as chat {messages}, by the model's chat template" in built.err
     assert read_manifest(out)["chat"] is True
     result = json.loads((Path(out) / "result.json").read_text())
     assert result["recipe"]["data"]["chat"] == "auto"
     said = {}
     for mode in ("auto", "on", "off"):
-        done = freemoe("generate", out, "divide by 5: f(x)=", "--chat", mode, "--json", "--max-new-tokens", "8")
-        assert done.code == 0, done.err
-        said[mode] = json.loads(done.out)["text"]
+        line = ["generate", out, "divide by 5: f(x)=", "--chat", mode, "--json", "--max-new-tokens", "8"]
+        said[mode] = freemoe(*line).json["text"]
     assert said["auto"] == said["on"] != said["off"]
     off = freemoe("build", str(chat_base), "-d", data, *SMALL, "--chat", "off", "-o", out + "-off")
     assert "as plain text, without a chat template" in off.err

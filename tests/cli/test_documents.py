@@ -1,7 +1,5 @@
 """JSON: one document per command, with a schema, its numbers as numbers; the same as lines, and errors as documents."""
 
-from __future__ import annotations
-
 import ast
 import json
 from pathlib import Path
@@ -16,7 +14,7 @@ from freemoe.cli.common import CommandOutput
 from freemoe.cli.documents import FORMAT, lines_of, print_json
 from freemoe.cli.run import COMMANDS
 from freemoe.cli.schemas import DOCUMENTS
-from tests.cli.conftest import Freemoe, document, numbers_are_numbers
+from tests.cli.conftest import document, numbers_are_numbers
 from tests.cli.test_refusals import SMALL
 
 
@@ -86,19 +84,16 @@ def test_types_refuse_other_documents():
 
 
 @pytest.mark.parametrize("command", DOCUMENTS)
-def test_schemas_of_documents_are_printed(command: str, freemoe: Freemoe) -> None:
-    done = freemoe("schema", command)
-    assert done.code == 0
-    assert json.loads(done.out)["properties"]["schema"]["const"] == f"freemoe.{command}/{FORMAT}"
+def test_schemas_of_documents_are_printed(command, freemoe):
+    done = freemoe("schema", command).ok()
+    assert done.json["properties"]["schema"]["const"] == f"freemoe.{command}/{FORMAT}"
     assert freemoe("schema", f"freemoe.{command}/{FORMAT}") == done
 
 
 @pytest.fixture
 def built(folder, freemoe):
     """What a small build printed."""
-    done = freemoe(*SMALL, "--json")
-    assert done.code == 0, done.err
-    return document(done, "build")
+    return document(freemoe(*SMALL, "--json"), "build")
 
 
 def test_every_command_prints_one_document(built, folder, freemoe):
@@ -193,7 +188,7 @@ def test_what_cannot_be_parsed_is_a_document_too(freemoe):
 
 
 @pytest.mark.parametrize("command", ["build m -d law=law.jsonl", "demo", "run recipe.yaml"])
-def test_yaml_is_no_document(command: str, folder: Path, freemoe: Freemoe) -> None:
+def test_yaml_is_no_document(command, folder, freemoe):
     (folder / "recipe.yaml").write_text("{model: m, domains: {law: law.jsonl}}")
     done = freemoe(*command.split(), "--print-recipe", "--json")
     assert "give one of them" in document(done, "error")["error"]

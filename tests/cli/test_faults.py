@@ -15,6 +15,7 @@ import pytest
 from freemoe.cli import failures
 from freemoe.core.files import cache_folder
 from tests.cli.conftest import document
+from tests.cli.test_refusals import check_refusal
 
 ROWS = "freemoe.cli.listing._listing_rows"
 
@@ -153,7 +154,7 @@ def test_exit_codes_are_documented():
 def test_json_is_safe_on_a_terminal(freemoe):
     name = "a\u202e\x9b31m"
     done = freemoe("inspect", name, "--json")
-    assert repr(name) in json.loads(done.out)["error"]
+    assert repr(name) in document(done, "error")["error"]
     for stream in (done.out, done.err):
         assert "\u202e" not in stream
         assert "\x9b" not in stream
@@ -172,9 +173,7 @@ def test_json_is_safe_on_a_terminal(freemoe):
 )
 def test_a_result_that_was_edited(result, freemoe, tmp_path):
     (tmp_path / "scores.json").write_text(json.dumps(result))
-    done = freemoe("report", str(tmp_path / "scores.json"))
-    assert done.code == 2
-    assert "error: " in done.err
+    check_refusal(freemoe("report", str(tmp_path / "scores.json")), ["error: "])
 
 
 @pytest.mark.parametrize("name", ["", ".", "/", "x" * 300, "x/" * 3000, "~nosuchuser/x", "loop", "fifo", "/dev/null"])
@@ -201,6 +200,6 @@ def test_names_that_lead_nowhere(line, name, freemoe, tmp_path, monkeypatch):
 def test_a_folder_of_tasks_that_another_library_reads(make, words, freemoe, tmp_path):
     (tmp_path / "good.yaml").write_text("task: mine\nprocess_docs: !function utils.f\n")
     make(tmp_path / "odd.yaml")
-    done = freemoe("eval", "freemoe-demo", "-d", "a=lm_eval:mine", "--task-folder", str(tmp_path), "--dry-run")
-    assert done.code == 2
-    assert words in done.err
+    check_refusal(
+        freemoe("eval", "freemoe-demo", "-d", "a=lm_eval:mine", "--task-folder", str(tmp_path), "--dry-run"), [words]
+    )

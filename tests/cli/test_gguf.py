@@ -60,11 +60,9 @@ def test_the_artefact_says_what_its_base_was(world, freemoe):
     result = json.loads((world.out / "result.json").read_text())
     assert result["base"]["origin"] == "dequantised from GGUF Q4_1 to float32"
     assert "dequantised from GGUF Q4_1 to float32" in (world.out / "README.md").read_text()
-    done = freemoe("inspect", str(world.out), "--base", str(world.base))
-    assert done.code == 0, done.err
+    done = freemoe("inspect", str(world.out), "--base", str(world.base)).ok()
     assert "fits base: yes" in done.out
-    done = freemoe("inspect", str(world.base))
-    assert done.code == 0, done.err
+    done = freemoe("inspect", str(world.base)).ok()
     assert "origin: dequantised from GGUF Q4_1 to float32" in done.out
     assert "decoder layers: 2" in done.out
     assert "tokens" in done.out
@@ -77,15 +75,12 @@ def test_other_commands_take_it_too(world, freemoe):
     assert plain.code == expert.code == 0, plain.err + expert.err
     one, two = (json.loads(d.out)["domains"][0]["rows"]["base"]["score"] for d in (plain, expert))
     assert one == two
-    done = freemoe("generate", str(world.out), "the", "--expert", EXPERT, "--max-new-tokens", "3", "--device", "cpu")
-    assert done.code == 0, done.err
+    freemoe("generate", str(world.out), "the", "--expert", EXPERT, "--max-new-tokens", "3", "--device", "cpu").ok()
 
 
 @pytest.mark.parametrize("kind", ["f32", "f16", "q8_0"])
 def test_merged_into_a_gguf_and_read_again(world, kind, freemoe, tmp_path):
-    done = freemoe("merge", str(world.out), EXPERT, "-o", str(tmp_path / "merged"), "--gguf", kind, "--json")
-    assert done.code == 0, done.err
-    found = json.loads(done.out)
+    found = freemoe("merge", str(world.out), EXPERT, "-o", str(tmp_path / "merged"), "--gguf", kind, "--json").json
     assert found["weights_off"] == sum(len(v) for v in world.off.values()) > 1000
     wanted = merged(world, load_base(world.base, device="cpu")[0])
 
@@ -170,7 +165,7 @@ def test_refused_before_anything_is_loaded(world, freemoe, tmp_path, monkeypatch
     check_refusal(freemoe("merge", out, EXPERT, "-o", str(world.root), "--overwrite"), ["base.gguf", "which is merged"])
     check_refusal(freemoe("merge", "nothing", EXPERT), ["is not an artefact"])
     done = freemoe("merge", out, EXPERT, "--gguf", "f16", "--dry-run", "--json")
-    assert json.loads(done.out)["gguf"] == "freemoe-merged/model-f16.gguf"
+    assert done.json["gguf"] == "freemoe-merged/model-f16.gguf"
     assert [p.name for p in tmp_path.iterdir()] == ["there"]
 
 
@@ -193,8 +188,7 @@ def test_overwriting_replaces_model_folders_only(world, freemoe, tmp_path):
     check_refusal(freemoe(*arguments, str(tmp_path / "older")), ["also holds 'left.txt'"])
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "older").config.model_type == "gpt2"
     (tmp_path / "older" / "left.txt").unlink()
-    done = freemoe(*arguments, str(tmp_path / "older"))
-    assert done.code == 0, done.err
+    freemoe(*arguments, str(tmp_path / "older")).ok()
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "older").config.model_type == "llama"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["older", "there"]
 

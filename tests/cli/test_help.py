@@ -1,11 +1,7 @@
 """Help: every command has an example, and every example works as it stands."""
 
-from __future__ import annotations
-
-import json
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 import typer.main
@@ -13,7 +9,6 @@ import typer.main
 from freemoe import __version__
 from freemoe.cli import app
 from freemoe.recipes import load_recipe
-from tests.cli.conftest import Freemoe
 
 GROUP = typer.main.get_command(app)
 COMMANDS = sorted(GROUP.commands)  # type: ignore[attr-defined]
@@ -30,9 +25,8 @@ EXAMPLES = [(c, e) for c in COMMANDS for e in examples(GROUP.commands[c].help or
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_has_an_example_on_a_line_of_its_own(command: str, freemoe: Freemoe) -> None:
-    done = freemoe(command, "--help")
-    assert done.code == 0
+def test_help_has_an_example_on_a_line_of_its_own(command, freemoe):
+    done = freemoe(command, "--help").ok()
     shown = examples(done.out)
     assert shown
     # Wrapping the text to the terminal must not have cut or joined any of them.
@@ -40,7 +34,7 @@ def test_help_has_an_example_on_a_line_of_its_own(command: str, freemoe: Freemoe
 
 
 @pytest.mark.parametrize(("command", "example"), EXAMPLES, ids=[f"{c}-{i}" for i, (c, _) in enumerate(EXAMPLES)])
-def test_every_example_parses(command: str, example: str, folder: Path, freemoe: Freemoe) -> None:
+def test_every_example_parses(command, example, folder, freemoe):
     line, _, target = example.partition(" > ")
     program, name, *arguments = shlex.split(line)
     assert program == "freemoe"
@@ -48,8 +42,7 @@ def test_every_example_parses(command: str, example: str, folder: Path, freemoe:
     if name == "run":
         (folder / "recipe.yaml").write_text("{model: m, domains: {law: law.jsonl}}")
     if name in PRINTERS:
-        done = freemoe(name, *arguments, *([] if target else ["--print-recipe"]))
-        assert done.code == 0, done.err
+        done = freemoe(name, *arguments, *([] if target else ["--print-recipe"])).ok()
         (folder / "printed.yaml").write_text(done.out, encoding="utf-8")
         assert load_recipe(folder / "printed.yaml").command == {"run": "build", "demo": "build"}.get(name, name)
 
@@ -64,21 +57,19 @@ CHEAP = [(c, e) for c, e in EXAMPLES if c in ("bench", "lm-eval", "ls", "schema"
 
 
 @pytest.mark.parametrize(("command", "example"), CHEAP, ids=[f"{c}-{i}" for i, (c, _) in enumerate(CHEAP)])
-def test_examples_that_cost_nothing_are_run(command: str, example: str, folder: Path, freemoe: Freemoe) -> None:
+def test_examples_that_cost_nothing_are_run(command, example, folder, freemoe):
     (folder / "data").mkdir()
     arguments = shlex.split(example)[1:]
-    done = freemoe(*arguments, "--print-recipe" if command == "demo" else "--dry-run")
-    assert done.code == 0, done.err
+    done = freemoe(*arguments, "--print-recipe" if command == "demo" else "--dry-run").ok()
     assert done.out
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
 @pytest.mark.parametrize("command", ["", *COMMANDS])
-def test_help_is_not_cut(command: str, columns: int, freemoe: Freemoe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_is_not_cut(command, columns, freemoe, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
     grouped = command and getattr(GROUP.commands[command], "common", None) is not None  # type: ignore[attr-defined]
-    done = freemoe(*([command] if command else []), "--help-all" if grouped else "--help")
-    assert done.code == 0
+    done = freemoe(*([command] if command else []), "--help-all" if grouped else "--help").ok()
     assert "…" not in done.out
     assert "..." not in re.sub(r"\}\.\.\.|\[ARGS\]\.\.\.|EXPERT\.\.\.|expert\.\.\. <|names\.\.\. <", "", done.out)
     # Examples stay on one line, to be copied.
@@ -96,7 +87,7 @@ def test_help_is_not_cut(command: str, columns: int, freemoe: Freemoe, monkeypat
 
 
 @pytest.mark.parametrize("command", ["build", "convert", "trim", "eval"])
-def test_help_shows_the_usual_options_in_groups_and_says_how_many_more(command: str, freemoe: Freemoe) -> None:
+def test_help_shows_the_usual_options_in_groups_and_says_how_many_more(command, freemoe):
     shown, whole = freemoe(command, "--help").out, freemoe(command, "--help-all").out
     few, every = (set(re.findall(r"(?m)^  (?:-\w, )?(--[\w-]+)", text)) for text in (shown, whole))
     assert few < every
@@ -107,8 +98,7 @@ def test_help_shows_the_usual_options_in_groups_and_says_how_many_more(command: 
 
 
 def test_the_overview_lists_every_command(freemoe):
-    done = freemoe("--help")
-    assert done.code == 0
+    done = freemoe("--help").ok()
     assert "Start with: freemoe demo" in done.out
     for command in COMMANDS:
         assert bool(re.search(rf"^  {command} ", done.out, re.MULTILINE)) == (command != "schema")
@@ -119,7 +109,7 @@ def test_the_version(freemoe):
 
 
 def test_ls_lists_all_kinds_or_one(freemoe):
-    found = json.loads(freemoe("ls", "--json").out)
+    found = freemoe("ls", "--json").json
     del found["schema"]
     shown, one = freemoe("ls"), freemoe("ls", "metrics")
     assert (shown.code, one.code) == (0, 0)

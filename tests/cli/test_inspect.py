@@ -1,19 +1,16 @@
 """Super weights of a model, as the command line shows them."""
 
-import json
-
 import pytest
 
 from freemoe.domain_experts.artefact import PASSAGE
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.weights import find_weights
 from tests.cli.conftest import document, numbers_are_numbers
+from tests.cli.test_refusals import check_refusal
 
 
 def test_super_weights_are_those_of_the_model(freemoe, tmp_path):
-    done = freemoe("inspect", "freemoe-demo", "--super-weights", "--json")
-    assert done.code == 0, done.err
-    found = document(done, "inspect")
+    found = document(freemoe("inspect", "freemoe-demo", "--super-weights", "--json"), "inspect")
     assert numbers_are_numbers(found)
     shown = found["super_weights"]
     weights = {w.name: w for w in find_weights(load_base("freemoe-demo")[0])}
@@ -30,7 +27,7 @@ def test_super_weights_are_those_of_the_model(freemoe, tmp_path):
     (tmp_path / "same.txt").write_text(PASSAGE, encoding="utf-8")
     (tmp_path / "other.txt").write_text("seven plus two is nine. " * 20, encoding="utf-8")
     same, other = (
-        json.loads(freemoe("inspect", "freemoe-demo", "--super-weights", "--text", str(tmp_path / n), "--json").out)
+        freemoe("inspect", "freemoe-demo", "--super-weights", "--text", str(tmp_path / n), "--json").json
         for n in ("same.txt", "other.txt")
     )
     assert (same["super_weights"], same["tokens"]) == (shown, found["tokens"])
@@ -42,10 +39,6 @@ def test_what_has_no_super_weights_is_refused(freemoe, folder):
     done = freemoe("inspect", "experts", "--super-weights")
     assert done.code == 2
     assert "'experts' is none" in done.err
-    done = freemoe("inspect", "freemoe-demo", "--text", "law.jsonl")
-    assert done.code == 2
-    assert "needs --super-weights" in done.err
+    check_refusal(freemoe("inspect", "freemoe-demo", "--text", "law.jsonl"), ["needs --super-weights"])
     load_base("freemoe-demo")[0].save_pretrained("mute")
-    done = freemoe("inspect", "mute", "--super-weights")
-    assert done.code == 2
-    assert "no tokenizer" in done.err
+    check_refusal(freemoe("inspect", "mute", "--super-weights"), ["no tokenizer"])

@@ -1,6 +1,5 @@
 """``lm_eval:NAME`` on the command line: what a build would do, an evaluation, and a refusal."""
 
-import json
 import runpy
 import sys
 from functools import partial
@@ -16,17 +15,14 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 def test_the_dry_run_of_a_build_shows_the_splits(freemoe, tmp_path):
     spec = ["-d", "sums=lm_eval:sums+train", "--task-folder", write_task(tmp_path)]
-    done = freemoe("build", "freemoe-demo", *spec, "--by", "none", "--dry-run", "-o", str(tmp_path / "out"))
-    assert done.code == 0, done.err
+    done = freemoe("build", "freemoe-demo", *spec, "--by", "none", "--dry-run", "-o", str(tmp_path / "out")).ok()
     assert "reference validation+train 54, reported test 20" in done.out
     assert "metric acc (brier_score left out: no mean over documents)" in done.out
 
 
 def test_an_evaluation(freemoe, tmp_path):
     spec = ["-d", "sums=lm_eval:sums@1", "--task-folder", write_task(tmp_path)]
-    done = freemoe("eval", "freemoe-demo", *spec, "--limit", "12", "--json")
-    assert done.code == 0, done.err
-    (domain,) = json.loads(done.out)["domains"]
+    (domain,) = freemoe("eval", "freemoe-demo", *spec, "--limit", "12", "--json").json["domains"]
     assert domain["rows"]["base"]["documents"] == 12 < SIZES["test"]
     assert "1-shot from train" in domain["notes"][0]
 
@@ -40,7 +36,7 @@ def test_a_refusal_ends_the_command(freemoe, tmp_path):
 
 def test_the_list_of_tasks_says_that_there_are_others(freemoe):
     assert OTHER_TASKS[0] == "lm_eval:NAME"
-    assert json.loads(freemoe("ls", "tasks", "--json").out)["tasks"][-1]["name"] == "lm_eval:NAME"
+    assert freemoe("ls", "tasks", "--json").json["tasks"][-1]["name"] == "lm_eval:NAME"
 
 
 def test_lm_evals_own_command_as_a_module_of_ours(tmp_path, monkeypatch, capsys):

@@ -10,6 +10,7 @@ from freemoe import FreeMoE
 from freemoe.core.errors import ArtifactError
 from freemoe.domain_experts.artefact import inspect_artefact
 from freemoe.serve.catalogue import ExpertCatalogue
+from tests.cli.test_refusals import check_refusal
 from tests.domain_experts.conftest import artefact, world  # noqa: F401  (fixtures)
 from tests.domain_experts.structured.artefacts import unit_artefact
 from tests.serve.conftest import served
@@ -24,13 +25,12 @@ def built(tmp_path_factory):
 def test_it_is_not_merged_unasked(built, tmp_path, freemoe):
     for names in (["law/none"], ["law/single", "law/none", "--op", "union"], ["law/single+law/none"]):
         for dry in ([], ["--dry-run"]):
-            done = freemoe("merge", str(built), *names, "-o", str(tmp_path / "m"), *dry)
-            assert done.code == 2
-            assert "'law/none' was rejected" in done.err
-            assert "--allow-rejected" in done.err
+            check_refusal(
+                freemoe("merge", str(built), *names, "-o", str(tmp_path / "m"), *dry),
+                ["'law/none' was rejected", "--allow-rejected"],
+            )
             assert not (tmp_path / "m").exists()
-    done = freemoe("merge", str(built), "law/none", "-o", str(tmp_path / "m"), "--allow-rejected")
-    assert done.code == 0, done.err
+    done = freemoe("merge", str(built), "law/none", "-o", str(tmp_path / "m"), "--allow-rejected").ok()
     assert "0 weights are zero" in done.out
     base, merged = (
         AutoModelForCausalLM.from_pretrained(f).state_dict() for f in (built.parent / "base", tmp_path / "m")
@@ -46,14 +46,14 @@ def test_it_is_not_merged_unasked(built, tmp_path, freemoe):
 
 
 def test_lists_mark_it(built, freemoe, capsys):
-    rows = json.loads(freemoe("inspect", str(built), "--json").out)["experts"]
+    rows = freemoe("inspect", str(built), "--json").json["experts"]
     assert {row["name"]: row["accepted"] for row in rows} == {
         "law/all": None,
         "law/free": None,
         "law/single": None,
         "law/none": False,
     }
-    plan = json.loads(freemoe("serve", str(built), "--dry-run", "--json").out)
+    plan = freemoe("serve", str(built), "--dry-run", "--json").json
     assert len(plan["models"]) == 5
     assert plan["rejected"] == ["base:law/none"]
     for name, marked in (("law/none", True), ("law/single", False), ("base", False)):
@@ -62,10 +62,7 @@ def test_lists_mark_it(built, freemoe, capsys):
         assert done.code == 0, done.err
         assert said.startswith(f"expert: {name}")
         assert ("rejected" in said) is marked
-        assert (
-            json.loads(freemoe("generate", str(built), "x", "--expert", name, "--dry-run", "--json").out)["rejected"]
-            is marked
-        )
+        assert freemoe("generate", str(built), "x", "--expert", name, "--dry-run", "--json").json["rejected"] is marked
     capsys.readouterr()
     FreeMoE.from_pretrained(built).print_expert_summary()
     table = capsys.readouterr().out.splitlines()

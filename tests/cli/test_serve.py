@@ -32,14 +32,12 @@ pytestmark = pytest.mark.usefixtures("no_key")
 
 def test_a_dry_run_names_models_and_memory(folders, freemoe):
     line = ["serve", str(folders.base), "--experts", str(folders.own), "--experts", f"x-={folders.more}", "--dry-run"]
-    done = freemoe(*line, "--json", "--context", "100", "--max-batch", "3")
-    assert done.code == 0, done.err
-    found = json.loads(done.out)
+    found = freemoe(*line, "--json", "--context", "100", "--max-batch", "3").json
     assert found["models"] == ["base", "auto", "base:a", "base:b", "base:x-c", "base:x-d"]
     # One layer, keys and values, 2 heads of 8 numbers of 4 bytes.
     assert found["slot_bytes"] == 2 * 2 * 8 * 4 * 100
     assert found["cache_bytes"] == 3 * found["slot_bytes"]
-    alone = json.loads(freemoe("serve", str(folders.own), "--dry-run", "--json").out)
+    alone = freemoe("serve", str(folders.own), "--dry-run", "--json").json
     assert alone["models"] == ["base", "auto", "base:a", "base:b"]
     assert alone["context_tokens"] == 256
     assert "slot: 32.0 KiB" in freemoe("serve", str(folders.own), "--dry-run").out

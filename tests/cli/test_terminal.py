@@ -122,8 +122,7 @@ def test_words_of_a_table_are_broken_and_never_cut(monkeypatch):
 def test_progress_of_a_run_is_lines_on_standard_error(freemoe, folder):
     arguments = ["eval", "freemoe-demo", "-d", "law=law.jsonl"]
     for more in ([], ["--json"], ["--summary"]):
-        done = freemoe(*arguments, *more)
-        assert done.code == 0
+        done = freemoe(*arguments, *more).ok()
         lines = [line for line in done.err.splitlines() if line.startswith("progress: ")]
         assert lines[-1].startswith("progress: law 1/1 (100 %) elapsed ")
         assert "progress" not in done.out

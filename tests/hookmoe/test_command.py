@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cli.conftest import Freemoe, document, freemoe, numbers_are_numbers  # noqa: F401
+from tests.cli.conftest import document, freemoe, numbers_are_numbers  # noqa: F401
+from tests.cli.test_refusals import check_refusal
 
 SMALL = ["--steps", "2", "--block", "32", "--limit", "6", "--set", "training.held_out=2", "--set", "training.test=3"]
 
@@ -15,8 +16,7 @@ def test_every_flag_is_a_field(freemoe):  # noqa: F811
     line = "trim m --text t.txt -o out --plan tlnle:2,2 --rescale renorm --hooks 0,3 --units 9 --scope routed"
     line += " --position parallel --start ridge --loss lm --steps 7 --rate 0.01 --block 64 --limit 5 --no-control"
     line += " --seed 3 --threads 1 --speed 64,128 --new-tokens 9 --rounds 2 --set plan.best=4 --print-recipe"
-    done = freemoe(*line.split(), "--compare", "sweep:4 top_p:0.6,0.2 naee")
-    assert done.code == 0, done.err
+    done = freemoe(*line.split(), "--compare", "sweep:4 top_p:0.6,0.2 naee").ok()
     found = yaml.safe_load(done.out)
     assert found["plan"]["given"] == "tlnle:2,2"
     assert (found["plan"]["rescale"], found["plan"]["best"]) == ("renorm", 4)
@@ -38,14 +38,12 @@ def test_a_trim_from_the_command_line_and_its_evaluation(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FREEMOE_LEDGER", str(tmp_path / "ledger"))
     line = ["trim", str(saved / "model"), "--text", str(saved / "text.jsonl"), "--act", "1.0", "-o", "out", *SMALL]
-    done = freemoe(*line, "--dry-run")
-    assert done.code == 0, done.err
+    done = freemoe(*line, "--dry-run").ok()
     assert "plans measured at most" in done.out
     found = document(freemoe(*line, "--dry-run", "--json"), "trim-plan")
     assert found["active_parameters"] > found["least_active_parameters"] > 0
     assert not Path("out").exists()
-    done = freemoe(*line, "-q")
-    assert done.code == 0, done.err
+    done = freemoe(*line, "-q").ok()
     assert "Act 2.000 -> 1.000" in done.out
     guessing = json.loads(Path("out/result.json").read_text()).get("guessing")
     assert (guessing is not None) == ("all tokens alike have" in done.out)
@@ -61,8 +59,7 @@ def test_a_trim_from_the_command_line_and_its_evaluation(
     # A plan alone has nothing that was trained, and one that was given no search.
     given = [*line[:4], "--plan", "uniform:1", "--hooks", "none", "-o", "alone", *SMALL, "-q"]
     more = ["--compare", "sweep:2 rel_threshold:0.9 naee", "--speed", "8,40", "--new-tokens", "3", "--rounds", "1"]
-    done = freemoe(*given, *more)
-    assert done.code == 0, done.err
+    done = freemoe(*given, *more).ok()
     alone = json.loads(Path("alone/result.json").read_text())
     assert [row["name"] for row in alone["compared"]][::4] == ["full", "rel_threshold:0.9"]
     # Who compares plans chooses one: not by test text.
@@ -74,9 +71,7 @@ def test_a_trim_from_the_command_line_and_its_evaluation(
     assert [(s["prompt"], s["new_tokens"], s["rounds"]) for s in alone["speed"]["lengths"]] == [(8, 3, 1), (40, 3, 1)]
     assert "prompt of 40 tokens" in done.out
     assert Path("alone/report.html").read_text(encoding="utf-8").count("<figure") == 1
-    done = freemoe("eval", "out", "--json")
-    assert done.code == 0, done.err
-    found = document(done, "eval-text")
+    found = document(freemoe("eval", "out", "--json"), "eval-text")
     assert found["cost"] == {"openings": 3}
     free = {"rescaled"} if result["rescale"]["rule"] != "none" else set()
     assert set(found["rows"]) == {"full", "plan", *free, "hooks"}
@@ -93,9 +88,9 @@ def test_a_trim_from_the_command_line_and_its_evaluation(
     assert "won back" in done.out
     assert f"hooks: Act 1.000 (per layer 1, 1, 1), {cost['trimmed']['active']:,} active of" in done.out
     # The recipe inside is the run.
-    done = freemoe("run", "out/recipe.yaml", "-o", "again", "-q", "--json")
-    assert done.code == 0, done.err
-    assert document(done, "trim")["plans"] == "again/plans.svg"
+    assert (
+        document(freemoe("run", "out/recipe.yaml", "-o", "again", "-q", "--json"), "trim")["plans"] == "again/plans.svg"
+    )
     assert numbers_are_numbers(document(freemoe("inspect", "out", "--json"), "inspect"))
     for name in ("hookmoe.safetensors", "plan.json"):
         assert Path("out", name).read_bytes() == Path("again", name).read_bytes()
@@ -119,9 +114,11 @@ def test_a_dry_run_refuses_what_the_run_would_in_the_same_words(
 
 def test_errors_are_messages(freemoe, saved, tmp_path):  # noqa: F811
     text = str(saved / "text.jsonl")
-    done = freemoe("trim", str(saved / "dense"), "--text", text, "-o", str(tmp_path / "o"), "--plan", "uniform:1")
-    assert done.code == 2
-    assert "dense" in done.err
-    done = freemoe("trim", str(saved / "model"), "--text", text, "--hooks", "some")
-    assert done.code == 2
-    assert "write all, one, none, or layer numbers" in done.err
+    check_refusal(
+        freemoe("trim", str(saved / "dense"), "--text", text, "-o", str(tmp_path / "o"), "--plan", "uniform:1"),
+        ["dense"],
+    )
+    check_refusal(
+        freemoe("trim", str(saved / "model"), "--text", text, "--hooks", "some"),
+        ["write all, one, none, or layer numbers"],
+    )

@@ -14,7 +14,7 @@ from benchmarks.serve.material import run_in_thread
 from freemoe import FreeMoE
 from freemoe.domain_experts.route.router import train_router
 from freemoe.serve.engine.engine import InferenceEngine
-from freemoe.serve.engine.requests import SequenceDone, SequenceFailed, SequenceRequest, TextChunk
+from freemoe.serve.engine.requests import SequenceEnd, SequenceRequest, TextChunk
 from freemoe.serve.http.app import make_app
 from freemoe.serve.http.server import EngineServer
 from freemoe.serve.metrics import ServerMetrics
@@ -111,11 +111,8 @@ def read(outbox, timeout=60):
                     found.text += event.text
                     found.tokens += event.tokens
                     found.pieces += 1
-                case SequenceDone():
-                    found.reason = event.reason
-                    return found
-                case SequenceFailed():
-                    found.error = event.error
+                case SequenceEnd():
+                    found.reason, found.error = event.reason, event.error
                     return found
                 case _:
                     found.read += event.tokens

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from freemoe.cli.failures import STOPPED
 from freemoe.tomoe.devices import DistributedContext
 from freemoe.tomoe.structures import methods
-from tests.cli.conftest import Freemoe, freemoe  # noqa: F401  (a fixture)
+from tests.cli.conftest import freemoe  # noqa: F401  (a fixture)
 from tests.tiny import save_base_and_text
 
 # Each process balances its own tokens, so that this term alone differs.

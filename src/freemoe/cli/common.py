@@ -182,6 +182,11 @@ def print_line(line: str) -> None:
     out.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
+def print_status(line: str) -> None:
+    """The same on standard error, beside what is printed."""
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
 def print_table(table: Table) -> None:
     """Print a table whose words are broken where they do not fit, not cut."""
     for column in table.columns:

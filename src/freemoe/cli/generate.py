@@ -5,7 +5,7 @@ from typing import Any
 import typer
 
 from freemoe.cli import completion, options
-from freemoe.cli.common import calm_libraries, console, print_json, print_line
+from freemoe.cli.common import calm_libraries, print_json, print_line, print_status
 from freemoe.cli.flags import with_signature
 from freemoe.core.registry import unknown_name
 from freemoe.hub.fetch import require_in_reach
@@ -73,6 +73,6 @@ def run_command(artefact: str, prompt: str, chat: str, dry_run: bool, as_json: b
         print_json("generate", {"expert": chosen, "rejected": rejected, "text": None if dry_run else text})
         return
     note = " (rejected: no reliable gain, so it is the base)" if rejected else ""
-    console.print(f"expert: {chosen}{note}", markup=False, highlight=False, soft_wrap=True)
+    print_status(f"expert: {chosen}{note}")
     if not dry_run:
         print_line(text)

@@ -11,7 +11,7 @@ import typer
 from pydantic.fields import FieldInfo
 
 from freemoe.cli import completion, options
-from freemoe.cli.common import calm_libraries, console, print_fields
+from freemoe.cli.common import calm_libraries, print_fields, print_status
 from freemoe.cli.flags import non_none_types, with_signature
 from freemoe.core.errors import RecipeError
 from freemoe.core.run.places import parse_executor_spec
@@ -115,7 +115,7 @@ def _with_vllm(settings: ServeSettings, key: str | None, values: Mapping[str, An
     if values["dry_run"]:
         return print_fields("serve-plan", plan | {"command": shlex.join(command)}, values["as_json"])
     require_free(settings.host, values["port"])
-    _print_status(f"models: {', '.join(plan['models'])}")
+    print_status(f"models: {', '.join(plan['models'])}")
     os.execve(command[0], command, {**os.environ, **environment})
 
 
@@ -143,19 +143,15 @@ def _with_own_engine(settings: ServeSettings, key: str | None, values: Mapping[s
         return print_fields("serve-plan", served.dry_run_plan(), values["as_json"])
     if place.address is None:
         require_free(settings.host, port)
-    _print_status(f"models: {served}")
+    print_status(f"models: {served}")
     if place.ray:
         from freemoe.serve.ray.launch import serve_on_ray
 
-        serve_on_ray(served, key, port, _print_status, place.address)
+        serve_on_ray(served, key, port, print_status, place.address)
     else:
         from freemoe.serve.http.server import serve_here
 
-        serve_here(served, key, port, _print_status)
-
-
-def _print_status(line: str) -> None:
-    console.print(line, markup=False, highlight=False, soft_wrap=True)
+        serve_here(served, key, port, print_status)
 
 
 def require_serve() -> None:

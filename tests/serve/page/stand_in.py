@@ -7,7 +7,6 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -58,39 +57,24 @@ class Asked:
 
 
 class StandIn:
-    """What it answers may be changed at any time.
-
-    Attributes:
-        models: What ``/v1/models`` lists.
-        rejected: Those of them that are marked.
-        says: Model -> steps: text is a piece, a dict an event, bytes are sent as they are, an `threading.Event` is waited for.
-        refuses: Model or path -> refusals, each given once, before anything else.
-        route: The router's view.
-        key: Asked of every request where there is one.
-        template: Whether the base has a chat template.
-        html: The page.
-        headers: Its headers.
-        asked: All requests with a body.
-        gone: Set when a reader left in the middle.
-    """
+    """What it answers may be changed at any time."""
 
     def __init__(self):
-        self.models = ["base", "base:law", "base:math", "auto"]
-        self.rejected: Sequence[str] = ()
-        self.says: dict[str, Sequence[Any]] = {}
-        self.refuses: dict[str, list[Refusal]] = {}
-        self.route: dict[str, Any] = {
-            "expert": "math",
-            "confidence": 0.834,
-            "subdomains": [{"name": "law", "probability": 0.166}, {"name": "math", "probability": 0.834}],
-        }
-        self.key: str | None = None
-        self.template = True
+        self.models, self.rejected = ["base", "base:law", "base:math", "auto"], ()
+        # Model -> steps: text is a piece, a dict an event, bytes are sent as they are, a `threading.Event` is waited for.
+        self.says = {}
+        # Model or path -> refusals, each given once, before anything else.
+        self.refuses = {}
+        subdomains = [{"name": "law", "probability": 0.166}, {"name": "math", "probability": 0.834}]
+        self.route = {"expert": "math", "confidence": 0.834, "subdomains": subdomains}
+        self.key, self.template = (
+            None,
+            True,
+        )  # Asked of every request where there is one; whether the base has one for chats
         self.html, headers = load_page()
-        self.headers = dict(headers)
-        self.asked: list[Asked] = []
-        self.gone = threading.Event()
-        self.address = ""
+        self.headers, self.address = dict(headers), ""
+        self.asked: list[Asked] = []  # All requests with a body
+        self.gone = threading.Event()  # Set when a reader left in the middle
 
     def bodies(self, path=CHAT):
         """What was asked of a path, in order."""
@@ -156,12 +140,7 @@ class StandIn:
 
 @contextlib.contextmanager
 def standing_in(told, port=0):
-    """Serve on the loopback until the block ends.
-
-    Args:
-        told: What to answer; its ``address`` is filled in.
-        port: 0 takes a free one.
-    """
+    """Serve what is told on the loopback until the block ends, and fill in its address; port 0 takes a free one."""
     routes = [Route("/", told.page), Route("/v1/models", told.list_models)]
     app = Starlette(routes=[*routes, Route("/{path:path}", told.answer, methods=["POST"])])
     no_engine = SimpleNamespace(failure=None, stop=lambda: None)

@@ -4,12 +4,14 @@ import importlib
 from pathlib import Path
 
 import pytest
+import typer.main
 import yaml
 from pydantic import ValidationError
 
-from freemoe.core.errors import FreeMoEError, RecipeError
+from freemoe.cli import app
+from freemoe.core.errors import FreeMoEError, RecipeError, WorkerError
 from freemoe.distributed.ray_pool import set_auth_token
-from freemoe.serve.ray.launch import missing_packages
+from freemoe.serve.ray.launch import missing_packages, require_room, share_of
 from freemoe.serve.settings import ServeSettings
 
 pytestmark = [
@@ -76,11 +78,7 @@ def test_what_the_builder_refuses(config, folders, more, error, words):
 
 
 def test_fields_have_the_flags_defaults():
-    import typer
-
-    from freemoe.cli import app
-
-    [command] = [one for name, one in typer.main.get_command(app).commands.items() if name == "serve"]  # type: ignore[attr-defined]
+    command = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
     flags = {one.opts[0].removeprefix("--").replace("-", "_"): one.default for one in command.params}
     for name, field in ServeSettings.model_fields.items():
         if name != "base":
@@ -88,9 +86,7 @@ def test_fields_have_the_flags_defaults():
             assert (flags[name] or None) == default, name
 
 
-def test_replicas_share_a_machine_of_their_own(folders):
-    from freemoe.serve.ray.launch import share_of
-
+def test_replicas_share_a_machine_of_their_own():
     assert share_of(2, 2, 1) == 1
     assert share_of(2, 4, 1) == 0.5
     assert share_of(16, 2, 4) == 4
@@ -101,9 +97,6 @@ def test_replicas_share_a_machine_of_their_own(folders):
 def test_a_cluster_without_room_is_told_before_anything_starts(monkeypatch):
     set_auth_token()
     import ray
-
-    from freemoe.core.errors import WorkerError
-    from freemoe.serve.ray.launch import require_room
 
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 8.0})
     require_room(2, 4.0, False)

@@ -7,11 +7,11 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from freemoe.serve.engine.requests import Event, SequenceDone, SequenceFailed
+from freemoe.serve.engine.requests import Event, SequenceEnd
 
 
 class EventQueue:
-    """The events of one sequence, in order; the last is `SequenceDone` or `SequenceFailed`.
+    """The events of one sequence, in order; the last is a `SequenceEnd`.
 
     ``most`` are kept for a reader that does not read; the last one always has room.
     """
@@ -25,7 +25,7 @@ class EventQueue:
 
     def put_event(self, event: Event) -> bool:
         """Hand on an event; False where nobody reads any more, or there is no room for it."""
-        last = isinstance(event, SequenceDone | SequenceFailed)
+        last = isinstance(event, SequenceEnd)
         with self._lock:
             if self.is_closed or (len(self._events) >= self.most and not last):
                 return False

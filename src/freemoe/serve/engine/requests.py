@@ -93,18 +93,13 @@ class PromptRead:
 
 
 @dataclass(frozen=True)
-class SequenceDone:
+class SequenceEnd:
     """The end of an answer."""
 
-    reason: str  # ``stop`` at a stop string or the token that ends a text, ``length`` at the most tokens
+    # ``stop`` at a stop string or the token that ends a text, ``length`` at the most tokens, ``error``
+    reason: str
     tokens: int  # New tokens, the one that ends a text not counted
+    error: Exception | None = None  # Why there is no more of it
 
 
-@dataclass(frozen=True)
-class SequenceFailed:
-    """The end of an answer that there will not be."""
-
-    error: Exception
-
-
-Event = PromptRead | TextChunk | SequenceDone | SequenceFailed
+Event = PromptRead | TextChunk | SequenceEnd

@@ -164,17 +164,17 @@ def _matches_unbatched(host: Any, limits: EngineLimits) -> bool:
         # Too small to try; nothing is gained by batches either.
         return False
     runner = SlotRunner(model, ByExpert(host), EngineLimits(limits.context, batch=2))
-    try:
-        with torch.no_grad():
+    with torch.no_grad():
+        try:
             alone = [model(input_ids=torch.tensor([row], device=model.device)).logits[0, -1].float() for row in ids]
             for number in (0, 1):
                 runner.add_sequence(number)
             runner.forward([BatchRow(1, ids[1][:4], BASE)])
             found = runner.forward([BatchRow(0, ids[0], BASE), BatchRow(1, ids[1][4:], BASE)])
-    except Exception:  # whatever a family's own code makes of a mask or a cache that it does not expect
-        return False
-    finally:
-        runner.release_model()
+        except Exception:  # whatever a family's own code makes of a mask or a cache that it does not expect
+            return False
+        finally:
+            runner.release_model()
     close = 1e-3 if model.dtype == torch.float32 else 5e-2
     return all(
         bool((one[-1].float() - true).abs().max() <= close * (true.max() - true.min()).clamp(min=1e-6))

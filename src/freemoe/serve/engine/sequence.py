@@ -13,8 +13,7 @@ from freemoe.serve.engine.outbox import EventQueue
 from freemoe.serve.engine.requests import (
     Event,
     PromptRead,
-    SequenceDone,
-    SequenceFailed,
+    SequenceEnd,
     SequenceRequest,
     SlowReaderError,
     TextChunk,
@@ -129,7 +128,7 @@ class SequenceState:
                 kept = [t for t in self._pending if not stopped or t.offset < self._emitted]
                 self._emit_event(TextChunk(text, tuple(kept)))
         if not self.ended:
-            self.ended, self._last = reason, SequenceDone(reason, len(self.written))
+            self.ended, self._last = reason, SequenceEnd(reason, len(self.written))
 
     def _emit_event(self, event: Event) -> None:
         """Hand on an event; a reader that does not read loses the rest."""
@@ -147,7 +146,7 @@ class SequenceState:
     def fail_sequence(self, error: Exception) -> None:
         """End with an error, unless it has ended."""
         if not self.ended:
-            self.ended, self._last = "error", SequenceFailed(error)
+            self.ended, self._last = "error", SequenceEnd("error", len(self.written), error)
 
     def emit_end(self) -> None:
         """Hand on how it ended, once; whoever reads that finds it counted."""

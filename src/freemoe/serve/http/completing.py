@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from freemoe.serve.engine.outbox import EventQueue
-from freemoe.serve.engine.requests import PromptRead, SequenceDone, SequenceFailed, TextChunk
+from freemoe.serve.engine.requests import PromptRead, SequenceEnd, TextChunk
 from freemoe.serve.engine.routing import RoutedPrompt
 from freemoe.serve.http.answers import AnswerChoice, ResponseBuilder
 from freemoe.serve.http.bodies import ChatBody, CompletionBody
@@ -88,10 +88,10 @@ class CompletionService:
                 case TextChunk():
                     choice.text += event.text
                     choice.tokens.extend(event.tokens)
-                case SequenceDone():
+                case SequenceEnd(error=Exception() as error):
+                    raise error
+                case SequenceEnd():
                     choice.reason, choice.written = event.reason, event.tokens
-                case SequenceFailed():
-                    raise event.error
         return choices
 
     async def _stream_chunks(
@@ -117,12 +117,12 @@ class CompletionService:
                     yield chunk_line(number, echoed[choice.prompt], event.tokens)
                 case TextChunk():
                     yield chunk_line(number, event.text, event.tokens, before=before)
-                case SequenceDone():
+                case SequenceEnd(error=Exception() as error):
+                    yield event_line(request_error_of(error).json_body)
+                    return
+                case SequenceEnd():
                     choice.written = event.tokens
                     yield chunk_line(number, "", reason=event.reason)
-                case SequenceFailed():
-                    yield event_line(request_error_of(event.error).json_body)
-                    return
         if body.includes_usage:
             yield event_line(heading.build_document([], streamed=True) | {"usage": heading.build_usage(choices)})
         yield event_line("[DONE]")

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 
 from freemoe.serve.engine.outbox import EventQueue
-from freemoe.serve.engine.requests import Event, SequenceDone, SequenceFailed
+from freemoe.serve.engine.requests import Event, SequenceEnd
 from freemoe.serve.http.errors import ClientGoneError
 
 Found = TypeVar("Found")
@@ -31,7 +31,7 @@ async def merge_events(outboxes: Sequence[EventQueue]) -> AsyncIterator[tuple[in
         wake.clear()
         found = [(number, event) for number in sorted(left) for event in outboxes[number].poll_events()]
         for number, event in found:
-            if isinstance(event, SequenceDone | SequenceFailed):
+            if isinstance(event, SequenceEnd):
                 left.discard(number)
             yield number, event
         if left and not found:

@@ -71,7 +71,7 @@ class _HookedBlock(nn.Module):
 class _TrimmedModel(nn.Module):
     """Comes before a family's class of vLLM: trims its mixtures."""
 
-    block: str
+    block = "mlp"  # Where a layer has its mixture
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         require_plain(vllm_config, "Trimmed mixtures", "serve the whole mixture", eager=True)
@@ -137,10 +137,6 @@ class TrimmedMixtralForCausalLM(_TrimmedModel, MixtralForCausalLM):
 class TrimmedOlmoeForCausalLM(_TrimmedModel, OlmoeForCausalLM):
     """A trimmed OLMoE, as vLLM runs it."""
 
-    block = "mlp"
-
 
 class TrimmedQwen3MoeForCausalLM(_TrimmedModel, Qwen3MoeForCausalLM):
     """A trimmed Qwen3-MoE, as vLLM runs it."""
-
-    block = "mlp"
