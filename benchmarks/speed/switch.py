@@ -20,7 +20,7 @@ from freemoe.domain_experts.rank.bands import Band, band_mask
 from freemoe.domain_experts.rank.random_mask import random_mask
 from freemoe.models.mask import Mask
 from freemoe.models.switchboard import ExpertCache
-from freemoe.models.switching import switch_off
+from freemoe.models.switching import switched_off
 from freemoe.models.weights import WeightMatrix, find_weights
 
 TARGET = 1.5
@@ -107,7 +107,7 @@ def _contest(weights: list[WeightMatrix], case: Case, settings: Settings) -> tup
     share = held / base
     began = time.perf_counter()
     # From a mask alone, as a search does it.
-    switch_off(weights, experts["a"]).restore()
+    switched_off(weights, experts["a"]).close()
     without_holding = round(time.perf_counter() - began, 4)
     return ratio(seconds, "switch", "copy"), {
         "note": f"holds {held / off:g} bytes per switched-off weight, {share:.1%} of the weights per expert; bit-equal",

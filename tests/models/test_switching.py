@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from freemoe.models.mask import Mask, MaskError, TensorMask
-from freemoe.models.switching import switch_off, switched_off
+from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
 from tests.masks import indices_of, mask_of
 from tests.tiny import CASES, tiny_model
@@ -37,14 +37,11 @@ def test_off_and_on_again_in_every_family(case):
     expected = {w.name: w.canonical_view().clone(memory_format=torch.contiguous_format) for w in weights}
     for name, where in indices_of(mask).items():
         expected[name].view(-1)[where] = 0.0
-    undo = switch_off(weights, mask)
-    for weight in weights:
-        assert torch.equal(weight.canonical_view(), expected[weight.name])
-    changed = {k for k, v in bits(model).items() if not torch.equal(v, before[k])}
-    assert changed == {w.name for w in weights}
-    undo.restore()
-    assert equal(bits(model), before)
-    undo.restore()
+    with switched_off(weights, mask):
+        for weight in weights:
+            assert torch.equal(weight.canonical_view(), expected[weight.name])
+        changed = {k for k, v in bits(model).items() if not torch.equal(v, before[k])}
+        assert changed == {w.name for w in weights}
     assert equal(bits(model), before)
 
 
@@ -103,8 +100,8 @@ def test_a_mask_of_other_weights_touches_nothing():
     good = mask_of({weights[1].name: torch.tensor([0])}, weights)
     larger = Mask({weights[0].name: TensorMask.of_indices(torch.tensor([0, 1024]), 1025)})
     with pytest.raises(MaskError, match=f"{weights[0].name} is of 1025 weights, but it has 1024"):
-        switch_off(weights, good.union(larger))
+        switched_off(weights, good.union(larger))
     unknown = Mask({"model.x": TensorMask.of_indices(torch.tensor([0]), 9)})
     with pytest.raises(MaskError, match=r"'model\.x'.*14 weights"):
-        switch_off(weights, good.union(unknown))
+        switched_off(weights, good.union(unknown))
     assert equal(bits(model), before)

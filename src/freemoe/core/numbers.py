@@ -12,9 +12,9 @@ def format_decimals(value: float, places: int) -> str:
     return f"{value:.2g}" if small else f"{value:.{places}f}"
 
 
-def format_percent(share: float, places: int = 1) -> str:
+def format_percent(share: float) -> str:
     """A share in per cent, ``12.3%``; see `format_decimals`."""
-    return f"{format_decimals(100 * share, places)}%"
+    return f"{format_decimals(100 * share, 1)}%"
 
 
 def format_bytes(count: float) -> str:

@@ -12,6 +12,7 @@ import json
 import math
 import re
 import stat
+from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -263,11 +264,8 @@ def _unique_key_loader() -> Any:
 def _require_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise ValueError(f"the key {key!r:.60} is given twice")
-            seen.add(key)
+        (twice, _), *_ = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"the key {twice!r:.60} is given twice")
     return found
 
 

@@ -214,9 +214,7 @@ def find_layers(model: nn.Module, family: ModelFamily) -> tuple[str, list[nn.Mod
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     tried = [*family.layers, *(p.removeprefix(prefix) for p in family.layers if p.startswith(prefix))]
     for path in tried:
-        found: Any = model
-        for part in path.split("."):
-            found = getattr(found, part, None)
+        found: Any = find_module(model, path)
         if found is not None and len(layers := list(found)) > 0:
             return path, layers
     raise FamilyError(
@@ -225,8 +223,18 @@ def find_layers(model: nn.Module, family: ModelFamily) -> tuple[str, list[nn.Mod
     )
 
 
-def modules_seen(model: nn.Module, most: int = 8) -> str:
+def find_module(module: nn.Module, path: str) -> nn.Module | None:
+    """What stands at a path inside a module; None where that is no module."""
+    from torch import nn
+
+    found: object = module
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, nn.Module) else None
+
+
+def modules_seen(model: nn.Module) -> str:
     """Say which modules a model has, the ones near the top first (for error messages)."""
     names = sorted((n for n, _ in model.named_modules() if n), key=lambda n: (n.count("."), n))
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"modules seen: {', '.join(names[:most]) or 'none'}{more}"
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return f"modules seen: {', '.join(names[:8]) or 'none'}{more}"

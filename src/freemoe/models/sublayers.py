@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from freemoe.core.errors import FamilyError
-from freemoe.models.spec import family_of, find_layers
+from freemoe.models.spec import family_of, find_layers, find_module
 
 CONVERTIBLE = ("llama", "mistral", "qwen2", "qwen3", "gemma", "phi")
 """Families whose layers have separate query, key and value linears, a plain MLP and rotary halves."""
@@ -116,10 +116,7 @@ def find_sublayers(model: nn.Module) -> list[DecoderSublayers]:
 
 
 def _get_linear(layer: nn.Module, name: str, path: str) -> nn.Linear:
-    try:
-        found = layer.get_submodule(name)
-    except AttributeError:
-        found = None
+    found = find_module(layer, name)
     if not isinstance(found, nn.Linear):
         raise FamilyError(
             f"{path}.{name} is {type(found).__name__}, and a plain linear is needed to convert this model. Load it without "

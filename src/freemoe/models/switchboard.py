@@ -158,7 +158,7 @@ class ExpertCache(RecentExperts[_CachedExpert]):
 
         Raises:
             DataError: The expert of this name is switched in.
-            MaskError: As for `switch_off`.
+            MaskError: As for `switched_off`.
         """
         if name == self.active_expert:
             raise DataError(f"Expert {name!r} is switched in: switch to another before it is learned anew.")

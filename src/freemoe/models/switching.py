@@ -22,34 +22,11 @@ from freemoe.models.weights import WeightMatrix
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-class RestoreHandle:
-    """The values that were switched off, and the way back.
+def switched_off(weights: Sequence[WeightMatrix], mask: Mask) -> ExitStack:
+    """Set what a mask has off to zero, in place; experts off as a whole are not chosen.
 
-    Of weights that are not in memory nothing is kept: they are read with zeros as long as it stands.
-
-    Where two switchings of the same weights overlap, undo the later one first, as ``with`` blocks do by
-    themselves.
-    """
-
-    def __init__(self) -> None:
-        self._saved: list[tuple[WeightMatrix, TensorMask, Tensor]] = []
-        # Routers that leave experts out, and weights that are read with zeros.
-        self._others = ExitStack()
-
-    def restore(self) -> None:
-        """Put every value back, bit by bit. A second call does nothing."""
-        self._others.close()
-        while self._saved:
-            weight, mask, values = self._saved[-1]
-            # The model may have moved to another device in between (evaluation harnesses do that).
-            device = weight.device
-            with edit_mode(weight):
-                bits_of(weight).index_copy_(0, weight.memory_indices(mask.indices(device)), values.to(device))
-            self._saved.pop()
-
-
-def switch_off(weights: Sequence[WeightMatrix], mask: Mask) -> RestoreHandle:
-    """Set what a mask has off to zero, in place, and keep the values; experts off as a whole are not chosen.
+    Behind a ``with`` block, or after ``close``, every value is back, bit by bit. It nests; of two without blocks the later one is
+    closed first where they overlap. Of weights that are not in memory nothing is kept: they are read with zeros meanwhile.
 
     The mask is checked before the first weight is touched. An ``ExpertCache`` is faster where the same experts are switched
     again and again. Weights that the mask does not name stay as they are.
@@ -58,35 +35,28 @@ def switch_off(weights: Sequence[WeightMatrix], mask: Mask) -> RestoreHandle:
         MaskError: A mask of an unknown weight, or of another size.
     """
     mask.check_weights(weights)
-    undo = RestoreHandle()
-    try:
+    with ExitStack() as undo:
         for weight in weights:
             own = mask.get(weight.name)
             if own is None:
                 continue
             if weight.stored is not None:
-                undo._others.enter_context(read_with_zeros(weight, own))
+                undo.enter_context(read_with_zeros(weight, own))
                 continue
             with edit_mode(weight):
                 places, bits = weight.memory_indices(own.indices(weight.device)), bits_of(weight)
                 # Kept before the write, so that an interrupt in between loses nothing.
-                undo._saved.append((weight, own, bits[places]))
+                undo.callback(_restore_values, weight, own, bits[places])
                 bits.index_fill_(0, places, 0)
-        undo._others.enter_context(exclude_experts(left_out(weights, mask)))
-    except BaseException:
-        undo.restore()
-        raise
-    return undo
+        undo.enter_context(exclude_experts(left_out(weights, mask)))
+        return undo.pop_all()
 
 
-@contextmanager
-def switched_off(weights: Sequence[WeightMatrix], mask: Mask) -> Iterator[None]:
-    """Switch weights off inside a ``with`` block; it nests, and the model is bit-equal afterwards."""
-    undo = switch_off(weights, mask)
-    try:
-        yield
-    finally:
-        undo.restore()
+def _restore_values(weight: WeightMatrix, mask: TensorMask, values: Tensor) -> None:
+    # The model may have moved to another device in between (evaluation harnesses do that).
+    device = weight.device
+    with edit_mode(weight):
+        bits_of(weight).index_copy_(0, weight.memory_indices(mask.indices(device)), values.to(device))
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from freemoe.compat.transformers import is_conv1d
 from freemoe.core.errors import FamilyError
 from freemoe.models.offload import OffloadedParameter, stored_parameters
-from freemoe.models.spec import ModelFamily, family_of, find_layers, modules_seen
+from freemoe.models.spec import ModelFamily, family_of, find_layers, find_module, modules_seen
 
 SUBLAYERS = ("attention", "mlp", "both")
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -241,26 +241,22 @@ def _layer_weights(
 ) -> Iterator[WeightMatrix]:
     for sublayer, groups in (("attention", family.attention), ("mlp", family.mlp)):
         for group in groups:
-            present = [p for p in group if _get_submodule(layer, p) is not None]
+            present = [p for p in group if find_module(layer, p) is not None]
             for relative in present:
                 full = f"{path}.{relative}"
-                module: Any = _get_submodule(layer, relative)
+                module: Any = find_module(layer, relative)
                 parameter = _plain_parameter(module, "weight", full)
                 layout = "rows" if isinstance(module, nn.Linear) else "columns"
                 if layout == "columns" and not is_conv1d(module):
-                    raise FamilyError(
-                        _unsupported_message(
-                            f"{full} is a {type(module).__name__}, not a Linear, a Conv1D or fused experts"
-                        )
-                    )
+                    raise _unsupported_error(full, module, ", not a Linear, a Conv1D or fused experts")
                 yield WeightMatrix(
                     names[id(parameter)], number, sublayer, f"{path}.{present[0]}", module, "weight", layout
                 )
     experts = family.experts
     # A dense layer of a mixture model, and a mixture block that keeps a list of plain linears, have no such
     # module.
-    if experts is not None and (module := _get_submodule(layer, experts.path)) is not None:
-        router = None if family.gate is None else _get_submodule(layer, family.gate.path)
+    if experts is not None and (module := find_module(layer, experts.path)) is not None:
+        router = None if family.gate is None else find_module(layer, family.gate.path)
         gate = None if router is None or family.gate is None else MoERouter(router, family.gate.top_k)
         for own in (experts.up, experts.down):
             full = f"{path}.{experts.path}.{own}"
@@ -273,32 +269,19 @@ def _layer_weights(
             yield WeightMatrix(names[id(parameter)], number, "mlp", full, module, own, experts.layout, gate)
 
 
-def _get_submodule(module: nn.Module, path: str) -> nn.Module | None:
-    found: object = module
-    for part in path.split("."):
-        found = getattr(found, part, None)
-    return found if isinstance(found, nn.Module) else None
-
-
 def _plain_parameter(module: nn.Module | None, name: str, path: str) -> nn.Parameter:
     """The parameter, if it is plain floating-point numbers."""
     parameter = None if module is None else dict(module.named_parameters(recurse=False)).get(name)
     if parameter is None:
-        raise FamilyError(
-            _unsupported_message(f"{path} is a {type(module).__name__} without a plain parameter {name!r}")
-        )
+        raise _unsupported_error(path, module, f" without a plain parameter {name!r}")
     if parameter.dtype not in _DTYPES or type(parameter.data) is not Tensor:
-        raise FamilyError(
-            _unsupported_message(
-                f"{path} is a {type(module).__name__} with weights of type {parameter.dtype} "
-                f"({type(parameter.data).__name__})"
-            )
-        )
+        kind = f"{parameter.dtype} ({type(parameter.data).__name__})"
+        raise _unsupported_error(path, module, f" with weights of type {kind}")
     return parameter
 
 
-def _unsupported_message(what: str) -> str:
-    return (
-        f"{what}: quantised or wrapped weights cannot be ranked or switched. Load the base in float32, "
-        "bfloat16 or float16, without adapters."
+def _unsupported_error(path: str, module: object, what: str) -> FamilyError:
+    return FamilyError(
+        f"{path} is a {type(module).__name__}{what}: quantised or wrapped weights cannot be ranked or switched. Load the base in "
+        "float32, bfloat16 or float16, without adapters."
     )

@@ -53,16 +53,11 @@ CODE_ALPACA = MixSource(
 )
 
 
-def conversation_text(record: dict[str, Any]) -> str:
-    """What all speakers of a conversation said, as one text."""
-    return "\n\n".join(turn["value"].strip() for turn in record["conversations"])
-
-
 WIZARD_LM = MixSource(
     "wizard_lm",
     ("wizard_lm/WizardLM_evol_instruct_V2_143k.json",),
     ("WizardLMTeam/WizardLM_evol_instruct_V2_196k", None, "train"),
-    conversation_text,
+    lambda record: "\n\n".join(turn["value"].strip() for turn in record["conversations"]),
 )
 WIKITEXT = MixSource(
     "wikitext",

@@ -89,7 +89,7 @@ class RowShape:
 
     def matches_row(self, row: dict[str, Any]) -> bool:
         """Whether a row has all that it needs."""
-        return all(any(name in row for name in names) for names in self.columns)
+        return not self.missing_columns(row)
 
     def missing_columns(self, row: dict[str, Any]) -> list[str]:
         """What a row lacks, by its first name."""

@@ -59,18 +59,14 @@ def gumbel_noise(like: Tensor, generator: torch.Generator | None) -> Tensor:
 
 
 def gumbel_sigmoid(logits: Tensor, offset: float, tau: float, generator: torch.Generator | None) -> Tensor:
-    """Keep where logits + g + b > 0; without a generator where that is more likely than not (ToMoE Eq. 3).
+    """Keep where logits + g + b > 0, which has the chance 1 - exp(-exp(x + b)) (ToMoE Eq. 3).
 
-    ``generator`` is of the noise g. The gradient is y(1 - y) / tau with y = sigmoid((x + g + b) / tau).
+    ``generator`` is of the noise g; without it what is likelier than not is kept. The gradient is y(1 - y) / tau with
+    y = sigmoid((x + g + b) / tau).
     """
     noise = gumbel_noise(logits, generator) if generator is not None else MEDIAN_NOISE
     shifted = logits + offset + noise
     return _StraightThroughSigmoid.apply(shifted, (shifted > 0).to(logits.dtype), tau)  # pyright: ignore[reportReturnType]
-
-
-def keep_probability(logits: Tensor, offset: float) -> Tensor:
-    """P(keep) = 1 - exp(-exp(x + b)): what ``gumbel_sigmoid`` keeps on average."""
-    return -torch.expm1(-torch.exp(logits + offset))
 
 
 def gumbel_softmax(logits: Tensor, tau: float, generator: torch.Generator | None) -> Tensor:

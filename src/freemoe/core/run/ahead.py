@@ -60,7 +60,7 @@ class ParallelStages:
             with contextlib.closing(self.executor.run(units)) as results:
                 for unit, found in results:
                     if self._luggage is not None:
-                        self._luggage.write_results(unit.name, found)
+                        self._luggage.write_results(found)
                     on_done(parts[unit.name])
                     finished.add(unit.name)
                     while order and order[0] in finished:

@@ -55,7 +55,7 @@ class RunFiles:
         self._sent[path] = (mark, sent)
         return sent
 
-    def write_results(self, part: str, files: Mapping[str, bytes]) -> None:
+    def write_results(self, files: Mapping[str, bytes]) -> None:
         """Write into the run's folder what a worker finished: path in its folder -> bytes; the journal's lines last."""
         for name, blob in files.items():
             path = self._run.partial / name

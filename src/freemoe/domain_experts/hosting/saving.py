@@ -26,7 +26,7 @@ from freemoe.models.checkpoints.fingerprint import fingerprint_model
 from freemoe.models.checkpoints.identity import IDENTITY, identify_base
 from freemoe.models.checkpoints.saving import require_free, save_checkpoint, whole_or_nothing
 from freemoe.models.gates import left_out
-from freemoe.models.switching import switch_off
+from freemoe.models.switching import switched_off
 from freemoe.recipes.expert_names import ExpertRef
 
 
@@ -200,7 +200,7 @@ class SavedExperts(ExpertHost, LoadedArtifact):
                 )
             expert_stack_of(self.model).drop_experts(self, lambda _: True)
             with self.expert(BASE):
-                switch_off(self._weights, mask)
+                switched_off(self._weights, mask)
                 self._experts, self._measurements = {}, {}
                 self._on_board()
         return self.model

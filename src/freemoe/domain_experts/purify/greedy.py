@@ -10,6 +10,7 @@ half as large; when they no longer improve, the best round is kept. No weight is
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import astuple, dataclass, field
 from typing import Any
 
@@ -23,7 +24,7 @@ from freemoe.domain_experts.purify.curvature import Curvature, LossForecast, for
 from freemoe.domain_experts.purify.gradients import noise_weights
 from freemoe.domain_experts.recipe import SaliencySection
 from freemoe.models.mask import Mask
-from freemoe.models.switching import RestoreHandle, switch_off
+from freemoe.models.switching import switched_off
 from freemoe.models.weights import WeightMatrix
 from freemoe.training.states import State, pack_state, unpack_state
 
@@ -166,21 +167,16 @@ class GreedyRound:
     """What one round switched off, and what it promised."""
 
     cuts: list[Mask] = field(default_factory=list)  # What is off, one for every part of the documents
-    undos: list[RestoreHandle] = field(default_factory=list)  # The ways back, likewise
+    undo: ExitStack = field(default_factory=ExitStack)  # The way back: closed, all weights of the round are restored
     promise: float = 0.0  # Gain in nats per token that the gradients named
     off: int = 0  # Weights that it switched off
 
     def apply_cut(self, weights: Sequence[WeightMatrix], mask: Mask, promise: float) -> None:
         """Switch weights off, and remember how to undo it and how much loss it promised to save."""
-        self.undos.append(switch_off(weights, mask))
+        self.undo.enter_context(switched_off(weights, mask))
         self.cuts.append(mask)
         self.promise += promise
         self.off += mask.count
-
-    def undo_cuts(self) -> None:
-        """Restore all weights of the round, bit by bit, last cut first."""
-        for undo in reversed(self.undos):
-            undo.restore()
 
 
 def union_mask(rounds: Sequence[GreedyRound]) -> Mask:
@@ -229,7 +225,7 @@ class _GreedySearch:
         if self.number - self.best >= patience:
             return True
         if loss - self.before > self.rounds[-1].promise:
-            self.rounds.pop().undo_cuts()
+            self.rounds.pop().undo.close()
             self.per_part = max(1, self.per_part // 2)
         else:
             self.before = loss
@@ -239,7 +235,7 @@ class _GreedySearch:
     def undo_cuts(self) -> None:
         """Switch on again whatever is off."""
         for done in reversed(self.rounds):
-            done.undo_cuts()
+            done.undo.close()
 
     def to_state(self) -> State:
         """Everything that the next part depends on: the rounds that stay are one, as none of them is taken back any more."""

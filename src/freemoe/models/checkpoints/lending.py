@@ -12,8 +12,6 @@ from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any
 
-from torch import nn
-
 _LENT: ContextVar[Mapping[str, tuple[Any, Any]]] = ContextVar("lent models", default=MappingProxyType({}))
 # What torch keeps of a module elsewhere than in plain attributes.
 _HELD = ("_parameters", "_buffers", "_modules")
@@ -22,31 +20,18 @@ _HELD = ("_parameters", "_buffers", "_modules")
 @contextlib.contextmanager
 def provide_model(name: str, model: Any, tokenizer: Any) -> Iterator[None]:
     """Inside, ``load_base(name)`` gives this model in eval mode, and its tokenizer; afterwards the model is as it was."""
-    token = _LENT.set({**_LENT.get(), name: (model, tokenizer)})
-    try:
-        with as_it_was(model):
-            model.eval()
-            yield
-    finally:
-        _LENT.reset(token)
-
-
-def provided_model(name: object) -> tuple[Any, Any] | None:
-    """The model and the tokenizer that are lent under a name; None where none is."""
-    return _LENT.get().get(str(name))
-
-
-@contextlib.contextmanager
-def as_it_was(model: nn.Module) -> Iterator[None]:
-    """Put back what is not a value: train and eval mode, plain attributes, hooks, who asks for gradients, gradients."""
+    # What is not a value is put back: train and eval mode, plain attributes, hooks, who asks for gradients, gradients.
     modules = [(m, {k: v for k, v in vars(m).items() if k not in _HELD}) for m in model.modules()]
     hooks = [
         (v, dict(v)) for _, held in modules for k, v in held.items() if k.endswith("_hooks") and isinstance(v, dict)
     ]
     gradients = [(p, p.requires_grad, p.grad) for p in model.parameters()]
+    token = _LENT.set({**_LENT.get(), name: (model, tokenizer)})
     try:
+        model.eval()
         yield
     finally:
+        _LENT.reset(token)
         for module, held in modules:
             for key in [k for k in vars(module) if k not in held and k not in _HELD]:
                 del vars(module)[key]
@@ -57,3 +42,8 @@ def as_it_was(model: nn.Module) -> Iterator[None]:
         for parameter, asked, gradient in gradients:
             parameter.requires_grad_(asked)
             parameter.grad = gradient
+
+
+def provided_model(name: object) -> tuple[Any, Any] | None:
+    """The model and the tokenizer that are lent under a name; None where none is."""
+    return _LENT.get().get(str(name))

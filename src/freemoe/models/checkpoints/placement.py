@@ -17,6 +17,7 @@ from torch import nn
 from freemoe.compat.transformers import no_split_modules
 from freemoe.core.errors import DataError, RecipeError
 from freemoe.core.memory import available_memory_bytes
+from freemoe.core.numbers import format_bytes
 
 SPLIT, DISK = "split", "disk"
 
@@ -108,7 +109,7 @@ def device_map(placement: Placement, empty: nn.Module) -> Places:
     free = available_memory_bytes()
     if needed > free:
         raise DataError(
-            f"The smallest pass needs {_format_bytes(needed)} of memory (what stays there, and one decoder layer), and {_format_bytes(free)} "
+            f"The smallest pass needs {format_bytes(needed)} of memory (what stays there, and one decoder layer), and {format_bytes(free)} "
             "are free. Free some, load it in another dtype (--dtype bfloat16), or let more of it stay on disk (--device disk)."
         )
     return _disjoint_places(empty, found)
@@ -152,7 +153,7 @@ def require_memory(size: int, model: Any, device: torch.device) -> None:
     if size > free:
         where = "" if holder.type == "cpu" else f" on {holder}"
         raise DataError(
-            f"The base {str(model)!r} takes {_format_bytes(size)} and {_format_bytes(free)} of memory are free{where}. Let its layers be read from disk "
+            f"The base {str(model)!r} takes {format_bytes(size)} and {format_bytes(free)} of memory are free{where}. Let its layers be read from disk "
             "as they are needed (--device disk), load it in another dtype (--dtype bfloat16), or use a machine with more."
         )
 
@@ -161,10 +162,6 @@ def _decoder_layers(empty: Any) -> dict[str, nn.Module]:
     """What transformers says must stay whole inside the decoder, by name: its layers, those of converted models too."""
     whole, inside = no_split_modules(empty), set(empty.get_decoder().modules())
     return {n: m for n, m in empty.named_modules() if m in inside and type(m).__name__ in whole}
-
-
-def _format_bytes(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
 
 
 def _layers_on_disk(empty: nn.Module) -> Places:
@@ -204,6 +201,6 @@ def _require_embeddings(empty: Any, places: Mapping[str, str | int]) -> None:
     name = next(name for name, parameter in empty.named_parameters() if parameter is own)
     if _find_place(name, places) == "disk":
         raise RecipeError(
-            f"The embeddings {name!r} ({_format_bytes(own.numel() * own.element_size())}) would be read from disk; they must be in "
+            f"The embeddings {name!r} ({format_bytes(own.numel() * own.element_size())}) would be read from disk; they must be in "
             "memory. Allow the first device at least as much, or place them there."
         )

@@ -19,22 +19,19 @@ MOST_HEADER = 100_000_000
 
 
 def shards_of(source: Any, folder: Path) -> list[Path]:
-    """The safetensors files of a folder: the single one, or those that its index names, or whatever lies there.
+    """The safetensors files of a folder: as `weight_files`, or whatever lies there."""
+    return weight_files(source, folder) or sorted(folder.glob("*.safetensors"))
+
+
+def weight_files(source: Any, folder: Path, single: str = SINGLE, index_name: str = INDEX) -> list[Path]:
+    """The weight files of a folder in one format: the single one, or those that its index names; none without either.
 
     Raises:
-        DataError: An index that cannot be followed.
+        DataError: The index names no file, one elsewhere, or one that is not there.
     """
-    if (folder / SINGLE).is_file():
-        return [folder / SINGLE]
-    return named_by(source, folder / INDEX) if (folder / INDEX).is_file() else sorted(folder.glob("*.safetensors"))
-
-
-def named_by(source: Any, index: Path) -> list[Path]:
-    """The files that an index names, which lie beside it.
-
-    Raises:
-        DataError: It names no file, one elsewhere, or one that is not there.
-    """
+    index = folder / index_name
+    if (folder / single).is_file() or not index.is_file():
+        return [folder / single] if (folder / single).is_file() else []
     held = read_json(index)
     places = held.get("weight_map") if isinstance(held, dict) else None
     if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):

@@ -15,7 +15,7 @@ from typing import Any
 
 from freemoe.compat.transformers import is_quantised
 from freemoe.core.errors import DataError, FamilyError
-from freemoe.models.checkpoints.checks.headers import INDEX, SINGLE, named_by, stored_tensors
+from freemoe.models.checkpoints.checks.headers import INDEX, SINGLE, stored_tensors, weight_files
 from freemoe.models.checkpoints.checks.load_report import format_tensors
 from freemoe.models.checkpoints.gguf_header import GGUFHeader, is_gguf, read_header
 from freemoe.models.spec import family_of, find_layers
@@ -52,7 +52,7 @@ def require_plain_files(source: Any, model: Any, path: Path) -> None:
                         "them counts, nothing says. Copy the model again."
                     )
                 kinds[name], where[name] = kind, file.name
-        odd = [f"{name}: {kind}" for name, kind in kinds.items() if kind not in _FLOATS and _is_weight(name, model)]
+        odd = _odd_weights(kinds, model)
     if odd and not is_quantised(model):
         raise DataError(
             f"The base model {str(source)!r} stores {format_tensors(odd)} as integers or in 8 bits, and its config.json does not say "
@@ -105,10 +105,8 @@ def _weight_files(source: Any, folder: Path) -> list[Path]:
                 single,
                 index,
             )
-        if (folder / single).is_file():
-            return [folder / single]
-        if (folder / index).is_file():
-            return named_by(source, folder / index)
+        if found := weight_files(source, folder, single, index):
+            return found
     return []
 
 
@@ -125,11 +123,13 @@ def _tensor_types(source: Any, path: Path) -> dict[str, str]:
     return {k: str(v.dtype).removeprefix("torch.") for k, v in held.items() if isinstance(v, torch.Tensor)}
 
 
-def _is_weight(name: str, model: Any) -> bool:
-    """Whether a tensor of a file becomes a parameter, also where it is one of several that are fused."""
-    names = (name, f"{model.base_model_prefix}.{name}")
-    parameters = {n for n, _ in model.named_parameters(remove_duplicate=False)}
-    if any(n in parameters for n in names):
-        return True
-    buffers = {n for n, _ in model.named_buffers(remove_duplicate=False)}
-    return name.endswith(".weight") and not any(n in buffers for n in names)
+def _odd_weights(kinds: dict[str, str], model: Any) -> list[str]:
+    """Those tensors of files that are no floats and become a parameter, also where they are one of several that are fused."""
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
+    odd = []
+    for name, kind in kinds.items():
+        names = {name, f"{model.base_model_prefix}.{name}"}
+        if kind not in _FLOATS and (names & parameters or (name.endswith(".weight") and not names & buffers)):
+            odd.append(f"{name}: {kind}")
+    return odd
