@@ -32,25 +32,16 @@ from freemoe.core.run.progress import Progress, QuietProgress
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured number and what it is held against.
+    """One measured number and what it is held against."""
 
-    Attributes:
-        name: What it is, in a few words.
-        value: The number; NaN where it could not be measured (``note`` says why), which misses every target.
-        target: What it is held against; None for a number that stands beside a target.
-        better: Whether the target is the least (``higher``) or the most (``lower``) that meets it.
-        unit: Printed behind the number, with its own space where one belongs: ``x``, `` %``, `` ms``.
-        digits: Decimals printed.
-        note: What else belongs beside the number: an interval, the rival's setting.
-    """
-
-    name: str
-    value: float
-    target: float | None = None
+    name: str  # What it is, in a few words
+    value: float  # The number; NaN where it could not be measured (``note`` says why), which misses every target
+    target: float | None = None  # What it is held against; None for a number that stands beside a target
+    # Whether the target is the least (``higher``) or the most (``lower``) that meets it
     better: Literal["higher", "lower"] = "higher"
-    unit: str = "x"
-    digits: int = 2
-    note: str = ""
+    unit: str = "x"  # Printed behind the number, with its own space where one belongs: ``x``, `` %``, `` ms``
+    digits: int = 2  # Decimals printed
+    note: str = ""  # What else belongs beside the number: an interval, the rival's setting
 
     def verdict(self, quick: bool) -> str:
         """``met`` or ``missed``; ``not judged`` without a target, or in a quick run, which measures too little."""
@@ -71,35 +62,23 @@ class Figure:
 
 @dataclass(frozen=True)
 class Settings:
-    """How a benchmark shall run.
+    """How a benchmark shall run."""
 
-    Attributes:
-        quick: Small sizes and one repeat: it shows that the benchmark runs, not the figure.
-        seed: Of every random shape and draw.
-        repeats: How often each side is timed.
-        data_root: Folder with the real benchmark files and the real model, for the figures that need them.
-        model: A base to measure on, where a benchmark can take one, and the real LLM of `real`: folder, file or hub id.
-        cells: Where benchmarks that go cell by cell keep what is finished.
-        only: Pattern of the names of the parts that are measured: cells, masks of `tomoe-speed`.
-        minutes: After so many no further cell is begun.
-        place: Where cells of the benchmarks in `SIDE_BY_SIDE` are measured.
-        device: Where the models of the benchmarks in `ON_DEVICES` stand.
-        cache: Where bases that take long to train are kept.
-        progress: Where to report.
-    """
-
-    quick: bool = False
-    seed: int = 0
-    repeats: int = 5
+    quick: bool = False  # Small sizes and one repeat: it shows that the benchmark runs, not the figure
+    seed: int = 0  # Of every random shape and draw
+    repeats: int = 5  # How often each side is timed
+    # Folder with the real benchmark files and the real model, for the figures that need them
     data_root: Path | None = None
+    # A base to measure on, where a benchmark can take one, and the real LLM of `real`: folder, file or hub id
     model: str | None = None
-    cells: Path | None = None
-    only: str | None = None
-    minutes: float | None = None
+    cells: Path | None = None  # Where benchmarks that go cell by cell keep what is finished
+    only: str | None = None  # Pattern of the names of the parts that are measured: cells, masks of `tomoe-speed`
+    minutes: float | None = None  # After so many no further cell is begun
+    # Where cells of the benchmarks in `SIDE_BY_SIDE` are measured
     place: ExecutorSpec = field(default_factory=ExecutorSpec)
-    device: str = "cpu"
-    cache: Path = field(default_factory=lambda: cache_folder())
-    progress: Progress = field(default_factory=QuietProgress)
+    device: str = "cpu"  # Where the models of the benchmarks in `ON_DEVICES` stand
+    cache: Path = field(default_factory=lambda: cache_folder())  # Where bases that take long to train are kept
+    progress: Progress = field(default_factory=QuietProgress)  # Where to report
 
     @property
     def rounds(self) -> int:

@@ -16,19 +16,12 @@ ACCURACY = {"exact_match": "acc"}
 
 @dataclass(frozen=True)
 class Stated:
-    """How a column is measured; what nobody says is empty.
+    """How a column is measured; what nobody says is empty."""
 
-    Attributes:
-        metric: ``acc``, ``acc_norm``, ``pass@10``, ``perplexity``.
-        shots: Few-shot examples.
-        split: Of the task's documents.
-        length: Tokens of context.
-    """
-
-    metric: str = ""
-    shots: str = ""
-    split: str = ""
-    length: str = ""
+    metric: str = ""  # ``acc``, ``acc_norm``, ``pass@10``, ``perplexity``
+    shots: str = ""  # Few-shot examples
+    split: str = ""  # Of the task's documents
+    length: str = ""  # Tokens of context
 
     @classmethod
     def read(cls, text: str) -> Stated:

@@ -25,17 +25,11 @@ FORMAT = 2
 
 @dataclass(frozen=True)
 class Run:
-    """What a row asks to be done.
+    """What a row asks to be done."""
 
-    Attributes:
-        recipe: Checked, cut down to the scale; its output is a placeholder.
-        work: Path of the function that does it.
-        arguments: More of its keyword arguments.
-    """
-
-    recipe: BuildRecipe | ConvertRecipe | TrimRecipe
-    work: str
-    arguments: dict[str, Any]
+    recipe: BuildRecipe | ConvertRecipe | TrimRecipe  # Checked, cut down to the scale; its output is a placeholder
+    work: str  # Path of the function that does it
+    arguments: dict[str, Any]  # More of its keyword arguments
 
     @property
     def key(self) -> str:

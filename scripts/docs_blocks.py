@@ -50,21 +50,13 @@ _REASON = re.compile(r"<!-- not run: (\S.*\S) -->")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block.
+    """A fenced block."""
 
-    Attributes:
-        page: Where it stands.
-        line: Of its first fence, counted from 1.
-        language: What is written behind the fence.
-        text: Between the fences.
-        reason: Why it is not run; empty for one that is.
-    """
-
-    page: Path
-    line: int
-    language: str
-    text: str
-    reason: str = ""
+    page: Path  # Where it stands
+    line: int  # Of its first fence, counted from 1
+    language: str  # What is written behind the fence
+    text: str  # Between the fences
+    reason: str = ""  # Why it is not run; empty for one that is
 
     @property
     def commands(self) -> str:

@@ -49,21 +49,13 @@ SPARED = ("numba",)
 
 @dataclass(frozen=True)
 class Step:
-    """One process.
+    """One process."""
 
-    Attributes:
-        name: Its name in the JSON.
-        about: What it shows.
-        seconds: It is ended after so long.
-        bench: A benchmark; without one the tests are run.
-        flags: Of the benchmark.
-    """
-
-    name: str
-    about: str
-    seconds: float = 0
-    bench: str = ""
-    flags: tuple[str, ...] = ()
+    name: str  # Its name in the JSON
+    about: str  # What it shows
+    seconds: float = 0  # It is ended after so long
+    bench: str = ""  # A benchmark; without one the tests are run
+    flags: tuple[str, ...] = ()  # Of the benchmark
 
     def command(self, device: str, dry: bool, scratch: Path) -> list[str]:
         """What is run."""

@@ -41,29 +41,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Job:
-    """What to train, on what.
+    """What to train, on what."""
 
-    Attributes:
-        material: A name of ``materials.MATERIALS``.
-        root: The data folder.
-        method: ``base`` trains nothing; ``learned`` switches weights off; ``lora`` and ``full`` train.
-        budget: Largest share of the weights off.
-        rank: Of LoRA.
-        rate: Learning rate of LoRA or full tuning.
-        seed: Of splits and steps.
-        limit: Documents at most, for a quick run.
-        schedule: How long to train.
-    """
-
-    material: str
-    root: str
-    method: Method = "base"
-    budget: float = 0.01
-    rank: int = 1
-    rate: float = 0.0
-    seed: int = 0
-    limit: int | None = None
-    schedule: Schedule = field(default_factory=Schedule)
+    material: str  # A name of ``materials.MATERIALS``
+    root: str  # The data folder
+    method: Method = "base"  # ``base`` trains nothing; ``learned`` switches weights off; ``lora`` and ``full`` train
+    budget: float = 0.01  # Largest share of the weights off
+    rank: int = 1  # Of LoRA
+    rate: float = 0.0  # Learning rate of LoRA or full tuning
+    seed: int = 0  # Of splits and steps
+    limit: int | None = None  # Documents at most, for a quick run
+    schedule: Schedule = field(default_factory=Schedule)  # How long to train
 
     @property
     def name(self) -> str:

@@ -56,32 +56,20 @@ JUDGED = ("one hook", "several hooks")
 
 @dataclass
 class Bench:
-    """A mixture with everything that its rivals share.
+    """A mixture with everything that its rivals share."""
 
-    Attributes:
-        model: The mixture, fp32.
-        text: Its three parts.
-        material: What training reads.
-        test_teacher: What the full model says on the test part.
-        documents: The bundled benchmark's reported documents, by domain; none of another mixture, whose accuracy is that of
-            the next token.
-        graders: Theirs.
-        scorer: Scores them.
-        plan: Half of the experts in every layer.
-        rescale: The rule for router weights of least held-out KL under that plan.
-        records: The rows that are measured already.
-    """
-
-    model: Any
-    text: TextParts
-    material: TrainingData
-    test_teacher: TeacherLogits
-    scorer: Scorer
-    plan: LayerPlan
-    rescale: str
-    records: Records
+    model: Any  # The mixture, fp32
+    text: TextParts  # Its three parts
+    material: TrainingData  # What training reads
+    test_teacher: TeacherLogits  # What the full model says on the test part
+    scorer: Scorer  # Scores them
+    plan: LayerPlan  # Half of the experts in every layer
+    rescale: str  # The rule for router weights of least held-out KL under that plan
+    records: Records  # The rows that are measured already
+    # The bundled benchmark's reported documents, by domain; none of another mixture, whose accuracy is that of the next
+    # token
     documents: dict[str, list[Document]] = field(default_factory=dict)
-    graders: dict[str, dict[str, TaskGrader]] = field(default_factory=dict)
+    graders: dict[str, dict[str, TaskGrader]] = field(default_factory=dict)  # Theirs
 
 
 def prepare(settings: Settings, model_name: str = BUNDLED_MOE, text_name: str = DEMO) -> Bench:

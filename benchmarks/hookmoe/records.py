@@ -20,18 +20,13 @@ from freemoe.hookmoe.measure import TextQuality
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One rival on the test part and on the benchmark.
+    """One rival on the test part and on the benchmark."""
 
-    Attributes:
-        quality: On text, per block.
-        wrong: (documents,) 1 for a wrong answer, over its domain's documents and the number of domains: the sum is one minus
-            the mean accuracy of the domains. Without documents (blocks,): wrong next tokens, over all tokens.
-        parameters: Trained ones.
-    """
-
-    quality: TextQuality
+    quality: TextQuality  # On text, per block
+    # (documents,) 1 for a wrong answer, over its domain's documents and the number of domains: the sum is one minus the
+    # mean accuracy of the domains. Without documents (blocks,): wrong next tokens, over all tokens
     wrong: Tensor
-    parameters: int = 0
+    parameters: int = 0  # Trained ones
 
     @property
     def accuracy(self) -> float:

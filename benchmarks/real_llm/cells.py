@@ -18,35 +18,27 @@ BASE, ALL, EVERYTHING = "base", "tasks", "all"
 
 @dataclass(frozen=True)
 class Cell:
-    """What is measured.
+    """What is measured."""
 
-    Attributes:
-        family: ``text``, ``task``, ``cross`` (an expert on all other materials, or the base on all), ``union`` (two experts at once),
-            ``route`` (the experts of all tasks behind one router), ``count`` (fewer or more documents), ``home`` (another
-            base), ``null`` (nothing to be learned), ``convert`` (to a mixture), ``mixture`` (split, for what follows),
-            ``trim`` (the split mixture), ``bands`` (MoDE's, of one ranking) or ``gates`` (ToMoE's, trained for some steps).
-        material: Name of the material or task; for ``null`` the number of the batch of builds; `ALL` for ``route``,
-            `EVERYTHING` for ``cross`` with the base.
-        method: A name of ``methods.METHODS``.
-        budget: Largest share off, for methods that switch off; for ``convert`` and ``gates`` the share of weights that a token uses.
-        rank: Of LoRA.
-        rate: Learning rate, for methods that train values.
-        seed: Of the split into parts and of the order of steps.
-        documents: Reference documents; 0 for the protocol's number. Of ``gates`` and ``mixture`` the steps.
-        base: Another base than the benchmark's, below the data folder or by name; empty for the benchmark's.
-        other: The second material of a union.
-    """
-
+    # ``text``, ``task``, ``cross`` (an expert on all other materials, or the base on all), ``union`` (two experts at
+    # once), ``route`` (the experts of all tasks behind one router), ``count`` (fewer or more documents), ``home``
+    # (another base), ``null`` (nothing to be learned), ``convert`` (to a mixture), ``mixture`` (split, for what
+    # follows), ``trim`` (the split mixture), ``bands`` (MoDE's, of one ranking) or ``gates`` (ToMoE's, trained for some
+    # steps)
     family: str
+    # Name of the material or task; for ``null`` the number of the batch of builds; `ALL` for ``route``, `EVERYTHING`
+    # for ``cross`` with the base
     material: str
-    method: str = BASE
+    method: str = BASE  # A name of ``methods.METHODS``
+    # Largest share off, for methods that switch off; for ``convert`` and ``gates`` the share of weights that a token
+    # uses
     budget: float = 0.0
-    rank: int = 0
-    rate: float = 0.0
-    seed: int = 0
-    documents: int = 0
-    base: str = ""
-    other: str = ""
+    rank: int = 0  # Of LoRA
+    rate: float = 0.0  # Learning rate, for methods that train values
+    seed: int = 0  # Of the split into parts and of the order of steps
+    documents: int = 0  # Reference documents; 0 for the protocol's number. Of ``gates`` and ``mixture`` the steps
+    base: str = ""  # Another base than the benchmark's, below the data folder or by name; empty for the benchmark's
+    other: str = ""  # The second material of a union
 
     @property
     def treatment(self) -> str:

@@ -37,44 +37,26 @@ _QUESTION, _ANSWER, _CHOICES = 250, 160, 4
 
 @dataclass(frozen=True)
 class Material:
-    """One material or task.
+    """One material or task."""
 
-    Attributes:
-        name: Its name.
-        kind: ``text`` or ``task``.
-        files: Patterns of its files below the data folder.
-        about: Where reference and reported documents come from.
-        load: Reads it: data folder, tokenizer, protocol -> the two splits.
-    """
-
-    name: str
-    kind: Literal["text", "task"]
-    files: tuple[str, ...]
-    about: str
-    load: Callable[[Path, Any, Protocol], DomainData]
+    name: str  # Its name
+    kind: Literal["text", "task"]  # ``text`` or ``task``
+    files: tuple[str, ...]  # Patterns of its files below the data folder
+    about: str  # Where reference and reported documents come from
+    load: Callable[[Path, Any, Protocol], DomainData]  # Reads it: data folder, tokenizer, protocol -> the two splits
 
 
 @dataclass(frozen=True)
 class Parts:
-    """A material's documents in their roles.
+    """A material's documents in their roles."""
 
-    Attributes:
-        kind: ``text`` or ``task``.
-        gradient: Reference documents that train.
-        stop: Reference documents that stop.
-        guard: Reference documents that neither trained nor stopped.
-        reported: Documents that chose nothing.
-        graders: By the name of their task.
-        notes: How the splits were made.
-    """
-
-    kind: Literal["text", "task"]
-    gradient: list[Document]
-    stop: list[Document]
-    guard: list[Document]
-    reported: list[Document]
-    graders: dict[str, TaskGrader]
-    notes: tuple[str, ...]
+    kind: Literal["text", "task"]  # ``text`` or ``task``
+    gradient: list[Document]  # Reference documents that train
+    stop: list[Document]  # Reference documents that stop
+    guard: list[Document]  # Reference documents that neither trained nor stopped
+    reported: list[Document]  # Documents that chose nothing
+    graders: dict[str, TaskGrader]  # By the name of their task
+    notes: tuple[str, ...]  # How the splits were made
 
 
 def parts_of(material: Material, data: DomainData, protocol: Protocol, seed: int) -> Parts:

@@ -33,31 +33,20 @@ _TRIED = 1024
 
 @dataclass(frozen=True)
 class Protocol:
-    """The terms on which all methods meet.
+    """The terms on which all methods meet."""
 
-    Attributes:
-        reference: Reference documents of a material: parted for gradients, stopping and the guard as a build does it.
-        blocks: Reported blocks of a text.
-        questions: Reported questions of a task.
-        crossed: Reported documents of every other material that an expert is tried on.
-        given: Tokens at the start of a block of text that are context only.
-        step_questions: Questions of a training step; for text ``schedule.step_tokens`` counts.
-        schedule: Steps and the rule of stopping.
-        train: Number format that the model stands in while switches, neurons or LoRA are trained.
-        score: Number format of products in scoring, for all methods alike; weights are fp32.
-        batch_tokens: Padded tokens of a batch.
-    """
-
+    # Reference documents of a material: parted for gradients, stopping and the guard as a build does it
     reference: int = 600
-    blocks: int = 200
-    questions: int = 500
-    crossed: int = 100
-    given: int = 16
-    step_questions: int = 32
+    blocks: int = 200  # Reported blocks of a text
+    questions: int = 500  # Reported questions of a task
+    crossed: int = 100  # Reported documents of every other material that an expert is tried on
+    given: int = 16  # Tokens at the start of a block of text that are context only
+    step_questions: int = 32  # Questions of a training step; for text ``schedule.step_tokens`` counts
+    # Steps and the rule of stopping
     schedule: Schedule = field(default_factory=lambda: Schedule(steps=60, step_tokens=2048, every=10, patience=3))
-    train: str = "float32"
-    score: str = "float32"
-    batch_tokens: int = 2048
+    train: str = "float32"  # Number format that the model stands in while switches, neurons or LoRA are trained
+    score: str = "float32"  # Number format of products in scoring, for all methods alike; weights are fp32
+    batch_tokens: int = 2048  # Padded tokens of a batch
 
 
 @dataclass(frozen=True)

@@ -31,43 +31,27 @@ CHANGES = ("nothing", "which weights are off", "weights", "extra parameters", "p
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long a method may train, and when it stops.
+    """How long a method may train, and when it stops."""
 
-    Attributes:
-        steps: Most steps.
-        step_tokens: Answer tokens of a step, about.
-        every: Steps between two looks at the stopping loss.
-        patience: Looks without a better loss before the end.
-    """
-
-    steps: int = 600
-    step_tokens: int = 2048
-    every: int = 50
-    patience: int = 6
+    steps: int = 600  # Most steps
+    step_tokens: int = 2048  # Answer tokens of a step, about
+    every: int = 50  # Steps between two looks at the stopping loss
+    patience: int = 6  # Looks without a better loss before the end
 
 
 @dataclass(frozen=True, eq=False)
 class Materials:
-    """All that a rival may look at; the reported documents are not among it.
+    """All that a rival may look at; the reported documents are not among it."""
 
-    Attributes:
-        kind: ``text`` or ``task``.
-        tokenizer: Of the base.
-        length: Longest input of the base, in tokens.
-        weights: Every linear weight of the decoder's layers.
-        gradient: Reference documents that train or calibrate.
-        stop: Other reference documents, which stop and choose.
-        batches: Puts documents with their gold answers into padded batches.
-        alone: Whether the process ends with this rival, so that no copy of the weights has to wait beside it.
-    """
-
-    kind: Literal["text", "task"]
-    tokenizer: Any
-    length: int
-    weights: list[WeightMatrix]
-    gradient: tuple[Document, ...]
-    stop: tuple[Document, ...]
+    kind: Literal["text", "task"]  # ``text`` or ``task``
+    tokenizer: Any  # Of the base
+    length: int  # Longest input of the base, in tokens
+    weights: list[WeightMatrix]  # Every linear weight of the decoder's layers
+    gradient: tuple[Document, ...]  # Reference documents that train or calibrate
+    stop: tuple[Document, ...]  # Other reference documents, which stop and choose
+    # Puts documents with their gold answers into padded batches
     batches: Callable[[Sequence[Document]], list[AnswerBatch]]
+    # Whether the process ends with this rival, so that no copy of the weights has to wait beside it
     alone: bool = False
 
     @property
@@ -78,47 +62,31 @@ class Materials:
 
 @dataclass(frozen=True)
 class Terms:
-    """The terms on which all rivals of a cell meet.
+    """The terms on which all rivals of a cell meet."""
 
-    Attributes:
-        share: Share of the decoder's linear weights that shall be off or gone; 0 where a rival settles that itself.
-        rank: Of low-rank rivals.
-        rate: Learning rate of rivals that train values.
-        seed: Of everything random.
-        schedule: How long may be trained, and when it stops.
-        number_format: In which masks and low-rank pairs are trained.
-    """
-
+    # Share of the decoder's linear weights that shall be off or gone; 0 where a rival settles that itself
     share: float = 0.0
-    rank: int = 0
-    rate: float = 0.0
-    seed: int = 0
-    schedule: Schedule = field(default_factory=Schedule)
-    number_format: str = "float32"
+    rank: int = 0  # Of low-rank rivals
+    rate: float = 0.0  # Learning rate of rivals that train values
+    seed: int = 0  # Of everything random
+    schedule: Schedule = field(default_factory=Schedule)  # How long may be trained, and when it stops
+    number_format: str = "float32"  # In which masks and low-rank pairs are trained
 
 
 @dataclass(eq=False)
 class Fitted:
-    """What a rival found, while it stands on the model.
+    """What a rival found, while it stands on the model."""
 
-    Attributes:
-        model: What is scored; None for the base itself, as it now is.
-        prompted: Makes of the documents to be scored those that the model is given.
-        losses: On the stopping documents: the base's, then one per look. The best one chooses among learning rates.
-        numbers: How many numbers were trained or chosen.
-        bytes: What ships beside the base: values in two bytes each, masks as they are coded.
-        share_off: Share of the decoder's linear weights that a token does without.
-        facts: What else belongs into the cell.
-        tensors: What is kept of it, so that it can be tried on other documents.
-    """
-
-    model: Any = None
+    model: Any = None  # What is scored; None for the base itself, as it now is
+    # Makes of the documents to be scored those that the model is given
     prompted: Callable[[Sequence[Document]], list[Document]] = list
+    # On the stopping documents: the base's, then one per look. The best one chooses among learning rates
     losses: Sequence[float] = ()
-    numbers: int = 0
-    bytes: int = 0
-    share_off: float = 0.0
-    facts: dict[str, Any] = field(default_factory=dict)
+    numbers: int = 0  # How many numbers were trained or chosen
+    bytes: int = 0  # What ships beside the base: values in two bytes each, masks as they are coded
+    share_off: float = 0.0  # Share of the decoder's linear weights that a token does without
+    facts: dict[str, Any] = field(default_factory=dict)  # What else belongs into the cell
+    # What is kept of it, so that it can be tried on other documents
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -128,37 +96,22 @@ Fit = Callable[..., AbstractContextManager[Fitted]]
 
 @dataclass(frozen=True)
 class Rival:
-    """One row.
+    """One row."""
 
-    Attributes:
-        name: Short, without spaces: it stands in cells' names.
-        about: What it is, in one line.
-        paper: Where it comes from.
-        changes: One of `CHANGES`.
-        groups: ``adaptation`` (compared at equal data), ``compression`` (at an equal share off), or both.
-        fit: ``package.module:function``, a `Fit`.
-        bases: Kinds of models that it is made for.
-        options: Further keywords of the function.
-        sized: Whether it is told the share that shall be off.
-        rank: Of its low-rank pairs, if it has any.
-        rates: Learning rates, each a cell of its own; the best stopping loss decides.
-        ours: Whether it is this package's own method.
-        version: Raise it when the method changes so that its old cells no longer speak for it.
-    """
-
-    name: str
-    about: str
-    paper: str
-    changes: str
+    name: str  # Short, without spaces: it stands in cells' names
+    about: str  # What it is, in one line
+    paper: str  # Where it comes from
+    changes: str  # One of `CHANGES`
+    # ``adaptation`` (compared at equal data), ``compression`` (at an equal share off), or both
     groups: tuple[Group, ...]
-    fit: str
-    bases: tuple[Base, ...] = ("dense",)
-    options: Mapping[str, Any] = field(default_factory=dict)
-    sized: bool = False
-    rank: int = 0
-    rates: tuple[float, ...] = ()
-    ours: bool = False
-    version: int = 1
+    fit: str  # ``package.module:function``, a `Fit`
+    bases: tuple[Base, ...] = ("dense",)  # Kinds of models that it is made for
+    options: Mapping[str, Any] = field(default_factory=dict)  # Further keywords of the function
+    sized: bool = False  # Whether it is told the share that shall be off
+    rank: int = 0  # Of its low-rank pairs, if it has any
+    rates: tuple[float, ...] = ()  # Learning rates, each a cell of its own; the best stopping loss decides
+    ours: bool = False  # Whether it is this package's own method
+    version: int = 1  # Raise it when the method changes so that its old cells no longer speak for it
 
     def __post_init__(self) -> None:
         for what, seen, allowed in (

@@ -34,34 +34,21 @@ PAPER: dict[str, Input] = {name: Input(value, unit, source) for name, (value, un
 
 @dataclass(frozen=True)
 class Measured:
-    """What is measured here and scaled.
+    """What is measured here and scaled."""
 
-    Attributes:
-        passes: By stage: its time, in forward passes over the documents that it is about.
-        unit_seconds: What a unit costs beside its work.
-        start_seconds: From asking for a worker until it takes its first unit, without loading the base.
-    """
-
-    passes: dict[str, float]
-    unit_seconds: float
-    start_seconds: float
+    passes: dict[str, float]  # By stage: its time, in forward passes over the documents that it is about
+    unit_seconds: float  # What a unit costs beside its work
+    start_seconds: float  # From asking for a worker until it takes its first unit, without loading the base
 
 
 @dataclass(frozen=True)
 class Part:
-    """A unit of a stage.
+    """A unit of a stage."""
 
-    Attributes:
-        seconds: Of work, on one worker.
-        common: Bytes that every unit of the build reads, fetched once per worker.
-        down: Bytes that it fetches besides.
-        up: Bytes that it sends back.
-    """
-
-    seconds: float
-    common: float
-    down: float
-    up: float
+    seconds: float  # Of work, on one worker
+    common: float  # Bytes that every unit of the build reads, fetched once per worker
+    down: float  # Bytes that it fetches besides
+    up: float  # Bytes that it sends back
 
 
 @dataclass

@@ -35,21 +35,13 @@ CLOSE = 1e-3
 
 @dataclass(frozen=True)
 class Shape:
-    """Lengths, in tokens, of a made-up benchmark of questions with four choices.
+    """Lengths, in tokens, of a made-up benchmark of questions with four choices."""
 
-    Attributes:
-        subjects: Few-shot prefixes.
-        documents: Per subject.
-        shared: Tokens of a prefix.
-        own: Fewest and most tokens of a question.
-        answer: Fewest and most tokens of a choice; with one token the choices are the same four letters.
-    """
-
-    subjects: int
-    documents: int
-    shared: int
-    own: tuple[int, int]
-    answer: tuple[int, int]
+    subjects: int  # Few-shot prefixes
+    documents: int  # Per subject
+    shared: int  # Tokens of a prefix
+    own: tuple[int, int]  # Fewest and most tokens of a question
+    answer: tuple[int, int]  # Fewest and most tokens of a choice; with one token the choices are the same four letters
 
 
 # 318 tokens of context, 276 of them shared: 5-shot MMLU, whose subjects have 100 test documents and more. With the

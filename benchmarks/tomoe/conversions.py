@@ -41,29 +41,17 @@ QUICK = {**TRAIN, "steps": 2, "batch_tokens": 256, "save_every": 2, "evaluation_
 
 @dataclass(frozen=True)
 class Job:
-    """One conversion.
+    """One conversion."""
 
-    Attributes:
-        base: What the base is called.
-        model: The base.
-        text: Files that are divided into parts.
-        active: Share of the weights that a token uses.
-        steps: Of training.
-        seed: Of the division and of the training.
-        folder: Of the records.
-        quick: Small parts and items.
-        until: When it is too late to begin, in seconds since the epoch; None: never.
-    """
-
-    base: str
-    model: str
-    text: tuple[str, ...]
-    active: float
-    steps: int
-    seed: int
-    folder: str
-    quick: bool = False
-    until: float | None = None
+    base: str  # What the base is called
+    model: str  # The base
+    text: tuple[str, ...]  # Files that are divided into parts
+    active: float  # Share of the weights that a token uses
+    steps: int  # Of training
+    seed: int  # Of the division and of the training
+    folder: str  # Of the records
+    quick: bool = False  # Small parts and items
+    until: float | None = None  # When it is too late to begin, in seconds since the epoch; None: never
 
     @property
     def name(self) -> str:

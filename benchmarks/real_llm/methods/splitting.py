@@ -33,17 +33,11 @@ _CLUSTERED_ROWS = 32
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """How one layer is divided.
+    """How one layer is divided."""
 
-    Attributes:
-        shared: (neurons of all tokens,) int64.
-        neurons: (experts, neurons of an expert) int64; with the shared ones every neuron once.
-        router: (experts, hidden), scores of a token's input.
-    """
-
-    shared: Tensor
-    neurons: Tensor
-    router: Tensor
+    shared: Tensor  # (neurons of all tokens,) int64
+    neurons: Tensor  # (experts, neurons of an expert) int64; with the shared ones every neuron once
+    router: Tensor  # (experts, hidden), scores of a token's input
 
 
 def divide(model: Any, blocks: PackedBlocks, experts: int, seed: int) -> list[Split]:

@@ -34,24 +34,15 @@ _TINY_TIMES = 5
 
 @dataclass(eq=False)
 class Stand:
-    """A cell on its base, as its process has it.
+    """A cell on its base, as its process has it."""
 
-    Attributes:
-        cell: Its setting.
-        protocol: The terms.
-        model: The base, its weights in fp32; a method may change it, as its process ends with the cell.
-        tokenizer: Of the base.
-        weights: Every linear weight of the decoder's layers.
-        data: Documents in their roles; the reported ones are for the scorer and for oracles only.
-        found: Tensors of the cell that this one begins with; empty for one that begins with the base.
-    """
-
-    cell: Cell
-    protocol: Protocol
-    model: Any
-    tokenizer: Any
-    weights: list[WeightMatrix]
-    data: Parts
+    cell: Cell  # Its setting
+    protocol: Protocol  # The terms
+    model: Any  # The base, its weights in fp32; a method may change it, as its process ends with the cell
+    tokenizer: Any  # Of the base
+    weights: list[WeightMatrix]  # Every linear weight of the decoder's layers
+    data: Parts  # Documents in their roles; the reported ones are for the scorer and for oracles only
+    # Tensors of the cell that this one begins with; empty for one that begins with the base
     found: dict[str, Tensor] = field(default_factory=dict)
     scorer: Scorer = field(init=False)
 
