@@ -11,7 +11,7 @@ from freemoe.kernels.crossover import KernelCrossover
 from freemoe.models.sublayers import CONVERTIBLE, find_sublayers
 from freemoe.tomoe import modules
 from freemoe.tomoe.export import build_converted_model
-from freemoe.tomoe.modeling import CLASSES, MODES
+from freemoe.tomoe.modeling import MODELS, MODES
 from freemoe.tomoe.structures.masked import apply_structure
 from tests.tiny import tiny_model
 from tests.tomoe.random_structures import random_structure
@@ -55,7 +55,7 @@ def decoded(model, prompt, **inputs):
 
 
 def test_the_table_has_every_family_that_can_be_converted():
-    assert tuple(CLASSES) == CONVERTIBLE
+    assert tuple(MODELS) == CONVERTIBLE
 
 
 @torch.no_grad()

@@ -5,46 +5,22 @@ A copy of this file lies in every exported folder: it may import transformers al
 
 from __future__ import annotations
 
+from typing import Any
+
 from transformers import GemmaConfig, LlamaConfig, MistralConfig, PhiConfig, Qwen2Config, Qwen3Config
 
 
-class ToMoELlamaConfig(LlamaConfig):
-    """Configuration of a converted Llama."""
-
-    model_type = "tomoe_llama"
-    tomoe: dict | None = None
-
-
-class ToMoEMistralConfig(MistralConfig):
-    """Configuration of a converted Mistral."""
-
-    model_type = "tomoe_mistral"
-    tomoe: dict | None = None
+def _converted_config(base: Any) -> Any:
+    """The family's configuration class, with ``tomoe``: what each layer keeps."""
+    fields = {"model_type": f"tomoe_{base.model_type}", "tomoe": None, "__annotations__": {"tomoe": "dict | None"}}
+    return type(f"ToMoE{base.__name__}", (base,), {"__module__": __name__, **fields})
 
 
-class ToMoEQwen2Config(Qwen2Config):
-    """Configuration of a converted Qwen2."""
+CONFIGS = {
+    base.model_type: _converted_config(base)
+    for base in (LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, GemmaConfig, PhiConfig)
+}
+"""Model type of a dense model -> configuration class of its converted form, ``ToMoELlamaConfig`` for example."""
 
-    model_type = "tomoe_qwen2"
-    tomoe: dict | None = None
-
-
-class ToMoEQwen3Config(Qwen3Config):
-    """Configuration of a converted Qwen3."""
-
-    model_type = "tomoe_qwen3"
-    tomoe: dict | None = None
-
-
-class ToMoEGemmaConfig(GemmaConfig):
-    """Configuration of a converted Gemma."""
-
-    model_type = "tomoe_gemma"
-    tomoe: dict | None = None
-
-
-class ToMoEPhiConfig(PhiConfig):
-    """Configuration of a converted Phi."""
-
-    model_type = "tomoe_phi"
-    tomoe: dict | None = None
+# Loaders look classes up by name.
+globals().update({config.__name__: config for config in CONFIGS.values()})

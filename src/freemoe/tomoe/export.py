@@ -95,7 +95,7 @@ def _plan_export(model: Any, structure: Structure, mode: str) -> tuple[Any, Any,
             "This Phi normalises queries and keys by a LayerNorm, whose mean would change with every dropped dimension. "
             "Convert a model with qk_layernorm=false."
         )
-    config_class, model_class = modeling.CLASSES[model.config.model_type]
+    model_class = modeling.MODELS[model.config.model_type]
     layers = {
         layer.path: partial(_convert_layer, model, layer, own, mode)
         for layer, own in zip(sublayers, structure, strict=True)
@@ -111,7 +111,7 @@ def _plan_export(model: Any, structure: Structure, mode: str) -> tuple[Any, Any,
         "layers": [make()[0] for make in layers.values()],
     }
     values = {k: v for k, v in model.config.to_dict().items() if k not in ("model_type", "architectures", "auto_map")}
-    config = config_class(**values, tomoe=settings)
+    config = model_class.config_class(**values, tomoe=settings)
     return (
         model_class,
         config,

@@ -30,14 +30,7 @@ from transformers.models.phi.modeling_phi import PhiAttention
 from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
-from freemoe.tomoe.configs import (
-    ToMoEGemmaConfig,
-    ToMoELlamaConfig,
-    ToMoEMistralConfig,
-    ToMoEPhiConfig,
-    ToMoEQwen2Config,
-    ToMoEQwen3Config,
-)
+from freemoe.tomoe.configs import CONFIGS
 from freemoe.tomoe.modules import Attention, MixtureMLP, init_module_weights
 
 FORMAT = 1
@@ -105,65 +98,34 @@ def _check_config(config: Any, kind: str) -> None:
         )
 
 
-def _attention_class(base: type[nn.Module]) -> Any:
-    """The family's attention class with ours before it."""
-    return type(f"ToMoE{base.__name__}", (Attention, base), {"__module__": __name__})
+def _converted_model(base: Any, attention: type[nn.Module]) -> Any:
+    """The family's causal LM with `_Converted` before it, and its attention class with ours before it."""
+    parts = {
+        "config_class": CONFIGS[base.config_class.model_type],
+        "attention": type(f"ToMoE{attention.__name__}", (Attention, attention), {"__module__": __name__}),
+    }
+    return type(f"ToMoE{base.__name__}", (_Converted, base), {"__module__": __name__, **parts})
 
 
-class ToMoELlamaForCausalLM(_Converted, LlamaForCausalLM):
-    """A converted Llama, as ``AutoModelForCausalLM`` loads it."""
-
-    config_class = ToMoELlamaConfig
-    attention = _attention_class(LlamaAttention)
-
-
-class ToMoEMistralForCausalLM(_Converted, MistralForCausalLM):
-    """A converted Mistral, as ``AutoModelForCausalLM`` loads it."""
-
-    config_class = ToMoEMistralConfig
-    attention = _attention_class(MistralAttention)
-
-
-class ToMoEQwen2ForCausalLM(_Converted, Qwen2ForCausalLM):
-    """A converted Qwen2, as ``AutoModelForCausalLM`` loads it."""
-
-    config_class = ToMoEQwen2Config
-    attention = _attention_class(Qwen2Attention)
-
-
-class ToMoEQwen3ForCausalLM(_Converted, Qwen3ForCausalLM):
-    """A converted Qwen3, as ``AutoModelForCausalLM`` loads it."""
-
-    config_class = ToMoEQwen3Config
-    attention = _attention_class(Qwen3Attention)
-
-
-class ToMoEGemmaForCausalLM(_Converted, GemmaForCausalLM):
-    """A converted Gemma, as ``AutoModelForCausalLM`` loads it."""
-
-    config_class = ToMoEGemmaConfig
-    attention = _attention_class(GemmaAttention)
-
-
-class ToMoEPhiForCausalLM(_Converted, PhiForCausalLM):
-    """A converted Phi, as ``AutoModelForCausalLM`` loads it."""
-
-    config_class = ToMoEPhiConfig
-    attention = _attention_class(PhiAttention)
-
-
-CLASSES: dict[str, tuple[Any, Any]] = {
-    "llama": (ToMoELlamaConfig, ToMoELlamaForCausalLM),
-    "mistral": (ToMoEMistralConfig, ToMoEMistralForCausalLM),
-    "qwen2": (ToMoEQwen2Config, ToMoEQwen2ForCausalLM),
-    "qwen3": (ToMoEQwen3Config, ToMoEQwen3ForCausalLM),
-    "gemma": (ToMoEGemmaConfig, ToMoEGemmaForCausalLM),
-    "phi": (ToMoEPhiConfig, ToMoEPhiForCausalLM),
+MODELS = {
+    base.config_class.model_type: _converted_model(base, attention)
+    for base, attention in (
+        (LlamaForCausalLM, LlamaAttention),
+        (MistralForCausalLM, MistralAttention),
+        (Qwen2ForCausalLM, Qwen2Attention),
+        (Qwen3ForCausalLM, Qwen3Attention),
+        (GemmaForCausalLM, GemmaAttention),
+        (PhiForCausalLM, PhiAttention),
+    )
 }
-"""Model type of a dense model -> the classes of its converted form."""
+"""Model type of a dense model -> class of its converted form, ``ToMoELlamaForCausalLM`` for example."""
+
+# Loaders look classes up by name, the configuration's here too.
+globals().update({kind.__name__: kind for kind in (*CONFIGS.values(), *MODELS.values())})
+
 
 # A folder's own copy is found by its auto_map, and must not take the installed one's place.
 if not __name__.startswith("transformers_modules"):
-    for _config, _model in CLASSES.values():
-        AutoConfig.register(_config.model_type, _config, exist_ok=True)
-        AutoModelForCausalLM.register(_config, _model, exist_ok=True)
+    for _model in MODELS.values():
+        AutoConfig.register(_model.config_class.model_type, _model.config_class, exist_ok=True)
+        AutoModelForCausalLM.register(_model.config_class, _model, exist_ok=True)

@@ -121,28 +121,28 @@ def _exported_modules(exported: Any, config: Any, dtype: torch.dtype) -> Any:
 class PagedLlamaForCausalLM(_ConvertedModel, LlamaForCausalLM):
     """A converted Llama, as vLLM runs it."""
 
-    exported = modeling.ToMoELlamaForCausalLM
+    exported = modeling.MODELS["llama"]
 
 
 class PagedMistralForCausalLM(_ConvertedModel, MistralForCausalLM):
     """A converted Mistral, as vLLM runs it."""
 
-    exported = modeling.ToMoEMistralForCausalLM
+    exported = modeling.MODELS["mistral"]
 
 
 class PagedQwen2ForCausalLM(_ConvertedModel, Qwen2ForCausalLM):
     """A converted Qwen2, as vLLM runs it."""
 
-    exported = modeling.ToMoEQwen2ForCausalLM
+    exported = modeling.MODELS["qwen2"]
 
 
 class PagedQwen3ForCausalLM(_ConvertedModel, Qwen3ForCausalLM):
     """A converted Qwen3, as vLLM runs it."""
 
-    exported = modeling.ToMoEQwen3ForCausalLM
+    exported = modeling.MODELS["qwen3"]
 
 
 class PagedGemmaForCausalLM(_ConvertedModel, GemmaForCausalLM):
     """A converted Gemma, as vLLM runs it."""
 
-    exported = modeling.ToMoEGemmaForCausalLM
+    exported = modeling.MODELS["gemma"]
