@@ -8,7 +8,6 @@ from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
 from freemoe.kernels import experts as kernels
-from freemoe.kernels.crossover import KernelCrossover, default_crossover
 from freemoe.kernels.experts import ExpertNeurons, MLPWeights, index_mask, reference_experts
 from freemoe.kernels.rows import ACTIVATIONS, heads_sum, heads_times, rows_available
 from freemoe.kernels.triton_experts import token_blocks
@@ -189,4 +188,5 @@ def test_blocks_hold_every_token_once_and_one_expert_each(expert):
 
 @pytest.mark.parametrize(("share", "few"), [(0.3, 256), (0.9, 64)])
 def test_wide_experts_have_a_mask_between_few_tokens_and_many(share, few):
-    assert default_crossover(ExpertNeurons(layer(share=share)[1], NEURONS)) == KernelCrossover(grouped=256, few=few)
+    own = ExpertNeurons(layer(share=share)[1], NEURONS)
+    assert (own.grouped, own.few) == (256, few)

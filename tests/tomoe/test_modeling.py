@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from freemoe.kernels.attention import LEAST
-from freemoe.kernels.crossover import KernelCrossover
 from freemoe.models.sublayers import CONVERTIBLE, find_sublayers
 from freemoe.tomoe import modules
 from freemoe.tomoe.export import build_converted_model
@@ -29,7 +28,8 @@ SEEN = PADDING.bool()
 def through(model, way):
     """The model, made to compute many tokens in this way."""
     for layer in model.model.layers:
-        layer.mlp._crossover = KernelCrossover(grouped=1 if way == "grouped" else 10**9, few=10**9)
+        plan = layer.mlp.plan()
+        plan.grouped, plan.few = 1 if way == "grouped" else 10**9, 10**9
     return model
 
 

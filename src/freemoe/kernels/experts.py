@@ -22,6 +22,9 @@ from freemoe.kernels.rows import experts_times, rows_available
 TOKENS, NEURONS = 512, 512
 """Tokens and neurons of an expert that are multiplied at once: so much stays in a cache."""
 
+_NARROW = 0.6
+"""Experts of such a share of the neurons are read row by row as long as they are not sorted; wider ones up to 64 tokens."""
+
 
 @dataclass(frozen=True, eq=False)
 class MLPWeights:
@@ -47,6 +50,10 @@ class MLPWeights:
 class ExpertNeurons:
     """What the ways to compute need to know of the index lists, found once.
 
+    ``grouped`` is the least number of tokens that are sorted by expert, ``few`` the least for which rows are not read one by
+    one; what is between has a mask. Likely the quickest by the experts' widths: a rule and not a stopwatch, so that the same
+    input is computed alike on every machine.
+
     Args:
         index: (N, w) integers, the rows of each expert, ascending; the rest of a shorter list is -1.
         neurons: u.
@@ -57,6 +64,7 @@ class ExpertNeurons:
         # Rows of each expert that are multiplied at once; a slice where they lie together and need not be gathered.
         self.parts = [[_as_slice(some) for some in rows.split(NEURONS)] for rows in self.rows]
         self.neurons = neurons
+        self.grouped, self.few = 256, 256 if max(map(len, self.rows)) <= _NARROW * neurons else 64
         self._masks: dict[tuple[torch.dtype, torch.device], Tensor] = {}
 
     def neuron_mask(self, dtype: torch.dtype, device: torch.device) -> Tensor:

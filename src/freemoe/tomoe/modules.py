@@ -15,7 +15,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, eager_attention_forward
 
 from freemoe.kernels.attention import narrow_applies, narrow_causal
-from freemoe.kernels.crossover import KernelCrossover, default_crossover
 from freemoe.kernels.experts import (
     ExpertNeurons,
     MLPWeights,
@@ -271,7 +270,6 @@ class MixtureMLP(nn.Module):
         # (N, widest) rows of each expert; -1 where a list is short.
         self.register_buffer("experts", torch.zeros(len(widths), max(widths), dtype=torch.int32))
         self._plan: tuple[Any, ExpertNeurons] | None = None
-        self._crossover: KernelCrossover | None = None
 
     def fault(self) -> str | None:
         """What is wrong with the experts' lists or the router's numbers, in words; None where nothing is."""
@@ -311,19 +309,13 @@ class MixtureMLP(nn.Module):
             return triton_experts(x, expert, weights, self.experts)
         if self.mode == "pseudo" or x.device.type != "cpu":
             return masked_experts(x, expert, weights, self.plan().neuron_mask(x.dtype, x.device))
-        compiled, crossover = can_read_rows(x, weights), self.crossover()
+        compiled, plan = can_read_rows(x, weights), self.plan()
         # Copies of every expert's neurons together are no dense MLP.
-        if compiled and len(x) < (crossover.grouped if self.mode == "materialised" else crossover.few):
-            return rowwise_experts(x, expert, weights, self.plan())
-        if self.mode == "materialised" or len(x) >= crossover.grouped:
-            return grouped_experts(x, expert, weights, self.plan())
-        return masked_experts(x, expert, weights, self.plan().neuron_mask(x.dtype, x.device))
-
-    def crossover(self) -> KernelCrossover:
-        """At how many tokens this layer changes its way."""
-        if self._crossover is None:
-            self._crossover = default_crossover(self.plan())
-        return self._crossover
+        if compiled and len(x) < (plan.grouped if self.mode == "materialised" else plan.few):
+            return rowwise_experts(x, expert, weights, plan)
+        if self.mode == "materialised" or len(x) >= plan.grouped:
+            return grouped_experts(x, expert, weights, plan)
+        return masked_experts(x, expert, weights, plan.neuron_mask(x.dtype, x.device))
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         self._plan = None
