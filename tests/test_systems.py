@@ -6,7 +6,7 @@ import torch
 import freemoe
 from freemoe.core.errors import ArtifactError, DataError, UnknownNameError
 from freemoe.hookmoe.adapter import Trimmed
-from freemoe.hookmoe.plans.apply import plan_of
+from freemoe.hookmoe.plans.layers import plan_of
 from freemoe.hookmoe.plans.plan import uniform_plan
 from tests.hub.conftest import kinds  # noqa: F401  a fixture
 from tests.tiny import tiny_model, tiny_tokenizer

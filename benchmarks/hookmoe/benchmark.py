@@ -17,7 +17,7 @@ from benchmarks.hookmoe import mixtures, speed
 from benchmarks.hookmoe import quality as trim_quality
 from freemoe.core.errors import RecipeError
 from freemoe.hookmoe.measure import measure_quality
-from freemoe.hookmoe.plans.apply import apply_plan, plan_of
+from freemoe.hookmoe.plans.apply import apply_plan
 from freemoe.hookmoe.plans.dynamic import (
     DynamicRule,
     act_of,
@@ -26,6 +26,7 @@ from freemoe.hookmoe.plans.dynamic import (
     router_weights,
     tune_thresholds,
 )
+from freemoe.hookmoe.plans.layers import plan_of
 from freemoe.hookmoe.plans.methods import describe_point, kl_drop, pareto_list
 from freemoe.hookmoe.plans.plan import LayerPlan, tlnle
 from freemoe.hookmoe.plans.search import pareto_front

@@ -34,8 +34,8 @@ from freemoe.hookmoe.hooks.teacher import TeacherLogits, compute_teacher_logits
 from freemoe.hookmoe.hooks.training import TrainingData, TrainingSchedule, train_compensation
 from freemoe.hookmoe.material import DEMO, TextParts, load_text
 from freemoe.hookmoe.measure import as_json, measure_quality, recovered_share
-from freemoe.hookmoe.plans.apply import apply_plan, plan_of
-from freemoe.hookmoe.plans.layers import moe_layers
+from freemoe.hookmoe.plans.apply import apply_plan
+from freemoe.hookmoe.plans.layers import moe_layers, plan_of
 from freemoe.hookmoe.plans.methods import best_rule, default_units, kl_drop, paper_units, rules_asked
 from freemoe.hookmoe.plans.plan import LayerPlan
 from freemoe.hookmoe.plans.search import even_plan

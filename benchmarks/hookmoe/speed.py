@@ -30,7 +30,7 @@ from freemoe.hookmoe.adapter import Trimmed
 from freemoe.hookmoe.decoding.quick import quick_decoding
 from freemoe.hookmoe.hooks.hook import allocate_units, new_hooks
 from freemoe.hookmoe.measure import count_parameters
-from freemoe.hookmoe.plans.apply import plan_of
+from freemoe.hookmoe.plans.layers import plan_of
 from freemoe.hookmoe.plans.methods import default_units
 from freemoe.hookmoe.plans.plan import uniform_plan
 from freemoe.models.checkpoints.loading import BUNDLED_MOE, load_base

@@ -182,7 +182,7 @@ def plans_record(
 
 def _spelled(plan: str, model: Any) -> str:
     """A plan as ``freemoe trim`` reads it; ``groups:A,B`` and ``tlnle:K,L`` by the layers of a model."""
-    from freemoe.hookmoe.plans.apply import plan_of
+    from freemoe.hookmoe.plans.layers import plan_of
 
     base = plan_of(model)
     layers, k = len(base.ks), max(k for k in base.ks if k is not None)

@@ -10,8 +10,8 @@ from benchmarks.speed.shapes import random_model
 from freemoe.domain_experts.rank.bands import Band, BandRankings
 from freemoe.hookmoe.adapter import Trimmed
 from freemoe.hookmoe.hooks.hook import new_hooks
-from freemoe.hookmoe.plans.apply import plan_of
 from freemoe.hookmoe.plans.compact import use_compact_experts
+from freemoe.hookmoe.plans.layers import plan_of
 from freemoe.hookmoe.plans.plan import uniform_plan
 from freemoe.kernels import optional
 from freemoe.kernels.optional import importable

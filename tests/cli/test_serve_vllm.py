@@ -12,7 +12,7 @@ import pytest
 from freemoe.core.artifacts import write_manifest
 from freemoe.core.version import __version__
 from freemoe.hookmoe.adapter import Trimmed, save_adapter
-from freemoe.hookmoe.plans.apply import plan_of
+from freemoe.hookmoe.plans.layers import plan_of
 from freemoe.tomoe.export import export_converted_model
 from tests.cli.test_refusals import check_refusal
 from tests.serve.conftest import free_port

@@ -16,9 +16,8 @@ from freemoe.hookmoe.adapter import Trimmed, load_adapter, save_adapter
 from freemoe.hookmoe.artefact import inspect_artefact
 from freemoe.hookmoe.artefact_files import CONFIG, KIND, WEIGHTS
 from freemoe.hookmoe.hooks.hook import new_hooks
-from freemoe.hookmoe.plans.apply import plan_of
 from freemoe.hookmoe.plans.exports import write_exports
-from freemoe.hookmoe.plans.layers import moe_layers
+from freemoe.hookmoe.plans.layers import moe_layers, plan_of
 from freemoe.hookmoe.plans.plan import LayerPlan, uniform_plan
 from freemoe.models.checkpoints.fingerprint import fingerprint_model
 from freemoe.models.switchboard import ExpertCache

@@ -9,8 +9,9 @@ from freemoe.core.errors import RecipeError
 from freemoe.core.run.folder import RunFolder
 from freemoe.hookmoe.hooks.teacher import compute_teacher_logits
 from freemoe.hookmoe.measure import measure_quality
-from freemoe.hookmoe.plans.apply import apply_plan, plan_of
+from freemoe.hookmoe.plans.apply import apply_plan
 from freemoe.hookmoe.plans.compare import compare_plans, read_variants
+from freemoe.hookmoe.plans.layers import plan_of
 from freemoe.hookmoe.plans.plan import LayerPlan, uniform_plan
 from tests.hookmoe.conftest import blocks_of, logits
 from tests.tiny import tiny_model

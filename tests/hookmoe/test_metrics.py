@@ -13,7 +13,8 @@ from freemoe.hookmoe.measure import (
     record_routes,
     route_agreement,
 )
-from freemoe.hookmoe.plans.apply import apply_plan, plan_of
+from freemoe.hookmoe.plans.apply import apply_plan
+from freemoe.hookmoe.plans.layers import plan_of
 from freemoe.hookmoe.plans.plan import LayerPlan, uniform_plan
 from tests.hookmoe.conftest import blocks_of
 

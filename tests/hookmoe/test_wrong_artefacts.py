@@ -11,7 +11,7 @@ from freemoe.hookmoe.adapter import Trimmed, load_adapter, save_adapter
 from freemoe.hookmoe.artefact import inspect_artefact
 from freemoe.hookmoe.artefact_files import KIND
 from freemoe.hookmoe.hooks.hook import new_hooks
-from freemoe.hookmoe.plans.apply import plan_of
+from freemoe.hookmoe.plans.layers import plan_of
 from freemoe.hookmoe.plans.plan import uniform_plan
 from freemoe.models.checkpoints.fingerprint import fingerprint_model
 from freemoe.models.checkpoints.identity import IDENTITY, identify_base

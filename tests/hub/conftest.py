@@ -7,7 +7,7 @@ import pytest
 from freemoe.core.artifacts import write_manifest
 from freemoe.hookmoe.adapter import Trimmed, save_adapter
 from freemoe.hookmoe.artefact_files import KIND as TRIMMED
-from freemoe.hookmoe.plans.apply import plan_of
+from freemoe.hookmoe.plans.layers import plan_of
 from freemoe.hookmoe.plans.plan import uniform_plan
 from freemoe.hub import reach
 from freemoe.hub.push import copy_artefact

@@ -27,8 +27,8 @@ from freemoe.core.threads import model_lock_of
 from freemoe.hookmoe.artefact_files import CONFIG, KIND, WEIGHTS, name_in, read_config
 from freemoe.hookmoe.decoding.quick import quick_decoding
 from freemoe.hookmoe.hooks.hook import Hook, HookSet
-from freemoe.hookmoe.plans.apply import RESCALES, apply_plan, expert_counts, plan_of, probe_router_k
-from freemoe.hookmoe.plans.layers import moe_layers
+from freemoe.hookmoe.plans.apply import RESCALES, apply_plan, probe_router_k
+from freemoe.hookmoe.plans.layers import expert_counts, moe_layers, plan_of
 from freemoe.hookmoe.plans.plan import LayerPlan, check_plan
 from freemoe.hub.fetch import HubAccess
 from freemoe.models.checkpoints.identity import require_base

@@ -9,8 +9,8 @@ from typing import Any
 from freemoe.evals.speed import timed_tokens
 from freemoe.hookmoe.material import TextParts, prepare_trim
 from freemoe.hookmoe.measure import count_parameters
-from freemoe.hookmoe.plans.apply import plan_of
 from freemoe.hookmoe.plans.compare import read_variants
+from freemoe.hookmoe.plans.layers import plan_of
 from freemoe.hookmoe.plans.methods import given_plan, rules_asked, units_of
 from freemoe.hookmoe.plans.plan import LayerPlan, uniform_plan
 from freemoe.hookmoe.plans.search import MOST_ACTS, even_plan, profile_units

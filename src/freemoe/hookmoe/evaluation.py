@@ -20,7 +20,7 @@ from freemoe.hookmoe.artefact import inspect_artefact
 from freemoe.hookmoe.material import TextParts, load_text
 from freemoe.hookmoe.measure import count_parameters
 from freemoe.hookmoe.pipeline import measure_rows, rows_of
-from freemoe.hookmoe.plans.apply import plan_of
+from freemoe.hookmoe.plans.layers import plan_of
 from freemoe.hookmoe.recipe import TrimRecipe
 from freemoe.hookmoe.report import trim_table
 from freemoe.models.checkpoints.loading import load_base, load_tokenizer

@@ -48,11 +48,11 @@ from freemoe.hookmoe.measure import (
     recovered_share,
     route_agreement,
 )
-from freemoe.hookmoe.plans.apply import apply_plan, expert_counts, plan_of
+from freemoe.hookmoe.plans.apply import apply_plan
 from freemoe.hookmoe.plans.compare import compare_plans
 from freemoe.hookmoe.plans.elsewhere import parallel_measure
 from freemoe.hookmoe.plans.exports import write_exports
-from freemoe.hookmoe.plans.layers import moe_layers
+from freemoe.hookmoe.plans.layers import expert_counts, moe_layers, plan_of
 from freemoe.hookmoe.plans.methods import PlanResult, describe_rules, find_plan, hook_widths, kl_drop, rules_asked
 from freemoe.hookmoe.plans.plan import LayerPlan
 from freemoe.hookmoe.recipe import HookTraining, TrimRecipe

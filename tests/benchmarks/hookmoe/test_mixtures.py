@@ -11,7 +11,7 @@ import torch
 from benchmarks.harness import Settings
 from benchmarks.hookmoe import mixtures, quality
 from freemoe.core.errors import DataError, RecipeError
-from freemoe.hookmoe.plans.apply import plan_of
+from freemoe.hookmoe.plans.layers import plan_of
 
 
 @pytest.fixture(scope="module")

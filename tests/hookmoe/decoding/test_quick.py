@@ -11,7 +11,7 @@ from freemoe.hookmoe.adapter import Trimmed
 from freemoe.hookmoe.decoding import quick
 from freemoe.hookmoe.decoding.quick import quick_decoding
 from freemoe.hookmoe.hooks.hook import new_hooks
-from freemoe.hookmoe.plans.apply import plan_of
+from freemoe.hookmoe.plans.layers import plan_of
 from freemoe.hookmoe.plans.plan import uniform_plan
 from freemoe.kernels.one_token import CompiledLayer
 from freemoe.kernels.rows import rows_available

@@ -5,7 +5,8 @@ import torch
 
 from freemoe.hookmoe.hooks.closed_form import fit_scale_bias, linear_map, ridge_start, sum_over_layers
 from freemoe.hookmoe.hooks.hook import new_hooks
-from freemoe.hookmoe.plans.apply import apply_plan, plan_of
+from freemoe.hookmoe.plans.apply import apply_plan
+from freemoe.hookmoe.plans.layers import plan_of
 from freemoe.hookmoe.plans.plan import LayerPlan, uniform_plan
 from tests.hookmoe.conftest import blocks_of, logits
 

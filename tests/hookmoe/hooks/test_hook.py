@@ -6,8 +6,8 @@ import torch
 from freemoe.core.errors import RecipeError
 from freemoe.hookmoe.hooks.hook import Hook, HookSet, allocate_units, new_hooks
 from freemoe.hookmoe.measure import record_routes
-from freemoe.hookmoe.plans.apply import apply_plan, plan_of
-from freemoe.hookmoe.plans.layers import moe_layers
+from freemoe.hookmoe.plans.apply import apply_plan
+from freemoe.hookmoe.plans.layers import moe_layers, plan_of
 from freemoe.hookmoe.plans.plan import uniform_plan
 from tests.hookmoe.conftest import blocks_of, logits
 from tests.tiny import tiny_model

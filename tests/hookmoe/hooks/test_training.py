@@ -13,9 +13,9 @@ from freemoe.hookmoe.hooks.teacher import compute_teacher_logits, kl_from_teache
 from freemoe.hookmoe.hooks.training import LOSSES, TrainingData, TrainingSchedule, train_compensation
 from freemoe.hookmoe.hooks.upper_half import inputs_of, start_at_layer
 from freemoe.hookmoe.measure import as_json, measure_quality, record_routes, recovered_share
-from freemoe.hookmoe.plans.apply import apply_plan, plan_of
+from freemoe.hookmoe.plans.apply import apply_plan
 from freemoe.hookmoe.plans.dynamic import router_weights
-from freemoe.hookmoe.plans.layers import decoder_layers, moe_layers
+from freemoe.hookmoe.plans.layers import decoder_layers, moe_layers, plan_of
 from freemoe.hookmoe.plans.plan import LayerPlan, uniform_plan
 from freemoe.models.hooks import forward_hook, forward_pre_hook
 from freemoe.text.blocks import PackedBlocks

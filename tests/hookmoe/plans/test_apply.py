@@ -7,16 +7,9 @@ from torch.nn import functional as F
 from freemoe.core.errors import FamilyError, RecipeError
 from freemoe.hookmoe.hooks.hook import new_hooks
 from freemoe.hookmoe.measure import record_routes
-from freemoe.hookmoe.plans.apply import (
-    apply_plan,
-    expert_counts,
-    plan_of,
-    probe_router_k,
-    routed_shapes,
-    truncate_slots,
-)
+from freemoe.hookmoe.plans.apply import apply_plan, probe_router_k, routed_shapes, truncate_slots
 from freemoe.hookmoe.plans.dynamic import router_renormalises
-from freemoe.hookmoe.plans.layers import moe_layers
+from freemoe.hookmoe.plans.layers import expert_counts, moe_layers, plan_of
 from freemoe.hookmoe.plans.plan import LayerPlan, uniform_plan
 from tests.hookmoe.conftest import blocks_of, logits
 from tests.tiny import CASES, tiny_model

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from freemoe.core.errors import RecipeError
-from freemoe.hookmoe.plans.apply import apply_plan, plan_of
+from freemoe.hookmoe.plans.apply import apply_plan
 from freemoe.hookmoe.plans.compact import use_compact_experts
 from freemoe.hookmoe.plans.dynamic import (
     RULES,
@@ -17,7 +17,7 @@ from freemoe.hookmoe.plans.dynamic import (
     threshold_for,
     tune_thresholds,
 )
-from freemoe.hookmoe.plans.layers import moe_layers
+from freemoe.hookmoe.plans.layers import moe_layers, plan_of
 from freemoe.hookmoe.plans.plan import uniform_plan
 from tests.hookmoe.conftest import blocks_of, logits
 from tests.tiny import tiny_model

@@ -6,8 +6,8 @@ from freemoe.core.errors import RecipeError
 from freemoe.core.run.progress import QuietProgress
 from freemoe.hookmoe.hooks.hook import allocate_units, new_hooks
 from freemoe.hookmoe.measure import act_equivalent
-from freemoe.hookmoe.plans.apply import plan_of
 from freemoe.hookmoe.plans.dynamic import router_renormalises
+from freemoe.hookmoe.plans.layers import plan_of
 from freemoe.hookmoe.plans.methods import (
     best_rule,
     default_units,

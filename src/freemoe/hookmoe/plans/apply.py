@@ -15,27 +15,11 @@ import torch
 from torch import Tensor
 
 from freemoe.core.errors import FamilyError, RecipeError
-from freemoe.hookmoe.plans.layers import MoELayer, decoder_layers, moe_layers
+from freemoe.hookmoe.plans.layers import MoELayer, expert_counts, moe_layers
 from freemoe.hookmoe.plans.plan import LayerPlan, check_plan
 from freemoe.models.hooks import combined_hooks, forward_hook, forward_pre_hook
 
 RESCALES = ("none", "kept_mass", "renorm")
-
-
-def plan_of(model: Any) -> LayerPlan:
-    """The k that every layer has now."""
-    ks: list[int | None] = [None] * len(decoder_layers(model))
-    for layer in moe_layers(model):
-        ks[layer.number] = layer.k
-    return LayerPlan(tuple(ks))
-
-
-def expert_counts(model: Any) -> list[int | None]:
-    """Routed experts of every decoder layer; None where dense."""
-    counts: list[int | None] = [None] * len(decoder_layers(model))
-    for layer in moe_layers(model):
-        counts[layer.number] = layer.count
-    return counts
 
 
 @contextmanager

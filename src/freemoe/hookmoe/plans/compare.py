@@ -20,7 +20,7 @@ from freemoe.core.run.progress import Progress, QuietProgress
 from freemoe.core.run.unit_state import NO_CHECKPOINT, UnitState
 from freemoe.hookmoe.hooks.teacher import TeacherLogits, compute_teacher_logits
 from freemoe.hookmoe.measure import measure_quality
-from freemoe.hookmoe.plans.apply import apply_plan, expert_counts, plan_of
+from freemoe.hookmoe.plans.apply import apply_plan
 from freemoe.hookmoe.plans.dynamic import (
     RULES,
     DynamicRule,
@@ -29,9 +29,9 @@ from freemoe.hookmoe.plans.dynamic import (
     router_weights,
     tune_thresholds,
 )
-from freemoe.hookmoe.plans.layers import moe_layers
+from freemoe.hookmoe.plans.layers import moe_layers, plan_of, read_plan
 from freemoe.hookmoe.plans.plan import SPELLINGS as PLANS
-from freemoe.hookmoe.plans.plan import LayerPlan, expert_n, parse_plan
+from freemoe.hookmoe.plans.plan import LayerPlan, expert_n
 from freemoe.text.blocks import PackedBlocks
 
 SPELLINGS = (
@@ -60,18 +60,20 @@ def read_variants(spellings: Sequence[str], model: Any) -> list[RoutingVariant]:
         RecipeError: A spelling that cannot be read, or a plan or threshold that the model cannot run.
     """
     found: dict[str, RoutingVariant] = {}
-    for text in spellings:
-        name, _, rest = text.strip().partition(":")
-        ways = (
-            _expand_sweep(rest, text, model) if name == "sweep" else [_parse_variant(name, rest, text.strip(), model)]
-        )
+    base = plan_of(model)
+    for text in map(str.strip, spellings):
+        name, _, rest = text.partition(":")
+        if name == "sweep":
+            ways = _expand_sweep(rest, text, base)
+        else:
+            ways = [
+                _parse_rule(name, rest, text, base) if name in RULES else RoutingVariant(text, read_plan(text, model))
+            ]
         found.update({way.name: way for way in ways})
     return list(found.values())
 
 
-def _parse_variant(name: str, rest: str, text: str, model: Any) -> RoutingVariant:
-    if name not in RULES:
-        return RoutingVariant(text, parse_plan(text, plan_of(model), expert_counts(model)))
+def _parse_rule(name: str, rest: str, text: str, base: LayerPlan) -> RoutingVariant:
     if name == "naee":
         if rest:
             raise RecipeError(f"{text!r}: naee finds its thresholds itself; write naee.")
@@ -84,18 +86,17 @@ def _parse_variant(name: str, rest: str, text: str, model: Any) -> RoutingVarian
     if len(numbers) not in ((1,) if by_act else (1, 2)):
         raise RecipeError(f"{text!r} cannot be read; write {SPELLINGS}.")
     start, span = numbers[0], numbers[1] if len(numbers) == 2 else 0.0
-    low, high = (1.0, plan_of(model).act) if by_act else (0.0, 1.0)
+    low, high = (1.0, base.act) if by_act else (0.0, 1.0)
     if not low <= start <= high:
         raise RecipeError(f"{text!r}: {start:g} is not between {low:g} and {high:g}.")
     if by_act:
         return RoutingVariant(text, None, name, lambda weights: tune_thresholds(name, weights, start), True)
-    layers, total = [layer.number for layer in moe_layers(model)], len(plan_of(model).ks)
+    layers, total = [n for n, k in enumerate(base.ks) if k is not None], len(base.ks)
     return RoutingVariant(text, None, name, lambda weights: ramp_thresholds(name, start, layers, span, total))
 
 
-def _expand_sweep(rest: str, text: str, model: Any) -> list[RoutingVariant]:
+def _expand_sweep(rest: str, text: str, base: LayerPlan) -> list[RoutingVariant]:
     """Every Expert_N(k, l, r) whose l begins a group of layers and whose r ends one (Figure 1, Table 8)."""
-    base = plan_of(model)
     layers, k = len(base.ks), max(b for b in base.ks if b is not None)
     try:
         group = int(rest)

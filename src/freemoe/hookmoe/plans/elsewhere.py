@@ -15,9 +15,9 @@ from freemoe.core.run.progress import Progress, QuietProgress
 from freemoe.distributed.executors import executor_of
 from freemoe.hookmoe.hooks.teacher import TeacherLogits, compute_teacher_logits
 from freemoe.hookmoe.material import TextParts, input_digests, prepare_trim
-from freemoe.hookmoe.plans.apply import expert_counts, plan_of
+from freemoe.hookmoe.plans.layers import read_plan
 from freemoe.hookmoe.plans.methods import Measure, drop_unit, kl_drop
-from freemoe.hookmoe.plans.plan import LayerPlan, parse_plan
+from freemoe.hookmoe.plans.plan import LayerPlan
 from freemoe.hookmoe.recipe import TrimRecipe
 from freemoe.models.checkpoints.fingerprint import fingerprint_model
 from freemoe.models.checkpoints.identity import identify_base
@@ -52,7 +52,7 @@ def work_ahead(recipe: dict[str, Any], output: str, stage: str, name: str) -> No
     """
     model, text, teacher = _begun_once(json.dumps(recipe), output)
     rule, _, spelled = name.partition("|")
-    plan = parse_plan(spelled, plan_of(model), expert_counts(model))
+    plan = read_plan(spelled, model)
     kl_drop(model, text.held_out, teacher, RunPart(output, f"{stage}|{name}"), rule)(plan)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from freemoe.core.errors import FamilyError
+from freemoe.hookmoe.plans.plan import LayerPlan, parse_plan
 from freemoe.models.spec import FAMILIES, family_of, find_layers
 
 
@@ -133,6 +134,27 @@ def moe_layers(model: Any) -> list[MoELayer]:
             f"both {family.gate.path} and {family.experts.path}: all of them are dense."
         )
     return found
+
+
+def plan_of(model: Any) -> LayerPlan:
+    """The k that every layer has now."""
+    ks = {layer.number: layer.k for layer in moe_layers(model)}
+    return LayerPlan(tuple(ks.get(number) for number in range(len(decoder_layers(model)))))
+
+
+def expert_counts(model: Any) -> list[int | None]:
+    """Routed experts of every decoder layer; None where dense."""
+    counts = {layer.number: layer.count for layer in moe_layers(model)}
+    return [counts.get(number) for number in range(len(decoder_layers(model)))]
+
+
+def read_plan(text: str, model: Any) -> LayerPlan:
+    """A plan from its spelling, for a model.
+
+    Raises:
+        RecipeError: It cannot be read, or the model cannot run it.
+    """
+    return parse_plan(text, plan_of(model), expert_counts(model))
 
 
 def decoder_layers(model: Any) -> list[nn.Module]:

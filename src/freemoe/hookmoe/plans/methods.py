@@ -14,11 +14,11 @@ from freemoe.evals.speed import prompt_lengths
 from freemoe.hookmoe.hooks.hook import allocate_units
 from freemoe.hookmoe.hooks.teacher import TeacherLogits
 from freemoe.hookmoe.measure import measure_quality
-from freemoe.hookmoe.plans.apply import RESCALES, apply_plan, expert_counts, plan_of
+from freemoe.hookmoe.plans.apply import RESCALES, apply_plan
 from freemoe.hookmoe.plans.dynamic import RULES, router_renormalises
-from freemoe.hookmoe.plans.layers import moe_layers
+from freemoe.hookmoe.plans.layers import moe_layers, plan_of, read_plan
 from freemoe.hookmoe.plans.perturbation import perturbation_profile
-from freemoe.hookmoe.plans.plan import LayerPlan, parse_plan, uniform_plan
+from freemoe.hookmoe.plans.plan import LayerPlan, uniform_plan
 from freemoe.hookmoe.plans.search import (
     Drop,
     MeasuredPlan,
@@ -116,16 +116,17 @@ def check_asked(model: Any, recipe: TrimRecipe) -> None:
         FamilyError: The model is dense.
         RecipeError: The plan does not fit or cuts nothing; a hook's layer is dense or absent.
     """
-    layers = [layer.number for layer in moe_layers(model)]
+    layers = moe_layers(model)
     if recipe.plan.given is not None:
         given_plan(model, recipe.plan.given)
-    elif all(k in (None, 1) for k in plan_of(model).ks):
+    elif all(layer.k == 1 for layer in layers):
         raise RecipeError("The model runs 1 expert per token already: there is nothing to cut.")
     prompt_lengths(recipe.timing, model, recipe.training.block)
     if isinstance(recipe.hooks.layers, tuple):
-        wrong = [n for n in recipe.hooks.layers if n not in layers]
+        mixtures = [layer.number for layer in layers]
+        wrong = [n for n in recipe.hooks.layers if n not in mixtures]
         if wrong:
-            raise RecipeError(f"hooks.layers names {wrong}, which are dense or absent; mixture layers: {layers}.")
+            raise RecipeError(f"hooks.layers names {wrong}, which are dense or absent; mixture layers: {mixtures}.")
 
 
 def given_plan(model: Any, text: str) -> LayerPlan:
@@ -139,7 +140,7 @@ def given_plan(model: Any, text: str) -> LayerPlan:
         raise RecipeError(
             f"{text!r} chooses experts per token: no artefact holds such a rule. Measure it beside a plan: --compare {text!r}."
         )
-    plan = parse_plan(text, base, expert_counts(model))
+    plan = read_plan(text, model)
     above = [i for i, (k, b) in enumerate(zip(plan.ks, base.ks, strict=True)) if k and b and k > b]
     if above:
         raise RecipeError(
