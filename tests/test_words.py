@@ -14,9 +14,6 @@ STAYS = {"asked of MissedBudget": "a key of result.json"}
 
 LEAST_WORDS = 5
 
-# Class -> why two modules have one of that name.
-TWICE = {f"ToMoE{base}ForCausalLM": "vLLM finds it by name" for base in ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma")}
-
 
 def banned_names(tree):
     """Parameters, fields and attributes that are called by a word of `BANNED`."""
@@ -48,4 +45,4 @@ def test_docstrings_say_something():
 
 def test_no_two_classes_have_one_name():
     names = Counter(node.name for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
-    assert {name for name, count in names.items() if count > 1} == set(TWICE)
+    assert not {name for name, count in names.items() if count > 1}

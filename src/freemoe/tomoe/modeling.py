@@ -98,26 +98,25 @@ def _check_config(config: Any, kind: str) -> None:
         )
 
 
-def _converted_model(base: Any, attention: type[nn.Module]) -> Any:
+def _converted_model(config: Any, base: type[nn.Module], attention: type[nn.Module]) -> Any:
     """The family's causal LM with `_Converted` before it, and its attention class with ours before it."""
     parts = {
-        "config_class": CONFIGS[base.config_class.model_type],
+        "config_class": config,
         "attention": type(f"ToMoE{attention.__name__}", (Attention, attention), {"__module__": __name__}),
     }
     return type(f"ToMoE{base.__name__}", (_Converted, base), {"__module__": __name__, **parts})
 
 
-MODELS = {
-    base.config_class.model_type: _converted_model(base, attention)
-    for base, attention in (
-        (LlamaForCausalLM, LlamaAttention),
-        (MistralForCausalLM, MistralAttention),
-        (Qwen2ForCausalLM, Qwen2Attention),
-        (Qwen3ForCausalLM, Qwen3Attention),
-        (GemmaForCausalLM, GemmaAttention),
-        (PhiForCausalLM, PhiAttention),
-    )
+_FAMILIES = {
+    "llama": (LlamaForCausalLM, LlamaAttention),
+    "mistral": (MistralForCausalLM, MistralAttention),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Attention),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Attention),
+    "gemma": (GemmaForCausalLM, GemmaAttention),
+    "phi": (PhiForCausalLM, PhiAttention),
 }
+
+MODELS = {name: _converted_model(CONFIGS[name], *parts) for name, parts in _FAMILIES.items()}
 """Model type of a dense model -> class of its converted form, ``ToMoELlamaForCausalLM`` for example."""
 
 # Loaders look classes up by name, the configuration's here too.
