@@ -6,7 +6,6 @@ machine's speed drifts by more than most differences. Figures are ratios; second
 
 from __future__ import annotations
 
-import fnmatch
 import functools
 import importlib
 import json
@@ -22,6 +21,7 @@ from typing import Any, Literal
 
 import yaml
 
+from benchmarks.kept import matches
 from freemoe.core.environment import describe_environment
 from freemoe.core.errors import FreeMoEError
 from freemoe.core.files import cache_folder, write_atomic
@@ -87,7 +87,7 @@ class Settings:
 
     def wants(self, part: str) -> bool:
         """Whether a part of a benchmark is asked for."""
-        return self.only is None or fnmatch.fnmatchcase(part, self.only)
+        return matches(part, self.only)
 
 
 @dataclass(frozen=True)

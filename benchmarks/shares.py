@@ -13,12 +13,9 @@ from freemoe.evals.statistics import Interval, cluster_sums, mean_interval
 def gain_interval(
     differences: Sequence[float] | np.ndarray, keys: Sequence[str], tokens: Sequence[float] | None = None
 ) -> Interval:
-    """Gain with its 95 % interval over documents, of paired differences that are better when higher.
+    """Gain with its 95 % interval over documents, of paired differences per document that are better when higher.
 
-    Args:
-        differences: Per document: nats, or right answers.
-        keys: Content keys of the documents.
-        tokens: Scored tokens of every document of a text, whose gain is in nats per token; None for questions: in points.
+    Of nats with the scored ``tokens`` of every document: in nats per token; of right answers without them: in points.
     """
     if tokens is None:
         return mean_interval(np.asarray(differences).tolist(), keys).scaled(100)
@@ -38,11 +35,7 @@ def share_bootstrap(
 
     Clusters are drawn for both sides together, inside every group; each group's means count the same. Draws in which
     the rival gains nothing have no share: where they reach into the tails, an end of the interval is infinite.
-
-    Args:
-        parts: Per group the method's paired differences to the base, the rival's, and the content keys.
-        seed: Of the bootstrap.
-        draws: Bootstrap draws.
+    ``parts``: per group the method's paired differences to the base, the rival's, and the content keys.
     """
     rng = np.random.default_rng(seed)
     top, bottom, means = np.zeros(draws), np.zeros(draws), np.zeros(2)

@@ -64,14 +64,7 @@ def _legend(figure: Figure, looks: Mapping[str, Mapping[str, Any]]) -> None:
 
 @with_report_style
 def curves(found: Mapping[str, Curves], x: str, y: str, level: Mapping[str, float] | None = None) -> Figure | None:
-    """Curves of several series (MoDE Fig. 1 and 5): title -> series -> points.
-
-    Args:
-        found: Panel by panel.
-        x: Of the axis below.
-        y: Of the axis at the left.
-        level: Title -> where a dashed line stands, such as the base.
-    """
+    """Curves of several series (MoDE Fig. 1 and 5): title -> series -> points; ``level``: title -> a dashed line, such as the base."""
     if not any(points for panel in found.values() for points in panel.values()):
         return None
     looks = _series([name for panel in found.values() for name in panel])

@@ -27,12 +27,7 @@ def name_of(run: Run, row: Row) -> str:
 
 
 def facts_of(run: Run, found: Mapping[str, Any]) -> dict[str, str]:
-    """What ran, by what it is about.
-
-    Args:
-        run: At its scale.
-        found: Its record; empty where there is none yet.
-    """
+    """What ran, by what it is about; ``found``: its record, empty where there is none yet."""
     recipe = run.recipe
     facts = {"model": recipe.model, "profile": recipe.profile}
     if isinstance(recipe, BuildRecipe):

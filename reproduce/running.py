@@ -28,12 +28,7 @@ DONE, OPEN, FAILED, PAPER_ONLY = "measured", "not measured", "failed", "paper on
 
 
 class Records:
-    """Finished runs, one JSON file each, and the folders of those that are under way.
-
-    Args:
-        folder: Made when the first record is written.
-        keep: Leave what a run wrote (artefacts, reports) beside its record.
-    """
+    """Finished runs, one JSON file each, and the folders of those that are under way; ``keep`` leaves what a run wrote there."""
 
     def __init__(self, folder: Path, keep: bool = False) -> None:
         self.folder = folder
@@ -75,13 +70,6 @@ def measure(
 
     A row that fails says so, and the table goes on. Below the paper's own scale a row of one of the paper's models, or tasks, is
     the paper's alone, and what ran has a row beside it, once.
-
-    Args:
-        table: With something that runs.
-        scene: Where.
-        records: Finished runs.
-        progress: Where to report.
-        only_finished: Measure nothing; fill in what is there.
 
     Returns:
         ``table``, ``title``, ``scale``, ``columns``, ``protocol``, ``notes``, ``rows``: each with ``label``, ``paper``, ``ours``

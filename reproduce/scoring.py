@@ -29,14 +29,7 @@ def scored(
 ) -> dict[str, dict[str, Any]]:
     """Column -> way -> score and paired gain over the first way; `AVERAGE` too, each column but those ``apart`` counting the same.
 
-    Args:
-        artefact: What is evaluated: documents that its making saw are set aside.
-        subject: Opens it.
-        recipe: Of the run, for its seed, dtype and threads.
-        tasks: Column -> tasks; nothing is scored for none.
-        data: Of the evaluation.
-        progress: Where to report.
-        apart: Columns that do not count in the mean.
+    ``tasks``: column -> tasks. Documents that the artefact's making saw are set aside; ``subject`` opens it.
     """
     from freemoe.evals.evaluation import evaluate_target
     from freemoe.evals.summary import mean_of_domains

@@ -186,9 +186,6 @@ def _read_row(fields: dict[str, Any], columns: Mapping[str, str]) -> Row:
 def find(names: list[str]) -> list[Table]:
     """The tables that are asked for, in the papers' order.
 
-    Args:
-        names: Of tables; ``all``; or of a paper, for all of its tables.
-
     Raises:
         UnknownNameError: When a name is none of these.
     """

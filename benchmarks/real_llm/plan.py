@@ -203,15 +203,10 @@ def seconds_of(
     first: Callable[[Cell], float],
     start: float = 0.0,
 ) -> dict[str, float]:
-    """Seconds that every cell may take, by its name.
+    """Seconds that every cell may take, by its name: ``units`` of work, each as long as in finished cells of its ``kinds``.
 
-    Args:
-        wanted: The cells.
-        finished: Records of those that are done.
-        units: How much work a cell is.
-        kinds: What cells a cell's time is like, the closest first.
-        first: Seconds of a unit while none of them is done.
-        start: Seconds that a process takes before it does anything.
+    The closest of ``kinds`` comes first; ``first``: seconds of a unit while none of them is done; ``start``: seconds that a process
+    takes before it does anything.
     """
     seen: dict[Any, list[float]] = {}
     for cell in wanted:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, ClassVar
 
 from benchmarks.harness import Figure, Outcome, Settings
+from benchmarks.kept import matches
 from benchmarks.real_llm.cells import Cell, Store
 from benchmarks.real_llm.protocol import Protocol, faster_format, files_digest, identity, model_digest
 from benchmarks.real_llm.running import Bench, listed
@@ -55,7 +55,7 @@ def bench_of(settings: Settings) -> RivalBench:
     folder = settings.cells or settings.cache / "rival-cells"
     wanted = cells(settings.model, settings.data_root, settings.quick, settings.seed)
     for pattern in (settings.only or "").split(","):
-        if pattern and not any(fnmatch(cell.name, pattern) for cell in wanted):
+        if pattern and not any(matches(cell.name, pattern) for cell in wanted):
             raise DataError(
                 f"--only {pattern!r} names no cell. Cells are called as `python -m benchmarks rivals --list` shows them, such as "
                 f"{wanted[0].name!r}; the rivals are {', '.join(RIVALS)}."

@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.gain.contest import side_by_side
 from benchmarks.harness import Settings, result_of
-from benchmarks.kept import keep_record, matches, read_record
+from benchmarks.kept import keep_record, read_record
 from benchmarks.real_llm.protocol import file_sum, model_digest
 from freemoe.assets import DOMAINS
 from freemoe.core.environment import DECIDING, package_versions
@@ -72,7 +72,7 @@ class Job:
 
 def run_all(jobs: Sequence[Job], settings: Settings) -> list[dict[str, Any]]:
     """The records of all jobs that are done, or that ``--only`` and ``--minutes`` let be done now, one per core at a time."""
-    wanted = [j for j in jobs if matches(j.name, settings.only)]
+    wanted = [j for j in jobs if settings.wants(j.name)]
     if wanted:
         side_by_side(measured, wanted, settings.progress, "conversions")
     return [found for job in jobs if (found := kept(job)) is not None]

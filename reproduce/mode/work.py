@@ -79,10 +79,7 @@ SMALL_MODEL = (
 def build_record(recipe: BuildRecipe, folder: Path, progress: Progress) -> dict[str, Any]:
     """Build, and keep what tables show: every task's rows, and every subdomain's figure under every band.
 
-    Args:
-        recipe: Of the build; its output is below ``folder``.
-        folder: Holds the artefact until the record is written.
-        progress: Where to report.
+    The recipe's output is below ``folder``, which holds the artefact until the record is written.
     """
     from freemoe.domain_experts.pipeline import build
 

@@ -139,11 +139,7 @@ def _elsewhere(
 ) -> list[float | None] | None:
     """Gain on a column's documents over the base on the same documents; None where the base was not measured on them.
 
-    Args:
-        name: Of the column: a material.
-        scored: What the expert did there.
-        known: What the base did there in its own ``cross`` cell.
-        own: Rows of texts and tasks, where the base is known on all reported documents.
+    The base is known from its own ``cross`` cell, or from ``own``, the rows of texts and tasks: on all reported documents.
     """
     sign, entry = (-1.0, "nll") if scored["kind"] == "text" else (1.0, "right")
     row = pick(own[scored["kind"]], name, BASE)

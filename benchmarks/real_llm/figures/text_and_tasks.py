@@ -163,14 +163,10 @@ def _share_of_rival(
     count: tuple[Sequence[bool], Sequence[bool]],
     absent: Sequence[str],
 ) -> Figure:
-    """Share of LoRA's macro-average gain.
+    """Share of LoRA's macro-average gain; ``absent``: tasks on which one of the two is missing.
 
-    Args:
-        name: Of the figure.
-        target: Of the figure; None where it is told only.
-        met: Per task the switches' row and the base's, and LoRA's.
-        count: On which of them switches count, and on which LoRA does; on the others the base answers.
-        absent: Tasks on which one of the two is missing.
+    ``met``: per task the switches' row and the base's, and LoRA's; ``count``: on which of them switches count, and on which LoRA
+    does. On the others the base answers.
     """
     pairs = [
         ((gains(row, base) * a).tolist(), (gains(rival, base) * b).tolist(), row.keys)

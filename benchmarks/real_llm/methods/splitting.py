@@ -60,14 +60,9 @@ def divide(model: Any, blocks: PackedBlocks, experts: int, seed: int) -> list[Sp
 
 
 def evenly(scores: Tensor, size: int) -> Tensor:
-    """Give every expert so many neurons, the clearest cases first.
+    """Give every expert so many neurons, the clearest cases first: (experts, size) int64, rising within an expert.
 
-    Args:
-        scores: (experts, neurons), how much an expert wants a neuron.
-        size: Neurons of an expert; experts times size must be all of them.
-
-    Returns:
-        (experts, size) int64, rising within an expert.
+    ``scores``: (experts, neurons), how much an expert wants a neuron.
 
     Raises:
         ValueError: The neurons cannot be divided evenly.
@@ -97,11 +92,7 @@ def mixture(model: Any, splits: Sequence[Split], k: int) -> Any:
     Its weights of all experts sum to one, whatever k, so what experts write is made as many times as large as there are
     experts: under even weights parts are added up as in the dense MLP, and with k = all experts it is the dense model. The
     shared part stands behind a gate that begins at one half, and is made twice as large.
-
-    Args:
-        model: A Llama; its weights are copied.
-        splits: One per layer.
-        k: Experts of a token.
+    The model is a Llama, whose weights are copied; there is a split for each of its layers.
     """
     from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 
@@ -153,19 +144,10 @@ def _experts(layer: DecoderSublayers, split: Split) -> dict[str, Tensor]:
 def train_routers(
     sparse: Any, dense: Any, blocks: PackedBlocks, steps: int, rows: int, rate: float, on_step: Callable[[float], None]
 ) -> list[Tensor]:
-    """Train nothing but the routers of a mixture, so that it says what the dense model says.
+    """Train nothing but the routers of a mixture, in place, to say what the dense model says; returns them, (experts, hidden) each.
 
-    Args:
-        sparse: The mixture; its routers are trained in place.
-        dense: What it was made from.
-        blocks: Text, read in order.
-        steps: Of Adam; the rate falls as a cosine.
-        rows: Blocks of a step.
-        rate: The highest rate, for scores of the unit that `divide` gives.
-        on_step: Told every step's divergence in nats per token.
-
-    Returns:
-        The routers, (experts, hidden) each.
+    Adam, ``rows`` blocks a step in order; the rate falls as a cosine from ``rate``, for scores of the unit that `divide` gives.
+    ``on_step`` is told every step's divergence in nats per token.
     """
     for parameter in sparse.parameters():
         parameter.requires_grad_(False)

@@ -31,17 +31,9 @@ BLOCK, DAMPING = 128, 0.01
 
 
 def prune(weight: Tensor, hessian: Tensor, share: float, block: int = BLOCK, damping: float = DAMPING) -> Tensor:
-    """Prune one matrix.
+    """Prune one matrix, (rows, columns), by a share of every block of columns; exact zeros where off, in the weight's dtype.
 
-    Args:
-        weight: (rows, columns).
-        hessian: (columns, columns), mean of x x^T over inputs; not changed.
-        share: Of the weights that go off, in every block of columns.
-        block: Columns whose mask is chosen at once, before the first of them moves.
-        damping: Added to the diagonal, as a share of its mean.
-
-    Returns:
-        (rows, columns) in the weight's dtype: exact zeros where off.
+    ``hessian``: (columns, columns), mean of x x^T over inputs; not changed.
 
     Raises:
         NumericError: The damped Hessian is not positive definite.
