@@ -17,6 +17,7 @@ from benchmarks.serve.experts import random_experts
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.evals.engine.tokens import context_length
 from freemoe.models.checkpoints.loading import BUNDLED, load_base
+from freemoe.serve.catalogue import ServedExperts
 from freemoe.serve.engine.engine import InferenceEngine
 from freemoe.serve.http.app import make_app
 from freemoe.serve.http.server import EngineServer
@@ -78,7 +79,7 @@ def serving(
     metrics = ServerMetrics()
     context = min(1024, context_length(moe.model, moe.tokenizer))
     engine = InferenceEngine(moe, EngineLimits(context, batch=slots, batch_invariant=batch_invariant), metrics).start()
-    server = EngineServer(make_app(engine, metrics, roots=roots), engine, "127.0.0.1", 0)
+    server = EngineServer(make_app(ServedExperts(engine), metrics, roots=roots), engine, "127.0.0.1", 0)
     with run_in_thread(server) as url:
         yield url, engine
 

@@ -84,53 +84,41 @@ def test_what_is_completed_is_what_there_is():
     assert "gsm8k" in BENCHMARKS
 
 
+def run(home, *arguments):
+    """What the program prints for whoever lives there."""
+    environ = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1", "HOME": str(home), "ZDOTDIR": str(home)}
+    environ = {**os.environ, **environ, "XDG_CONFIG_HOME": str(home / ".config")}
+    done = subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, timeout=60, env=environ, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_every_shell_has_its_script(shell, tmp_path):
-    environ = {
-        **os.environ,
-        "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1",
-        "HOME": str(tmp_path),
-        "ZDOTDIR": str(tmp_path),
-        "XDG_CONFIG_HOME": str(tmp_path / ".config"),
-    }
-
-    def run(*arguments):
-        done = subprocess.run(
-            [PROGRAM, *arguments], capture_output=True, text=True, timeout=60, env=environ, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    script = run("--show-completion", shell)
+    script = run(tmp_path, "--show-completion", shell)
     assert "_FREEMOE_COMPLETE" in script
     program = shutil.which(shell)
     if program:
         checked = subprocess.run([program, "-n"], input=script, capture_output=True, text=True, check=False)
         assert checked.returncode == 0, checked.stderr
-    assert "completion installed in" in run("--install-completion", shell)
+    assert "completion installed in" in run(tmp_path, "--install-completion", shell)
     written = [p for p in tmp_path.rglob("*") if p.is_file() and "_FREEMOE_COMPLETE" in p.read_text()]
     assert len(written) == 1
 
 
-def test_bash_itself_completes(here, tmp_path):
+def test_bash_itself_completes(here):
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("no bash")
-    script = subprocess.run(
-        [PROGRAM, "--show-completion", "bash"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"},
-    ).stdout
     typed = """
 COMP_WORDS=(freemoe merge experts ma); COMP_CWORD=3
 _freemoe_completion freemoe
 echo "${COMPREPLY[@]}"
 """
+    script = run(here, "--show-completion", "bash") + typed
     environ = {**os.environ, "PATH": f"{PROGRAM.parent}:{os.environ['PATH']}"}
     done = subprocess.run(
-        [bash, "--norc"], input=script + typed, capture_output=True, text=True, cwd=here, env=environ, check=True
+        [bash, "--norc"], input=script, capture_output=True, text=True, cwd=here, env=environ, check=True
     )
     assert done.stdout.split() == ["math/0"]
 

@@ -50,24 +50,15 @@ def test_a_fault_is_told_and_its_traceback_kept(freemoe, monkeypatch):
     assert (found["kind"], found["exit_code"]) == ("ZeroDivisionError", 70)
 
 
-def test_a_fault_where_no_folder_takes_the_traceback(freemoe, monkeypatch, tmp_path):
+@pytest.mark.parametrize(("temporary", "told"), [("file", "could not be written"), (".", "The traceback stands in ")])
+def test_a_cache_that_is_closed_gives_way_to_the_temporary_folder(temporary, told, freemoe, monkeypatch, tmp_path):
     breaks(monkeypatch, TypeError())
     (tmp_path / "file").touch()
     monkeypatch.setenv("FREEMOE_CACHE", str(tmp_path / "file"))
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "file"))
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / temporary))
     done = freemoe("ls", faults=True)
-    assert done.code == 70
-    assert "(TypeError)" in done.err
-    assert "could not be written" in done.err
-
-
-def test_the_cache_that_is_closed_gives_way_to_the_temporary_folder(freemoe, monkeypatch, tmp_path):
-    breaks(monkeypatch, TypeError("x"))
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("FREEMOE_CACHE", str(tmp_path / "file"))
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-    freemoe("ls", faults=True)
-    assert [path.parent for path in tmp_path.glob("fault-*.txt")] == [tmp_path]
+    assert (done.code, "(TypeError)" in done.err, told in done.err) == (70, True, True)
+    assert len(list(tmp_path.glob("fault-*.txt"))) == (temporary == ".")
 
 
 @pytest.mark.parametrize(

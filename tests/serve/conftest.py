@@ -13,6 +13,7 @@ import torch
 from benchmarks.serve.material import run_in_thread
 from freemoe import FreeMoE
 from freemoe.domain_experts.route.router import train_router
+from freemoe.serve.catalogue import ServedExperts
 from freemoe.serve.engine.engine import InferenceEngine
 from freemoe.serve.engine.requests import SequenceEnd, SequenceRequest, TextChunk
 from freemoe.serve.http.app import make_app
@@ -153,7 +154,7 @@ def served(host, limits=None, **how):
     """A server: ``url``, ``client``, ``engine``, ``metrics``, ``server``."""
     metrics = ServerMetrics()
     engine = InferenceEngine(host, limits or EngineLimits(128, batch=8), metrics).start()
-    server = EngineServer(make_app(engine, metrics, **how), engine, "127.0.0.1", 0)
+    server = EngineServer(make_app(ServedExperts(engine), metrics, **how), engine, "127.0.0.1", 0)
     with run_in_thread(server) as url, httpx.Client(base_url=url, timeout=60) as client:
         yield SimpleNamespace(url=url, client=client, engine=engine, metrics=metrics, server=server)
 

@@ -43,23 +43,19 @@ class ExpertCatalogue:
     """Experts that can be asked for, loaded or not."""
 
     version: int = 0  # Nanoseconds since 1970, or one more than the version before where the clock stands behind it
-    entries: tuple[CatalogueEntry, ...] = ()  # In the order of their coming
+    entries: Mapping[str, CatalogueEntry] = field(default_factory=dict)  # By name, in the order of their coming
     # Of experts that were dropped, by name, the version since which they are gone
     dropped: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def expert_names(self) -> list[str]:
         """Names of all experts, in the catalogue's order."""
-        return [entry.name for entry in self.entries]
+        return list(self.entries)
 
     @property
     def rejected_experts(self) -> list[str]:
         """Names of those that were rejected."""
-        return [entry.name for entry in self.entries if entry.kind == BASE]
-
-    def find_entry(self, name: str) -> CatalogueEntry | None:
-        """Where an expert is read; None where there is no such expert."""
-        return next((entry for entry in self.entries if entry.name == name), None)
+        return [name for name, entry in self.entries.items() if entry.kind == BASE]
 
     def with_artefact(self, folder: Path, prefix: str = "") -> ExpertCatalogue:
         """The next catalogue, with all experts of an artefact.
@@ -69,19 +65,19 @@ class ExpertCatalogue:
             ArtifactError: There is no artefact.
         """
         version = self._next_version()
-        new = tuple(
+        new = [
             CatalogueEntry(
                 f"{prefix}{expert['name']}", str(folder), str(expert["name"]), version, str(expert.get("kind"))
             )
             for expert in read_manifest(folder, check=False).get("experts", ())
-        )
+        ]
         require_new_names([entry.name for entry in new], self.expert_names)
-        return ExpertCatalogue(version, self.entries + new, self.dropped)
+        return ExpertCatalogue(version, {**self.entries, **{entry.name: entry for entry in new}}, self.dropped)
 
     def without_expert(self, name: str) -> ExpertCatalogue:
         """The next catalogue, without an expert."""
         version = self._next_version()
-        left = tuple(entry for entry in self.entries if entry.name != name)
+        left = {other: entry for other, entry in self.entries.items() if other != name}
         return ExpertCatalogue(version, left, {**self.dropped, name: version})
 
     def merge(self, other: ExpertCatalogue) -> ExpertCatalogue:
@@ -90,9 +86,9 @@ class ExpertCatalogue:
             name: max(self.dropped.get(name, 0), other.dropped.get(name, 0))
             for name in {**self.dropped, **other.dropped}
         }
-        entries = [entry for entry in self.entries + other.entries if entry.since > dropped.get(entry.name, 0)]
-        newest = {entry.name: entry for entry in sorted(entries, key=lambda entry: entry.since)}
-        return ExpertCatalogue(max(self.version, other.version), tuple(newest.values()), dropped)
+        both = sorted([*self.entries.values(), *other.entries.values()], key=lambda entry: entry.since)
+        newest = {entry.name: entry for entry in both if entry.since > dropped.get(entry.name, 0)}
+        return ExpertCatalogue(max(self.version, other.version), newest, dropped)
 
     def _next_version(self) -> int:
         return max(time.time_ns(), self.version + 1)
@@ -116,17 +112,17 @@ class ServedExperts:
         announce: Callable[[ExpertCatalogue], Awaitable[None]] | None = None,
     ) -> None:
         rejected = getattr(engine.host, "rejected", ())
-        here = (CatalogueEntry(name, "", name, 1, BASE if name in rejected else "") for name in engine.experts)
-        self.catalogue = catalogue or ExpertCatalogue(entries=tuple(here))
+        here = {name: CatalogueEntry(name, "", name, 1, BASE if name in rejected else "") for name in engine.experts}
+        self.catalogue = catalogue or ExpertCatalogue(entries=here)
         self.engine, self._announce = engine, announce
-        self._loaded = {entry.name: entry for entry in self.catalogue.entries if entry.name in engine.experts}
+        self._loaded = {name: entry for name, entry in self.catalogue.entries.items() if name in engine.experts}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def update_catalogue(self, catalogue: ExpertCatalogue) -> None:
         """Take over what is newer in a catalogue; what was dropped, or is read elsewhere now, is let go of."""
         self.catalogue = self.catalogue.merge(catalogue)
         for name, entry in list(self._loaded.items()):
-            if self.catalogue.find_entry(name) != entry:
+            if self.catalogue.entries.get(name) != entry:
                 del self._loaded[name]
                 self.engine.drop_expert(name)
 
@@ -142,7 +138,7 @@ class ServedExperts:
                 await self._load_expert(part)
 
     async def _load_expert(self, name: str) -> None:
-        entry = self.catalogue.find_entry(name)
+        entry = self.catalogue.entries.get(name)
         if entry is None or self._loaded.get(name) == entry:
             return
         await self.wait_dropped(name)
@@ -163,7 +159,7 @@ class ServedExperts:
 
     def _mark_loaded(self, entry: CatalogueEntry) -> None:
         """Note that an expert is on the engine now; the catalogue may be another one meanwhile."""
-        if self.catalogue.find_entry(entry.name) == entry:
+        if self.catalogue.entries.get(entry.name) == entry:
             self._loaded[entry.name] = entry
         else:
             self.engine.drop_expert(entry.name)
@@ -182,16 +178,15 @@ class ServedExperts:
             self.engine.run_between_steps(lambda: host.load_expert(folder, prefix=prefix))
         )
         self.catalogue = self.catalogue.with_artefact(folder, prefix)
-        for entry in self.catalogue.entries:
-            if entry.name in loaded:
-                self._mark_loaded(entry)
+        for name in loaded:
+            self._mark_loaded(self.catalogue.entries[name])
         if self._announce is not None:
             await self._announce(self.catalogue)
         return loaded
 
     async def drop_expert(self, name: str) -> None:
         """Let nobody ask for an expert any more, and wait until it is gone."""
-        if self.catalogue.find_entry(name) is None:
+        if name not in self.catalogue.entries:
             raise unknown_name("expert", name, self.catalogue.expert_names)
         if isinstance(self.engine.host, VariantHost):
             self.engine.host.delete_expert(name)  # refused

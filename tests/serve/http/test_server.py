@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from freemoe.core.errors import RecipeError
+from freemoe.serve.catalogue import ServedExperts
 from freemoe.serve.engine.engine import InferenceEngine
 from freemoe.serve.http.app import make_app
 from freemoe.serve.metrics import ServerMetrics
@@ -85,7 +86,7 @@ def test_a_server_whose_engine_fails_says_so_and_ends(moe):
 @pytest.mark.parametrize(("failure", "word"), [(None, "ended"), (RuntimeError(), "failed")])
 def test_an_engine_that_does_not_work_is_not_healthy(moe, failure, word):
     engine = InferenceEngine(moe, EngineLimits(128)).start()
-    transport = httpx.ASGITransport(make_app(engine, ServerMetrics()))
+    transport = httpx.ASGITransport(make_app(ServedExperts(engine), ServerMetrics()))
 
     async def get(path):
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,7 @@ from starlette.responses import JSONResponse, Response
 from freemoe.core.errors import FreeMoEError
 from freemoe.core.neutral import one_line
 from freemoe.core.version import __version__
-from freemoe.recipes.expert_names import PREFIX
 from freemoe.serve.catalogue import ServedExperts
-from freemoe.serve.engine.engine import InferenceEngine
 from freemoe.serve.http.completing import CompletionService
 from freemoe.serve.http.errors import SERVER, RequestError, request_error_of
 from freemoe.serve.http.gate import AuthMiddleware
@@ -32,40 +29,19 @@ from freemoe.serve.settings import RequestLimits
 
 
 def make_app(
-    engine: InferenceEngine,
+    experts: ServedExperts,
     metrics: ServerMetrics,
     *,
     bounds: RequestLimits | None = None,
     roots: Sequence[Path] = (),
     key: str | None = None,
     host: str = "127.0.0.1",
+    render: Callable[[], Awaitable[bytes]] | None = None,
 ) -> AuthMiddleware:
     """The server as an ASGI app."""
     bounds = bounds or RequestLimits()
-    return AuthMiddleware(make_paths(ServedExperts(engine), metrics, bounds, roots), metrics, bounds, key, host)
-
-
-def make_paths(
-    experts: ServedExperts,
-    metrics: ServerMetrics,
-    bounds: RequestLimits,
-    roots: Sequence[Path],
-    render: Callable[[], Awaitable[bytes]] | None = None,
-) -> FastAPI:
-    """The same for whoever has come in."""
-    began, engine, preparing = int(time.time()), experts.engine, RequestPreprocessor(experts, bounds)
+    engine, preparing = experts.engine, RequestPreprocessor(experts, bounds)
     completing, managing = CompletionService(preparing, metrics), ExpertService(preparing, roots)
-
-    def model_entry(name: str) -> dict[str, Any]:
-        found = {"id": name, "object": "model", "created": began, "owned_by": "freemoe"}
-        return found | ({"rejected": True} if name.removeprefix(PREFIX) in experts.catalogue.rejected_experts else {})
-
-    async def models() -> Any:
-        return {"object": "list", "data": [model_entry(name) for name in preparing.served_models]}
-
-    async def model(name: str) -> Any:
-        preparing.expert_of(name)
-        return model_entry(name)
 
     async def health() -> Response:
         what = "ended" if engine.failure is None else "failed: the log says why"
@@ -92,8 +68,8 @@ def make_paths(
     for method, path, answer in (
         ("POST", "/v1/completions", completing.completions),
         ("POST", "/v1/chat/completions", completing.chat),
-        ("GET", "/v1/models", models),
-        ("GET", "/v1/models/{name:path}", model),
+        ("GET", "/v1/models", managing.models),
+        ("GET", "/v1/models/{name:path}", managing.model),
         ("GET", "/v1/freemoe/experts", managing.experts),
         ("POST", "/v1/freemoe/experts", managing.load),
         ("DELETE", "/v1/freemoe/experts/{name:path}", managing.drop),
@@ -104,7 +80,7 @@ def make_paths(
         ("GET", "/", start_page),
     ):
         app.add_api_route(path, answer, methods=[method])
-    return app
+    return AuthMiddleware(app, metrics, bounds, key, host)
 
 
 async def start_page() -> Response:

@@ -29,15 +29,14 @@ class CompletionService:
 
     async def completions(self, request: Request, body: CompletionBody) -> Response:
         """Answer ``POST /v1/completions``, streamed or whole."""
-        return await self._answer_request(request, body, await self._preparing.completion_prompts(body))
+        return await self._answer_request(request, body)
 
     async def chat(self, request: Request, body: ChatBody) -> Response:
         """Answer ``POST /v1/chat/completions``, streamed or whole."""
-        return await self._answer_request(request, body, await self._preparing.chat_prompts(body))
+        return await self._answer_request(request, body)
 
-    async def _answer_request(
-        self, request: Request, body: CompletionBody | ChatBody, prompts: list[RoutedPrompt]
-    ) -> Response:
+    async def _answer_request(self, request: Request, body: CompletionBody | ChatBody) -> Response:
+        prompts = await self._preparing.prompts_of(body)
         is_chat, logprobs = isinstance(body, ChatBody), body.num_logprobs is not None
         heading = ResponseBuilder(body.model, prompts, is_chat, self._decode, logprobs, list(body.model_extra or ()))
         for prompt in prompts:

@@ -1,14 +1,16 @@
-"""What is freemoe's own over HTTP: experts that come and go, and what the router says of a prompt."""
+"""Which models there are, experts that come and go, and what the router says of a prompt."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from freemoe.core.errors import FreeMoEError
 from freemoe.core.neutral import one_line
+from freemoe.recipes.expert_names import PREFIX
 from freemoe.serve.engine.routing import subdomain_probabilities
 from freemoe.serve.http.bodies import LoadBody, RouteBody
 from freemoe.serve.http.errors import RequestError
@@ -16,15 +18,29 @@ from freemoe.serve.http.preparing import RequestPreprocessor
 
 
 class ExpertService:
-    """Loads, drops and lists experts, and asks the router.
+    """Lists models, loads, drops and lists experts, and asks the router.
 
     Experts may be loaded from ``roots`` and from below them.
     """
 
     def __init__(self, preparing: RequestPreprocessor, roots: Sequence[Path]) -> None:
         self._preparing, self._engine, self._experts = preparing, preparing.engine, preparing.experts
-        self._roots = [root.resolve() for root in roots]
+        self._began, self._roots = int(time.time()), [root.resolve() for root in roots]
         self._cached: tuple[tuple[int, list[str]], list[dict[str, Any]]] | None = None
+
+    async def models(self) -> Any:
+        """``GET /v1/models``: what a request's ``model`` can be."""
+        return {"object": "list", "data": [self._model_entry(name) for name in self._preparing.served_models]}
+
+    async def model(self, name: str) -> Any:
+        """``GET /v1/models/NAME``, of a combination too."""
+        self._preparing.expert_of(name)
+        return self._model_entry(name)
+
+    def _model_entry(self, name: str) -> dict[str, Any]:
+        found = {"id": name, "object": "model", "created": self._began, "owned_by": "freemoe"}
+        rejected = name.removeprefix(PREFIX) in self._experts.catalogue.rejected_experts
+        return found | ({"rejected": True} if rejected else {})
 
     async def experts(self) -> dict[str, Any]:
         """``GET /v1/freemoe/experts``: each with what it switches off and what its build measured."""

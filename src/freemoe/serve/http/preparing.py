@@ -51,18 +51,16 @@ class RequestPreprocessor:
     async def _run_in_pool(self, work: Callable[[], Found]) -> Found:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
-    async def completion_prompts(self, body: CompletionBody) -> list[RoutedPrompt]:
-        """The prompts of a completion, in order."""
+    async def prompts_of(self, body: CompletionBody | ChatBody) -> list[RoutedPrompt]:
+        """The prompts of a completion, in order, or the one of a conversation."""
+        if isinstance(body, ChatBody):
+            self._require_count(1, body)
+            return await self._attach_experts(body, [await self.chat_ids(body.messages)])
         given = body.prompt
         several: list[Any] = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else list(given)
         self._require_count(len(several), body)
         ids = await self._run_in_pool(lambda: [self._token_ids(one) for one in several])
         return await self._attach_experts(body, ids)
-
-    async def chat_prompts(self, body: ChatBody) -> list[RoutedPrompt]:
-        """The one prompt of a conversation."""
-        self._require_count(1, body)
-        return await self._attach_experts(body, [await self.chat_ids(body.messages)])
 
     async def chat_ids(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """A conversation's tokens, by the tokenizer's chat template where it has one."""

@@ -10,6 +10,7 @@ from typing import Any
 import uvicorn
 
 from freemoe.core.environment import use_threads
+from freemoe.serve.catalogue import ServedExperts
 from freemoe.serve.engine.engine import InferenceEngine
 from freemoe.serve.http.app import make_app
 from freemoe.serve.metrics import ServerMetrics
@@ -87,7 +88,8 @@ def serve_here(served: ServeTarget, key: str | None, port: int, tell: Callable[[
     host, limits = served.load_host()
     metrics = ServerMetrics()
     engine = InferenceEngine(host, limits, metrics).start()
-    app = make_app(engine, metrics, bounds=settings.request_limits, roots=served.roots, key=key, host=settings.host)
+    experts = ServedExperts(engine)
+    app = make_app(experts, metrics, bounds=settings.request_limits, roots=served.roots, key=key, host=settings.host)
     tell(f"serving on {address_of(settings.host, port)}")
     try:
         EngineServer(app, engine, settings.host, port, settings.drain_seconds).run()

@@ -17,8 +17,7 @@ from freemoe.distributed.actor import require_alike
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.serve.catalogue import ExpertCatalogue, ServedExperts
 from freemoe.serve.engine.engine import InferenceEngine
-from freemoe.serve.http.app import make_paths
-from freemoe.serve.http.gate import AuthMiddleware
+from freemoe.serve.http.app import make_app
 from freemoe.serve.metrics import ServerMetrics
 from freemoe.serve.served import ServeTarget
 
@@ -46,15 +45,15 @@ class EngineReplica:
         require_alike(needs, versions)
         use_threads(threads)
         host, limits = served.load_host()
-        bounds, self._metrics = served.settings.request_limits, ServerMetrics()
+        settings, self._metrics = served.settings, ServerMetrics()
         catalogue = None
         if isinstance(host, FreeMoE):
             # Its experts, which have been read and fit, are put onto it when they are asked for.
             host, catalogue = FreeMoE(host.model, [], host.router, host.tokenizer), served.catalogue
         self._engine = InferenceEngine(host, limits, self._metrics).start()
         self._experts = ServedExperts(self._engine, catalogue, self._announce)
-        app = make_paths(self._experts, self._metrics, bounds, served.roots, self.render_metrics)
-        self._gate = AuthMiddleware(app, self._metrics, bounds, key, served.settings.host)
+        asked = {"bounds": settings.request_limits, "roots": served.roots, "key": key, "host": settings.host}
+        self._gate = make_app(self._experts, self._metrics, render=self.render_metrics, **asked)
         loaded = Gauge("freemoe_loaded_experts", "Experts on the base.", registry=self._metrics.registry)
         loaded.set_function(lambda: len(self._engine.experts))
         self._known, self._follower = asyncio.Event(), None

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from benchmarks.serve.material import Wish, generated
 from freemoe.domain_experts.mixture import FreeMoE
+from freemoe.serve.catalogue import ServedExperts
 from freemoe.serve.engine.engine import InferenceEngine
 from freemoe.serve.http.app import make_app
 from freemoe.serve.metrics import ServerMetrics
@@ -131,7 +132,7 @@ def _server(folder):
     moe = FreeMoE.from_pretrained(folder)
     metrics = ServerMetrics()
     engine = InferenceEngine(moe, EngineLimits(context=_CONTEXT, batch=16, queue=32), metrics).start()
-    return _Server(engine, moe, make_app(engine, metrics, bounds=RequestLimits(choices=32)))
+    return _Server(engine, moe, make_app(ServedExperts(engine), metrics, bounds=RequestLimits(choices=32)))
 
 
 def warm(material):
