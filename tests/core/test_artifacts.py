@@ -1,12 +1,7 @@
 """Artefacts: whole or refused."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -58,7 +53,7 @@ def manifest_with(**changes):
     return harm
 
 
-HARM: dict[str, tuple[Callable[[Path], Any], str]] = {
+HARM = {
     "no manifest": (lambda f: (f / MANIFEST).unlink(), f"is not an artefact: it has no {MANIFEST}"),
     "nothing there": (shutil.rmtree, "is not an artefact: there is nothing of that name. Give the folder that"),
     "an empty folder": (lambda f: (shutil.rmtree(f), f.mkdir()), "is not an artefact: the folder is empty. Give"),

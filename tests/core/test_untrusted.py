@@ -1,13 +1,9 @@
 """Files of others: whatever stands in them, they are read whole and within bounds, or refused in words, and soon."""
 
-from __future__ import annotations
-
 import json
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -102,7 +98,7 @@ def test_yaml_that_is_well_is_what_the_library_reads():
     assert parse_yaml(text, "x") == yaml.safe_load(text)
 
 
-FILES: dict[str, tuple[Callable[[Path], Any], str]] = {
+FILES = {
     "absent": (lambda path: None, "No file at"),
     "a folder": (lambda path: path.mkdir(), "is a folder"),
     "a pipe": (lambda path: os.mkfifo(path), "a pipe or a device"),

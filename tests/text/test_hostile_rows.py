@@ -1,12 +1,9 @@
 """Rows and texts of others: whatever stands in a column, it is read or refused with its place, and soon."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import json
 import time
-from typing import Any
 
 import pytest
 
@@ -18,7 +15,7 @@ from freemoe.text.files import read_json_lines, split_paragraphs
 from freemoe.text.rows import MOST_CHOICES, MOST_MESSAGES, DataRow, read_rows
 from freemoe.text.shapes import SHAPES, ChoiceItem, detect_shape, read_item
 
-HOSTILE: dict[str, Any] = {
+HOSTILE = {
     "nothing": None,
     "a number": 5,
     "below zero": -1,
@@ -41,7 +38,7 @@ HOSTILE: dict[str, Any] = {
     "a superscript": "²",
 }
 
-GOOD: dict[str, dict[str, Any]] = {
+GOOD = {
     "chat": {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
     "choice": {"question": "q", "choices": ["a", "b"], "answer": 0},
     "lettered": {"question": "q", "A": "a", "B": "b", "answer": "A"},

@@ -98,8 +98,8 @@ def summarise_scores(
     if text:
         row["ratio"] = exponential(gain.scaled(-1)).as_json()
         row["much_worse"] = float(np.mean([a.value - b.value < -HEAVY_LOSS for a, b in zip(scores, base, strict=True)]))
-    if also := (_per_word if text else _extra_metrics)(scores, base, documents, draws):
-        row["also"] = also
+    if names := shared_figures([*scores, *base]):
+        row["also"] = {name: _other_figure(name, scores, base, documents, draws) for name in names}
     if not text and all(s.value in (0.0, 1.0) for s in [*scores, *base]):
         won, lost, p = mcnemar([s.value for s in base], [s.value for s in scores])
         row |= {"won": won, "lost": lost, "mcnemar_p": p}
@@ -147,37 +147,27 @@ def mean_of_domains(domains: Sequence[Mapping[str, Any]]) -> dict[str, dict[str,
     return found
 
 
-def _extra_metrics(
+def _other_figure(
+    name: str,
     scores: Sequence[DocumentScore],
     base: Sequence[DocumentScore],
     documents: Sequence[Document],
     draws: Sequence[Sequence[DocumentScore]],
 ) -> dict[str, Any]:
-    """The same of every other figure that all documents have: acc_norm beside acc, pass@10 from the samples of pass@1."""
-    found = {}
-    for name in shared_figures([*scores, *base]):
-        gain, _ = paired_gain(scores, base, documents, draws, lambda score, name=name: dict(score.also)[name])
-        found[name] = {"score": 100 * float(np.mean([dict(s.also)[name] for s in scores])), "gain": gain.as_json()}
-    return found
+    """The same of another figure that all documents have: acc_norm beside acc, pass@10 from the samples of pass@1, text per word."""
 
+    def value(score: DocumentScore) -> float:
+        return dict(score.also)[name]
 
-def _per_word(
-    scores: Sequence[DocumentScore],
-    base: Sequence[DocumentScore],
-    documents: Sequence[Document],
-    draws: Sequence[Sequence[DocumentScore]],
-) -> dict[str, Any]:
-    """The same of text per word, where that is known of all documents."""
-
-    def with_words(row: Sequence[DocumentScore]) -> list[DocumentScore]:
-        values = [dict(score.also)[name] for score in row]
-        return [DocumentScore(v, v * d.words, d.words) for v, d in zip(values, documents, strict=True)]
-
-    found = {}
-    for name in shared_figures([*scores, *base]):
-        row = summarise_scores(with_words(scores), with_words(base), documents, [with_words(draw) for draw in draws])
-        found[name] = {figure: row[figure] for figure in ("score", "gain", "ratio")}
-    return found
+    if not is_text(documents):
+        gain, _ = paired_gain(scores, base, documents, draws, value)
+        return {"score": 100 * float(np.mean([value(s) for s in scores])), "gain": gain.as_json()}
+    scores, base, *draws = (
+        [DocumentScore(value(s), value(s) * d.words, d.words) for s, d in zip(row, documents, strict=True)]
+        for row in (scores, base, *draws)
+    )
+    row = summarise_scores(scores, base, documents, draws)
+    return {figure: row[figure] for figure in ("score", "gain", "ratio")}
 
 
 def shared_figures(scores: Sequence[DocumentScore]) -> list[str]:

@@ -121,13 +121,13 @@ def read_documents(
 
 
 def _document_text(row: DataRow, item: Item, template: Any) -> str:
-    if isinstance(item, ConversationItem):
-        last = item.turns[-1]
-        if template is not None:
+    match item:
+        case ConversationItem(turns):
+            last = turns[-1]
+            if template is None:
+                return last.prompt + last.gap + last.response
             said = [*last.messages, {"role": "assistant", "content": last.response}]
             return as_prompt(template, said, row.where, whole=True)
-        return last.prompt + last.gap + last.response
-    match item:
         case ChoiceItem(question, choices, gold):
             return f"{question} {choices[gold]}"
         case TargetItem(prompt, target):

@@ -1,7 +1,5 @@
 """Workers that do not see the run's folder, without any process: what they are sent and send back is all that passes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 
@@ -30,7 +28,7 @@ class SerialAway(SerialExecutor):
     count = 1
 
     def __init__(self, *asked, **more):
-        self.shared: list[bytes] = []
+        self.shared = []
 
     def __enter__(self):
         return self

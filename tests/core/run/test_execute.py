@@ -1,7 +1,5 @@
 """How a run begins and ends, with a system of three lines."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path

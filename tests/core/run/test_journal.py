@@ -1,11 +1,8 @@
 """Writing a file whole or not at all, and the journal of finished units."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -47,7 +44,7 @@ def test_digest_depends_on_content_not_on_order():
     assert len(json_digest("\ud800")) == 16  # half a character, as a broken file may hold
 
 
-VALUES: list[Any] = [
+VALUES = [
     None,
     True,
     0.1 + 0.2,

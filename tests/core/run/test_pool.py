@@ -1,7 +1,5 @@
 """A pool whose workers take long to start, or whose cluster is gone: what it says meanwhile, and when it stops."""
 
-from __future__ import annotations
-
 import pickle
 import time
 
@@ -20,7 +18,7 @@ class Late:
 
     def __init__(self, ready, dies):
         self.ready, self.dies = ready, dies
-        self.unit: Unit | None = None
+        self.unit = None
 
     def send(self, unit):
         self.unit = unit

@@ -1,7 +1,5 @@
 """Progress in a log: a line every ten seconds by the clock, one line at the end, nothing that a terminal would obey."""
 
-from __future__ import annotations
-
 import contextlib
 import queue
 import re
@@ -18,8 +16,8 @@ class Clock:
 
     def __init__(self):
         self.now = 100.0
-        self.asked: queue.Queue[float] = queue.Queue()
-        self.answers: queue.Queue[bool] = queue.Queue()
+        self.asked = queue.Queue()
+        self.answers = queue.Queue()
 
     def __call__(self):
         return self.now

@@ -1,7 +1,5 @@
 """Functions that units of work name: they must stand in a module that other processes can import."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -12,7 +10,7 @@ import torch
 from freemoe.core.errors import NumericError
 from freemoe.core.run.folder import RunPart
 
-CALLS: list[int] = []
+CALLS = []
 
 
 def square(number, wait=0.0):

@@ -1,7 +1,5 @@
 """A folder that no model can be read from is refused before the model is built: in words, and in seconds."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -9,9 +7,6 @@ import pickle
 import shutil
 import struct
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,8 +16,6 @@ from freemoe.assets import demo_model_path
 from freemoe.core.errors import DataError, RecipeError
 from freemoe.models.checkpoints.checks.plausible import require_fillable, require_plausible
 from freemoe.models.checkpoints.loading import load_base, load_config, load_tokenizer
-
-Change = Callable[[Path], Any]
 
 
 @pytest.fixture
@@ -96,7 +89,7 @@ def pickled():
 
 INDEX = "model.safetensors.index.json"
 
-REFUSED: dict[str, tuple[Change, str]] = {
+REFUSED = {
     # Before the model is built.
     "a billion layers": (says("config.json", num_hidden_layers=10**9), r"num_hidden_layers 1,000,000,000.*38 tensors"),
     "layers of thirty digits": (says("config.json", num_hidden_layers=10**30), r"num_hidden_layers 1e\+30"),
@@ -162,7 +155,7 @@ def test_refused_in_words_and_soon(case, model, monkeypatch):
     assert not (model.parent / "executed").exists()
 
 
-TOKENIZERS: dict[str, Change] = {
+TOKENIZERS = {
     "a list": holds("tokenizer.json", b"[]"),
     "nothing": holds("tokenizer.json", b"null"),
     "empty": holds("tokenizer.json", b""),
