@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
+import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -49,6 +51,17 @@ def reset_peak(device: str) -> None:
         torch.cuda.reset_peak_memory_stats(device)
     else:
         reset_peak_memory()
+
+
+def weighed(device: str, work: Callable[[], Any]) -> tuple[Any, int, float]:
+    """What some work returns, the most memory that it holds above what was held before it, and its seconds."""
+    before = used_bytes(device)
+    reset_peak(device)
+    began = time.perf_counter()
+    found = work()
+    wait()
+    seconds = time.perf_counter() - began
+    return found, peak_bytes(device) - before, seconds
 
 
 def about(device: str) -> dict[str, Any]:

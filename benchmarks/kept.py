@@ -10,13 +10,14 @@ from typing import Any
 from freemoe.core.files import write_atomic
 
 
-def read_record(path: Path) -> dict[str, Any] | None:
-    """A record; None where there is none, or one that cannot be read."""
+def read_record(path: Path, identity: str | None = None) -> dict[str, Any] | None:
+    """A record; None where there is none, or one that cannot be read or has another ``identity`` than is asked for."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return record if isinstance(record, dict) else None
+    same = isinstance(record, dict) and (identity is None or record.get("identity") == identity)
+    return record if same else None
 
 
 def keep_record(path: Path, record: dict[str, Any]) -> dict[str, Any]:

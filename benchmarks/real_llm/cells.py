@@ -91,8 +91,7 @@ class Store:
 
     def load(self, cell: Cell, identity: dict[str, Any]) -> dict[str, Any] | None:
         """The cell's record; None where there is none, or one of another model, data or setting."""
-        record = read_record(self.path(cell))
-        return record if record is not None and record.get("identity") == json_digest(identity) else None
+        return read_record(self.path(cell), json_digest(identity))
 
     def save(self, cell: Cell, identity: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
         """Write a finished cell; returns the record as it will be read."""

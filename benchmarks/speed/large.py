@@ -14,14 +14,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.devices import peak_bytes, reset_peak, used_bytes, wait
+from benchmarks.devices import wait, weighed
 from benchmarks.harness import Figure, Outcome, Settings, in_turns, ratio
 from benchmarks.speed import calibrate, memory
 from benchmarks.speed.purify_step import random_batch, switches_step
 from benchmarks.speed.shapes import random_model, shape_of
 from freemoe.core.errors import FreeMoEError
-from freemoe.domain_experts.cost.memory import FITTED, STAGES, stage_peaks
-from freemoe.models.mask import Mask
+from freemoe.domain_experts.cost.memory import FITTED, STAGES
 from freemoe.models.weights import find_weights
 
 SHAPE = shape_of("Llama-2-7B")[1] | {"vocab_size": 32000, "max_position_embeddings": 4096}
@@ -80,16 +79,16 @@ def _calibration(model: Any, settings: Settings) -> Found:
 def _learned(model: Any, weights: int, settings: Settings) -> Found:
     """Steps of learned switches beside forward passes of the same batch."""
     batch = random_batch(model, settings)
-    reset_peak(settings.device)
-    before = used_bytes(settings.device)
-    step = switches_step(model, find_weights(model), batch)
 
     @torch.no_grad()
     def plain() -> None:
         model.base_model(input_ids=batch.ids, attention_mask=batch.mask.to(model.device), use_cache=False)
 
-    seconds = in_turns({"step": step, "plain": plain}, settings.rounds)
-    peak = peak_bytes(settings.device) - before
+    def both() -> dict[str, list[float]]:
+        step = switches_step(model, find_weights(model), batch)
+        return in_turns({"step": step, "plain": plain}, settings.rounds)
+
+    seconds, peak, _ = weighed(settings.device, both)
     each, tokens = statistics.median(seconds["step"]), batch.ids.numel()
     return [
         Figure("7B shape, a step of learned switches", each, unit=" s", note=f"{tokens / each:,.0f} tokens/s"),
@@ -105,21 +104,11 @@ def _learned(model: Any, weights: int, settings: Settings) -> Found:
 
 def _stage(bench: memory.Bench, stage: str, weights: int, settings: Settings) -> Found:
     """Peak of a stage of a build above the base, beside what the dry run says."""
-    # Libraries and buffers that a first pass makes.
-    bench.score(Mask())
-    prepared = memory.prepared(stage, bench)
-    peaks = stage_peaks(bench.model, bench.weights, memory.TOKENS, memory.WIDTH, memory.BUDGET)[stage]
-    before = used_bytes(settings.device)
-    reset_peak(settings.device)
-    began = time.perf_counter()
-    prepared()
-    wait()
-    seconds = time.perf_counter() - began
-    peak = peak_bytes(settings.device) - before
-    note = f"the dry run says {peaks.expected / 2**30:.2f}; {seconds:.1f} s"
+    found, seconds = memory.weigh_stage(stage, bench, settings.device)
+    note = f"the dry run says {found['said'] / 2**30:.2f}; {seconds:.1f} s"
     if stage in FITTED:
-        note += f"; {peak / weights:.2f} bytes per candidate"
-    most = round(peaks.most / 2**30, 2)
+        note += f"; {found['peak'] / weights:.2f} bytes per candidate"
+    most = round(found["most"] / 2**30, 2)
     name = f"7B shape, {stage}: peak above the base"
-    details = {"peak": peak, "said": peaks.expected, "most": peaks.most, "seconds": round(seconds, 2)}
-    return [Figure(name, peak / 2**30, most, "lower", " GiB", note=note)], details
+    figure = Figure(name, found["peak"] / 2**30, most, "lower", " GiB", note=note)
+    return [figure], {**found, "seconds": round(seconds, 2)}

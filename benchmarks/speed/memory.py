@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
+from benchmarks.devices import weighed
 from benchmarks.harness import Figure, Outcome, Settings, in_own_process
 from benchmarks.speed.artefact import PUBLISHED, stand_in
 from benchmarks.speed.scorer import word_tokenizer
 from benchmarks.speed.shapes import shaped_model
-from freemoe.core.memory import free_now, peak_memory_bytes, reset_peak_memory, used_memory_bytes
 from freemoe.domain_experts.cost.memory import FITTED, STAGES, stage_peaks
 from freemoe.domain_experts.expert import switch_expert
 from freemoe.domain_experts.purify.batches import AnswerBatch, answer_batches, gold_rows
@@ -130,21 +130,21 @@ def weigh(stage: str, layers: int, quick: bool, seed: int) -> dict[str, Any]:
     """Peak of a stage above the base in this process, and what was said of it."""
     settings = Settings(quick=quick, seed=seed)
     bench = bench_of(shaped_model("1.1G", settings, torch.bfloat16, num_hidden_layers=layers), seed)
-    # Libraries and buffers that a first pass makes, whatever its size.
-    bench.score(Mask())
-    work = prepared(stage, bench)
-    peaks = stage_peaks(bench.model, bench.weights, TOKENS, WIDTH, BUDGET)[stage]
-    free_now()
-    before = used_memory_bytes()
-    reset_peak_memory()
-    work()
-    return {
-        "peak": peak_memory_bytes() - before,
-        "said": peaks.expected,
-        "most": peaks.most,
+    sizes = {
         "weights": sum(w.size for w in bench.weights),
         "parameters": sum(p.numel() for p in bench.model.parameters()),
     }
+    return weigh_stage(stage, bench, "cpu")[0] | sizes
+
+
+def weigh_stage(stage: str, bench: Bench, device: str) -> tuple[dict[str, int], float]:
+    """Peak of a stage above the base, what is said of it, and its seconds."""
+    # Libraries and buffers that a first pass makes, whatever its size.
+    bench.score(Mask())
+    work = prepared(stage, bench)
+    said = stage_peaks(bench.model, bench.weights, TOKENS, WIDTH, BUDGET)[stage]
+    _, peak, seconds = weighed(device, work)
+    return {"peak": peak, "said": said.expected, "most": said.most}, seconds
 
 
 def bench_of(model: Any, seed: int) -> Bench:

@@ -92,8 +92,7 @@ def measured(job: Job) -> dict[str, Any] | None:
 
 def kept(job: Job) -> dict[str, Any] | None:
     """The job's record; None where there is none, or one of another recipe, model, text or version."""
-    found = read_record(job.record)
-    return found if found is not None and found.get("identity") == identity(job) else None
+    return read_record(job.record, identity(job)) if job.record.exists() else None
 
 
 def identity(job: Job) -> str:

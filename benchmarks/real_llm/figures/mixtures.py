@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import Figure, not_measured
+from benchmarks.pages import interval
 from benchmarks.real_llm.cells import Cell
 from benchmarks.real_llm.figures.rows import Finished
 from benchmarks.real_llm.plan import CONVERTED, CURVES
@@ -99,7 +100,4 @@ def _trimmed(finished: Finished) -> Figure:
 
 
 def _percent(share: Sequence[float | None]) -> str:
-    mean, *ends = share
-    if mean is None:
-        return "nothing was lost"
-    return f"{100 * mean:.0f} [{', '.join('?' if end is None else f'{100 * end:.0f}' for end in ends)}]"
+    return interval([v if v is None else 100 * v for v in share], 0, signed=False) or "nothing was lost"
