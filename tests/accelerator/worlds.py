@@ -120,8 +120,5 @@ def mixture(case, device, dtype=torch.float32):
     dense = [w for w in weights if not w.is_fused]
     few = mask_of({w.name: torch.arange(0, w.size, 40, device=device) for w in dense}, weights)
     low = Band("magnitude", 0.0, 0.3)
-    experts = [
-        switch_expert("few", few),
-        band_expert("low", low, BandRankings(dense, None).band_ends(low), {}, dense),
-    ]
+    experts = [switch_expert("few", few), band_expert("low", low, BandRankings(dense, None).band_ends(low), {}, dense)]
     return FreeMoE(model, experts, None, tiny_tokenizer())

@@ -44,10 +44,7 @@ class Made:
         return RMSNormWeights(1 + 0.1 * self.normal(width), 1e-5)
 
     def layer(self, norms="head", biased=True, hook="after", clip=0.0):
-        kinds = {
-            "head": (WIDTH, WIDTH),
-            "all": (HEADS * WIDTH, KEY_HEADS * WIDTH),
-        }
+        kinds = {"head": (WIDTH, WIDTH), "all": (HEADS * WIDTH, KEY_HEADS * WIDTH)}
         query_norm, key_norm = (self.norm(n) for n in kinds[norms]) if norms in kinds else (None, None)
         attention = AttentionWeights(
             self.linear(HEADS * WIDTH, HIDDEN, biased),

@@ -98,15 +98,7 @@ def _units(base, text):
     }
 
 
-def make_domain(
-    name,
-    chosen,
-    *,
-    text=False,
-    rows=ROWS,
-    bands=None,
-    seed=0,
-):
+def make_domain(name, chosen, *, text=False, rows=ROWS, bands=None, seed=0):
     """One domain with a subdomain per entry of ``chosen``."""
     rng = random.Random(f"{name}/{seed}")
     bands = BANDS if bands is None else bands

@@ -143,14 +143,7 @@ FASTER, SAME, SLOWER, ONCE = (1.4, 1.3, 1.5), (1.0, 0.95, 1.05), (0.8, 0.7, 0.9)
     ],
 )
 def test_page_card_and_terminal_begin_with_the_price_against_the_users_model(
-    name,
-    extra,
-    decode,
-    prefill,
-    state,
-    price,
-    tmp_path,
-    monkeypatch,
+    name, extra, decode, prefill, state, price, tmp_path, monkeypatch
 ):
     result = priced(name, extra, decode and {"decode": decode, "prefill": prefill})
     card = {"convert": converted_card, "trim": trimmed_card}[name]

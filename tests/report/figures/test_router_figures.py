@@ -17,11 +17,7 @@ def test_reliability_is_drawn_by_tenths_of_confidence():
     dots = figure.axes[1].collections[0].get_offsets().tolist()
     counts = [sum(i % 4 == k for i in range(len(documents))) for k in range(4)]
     seventies = counts[0] + counts[1]
-    expected = {
-        ((0.72 * counts[0] + 0.78 * counts[1]) / seventies, counts[0] / seventies),
-        (1.0, 1.0),
-        (0.05, 0.0),
-    }
+    expected = {((0.72 * counts[0] + 0.78 * counts[1]) / seventies, counts[0] / seventies), (1.0, 1.0), (0.05, 0.0)}
     assert sorted(map(tuple, dots)) == [pytest.approx(point) for point in sorted(expected)]
     areas = figure.axes[1].collections[0].get_sizes().tolist()
     assert areas.index(max(areas)) == 0

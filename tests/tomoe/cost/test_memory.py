@@ -69,13 +69,7 @@ def trained(model, own):
 
 def weigh():
     """Bytes that a training takes above its base, without checkpointing and with; in a process that a smaller one has warmed up."""
-    from freemoe.core.memory import (
-        free_now,
-        keep_memory_low,
-        peak_memory_bytes,
-        reset_peak_memory,
-        used_memory_bytes,
-    )
+    from freemoe.core.memory import free_now, keep_memory_low, peak_memory_bytes, reset_peak_memory, used_memory_bytes
 
     keep_memory_low()
     torch.set_num_threads(1)
