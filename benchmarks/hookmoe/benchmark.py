@@ -19,8 +19,8 @@ from freemoe.core.errors import RecipeError
 from freemoe.hookmoe.measure import measure_quality
 from freemoe.hookmoe.plans.apply import apply_plan
 from freemoe.hookmoe.plans.dynamic import (
-    DynamicRule,
     act_of,
+    apply_rule,
     kept_slots,
     ramp_thresholds,
     router_weights,
@@ -140,7 +140,7 @@ def _dynamic(bench: trim_quality.Bench) -> tuple[list[Figure], dict[str, Any]]:
     weights = router_weights(bench.model, bench.text.train.select_rows(range(min(32, len(bench.text.train)))))
     found = {}
     for rule in ("top_p", "rel_threshold"):
-        with DynamicRule(rule, tune_thresholds(rule, weights, 1.5)).apply_rule(bench.model) as counts:
+        with apply_rule(bench.model, rule, tune_thresholds(rule, weights, 1.5)) as counts:
             quality = measure_quality(bench.model, bench.text.test, bench.test_teacher)
         found[rule] = {"act": act_of(counts), **quality.as_json()}
     drop = kl_drop(bench.model, bench.text.held_out, bench.material.held_out_teacher, rescale=bench.rescale)

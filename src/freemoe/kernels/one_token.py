@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from freemoe.kernels.optional import importable
-from freemoe.kernels.rows import ACTIVATIONS, DTYPES, in_threads, memory_of
+from freemoe.kernels.rows import ACTIVATIONS, DTYPES, float_array, in_threads, memory_of
 
 _tanh = partial(F.gelu, approximate="tanh")
 _ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "gelu_new": _tanh, "gelu_pytorch_tanh": _tanh, "relu": F.relu}
@@ -220,7 +220,7 @@ class CompiledLayer:
         in_threads(project_rows, len(projected), len(projected) * len(hidden))
         edge, last = self.rows[0], self.rows[0] + self.rows[1]
         query, key, value = projected[:edge], projected[edge:last], projected[last:]
-        loops.turn(query, key, value, *self.norms, _float_array(cos), _float_array(sin), own.head_dim)
+        loops.turn(query, key, value, *self.norms, float_array(cos), float_array(sin), own.head_dim)
         states = (torch.from_numpy(part).view(1, -1, 1, own.head_dim).to(x.dtype) for part in (key, value))
         keys, values = (memory_of(state[0]) for state in update(*states))
         attended = np.empty((self.heads, own.head_dim), np.float32)
@@ -266,15 +266,11 @@ def compiled_linear(x: Tensor, linear: LinearWeights) -> Tensor:
     """One token (d,) through a linear layer, in compiled loops: (out,) of x's type."""
     from freemoe.kernels.token_loops import LOOPS as loops
 
-    values, matrix = _float_array(x), memory_of(linear.weight)
+    values, matrix = float_array(x), memory_of(linear.weight)
     out = np.empty(len(matrix), np.float32)
     in_threads(lambda begin, end: loops.times(values, matrix, begin, end, out), len(out), matrix.size)
     result = torch.from_numpy(out)
     return (result if linear.bias is None else result.add_(linear.bias)).to(x.dtype)
-
-
-def _float_array(x: Tensor) -> np.ndarray:
-    return x.detach().float().contiguous().numpy()
 
 
 def _bias_memory(linear: LinearWeights, kind: np.ndarray) -> np.ndarray:

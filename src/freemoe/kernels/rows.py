@@ -114,7 +114,7 @@ def heads_sum(weights: Tensor, mask: Tensor, matrix: Tensor) -> Tensor:
     """
     from freemoe.kernels.row_loops import LOOPS as loops
 
-    values, wanted, memory = _float_array(weights), mask.numpy(), memory_of(matrix)
+    values, wanted, memory = float_array(weights), mask.numpy(), memory_of(matrix)
 
     def sum_dimensions(begin: int, end: int) -> np.ndarray:
         out = np.zeros((len(values), memory.shape[1]), np.float32)
@@ -126,14 +126,15 @@ def heads_sum(weights: Tensor, mask: Tensor, matrix: Tensor) -> Tensor:
     return torch.from_numpy(sum(outputs[1:], outputs[0])).to(weights.dtype)
 
 
-def _float_array(x: Tensor) -> np.ndarray:
+def float_array(x: Tensor) -> np.ndarray:
+    """A tensor as float32, contiguous, on the CPU."""
     return x.detach().float().contiguous().numpy()
 
 
 def _padded_rows(x: Tensor) -> np.ndarray:
     """Tokens (T, d) in rows that are a little longer, so that they lie no power of two apart (`row_loops.add_rows`)."""
     if len(x) == 1:
-        return _float_array(x)
+        return float_array(x)
     held = np.empty((len(x), x.shape[1] + 16), np.float32)
     held[:, : x.shape[1]] = x.detach().float().numpy()
     return held

@@ -8,8 +8,8 @@ from freemoe.hookmoe.plans.apply import apply_plan
 from freemoe.hookmoe.plans.compact import use_compact_experts
 from freemoe.hookmoe.plans.dynamic import (
     RULES,
-    DynamicRule,
     act_of,
+    apply_rule,
     kept_slots,
     naee_thresholds,
     ramp_thresholds,
@@ -100,10 +100,10 @@ def test_compact_experts_are_the_models_own(mixture):
 def test_skipping_equals_weights_of_zero(mixture, rule):
     before = logits(mixture)
     blocks = blocks_of()
-    dynamic = DynamicRule(rule, tune_thresholds(rule, router_weights(mixture, blocks), 1.5))
-    with dynamic.apply_rule(mixture, skip=False):
+    thresholds = tune_thresholds(rule, router_weights(mixture, blocks), 1.5)
+    with apply_rule(mixture, rule, thresholds, skip=False):
         slow = logits(mixture, blocks.ids)
-    with dynamic.apply_rule(mixture, skip=True) as counts:
+    with apply_rule(mixture, rule, thresholds, skip=True) as counts:
         quick = logits(mixture, blocks.ids)
     torch.testing.assert_close(quick, slow, rtol=1e-5, atol=1e-5)
     # Lower layers change what upper ones see, so the target is only about met.
@@ -116,7 +116,7 @@ def test_skipped_slots_are_never_computed(mixtral):
     for layer in moe_layers(mixtral):
         own = layer.experts._apply_gate
         layer.experts._apply_gate = lambda x, own=own: rows.append(len(x)) or own(x)
-    with DynamicRule("rel_threshold", dict.fromkeys(range(3), 2.0)).apply_rule(mixtral):
+    with apply_rule(mixtral, "rel_threshold", dict.fromkeys(range(3), 2.0)):
         logits(mixtral)
     assert sum(rows) == 24 * 3
 
@@ -144,7 +144,7 @@ def test_a_rule_over_a_corrected_gate_runs_the_experts_that_the_gate_chose_first
     # Of the largest weight alone nothing but one slot is kept: one expert per token, as the gate has it at k = 1.
     with apply_plan(model, uniform_plan(plan_of(model), 1), "renorm"):
         own = logits(model)
-    with DynamicRule("rel_threshold", {layer.number: 1.0 for layer in layers}).apply_rule(model, skip) as counts:
+    with apply_rule(model, "rel_threshold", {layer.number: 1.0 for layer in layers}, skip) as counts:
         torch.testing.assert_close(logits(model), own, rtol=1e-4, atol=1e-5)
     assert act_of(counts) == 1.0
     assert torch.equal(logits(model), before)

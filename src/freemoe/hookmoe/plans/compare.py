@@ -17,13 +17,13 @@ from torch import Tensor
 from freemoe.core.errors import RecipeError
 from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.progress import Progress, QuietProgress
-from freemoe.core.run.unit_state import NO_CHECKPOINT, UnitState
+from freemoe.core.run.unit_state import NO_CHECKPOINT
 from freemoe.hookmoe.hooks.teacher import TeacherLogits, compute_teacher_logits
 from freemoe.hookmoe.measure import measure_quality
 from freemoe.hookmoe.plans.apply import apply_plan
 from freemoe.hookmoe.plans.dynamic import (
     RULES,
-    DynamicRule,
+    apply_rule,
     naee_thresholds,
     ramp_thresholds,
     router_weights,
@@ -153,8 +153,24 @@ def compare_plans(
 
     def compute_row(way: RoutingVariant) -> dict[str, Any]:
         given, weights = teacher(), seen() if way.needs_calibration else None
-        checkpoint = run.unit_state(unit_of(way)) if run else NO_CHECKPOINT
-        return _measure_variant(model, blocks, given, way, rescale, weights, checkpoint)
+        # A rule's counts are of all tokens that ran: such a way is measured in one go.
+        checkpoint = run.unit_state(unit_of(way)) if run and way.plan is not None else NO_CHECKPOINT
+        with apply_variant(model, way, weights, rescale) as counts:
+            quality = measure_quality(model, blocks, given, checkpoint)
+        act = {str(n): executed / tokens for n, (executed, tokens) in counts.items()}
+        how: dict[str, Any] = {"plan": list(way.plan.ks)} if way.plan is not None else {}
+        if way.thresholds is not None:
+            how = {"thresholds": {str(n): t for n, t in way.thresholds(weights).items()}}
+        return {
+            "name": way.name,
+            **how,
+            "act": sum(act.values()) / len(act),
+            "act_per_layer": act,
+            "loss": quality.mean_ce,
+            "kl": quality.mean_kl,
+            "accuracy": 100 * quality.token_accuracy,
+            "tokens": int(quality.tokens.sum()),
+        }
 
     rows = []
     full = RoutingVariant("full", plan_of(model))
@@ -184,33 +200,5 @@ def apply_variant(
     else:
         assert way.rule is not None
         assert way.thresholds is not None
-        with DynamicRule(way.rule, way.thresholds(weights)).apply_rule(model) as counts:
+        with apply_rule(model, way.rule, way.thresholds(weights)) as counts:
             yield counts
-
-
-def _measure_variant(
-    model: Any,
-    blocks: PackedBlocks,
-    teacher: TeacherLogits,
-    way: RoutingVariant,
-    rescale: str,
-    weights: Mapping[int, Tensor] | None,
-    checkpoint: UnitState,
-) -> dict[str, Any]:
-    with apply_variant(model, way, weights, rescale) as counts:
-        # A rule's counts are of all tokens that ran: such a way is measured in one go.
-        quality = measure_quality(model, blocks, teacher, checkpoint if way.plan is not None else NO_CHECKPOINT)
-    act = {str(n): executed / tokens for n, (executed, tokens) in counts.items()}
-    how: dict[str, Any] = {"plan": list(way.plan.ks)} if way.plan is not None else {}
-    if way.thresholds is not None:
-        how = {"thresholds": {str(n): t for n, t in way.thresholds(weights).items()}}
-    return {
-        "name": way.name,
-        **how,
-        "act": sum(act.values()) / len(act),
-        "act_per_layer": act,
-        "loss": quality.mean_ce,
-        "kl": quality.mean_kl,
-        "accuracy": 100 * quality.token_accuracy,
-        "tokens": int(quality.tokens.sum()),
-    }

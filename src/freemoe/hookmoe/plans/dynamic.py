@@ -8,8 +8,7 @@ Shapes: (n, k) for n tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -115,60 +114,51 @@ def naee_thresholds(weights: Mapping[int, Tensor]) -> dict[int, float]:
     return {n: float(weight_ratios(w).sort(dim=-1, descending=True).values[:, 1:].median()) for n, w in weights.items()}
 
 
-@dataclass(frozen=True)
-class DynamicRule:
-    """A rule with its thresholds."""
+@contextmanager
+def apply_rule(
+    model: Any, rule: str, thresholds: Mapping[int, float], skip: bool = True
+) -> Iterator[dict[int, list[int]]]:
+    """While open, tokens run as many experts as a rule says; yields counts that fill as the model runs.
 
-    rule: str  # One of ``RULES``
-    thresholds: Mapping[int, float]  # Of every mixture layer
+    What is kept is scaled to the sum of all where the model's own router renormalises, and left as it is elsewhere.
 
-    @contextmanager
-    def apply_rule(self, model: Any, skip: bool = True) -> Iterator[dict[int, list[int]]]:
-        """While open, tokens run as many experts as the rule says; yields counts that fill as the model runs.
+    Args:
+        model: A mixture model.
+        rule: One of ``RULES``.
+        thresholds: Of every mixture layer.
+        skip: Dropped experts are really left out (`compact`); else they have weight zero, which costs the same as running.
 
-        What is kept is scaled to the sum of all where the model's own router renormalises, and left as it is elsewhere.
-        Without ``skip`` dropped experts have weight zero, which costs the same as running; else they are really left
-        out (`compact`).
+    Yields:
+        Layer -> [executed pairs, tokens].
+    """
+    layers, renorm = moe_layers(model), router_renormalises(model)
+    counts = {layer.number: [0, 0] for layer in layers}
 
-        Yields:
-            Layer -> [executed pairs, tokens].
-        """
-        counts: dict[int, list[int]] = {}
-        renorm = router_renormalises(model)
-        with ExitStack() as stack:
-            if skip:
-                stack.enter_context(use_compact_experts(model))
-            for layer in moe_layers(model):
-                counts[layer.number] = [0, 0]
-                order: list[Tensor] = []
-                if layer.correction is not None:
-                    stack.enter_context(forward_hook(layer.gate, partial(_record_order, layer, order)))
-                hook = partial(self._drop_slots, layer, renorm, skip, counts[layer.number], order)
-                stack.enter_context(forward_pre_hook(layer.experts, hook))
-            yield counts
+    def drop_in_layer(layer: MoELayer) -> AbstractContextManager[None]:
+        count, order = counts[layer.number], list[Tensor]()
 
-    def _drop_slots(
-        self,
-        layer: MoELayer,
-        renorm: bool,
-        skip: bool,
-        count: list[int],
-        order: list[Tensor],
-        module: nn.Module,
-        args: tuple[Any, ...],
-    ) -> tuple[Any, ...]:
-        hidden, index, weights, *more = args
-        keep = kept_slots(self.rule, weights, self.thresholds[layer.number])
-        if order:
-            keep = first_chosen(order.pop().reshape(keep.shape), keep.sum(-1))
-        count[0] += int(keep.sum())
-        count[1] += len(keep)
-        kept = weights * keep
-        if renorm:
-            kept = kept * (weights.sum(-1, keepdim=True) / kept.sum(-1, keepdim=True))
-        # An index beyond the last expert marks a slot that is left out.
-        index = index.masked_fill(~keep, layer.count) if skip else index
-        return hidden, index, kept.to(weights.dtype), *more
+        def record_order(gate: nn.Module, args: Any, output: tuple[Tensor, Tensor, Tensor]) -> None:
+            order[:] = [layer.choice_order(*output)]
+
+        def drop_slots(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            hidden, index, weights, *more = args
+            keep = kept_slots(rule, weights, thresholds[layer.number])
+            if order:
+                keep = first_chosen(order.pop().reshape(keep.shape), keep.sum(-1))
+            count[0] += int(keep.sum())
+            count[1] += len(keep)
+            kept = weights * keep
+            if renorm:
+                kept = kept * (weights.sum(-1, keepdim=True) / kept.sum(-1, keepdim=True))
+            # An index beyond the last expert marks a slot that is left out.
+            index = index.masked_fill(~keep, layer.count) if skip else index
+            return hidden, index, kept.to(weights.dtype), *more
+
+        corrected = [forward_hook(layer.gate, record_order)] if layer.correction is not None else []
+        return combined_hooks(*corrected, forward_pre_hook(layer.experts, drop_slots))
+
+    with use_compact_experts(model) if skip else nullcontext(), combined_hooks(*map(drop_in_layer, layers)):
+        yield counts
 
 
 def first_chosen(order: Tensor, many: Tensor) -> Tensor:
@@ -181,14 +171,8 @@ def first_chosen(order: Tensor, many: Tensor) -> Tensor:
     return place < many[:, None]
 
 
-def _record_order(
-    layer: MoELayer, order: list[Tensor], gate: nn.Module, args: Any, output: tuple[Tensor, Tensor, Tensor]
-) -> None:
-    order[:] = [layer.choice_order(*output)]
-
-
 def act_of(counts: Mapping[int, Sequence[int]]) -> float:
-    """Executed pairs per token and layer, from what `DynamicRule.apply_rule` counted."""
+    """Executed pairs per token and layer, from what `apply_rule` counted."""
     return sum(c[0] / c[1] for c in counts.values()) / len(counts)
 
 
