@@ -37,7 +37,7 @@ def base(**shape):
 
 def said(model, own, block=BLOCK):
     sublayers = find_sublayers(model)
-    trained = sum(p.numel() for p in Hypernetwork(sublayers, own.experts, 0).parameters() if p.requires_grad)
+    trained = sum(p.numel() for p in Hypernetwork(sublayers, own).parameters() if p.requires_grad)
     return estimate_memory(own, sublayers, 0, model.config.vocab_size, block, trained)
 
 

@@ -19,6 +19,7 @@ from freemoe.tomoe.gates.initialise import (
 )
 from freemoe.tomoe.structures.masked import per_head
 from tests.tiny import tiny_model
+from tests.tomoe.gates.test_train import recipe
 
 
 def blocks(rows=5, length=12):
@@ -111,7 +112,7 @@ def test_offsets_compare_worth_per_weight_over_all_layers(measured):
 
 def test_a_quiet_hypernetwork_says_the_offsets(measured):
     sublayers, worth = measured
-    net = Hypernetwork(sublayers, 3, seed=0, start_quiet=True)
+    net = Hypernetwork(sublayers, recipe())
     initialise_gates(net, worth, sublayers)
     with torch.no_grad():
         for own, start in zip(net(), initial_logits(worth, sublayers), strict=True):

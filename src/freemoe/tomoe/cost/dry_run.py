@@ -34,9 +34,7 @@ def plan_conversion(recipe: ConvertRecipe) -> dict[str, Any]:
     loading = time.perf_counter() - began
     length, tokens = blocks["train"].row_length, {name: part.num_tokens for name, part in blocks.items()}
     dense = dense_parameters(sublayers)
-    trained = sum(
-        p.numel() for p in Hypernetwork(sublayers, recipe.experts, recipe.seed).parameters() if p.requires_grad
-    )
+    trained = sum(p.numel() for p in Hypernetwork(sublayers, recipe).parameters() if p.requires_grad)
     seen = recipe.train.steps * recipe.train.batch_tokens
     size = estimate_memory(recipe, sublayers, resident_bytes(model), model.config.vocab_size, length, trained)
     per_token = seconds_per_token(model, blocks["train"])

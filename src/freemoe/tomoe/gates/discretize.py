@@ -55,7 +55,7 @@ def structure_of(trainer: GateTrainer, held_out: PackedBlocks) -> Structure:
     Held-out text says how many value dimensions a token keeps, where thresholds decide. The noise of an export that has some is
     that of the next step.
     """
-    recipe, logits = trainer.gating.recipe, trainer.hypernetwork()
+    recipe, logits = trainer.recipe.gates, trainer.hypernetwork()
     step = trainer.step if recipe.export_noise else None
     widths = trainer.exact_widths(trainer.recipe.active)
     if widths is not None:
@@ -75,7 +75,7 @@ def _structure_at_share(trainer: GateTrainer, logits: Sequence[LayerLogits], hel
     K of a layer counts its scores above the moved threshold on text that is read once, with the thresholds unmoved: what a move
     does to the layers below is not in it.
     """
-    sublayers, recipe, share = trainer.sublayers, trainer.gating.recipe, trainer.recipe.active
+    sublayers, recipe, share = trainer.sublayers, trainer.recipe.gates, trainer.recipe.active
     scores = torch.cat([t.flatten() for own in logits for t in (own.qk, own.mlp)]).sort().values
     places = torch.linspace(0, len(scores) - 1, min(_MOVES, len(scores)), device=scores.device).long()
     thresholds = scores[places] + recipe.offset + MEDIAN_NOISE
@@ -90,7 +90,8 @@ def _structure_at_share(trainer: GateTrainer, logits: Sequence[LayerLogits], hel
         tokens += len(batch[0].value_counts)
 
     def read_above(number: int) -> Structure:
-        moved = recipe.model_copy(update={"offset": recipe.offset - float(thresholds[number])})
+        gates = recipe.model_copy(update={"offset": recipe.offset - float(thresholds[number])})
+        moved = trainer.recipe.model_copy(update={"gates": gates})
         keep = [round(float(total[number]) / tokens) for total in above]
         return _read_structure(trainer, replace(trainer.gating, recipe=moved), logits, None, None, keep)
 
@@ -112,7 +113,7 @@ def _read_structure(
     keep: Sequence[int],
 ) -> Structure:
     """The structure of logits, with K value dimensions (``keep``) in each layer; with the noise of a step, if that is given."""
-    recipe, made, found = gating.recipe, gating.sample_masks(logits, widths, step), []
+    recipe, made, found = gating.recipe.gates, gating.sample_masks(logits, widths, step), []
     for n, (layer, own) in enumerate(zip(gating.sublayers, logits, strict=True)):
         gates: Any = trainer.hypernetwork.attention[n]
         router: Any = trainer.hypernetwork.mlp[n].router

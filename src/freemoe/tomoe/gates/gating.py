@@ -19,7 +19,7 @@ from freemoe.models.sublayers import DecoderSublayers
 from freemoe.tomoe.gates.budget import LayerWidths
 from freemoe.tomoe.gates.hypernetwork import Hypernetwork, LayerLogits
 from freemoe.tomoe.gates.losses import mask_union
-from freemoe.tomoe.recipe import GateSection
+from freemoe.tomoe.recipe import ConvertRecipe
 from freemoe.tomoe.structures.masked import by_head, mask_attention
 from freemoe.training.straight_through import (
     MEDIAN_NOISE,
@@ -72,26 +72,21 @@ class _ExpertMask(torch.autograd.Function):
 class GateSampler:
     """How logits become masks, by a recipe.
 
-    Tokens of processes of another ``rank`` draw other noise, masks that all share draw the same. ``value_unions`` notes
-    which value dimensions some token keeps; with ``noisy_probabilities`` the router's probabilities have the noise and the
-    temperature of its choice.
+    Tokens of processes of another ``rank`` draw other noise, masks that all share draw the same.
     """
 
     sublayers: Sequence[DecoderSublayers]
-    recipe: GateSection
-    seed: int
+    recipe: ConvertRecipe
     rank: int = 0
-    value_unions: bool = False
-    noisy_probabilities: bool = False
 
     def noise_generator(
         self, step: int | None, site: int, device: torch.device, rank: int = 0
     ) -> torch.Generator | None:
         """The generator of one site in one step; None where there is no noise (or no step: evaluation)."""
-        if step is None or not self.recipe.noise:
+        if step is None or not self.recipe.gates.noise:
             return None
         # Large odd factors keep the seeds of neighbouring steps and sites apart.
-        number = ((self.seed * 1_000_003 + step) * 8_191 + site) * 1_009 + rank
+        number = ((self.recipe.seed * 1_000_003 + step) * 8_191 + site) * 1_009 + rank
         return torch.Generator(device=device).manual_seed(number % (2**63))
 
     def sample_masks(
@@ -104,7 +99,7 @@ class GateSampler:
             noise = [self.noise_generator(step, 5 * layer + kind, own.qk.device) for kind in (0, 1)]
             bits = self._sample_mask(own.qk, width.qk if width else None, noise[0])
             heads = None if own.heads is None else self._sample_mask(own.heads, None, noise[0])
-            pruned = self.recipe.query_masks and heads is None
+            pruned = self.recipe.gates.query_masks and heads is None
             neurons = self._sample_mask(own.mlp, width.mlp if width else None, noise[1])
             made.append(
                 LayerMasks(own, bits if pruned else torch.ones_like(bits), neurons, heads, width.vo if width else None)
@@ -112,9 +107,10 @@ class GateSampler:
         return made
 
     def _sample_mask(self, logits: Tensor, k: int | None, noise: torch.Generator | None) -> Tensor:
+        gates = self.recipe.gates
         if k is not None:
-            return hard_top_k(logits, k, self.recipe.temperature, noise)
-        return gumbel_sigmoid(logits, self.recipe.offset, self.recipe.temperature, noise)
+            return hard_top_k(logits, k, gates.temperature, noise)
+        return gumbel_sigmoid(logits, gates.offset, gates.temperature, noise)
 
     @contextmanager
     def apply_masks(self, hypernetwork: Hypernetwork, made: Sequence[LayerMasks], step: int | None) -> Iterator[None]:
@@ -130,7 +126,7 @@ class GateSampler:
     def _mask_attention(
         self, layer: DecoderSublayers, gates: Any, masks: LayerMasks, step: int | None
     ) -> AbstractContextManager[None]:
-        recipe = self.recipe
+        recipe, losses = self.recipe.gates, self.recipe.losses
         if masks.heads is not None:
             return _mask_whole_heads(layer, masks.heads, masks)
 
@@ -145,7 +141,7 @@ class GateSampler:
             if step is None:
                 masks.value_scores = scores.flatten(0, -2) + recipe.offset + MEDIAN_NOISE
             masks.value_counts = mask.sum(dim=-1).flatten()
-            if self.value_unions:
+            if losses.union_attention and losses.union > 0:
                 masks.value_union = mask_union(drawn.flatten(0, -2))
             return mask
 
@@ -154,7 +150,7 @@ class GateSampler:
     def _mask_mlp(
         self, layer: DecoderSublayers, gates: Any, masks: LayerMasks, step: int | None
     ) -> AbstractContextManager[None]:
-        recipe, table = self.recipe, masks.mlp
+        recipe, table = self.recipe.gates, masks.mlp
         now: dict[str, Tensor] = {}
 
         def on_input(module: nn.Module, args: Any) -> None:
@@ -162,7 +158,7 @@ class GateSampler:
             noise = self.noise_generator(step, 5 * layer.number + 3, logits.device, self.rank)
             now["chosen"] = gumbel_softmax(logits, recipe.temperature, noise)
             masks.chosen = now["chosen"].flatten(0, -2)
-            if self.noisy_probabilities:  # with the draw of the choice
+            if self.recipe.losses.balance_form == "gumbel":  # with the draw of the choice
                 again = self.noise_generator(step, 5 * layer.number + 3, logits.device, self.rank)
                 probabilities = gumbel_probabilities(logits, recipe.temperature, again)
             else:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from freemoe.models.sublayers import DecoderSublayers
+from freemoe.tomoe.recipe import ConvertRecipe
 
 # The paper's sizes (Tab. 8).
 INPUT, RECURRENT = 32, 64
@@ -84,31 +85,22 @@ class MlpGates(nn.Module):
 class Hypernetwork(nn.Module):
     """A bidirectional GRU over all sublayers (attention 0, MLP 0, attention 1, ...), the experts being its batch.
 
-    ``train_inputs``: its input z is trained (the authors' code), not fixed (the paper). ``start_quiet``: decoders begin at
-    zero, so that the offsets alone speak at first. Without ``expert_embedding`` the attention's gates know the token alone.
-    With ``heads`` whole heads are pruned. torch's own state of random numbers is left as it was.
+    Its input z is trained (the authors' code) or fixed (the paper), as the recipe says. Where gates begin at the statistics,
+    decoders begin at zero, so that the offsets alone speak at first. torch's own state of random numbers is left as it was.
     """
 
-    def __init__(
-        self,
-        sublayers: Sequence[DecoderSublayers],
-        experts: int,
-        seed: int,
-        train_inputs: bool = False,
-        start_quiet: bool = False,
-        expert_embedding: bool = True,
-        heads: bool = False,
-    ) -> None:
+    def __init__(self, sublayers: Sequence[DecoderSublayers], recipe: ConvertRecipe) -> None:
         super().__init__()
-        self.experts = experts
-        self.expert_embedding = expert_embedding
+        gates, heads = recipe.gates, recipe.gates.attention == "heads"
+        self.expert_embedding = gates.expert_embedding
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            self.z = nn.Parameter(torch.randn(2 * len(sublayers), experts, INPUT), requires_grad=train_inputs)
+            torch.manual_seed(recipe.seed)
+            z = torch.randn(2 * len(sublayers), recipe.experts, INPUT)
+            self.z = nn.Parameter(z, requires_grad=gates.train_inputs)
             self.gru = nn.GRU(INPUT, RECURRENT, bidirectional=True)
             self.attention = nn.ModuleList(AttentionGates(layer, heads) for layer in sublayers)
-            self.mlp = nn.ModuleList(MlpGates(layer, experts) for layer in sublayers)
-        if start_quiet:
+            self.mlp = nn.ModuleList(MlpGates(layer, recipe.experts) for layer in sublayers)
+        if gates.start == "statistics":
             for module in (*self.attention, *self.mlp):
                 nn.init.zeros_(module.decode.weight)  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
 

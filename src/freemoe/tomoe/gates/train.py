@@ -69,24 +69,12 @@ class GateTrainer:
         self.sublayers = list(sublayers)
         self.recipe = recipe
         self.train = train
-        gates = recipe.gates
         self.devices = devices or DistributedContext()
-        unions = recipe.losses.union_attention and recipe.losses.union > 0
-        noisy = recipe.losses.balance_form == "gumbel"
-        self.gating = GateSampler(sublayers, gates, recipe.seed, self.devices.rank, unions, noisy)
-        self.hypernetwork = Hypernetwork(
-            sublayers,
-            recipe.experts,
-            recipe.seed,
-            gates.train_inputs,
-            start_quiet=gates.start == "statistics",
-            expert_embedding=gates.expert_embedding,
-            heads=gates.attention == "heads",
-        ).to(next(model.parameters()).device)
+        self.gating = GateSampler(sublayers, recipe, self.devices.rank)
+        self.hypernetwork = Hypernetwork(sublayers, recipe).to(next(model.parameters()).device)
         named = [(n, p) for n, p in self.hypernetwork.named_parameters() if p.requires_grad]
-        self._own_offsets = gates.start == "statistics"
         groups = [{"params": [p for n, p in named if not n.endswith("offset")], "lr": base_rate(recipe.train)}]
-        if self._own_offsets:
+        if recipe.gates.start == "statistics":
             scale, many = recipe.train.offset_scale, recipe.train.steps > _FEW_STEPS
             shared = scale == "layer" or (scale == "auto" and many)
             own = [p for n, p in named if n.endswith("offset")]
