@@ -85,18 +85,15 @@ def measure_quality(
     for batch in checkpoint.resume_iter(blocks.iter_batches(), to_state, load_state):
         ending = ending_of(model, batch)
         device = ending.hidden.device
-        said = teacher.select_rows(range(done, done + len(batch)))
-        flat, target = (
-            said.select_positions(torch.ones_like(said.rest, dtype=torch.bool)),
-            batch.ids[:, 1:].flatten().to(device),
-        )
+        said = teacher[done : done + len(batch)]
+        flat, target = said[torch.ones_like(said.rest, dtype=torch.bool)], batch.ids[:, 1:].flatten().to(device)
         found = []
         for start in range(0, len(target), ending.rows_per_chunk):
             some = slice(start, start + ending.rows_per_chunk)
             logits = ending.logits(ending.hidden[some]).float()
             ce = F.cross_entropy(logits, target[some], reduction="none")
             right = (logits.argmax(-1) == target[some]).float()
-            found.append((ce, kl_from_teacher(flat.slice_to_device(some, device), logits), torch.ones_like(ce), right))
+            found.append((ce, kl_from_teacher(flat[some].to_device(device), logits), torch.ones_like(ce), right))
         counted = batch.prediction_mask().to(device)
         sums = (torch.cat(p).view_as(counted).double() for p in zip(*found, strict=True))
         parts.append([(x * counted).sum(1).cpu() for x in sums])

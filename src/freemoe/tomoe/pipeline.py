@@ -30,6 +30,7 @@ from freemoe.evals.guessing import text_against_guessing, vocabulary_of
 from freemoe.evals.held_out import keep_record
 from freemoe.evals.keywords import resolve_recipe
 from freemoe.evals.speed import compare_prompts
+from freemoe.kernels.gates import route_tokens
 from freemoe.models.checkpoints.fingerprint import fingerprint_model
 from freemoe.models.checkpoints.identity import IDENTITY, identify_base
 from freemoe.models.checkpoints.lending import provided_model
@@ -57,7 +58,14 @@ from freemoe.tomoe.structures.methods import (
     search_structure,
 )
 from freemoe.tomoe.structures.rivals import RIVALS
-from freemoe.tomoe.structures.structure import STRUCTURE, Structure, active_parameters, dense_parameters, to_tensors
+from freemoe.tomoe.structures.structure import (
+    STRUCTURE,
+    LayerStructure,
+    Structure,
+    active_parameters,
+    dense_parameters,
+    to_tensors,
+)
 
 COMPARED = 1024
 """Tokens at most on which the exported model is held against the masks on the dense one."""
@@ -250,22 +258,15 @@ def missed_budget(requested: float, got: float) -> dict[str, dict[str, float]]:
 @torch.no_grad()
 def _expert_usage(context: ConversionContext, structure: Structure) -> list[list[float]]:
     """Per layer the share of held-out tokens that each expert gets."""
-    from freemoe.kernels.gates import route_tokens
-
     counts = [torch.zeros(len(own.experts)) for own in structure]
 
-    def make_router_hook(n: int) -> Callable[..., None]:
-        def count_tokens(module: Any, args: Any) -> None:
-            own = structure[n]
-            expert = route_tokens(
-                args[0].flatten(0, -2), own.router_weight.to(args[0].device), own.router_bias.to(args[0].device)
-            )
-            counts[n].add_(torch.bincount(expert.cpu(), minlength=len(own.experts)))
+    def count_tokens(count: Tensor, layer: LayerStructure, module: Any, args: Any) -> None:
+        router = layer.router_weight.to(args[0].device), layer.router_bias.to(args[0].device)
+        count.add_(torch.bincount(route_tokens(args[0].flatten(0, -2), *router).cpu(), minlength=len(layer.experts)))
 
-        return count_tokens
-
+    parts = zip(context.sublayers, counts, structure, strict=True)
     listening = combined_hooks(
-        *(forward_pre_hook(layer.up[0], make_router_hook(n)) for n, layer in enumerate(context.sublayers))
+        *(forward_pre_hook(s.up[0], partial(count_tokens, count, own)) for s, count, own in parts)
     )
     with apply_structure(context.model, structure, context.sublayers), listening:
         score_text(context.model, context.held_out.select_rows(range(min(8, len(context.held_out)))))

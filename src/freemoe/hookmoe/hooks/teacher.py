@@ -30,18 +30,13 @@ class TeacherLogits:
     logs: Tensor  # (rows, length - 1, top) float32, their log-probabilities
     rest: Tensor  # (rows, length - 1) float32, the log-probability of all others together; -inf where there are none
 
-    def select_rows(self, which: Any) -> TeacherLogits:
-        """The teacher of the rows ``which`` only, an index or a slice."""
-        index = torch.as_tensor(which, dtype=torch.int64)
-        return TeacherLogits(self.tokens[index], self.logs[index], self.rest[index])
+    def __getitem__(self, which: Tensor | slice) -> TeacherLogits:
+        """Some rows; or the places where a (rows, length - 1) bool says so, in one row: (places, top)."""
+        return TeacherLogits(self.tokens[which], self.logs[which], self.rest[which])
 
-    def select_positions(self, places: Tensor) -> TeacherLogits:
-        """What stands at the places where a (rows, length - 1) bool says so, in one row: (places, top)."""
-        return TeacherLogits(self.tokens[places], self.logs[places], self.rest[places])
-
-    def slice_to_device(self, some: slice, device: torch.device) -> TeacherLogits:
-        """A run of rows, on a device."""
-        return TeacherLogits(*(t[some].to(device, non_blocking=True) for t in (self.tokens, self.logs, self.rest)))
+    def to_device(self, device: torch.device) -> TeacherLogits:
+        """The same on a device."""
+        return TeacherLogits(*(t.to(device, non_blocking=True) for t in (self.tokens, self.logs, self.rest)))
 
 
 def top_of(logits: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:

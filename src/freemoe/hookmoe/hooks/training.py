@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Any, Protocol
 
 import torch
@@ -167,31 +167,28 @@ def train_compensation(
     return best.losses
 
 
+@dataclass(eq=False)
 class _CompensationLoss:
     """The loss of some rows, with what does not change computed once."""
 
-    def __init__(
-        self,
-        model: Any,
-        plan: LayerPlan,
-        compensation: TrainableCompensation,
-        material: TrainingData,
-        schedule: TrainingSchedule,
-        rescale: str,
-        checkpoint: UnitState,
-    ) -> None:
-        self.model, self.plan, self.compensation = model, plan, compensation
-        self.material, self.kind, self.rescale = material, schedule.loss, rescale
-        self.checkpointing = schedule.checkpointing
-        self.start = compensation.lowest
-        self.inputs: Tensor | None = None
-        self.states: Tensor | None = None
+    model: Any
+    plan: LayerPlan
+    compensation: TrainableCompensation
+    material: TrainingData
+    schedule: TrainingSchedule
+    rescale: str
+    checkpoint: InitVar[UnitState]
+    inputs: Tensor | None = None
+    states: Tensor | None = None
+
+    def __post_init__(self, checkpoint: UnitState) -> None:
+        model, material, start = self.model, self.material, self.compensation.lowest
         with torch.no_grad():
             # At layer 0 the embeddings are as quick as the cache.
-            if self.start:
-                with apply_plan(model, plan, rescale):
-                    self.inputs = inputs_of(model, material.train, self.start, checkpoint.part_state("inputs"))
-            if self.kind == "state":
+            if start:
+                with apply_plan(model, self.plan, self.rescale):
+                    self.inputs = inputs_of(model, material.train, start, checkpoint.part_state("inputs"))
+            if self.schedule.loss == "state":
                 parts = checkpoint.part_state("states").map_items(
                     material.train.iter_batches(), lambda batch: {"last": _last_state(model, batch).cpu()}
                 )
@@ -202,16 +199,16 @@ class _CompensationLoss:
         train = self.material.train
         tokens = int(train.select_rows(which).prediction_mask().sum())
         for some in which.split(train.rows_at_once):
-            first = self.start if self.inputs is not None else 0
+            first = self.compensation.lowest if self.inputs is not None else 0
             with (
                 start_at_layer(self.model, first),
-                checkpoint_layers(self.model, first) if self.checkpointing else nullcontext(),
+                checkpoint_layers(self.model, first) if self.schedule.checkpointing else nullcontext(),
                 apply_plan(self.model, self.plan, self.rescale),
                 self.compensation.attached(self.model),
             ):
                 yield (
                     self._state_loss(some) * (len(some) / len(which))
-                    if self.kind == "state"
+                    if self.schedule.loss == "state"
                     else (self._token_loss(some) / max(1, tokens))
                 )
 
@@ -233,7 +230,7 @@ class _CompensationLoss:
         batch = self.material.train.select_rows(which)
         places, wanted = batch.next_tokens(self.model.device)
         ending = ending_of(self.model, batch, places, **self._model_inputs(which))
-        if self.kind == "lm":
+        if self.schedule.loss == "lm":
             return summed_in_chunks(
                 ending.hidden,
                 lambda rows, at: F.cross_entropy(
@@ -241,17 +238,17 @@ class _CompensationLoss:
                 ),
                 ending.rows_per_chunk,
             )
-        teacher = self.material.train_teacher.select_rows(which).select_positions(batch.prediction_mask())
+        teacher = self.material.train_teacher[which][batch.prediction_mask()]
         return summed_in_chunks(
             ending.hidden,
-            lambda rows, at: kl_from_teacher(teacher.slice_to_device(at, rows.device), ending.logits(rows)).sum(),
+            lambda rows, at: kl_from_teacher(teacher[at].to_device(rows.device), ending.logits(rows)).sum(),
             ending.rows_per_chunk,
         )
 
     def held_out(self) -> float:
         with apply_plan(self.model, self.plan, self.rescale), self.compensation.attached(self.model):
             found = measure_quality(self.model, self.material.held_out, self.material.held_out_teacher)
-        return found.mean_ce if self.kind == "lm" else found.mean_kl
+        return found.mean_ce if self.schedule.loss == "lm" else found.mean_kl
 
 
 def _last_state(model: Any, batch: PackedBlocks, **given: Tensor) -> Tensor:
