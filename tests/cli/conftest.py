@@ -25,6 +25,16 @@ class Done(NamedTuple):
         assert self.code == 0, self.err
         return self
 
+    def refused(self, *parts):
+        """The same, found to have been refused in one line that has these parts."""
+        assert self.code == 2, self
+        assert self.out == ""
+        assert len([line for line in self.err.splitlines() if line.startswith("error: ")]) == 1, self.err
+        assert "Traceback" not in self.err
+        for part in parts:
+            assert part in self.err
+        return self
+
     @property
     def json(self):
         """What it printed as JSON, having ended well."""

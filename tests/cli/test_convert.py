@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import document, numbers_are_numbers
-from tests.cli.test_refusals import check_refusal
 from tests.tiny import save_base_and_text
 
 SMALL = ["--steps", "2", "--block", "32", "--batch-tokens", "64", "--experts", "3", "--dtype", "float32"]
@@ -46,10 +45,7 @@ def test_a_dry_run_refuses_what_the_run_would_in_the_same_words(model, freemoe):
         (["--mix", "paper", "--data-root", "."], "'alpaca' is not under"),
     ):
         line = ["convert", str(model), *SMALL, *flags, "-o", "out"]
-        planned, run = freemoe(*line, "--dry-run"), freemoe(*line, "-q")
-        assert (planned.code, run.code) == (2, 2)
-        assert words in planned.err
-        assert planned.err == run.err
+        assert freemoe(*line, "--dry-run").refused(words) == freemoe(*line, "-q")
     assert sorted(model.parent.iterdir()) == before
 
 
@@ -72,9 +68,9 @@ def test_the_whole_way(model, freemoe):
     assert 0 <= scored["domains"][0]["rows"]["base"]["score"] <= 100
     scored = freemoe("eval", str(model), "-d", "law=law.jsonl", "-q")
     assert "on law, chance is 50.0 % (" in scored.out
-    assert freemoe("report", "out").code == 0
+    freemoe("report", "out").ok()
     assert document(freemoe("report", "out", "--json"), "report")["result"]["kind"] == "converted"
     made = document(freemoe("run", "out/recipe.yaml", "-q", "-o", "again", "--json"), "convert")
     assert made["result"]["parameters"] == json.loads(Path("again/result.json").read_text())["parameters"]
     assert made["result"]["scores"] == result["scores"]
-    check_refusal(freemoe("convert", str(model), "--text", "text.jsonl", *SMALL, "-o", "out", "-q"), ["exists already"])
+    freemoe("convert", str(model), "--text", "text.jsonl", *SMALL, "-o", "out", "-q").refused("exists already")

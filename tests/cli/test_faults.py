@@ -15,7 +15,6 @@ import pytest
 from freemoe.cli import failures
 from freemoe.core.files import cache_folder
 from tests.cli.conftest import document
-from tests.cli.test_refusals import check_refusal
 
 ROWS = "freemoe.cli.listing._listing_rows"
 
@@ -81,10 +80,7 @@ def test_a_cache_that_is_closed_gives_way_to_the_temporary_folder(temporary, tol
 )
 def test_what_the_system_refuses_is_no_fault(error, words, freemoe, monkeypatch):
     breaks(monkeypatch, error)
-    done = freemoe("ls")
-    assert done.code == 2
-    assert words in done.err
-    assert len(done.err) < 500
+    assert len(freemoe("ls").refused(words).err) < 500
     assert kept() == []
 
 
@@ -98,9 +94,7 @@ def test_other_ends(error, freemoe, monkeypatch):
 
 @pytest.mark.parametrize("arguments", [["generate", "m", "\udcff"], ["inspect", "a\udc80"], ["ls", "\0"]])
 def test_arguments_that_are_no_text(arguments, freemoe):
-    done = freemoe(*arguments)
-    assert done.code == 2
-    assert f"error: Argument {len(arguments)}, {arguments[-1]!r}, is not UTF-8" in done.err
+    freemoe(*arguments).refused(f"error: Argument {len(arguments)}, {arguments[-1]!r}, is not UTF-8")
 
 
 def test_a_terminal_of_ascii_alone(freemoe, monkeypatch):
@@ -164,7 +158,7 @@ def test_json_is_safe_on_a_terminal(freemoe):
 )
 def test_a_result_that_was_edited(result, freemoe, tmp_path):
     (tmp_path / "scores.json").write_text(json.dumps(result))
-    check_refusal(freemoe("report", str(tmp_path / "scores.json")), ["error: "])
+    freemoe("report", str(tmp_path / "scores.json")).refused("error: ")
 
 
 @pytest.mark.parametrize("name", ["", ".", "/", "x" * 300, "x/" * 3000, "~nosuchuser/x", "loop", "fifo", "/dev/null"])
@@ -174,9 +168,7 @@ def test_names_that_lead_nowhere(line, name, freemoe, tmp_path, monkeypatch):
     for end in ("", ".jsonl"):
         (tmp_path / f"loop{end}").symlink_to(f"loop{end}")
         os.mkfifo(tmp_path / f"fifo{end}")
-    done = freemoe(*(part.replace("{}", name) for part in line.split()))
-    assert done.code == 2
-    assert len(done.err) < 20_200
+    assert len(freemoe(*(part.replace("{}", name) for part in line.split())).refused().err) < 20_200
 
 
 @pytest.mark.parametrize(
@@ -191,6 +183,4 @@ def test_names_that_lead_nowhere(line, name, freemoe, tmp_path, monkeypatch):
 def test_a_folder_of_tasks_that_another_library_reads(make, words, freemoe, tmp_path):
     (tmp_path / "good.yaml").write_text("task: mine\nprocess_docs: !function utils.f\n")
     make(tmp_path / "odd.yaml")
-    check_refusal(
-        freemoe("eval", "freemoe-demo", "-d", "a=lm_eval:mine", "--task-folder", str(tmp_path), "--dry-run"), [words]
-    )
+    freemoe("eval", "freemoe-demo", "-d", "a=lm_eval:mine", "--task-folder", str(tmp_path), "--dry-run").refused(words)

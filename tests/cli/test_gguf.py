@@ -16,7 +16,6 @@ from freemoe.models.checkpoints.gguf_writing import write_gguf as write_back
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.weights import find_weights
 from freemoe.recipes import recipe_from
-from tests.cli.test_refusals import check_refusal
 from tests.domain_experts.conftest import choice_rows, write_jsonl
 from tests.gguf_files import gguf_tensors, tiny_llama, write_gguf
 from tests.masks import indices_of
@@ -70,11 +69,8 @@ def test_the_artefact_says_what_its_base_was(world, freemoe):
 
 def test_other_commands_take_it_too(world, freemoe):
     domain = ["--domain", f"law={world.law}", "--limit", "4", "--device", "cpu", "--json"]
-    plain = freemoe("eval", str(world.base), *domain)
-    expert = freemoe("eval", str(world.out), *domain)
-    assert plain.code == expert.code == 0, plain.err + expert.err
-    one, two = (json.loads(d.out)["domains"][0]["rows"]["base"]["score"] for d in (plain, expert))
-    assert one == two
+    plain, expert = (freemoe("eval", str(model), *domain).json["domains"][0] for model in (world.base, world.out))
+    assert plain["rows"]["base"]["score"] == expert["rows"]["base"]["score"]
     freemoe("generate", str(world.out), "the", "--expert", EXPERT, "--max-new-tokens", "3", "--device", "cpu").ok()
 
 
@@ -157,13 +153,13 @@ def test_refused_before_anything_is_loaded(world, freemoe, tmp_path, monkeypatch
     out = str(world.out)
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "precious").write_text("x")
-    check_refusal(freemoe("merge", out, "law/al"), ["Unknown expert 'law/al'. Did you mean 'law/all'?", "Known: base"])
-    check_refusal(freemoe("merge", out, "auto"), ["Unknown expert 'auto'", "one expert"])
-    check_refusal(freemoe("merge", out, EXPERT, "-o", "there"), ["'there' exists already", "--overwrite"])
-    check_refusal(freemoe("merge", out, EXPERT, "--gguf", "q4_k"), ["is 'q4_k'; allowed: f32, f16, q8_0"])
-    check_refusal(freemoe("merge", out, EXPERT, "--gguf", "f16", "--base", "folder"), ["base 'folder' is none"])
-    check_refusal(freemoe("merge", out, EXPERT, "-o", str(world.root), "--overwrite"), ["base.gguf", "which is merged"])
-    check_refusal(freemoe("merge", "nothing", EXPERT), ["is not an artefact"])
+    freemoe("merge", out, "law/al").refused("Unknown expert 'law/al'. Did you mean 'law/all'?", "Known: base")
+    freemoe("merge", out, "auto").refused("Unknown expert 'auto'", "one expert")
+    freemoe("merge", out, EXPERT, "-o", "there").refused("'there' exists already", "--overwrite")
+    freemoe("merge", out, EXPERT, "--gguf", "q4_k").refused("is 'q4_k'; allowed: f32, f16, q8_0")
+    freemoe("merge", out, EXPERT, "--gguf", "f16", "--base", "folder").refused("base 'folder' is none")
+    freemoe("merge", out, EXPERT, "-o", str(world.root), "--overwrite").refused("base.gguf", "which is merged")
+    freemoe("merge", "nothing", EXPERT).refused("is not an artefact")
     done = freemoe("merge", out, EXPERT, "--gguf", "f16", "--dry-run", "--json")
     assert done.json["gguf"] == "freemoe-merged/model-f16.gguf"
     assert [p.name for p in tmp_path.iterdir()] == ["there"]
@@ -172,7 +168,7 @@ def test_refused_before_anything_is_loaded(world, freemoe, tmp_path, monkeypatch
 def test_refused_with_another_base(world, freemoe, tmp_path):
     other = write_gguf(tiny_llama(tied=True), tmp_path / "other.gguf", "Q8_0")
     done = freemoe("merge", str(world.out), EXPERT, "-o", str(tmp_path / "merged"), "--base", str(other))
-    check_refusal(done, ["was made for the base", "base.gguf"])
+    done.refused("was made for the base", "base.gguf")
     assert [p.name for p in tmp_path.iterdir()] == ["other.gguf"]
 
 
@@ -180,12 +176,12 @@ def test_overwriting_replaces_model_folders_only(world, freemoe, tmp_path):
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "precious").write_text("x")
     arguments = ["merge", str(world.out), EXPERT, "--overwrite", "-o"]
-    check_refusal(freemoe(*arguments, str(tmp_path / "there")), ["is no model folder"])
+    freemoe(*arguments, str(tmp_path / "there")).refused("is no model folder")
     tiny_model("gpt2").save_pretrained(tmp_path / "older")
     tiny_tokenizer().save_pretrained(tmp_path / "older")
     (tmp_path / "older" / "left.txt").write_text("x")
     # What no checkpoint has is somebody's own: it is named, and nothing is touched.
-    check_refusal(freemoe(*arguments, str(tmp_path / "older")), ["also holds 'left.txt'"])
+    freemoe(*arguments, str(tmp_path / "older")).refused("also holds 'left.txt'")
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "older").config.model_type == "gpt2"
     (tmp_path / "older" / "left.txt").unlink()
     freemoe(*arguments, str(tmp_path / "older")).ok()
@@ -199,7 +195,7 @@ def test_a_gguf_that_fails_leaves_nothing(world, freemoe, tmp_path, monkeypatch)
 
     monkeypatch.setattr("freemoe.models.checkpoints.gguf_writing._quantize_tensor", full)
     done = freemoe("merge", str(world.out), EXPERT, "-o", str(tmp_path / "merged"), "--gguf", "f16")
-    check_refusal(done, ["could not be written", "The disk is full"])
+    done.refused("could not be written", "The disk is full")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -6,7 +6,6 @@ from freemoe.domain_experts.artefact import PASSAGE
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.weights import find_weights
 from tests.cli.conftest import document, numbers_are_numbers
-from tests.cli.test_refusals import check_refusal
 
 
 def test_super_weights_are_those_of_the_model(freemoe, tmp_path):
@@ -36,9 +35,7 @@ def test_super_weights_are_those_of_the_model(freemoe, tmp_path):
 
 def test_what_has_no_super_weights_is_refused(freemoe, folder):
     (folder / "experts").mkdir()
-    done = freemoe("inspect", "experts", "--super-weights")
-    assert done.code == 2
-    assert "'experts' is none" in done.err
-    check_refusal(freemoe("inspect", "freemoe-demo", "--text", "law.jsonl"), ["needs --super-weights"])
+    freemoe("inspect", "experts", "--super-weights").refused("'experts' is none")
+    freemoe("inspect", "freemoe-demo", "--text", "law.jsonl").refused("needs --super-weights")
     load_base("freemoe-demo")[0].save_pretrained("mute")
-    check_refusal(freemoe("inspect", "mute", "--super-weights"), ["no tokenizer"])
+    freemoe("inspect", "mute", "--super-weights").refused("no tokenizer")

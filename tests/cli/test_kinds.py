@@ -8,7 +8,6 @@ from freemoe.artefacts import load
 from freemoe.core.artifacts import write_manifest
 from freemoe.core.errors import ArtifactError, RecipeError
 from freemoe.systems import SYSTEMS, system_of
-from tests.cli.test_refusals import check_refusal
 
 BODY = {"base_model_name_or_path": "base", "base_fingerprint": "0" * 64, "freemoe_version": "0", "revision": None}
 
@@ -28,7 +27,7 @@ def test_a_kind_that_no_row_knows_is_refused_by_every_command(freemoe, tmp_path)
         ("generate", str(folder), "x"),
         ("merge", str(folder), "x"),
     ):
-        check_refusal(freemoe(*line), ["Install the freemoe that wrote it"])
+        freemoe(*line).refused("Install the freemoe that wrote it")
     assert system_of(tmp_path) is None
     assert len(SYSTEMS.names()) == 3
 
@@ -40,7 +39,7 @@ def test_what_no_plain_checkpoint_can_say_is_not_merged(kind, message, freemoe, 
     folder = tmp_path / "made"
     folder.mkdir()
     write_manifest(folder, {**BODY, "kind": kind})
-    check_refusal(freemoe("merge", str(folder), "base", "-o", str(tmp_path / "out")), ["cannot be merged", message])
+    freemoe("merge", str(folder), "base", "-o", str(tmp_path / "out")).refused("cannot be merged", message)
     assert not (tmp_path / "out").exists()
 
 

@@ -2,8 +2,6 @@
 
 import pytest
 
-from tests.cli.test_refusals import check_refusal
-
 LAW = ["-d", "law=law.jsonl"]
 EVAL = ["eval", "freemoe-demo", *LAW, "--overwrite", "-o"]
 
@@ -11,21 +9,21 @@ EVAL = ["eval", "freemoe-demo", *LAW, "--overwrite", "-o"]
 @pytest.mark.parametrize("content", ["my notes", "{}", "[]", '{"kind": "evaluation"}', "[" * 100_000, ""])
 def test_a_file_that_is_no_result_stays(folder, freemoe, content):
     (folder / "mine.json").write_text(content)
-    check_refusal(freemoe(*EVAL, "mine.json"), ["'mine.json' is no result of freemoe eval", "nothing else is replaced"])
+    freemoe(*EVAL, "mine.json").refused("'mine.json' is no result of freemoe eval", "nothing else is replaced")
     assert (folder / "mine.json").read_text() == content
 
 
 def test_a_page_that_is_not_ours_stays(folder, freemoe):
     (folder / "mine.html").write_text("<title>my page</title>")
-    check_refusal(freemoe(*EVAL, "mine.json"), ["'mine.html', where the page goes, is no page of freemoe"])
+    freemoe(*EVAL, "mine.json").refused("'mine.html', where the page goes, is no page of freemoe")
     assert not (folder / "mine.json").exists()
 
 
 def test_a_folder_is_no_place_for_a_result(folder, freemoe):
     (folder / "there").mkdir()
     (folder / "there" / "mine").write_text("x")
-    check_refusal(freemoe(*EVAL, "there"), ["'there' is no result of freemoe eval"])
-    check_refusal(freemoe(*EVAL, "nowhere/scores.json"), ["There is no folder 'nowhere'"])
+    freemoe(*EVAL, "there").refused("'there' is no result of freemoe eval")
+    freemoe(*EVAL, "nowhere/scores.json").refused("There is no folder 'nowhere'")
     assert (folder / "there" / "mine").read_text() == "x"
 
 
@@ -35,7 +33,7 @@ def test_a_folder_with_a_file_of_that_name_is_no_artefact(folder, freemoe, conte
     (folder / "there" / "freemoe_config.json").write_text(content)
     (folder / "there" / "mine").write_text("x")
     done = freemoe("build", "freemoe-demo", *LAW, "-o", "there", "--overwrite")
-    check_refusal(done, ["'there' is not an artefact", "is not replaced"])
+    done.refused("'there' is not an artefact", "is not replaced")
     assert (folder / "there" / "mine").read_text() == "x"
 
 
@@ -45,4 +43,4 @@ def test_a_folder_with_a_file_of_that_name_is_no_artefact(folder, freemoe, conte
     [("foo", "Known: base"), ("base+foo", "Known: base"), ("law/0", "Known: base"), ("auto", "has no router")],
 )
 def test_an_expert_of_a_plain_model(folder, freemoe, name, words, dry):
-    check_refusal(freemoe("eval", "freemoe-demo", *LAW, "-e", name, *dry), [f"Unknown expert '{name}'", words])
+    freemoe("eval", "freemoe-demo", *LAW, "-e", name, *dry).refused(f"Unknown expert '{name}'", words)

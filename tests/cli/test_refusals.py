@@ -63,23 +63,13 @@ REFUSED = {
 }
 
 
-def check_refusal(done, parts):
-    assert done.code == 2, done
-    assert done.out == ""
-    message = [line for line in done.err.splitlines() if line.startswith("error: ")]
-    assert len(message) == 1, done.err
-    assert "Traceback" not in done.err
-    for part in parts:
-        assert part in done.err
-
-
 @pytest.mark.parametrize(("line", "parts"), REFUSED.items())
 def test_refused_in_words(line, parts, folder, freemoe):
     (folder / "there").mkdir()
     (folder / "there" / "mine").write_text("x")
     (folder / "broken.yaml").write_text("{model: m, domains: {law: law.jsonl}, bnads: {p: 2}}")
     done = freemoe(*shlex.split(line), "--json")
-    check_refusal(done._replace(out=""), parts)
+    done._replace(out="").refused(*parts)
     # The same as a document.
     found = document(done, "error")
     assert (found["exit_code"], f"error: {found['error']}\n" in done.err) == (2, True)
@@ -89,9 +79,9 @@ def test_refused_in_words(line, parts, folder, freemoe):
 
 
 def test_a_refused_run_does_not_block_the_next(folder, freemoe):
-    check_refusal(freemoe("build", "freemoe-demo", "--domain", "law=lwa.jsonl", "-o", "out"), ["lwa.jsonl"])
+    freemoe("build", "freemoe-demo", "--domain", "law=lwa.jsonl", "-o", "out").refused("lwa.jsonl")
     second = freemoe("build", "freemoe-demo", "--domain", "law=la.jsonl", "-o", "out")
-    check_refusal(second, ["la.jsonl"])
+    second.refused("la.jsonl")
     assert "another recipe" not in second.err
 
 
@@ -105,7 +95,7 @@ def test_code_needs_permission_before_anything_is_generated(command, data_root, 
     monkeypatch.setattr("freemoe.domain_experts.pipeline.calibrate", expensive)
     task = ["--domain", "code=humaneval", "--data-root", str(data_root), "--limit", "8"]
     done = freemoe(command, "freemoe-demo", *task, *(["--metric", "wanda"] if command == "build" else []))
-    check_refusal(done, ["--allow-code-execution"])
+    done.refused("--allow-code-execution")
 
 
 @pytest.mark.parametrize(
@@ -129,7 +119,7 @@ def test_what_cannot_be_parsed_shows_the_usage_and_near_misses(line, words, free
 def test_the_installed_command_prints_no_traceback(folder):
     program = Path(sys.executable).with_name("freemoe")
     done = subprocess.run([program, "run", "none.yaml"], capture_output=True, text=True, timeout=60, check=False)
-    check_refusal(Done(done.returncode, done.stdout, done.stderr), ["'none.yaml' is not a file"])
+    Done(done.returncode, done.stdout, done.stderr).refused("'none.yaml' is not a file")
 
 
 def interrupt(*_, **__):
@@ -170,7 +160,7 @@ def test_a_build_goes_on_after_ctrl_c(folder, freemoe, monkeypatch):
     assert not (folder / "out").exists()
 
     other = freemoe(*SMALL, "--seed", "1")
-    check_refusal(other, ["unfinished run of another recipe or version (differs in: seed)", "--no-resume"])
+    other.refused("unfinished run of another recipe or version (differs in: seed)", "--no-resume")
 
     # The recipe beside the command line: the same run, spelt differently.
     (folder / "recipe.yaml").write_text(freemoe(*SMALL, "--print-recipe").out)
@@ -180,7 +170,7 @@ def test_a_build_goes_on_after_ctrl_c(folder, freemoe, monkeypatch):
     assert not (folder / "out.partial").exists()
 
     again = freemoe(*SMALL)
-    check_refusal(again, ["'out' exists already"])
+    again.refused("'out' exists already")
     for arguments in (["inspect", "out"], ["report", "out", "--dry-run"], ["report", "out"]):
         assert freemoe(*arguments).code == 0
     assert (folder / "out" / "report.html").is_file()

@@ -10,7 +10,6 @@ from freemoe import FreeMoE
 from freemoe.core.errors import ArtifactError
 from freemoe.domain_experts.artefact import inspect_artefact
 from freemoe.serve.catalogue import ExpertCatalogue
-from tests.cli.test_refusals import check_refusal
 from tests.domain_experts.conftest import artefact, world  # noqa: F401  (fixtures)
 from tests.domain_experts.structured.artefacts import unit_artefact
 from tests.serve.conftest import served
@@ -25,9 +24,8 @@ def built(tmp_path_factory):
 def test_it_is_not_merged_unasked(built, tmp_path, freemoe):
     for names in (["law/none"], ["law/single", "law/none", "--op", "union"], ["law/single+law/none"]):
         for dry in ([], ["--dry-run"]):
-            check_refusal(
-                freemoe("merge", str(built), *names, "-o", str(tmp_path / "m"), *dry),
-                ["'law/none' was rejected", "--allow-rejected"],
+            freemoe("merge", str(built), *names, "-o", str(tmp_path / "m"), *dry).refused(
+                "'law/none' was rejected", "--allow-rejected"
             )
             assert not (tmp_path / "m").exists()
     done = freemoe("merge", str(built), "law/none", "-o", str(tmp_path / "m"), "--allow-rejected").ok()
@@ -57,9 +55,8 @@ def test_lists_mark_it(built, freemoe, capsys):
     assert len(plan["models"]) == 5
     assert plan["rejected"] == ["base:law/none"]
     for name, marked in (("law/none", True), ("law/single", False), ("base", False)):
-        done = freemoe("generate", str(built), "court", "--expert", name, "--dry-run")
-        said = done.err[done.err.index("expert: ") :]
-        assert done.code == 0, done.err
+        said = freemoe("generate", str(built), "court", "--expert", name, "--dry-run").ok().err
+        said = said[said.index("expert: ") :]
         assert said.startswith(f"expert: {name}")
         assert ("rejected" in said) is marked
         assert freemoe("generate", str(built), "x", "--expert", name, "--dry-run", "--json").json["rejected"] is marked

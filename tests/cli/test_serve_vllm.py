@@ -14,7 +14,6 @@ from freemoe.core.version import __version__
 from freemoe.hookmoe.adapter import Trimmed, save_adapter
 from freemoe.hookmoe.plans.layers import plan_of
 from freemoe.tomoe.export import export_converted_model
-from tests.cli.test_refusals import check_refusal
 from tests.serve.conftest import free_port
 from tests.tiny import tiny_model
 from tests.tomoe.random_structures import random_structure
@@ -130,12 +129,7 @@ def test_it_becomes_vllm_with_the_key_in_the_environment_alone(folders, freemoe,
     ],
 )
 def test_what_is_refused(folders, freemoe, python, tmp_path, line, words):
-    places = {
-        "own": folders.own,
-        "base": folders.base,
-        "more": folders.more,
-        "gguf": tmp_path / "a.gguf",
-    }
+    places = {**vars(folders), "gguf": tmp_path / "a.gguf"}
     places["gguf"].write_bytes(b"GGUF")
     places["bare"] = environment(tmp_path / "bare", freemoe=__version__)
     places["alone"] = environment(tmp_path / "alone", vllm="0")
@@ -144,17 +138,15 @@ def test_what_is_refused(folders, freemoe, python, tmp_path, line, words):
     Path(places["broken"]).write_text("#!/bin/sh\nexit 3\n")
     given = [part.format(**places) for part in line]
     named = [] if "--vllm-python" in given else ["--vllm-python", python]
-    check_refusal(freemoe("serve", *given, *named, "--engine", "vllm", "--dry-run"), [words])
+    freemoe("serve", *given, *named, "--engine", "vllm", "--dry-run").refused(words)
 
 
 def test_without_vllm_it_says_where_vllm_lives(folders, freemoe, python, monkeypatch):
     monkeypatch.setattr("freemoe.serve.vllm.launch.find_spec", lambda name: None)
-    done = freemoe("serve", str(folders.own), "--engine", "vllm")
-    assert done.code == 2
-    for words in ("environment of its own", "docs/vllm.md", "--vllm-python", "FREEMOE_VLLM_PYTHON"):
-        assert words in done.err.replace("\n", " ")
-    assert "--vllm-python is of --engine vllm" in freemoe("serve", str(folders.own), "--vllm-python", python).err
-    assert "allowed: freemoe, vllm" in freemoe("serve", str(folders.own), "--engine", "tgi").err
+    line, words = ["serve", str(folders.own)], ("environment of its own", "docs/vllm.md", "FREEMOE_VLLM_PYTHON")
+    freemoe(*line, "--engine", "vllm").refused("--vllm-python", *words)
+    freemoe(*line, "--vllm-python", python).refused("--vllm-python is of --engine vllm")
+    freemoe(*line, "--engine", "tgi").refused("allowed: freemoe, vllm")
 
 
 @pytest.fixture(scope="module")
@@ -192,4 +184,4 @@ def test_converted_and_trimmed_models(others, freemoe, python):
     own = {"architectures": ["TrimmedMixtralForCausalLM"], "freemoe_trimmed": str(others.mixtral)}
     assert json.loads(asked["--hf-overrides"][0]) == own
     for folder, words in ((others.phi, "tomoe_phi"), (others.gpt_oss, "gpt_oss")):
-        check_refusal(freemoe("serve", str(folder), *line[:-1]), [words, "freemoe's own"])
+        freemoe("serve", str(folder), *line[:-1]).refused(words, "freemoe's own")

@@ -6,7 +6,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from freemoe.domain_experts.mixture import FreeMoE
 from tests.cli.conftest import document
-from tests.cli.test_refusals import check_refusal
 from tests.domain_experts.structured.artefacts import mixture_artefact, unit_artefact
 
 IDS = torch.arange(5, 33).reshape(2, 14)
@@ -32,18 +31,18 @@ def test_the_folder_is_a_smaller_model_that_computes_the_same(artefact, freemoe,
         wanted = FreeMoE.from_pretrained(None, artefact)(IDS, expert="law/all").logits
         torch.testing.assert_close(small(input_ids=IDS).logits, wanted, atol=1e-5, rtol=0)
 
-    check_refusal(freemoe(*arguments[:-1]), ["'small' exists already", "--overwrite"])
+    freemoe(*arguments[:-1]).refused("'small' exists already", "--overwrite")
     (tmp_path / "small" / "left.txt").write_text("x")
-    check_refusal(freemoe(*arguments[:-1], "--overwrite"), ["'small' also holds 'left.txt'"])
+    freemoe(*arguments[:-1], "--overwrite").refused("'small' also holds 'left.txt'")
     (tmp_path / "small" / "left.txt").unlink()
     assert freemoe(*arguments, "--overwrite").code == 0
     (tmp_path / "other").mkdir()
-    check_refusal(freemoe(*arguments[:4], "other", "--shrink", "--overwrite"), ["is no model folder"])
+    freemoe(*arguments[:4], "other", "--shrink", "--overwrite").refused("is no model folder")
 
 
 def test_pad_fills_a_free_layout_up(artefact, freemoe, tmp_path):
     arguments = ["merge", str(artefact), "law/free", "-o", str(tmp_path / "small"), "--shrink"]
-    check_refusal(freemoe(*arguments), ["different numbers of units", "--pad"])
+    freemoe(*arguments).refused("different numbers of units", "--pad")
     assert not list(tmp_path.iterdir())
     done = freemoe(*arguments, "--pad").ok()
     assert "its units are cut out" in done.out
@@ -60,29 +59,26 @@ def test_units_of_two_experts_are_cut_out_together(artefact, freemoe, tmp_path):
     with torch.no_grad():
         wanted = FreeMoE.from_pretrained(None, artefact)(IDS, expert="law/all+law/free").logits
         torch.testing.assert_close(small(input_ids=IDS).logits, wanted, atol=1e-5, rtol=0)
-    check_refusal(
-        freemoe(*both, "intersection", "--shrink", "-o", str(tmp_path / "other")),
-        ["different numbers of units", "--pad"],
+    freemoe(*both, "intersection", "--shrink", "-o", str(tmp_path / "other")).refused(
+        "different numbers of units", "--pad"
     )
 
 
 def test_refused_before_anything_is_loaded(artefact, freemoe, monkeypatch):
     monkeypatch.setattr("freemoe.domain_experts.mixture.load_own_base", lambda *a: pytest.fail("the base was loaded"))
     out = str(artefact)
-    check_refusal(
-        freemoe("merge", out, "law/all", "--shrink", "--gguf", "f16"), ["exclude each other", "convert_hf_to_gguf"]
-    )
-    check_refusal(freemoe("merge", out, "law/all", "--pad"), ["--pad fills up what --shrink leaves"])
-    check_refusal(freemoe("merge", out, "law/single", "--shrink"), ["of kind 'switch'", "--unit neuron"])
-    check_refusal(freemoe("merge", out, "base", "--shrink"), ["of kind 'base'", "nothing can be cut out"])
+    freemoe("merge", out, "law/all", "--shrink", "--gguf", "f16").refused("exclude each other", "convert_hf_to_gguf")
+    freemoe("merge", out, "law/all", "--pad").refused("--pad fills up what --shrink leaves")
+    freemoe("merge", out, "law/single", "--shrink").refused("of kind 'switch'", "--unit neuron")
+    freemoe("merge", out, "base", "--shrink").refused("of kind 'base'", "nothing can be cut out")
     combine = ("merge", out, "law/all", "law/single")
-    check_refusal(freemoe(*combine), ["2 experts are named", "--op union"])
-    check_refusal(freemoe(*combine, "--op", "sum"), ["--op is 'sum': --op union", "--op intersection"])
-    check_refusal(freemoe(*combine, "--op", "union", "--shrink"), ["'law/single' is of kind 'switch'"])
-    check_refusal(freemoe(*combine, "law/sngle", "--op", "union"), ["Unknown expert 'law/sngle'", "'law/single'"])
-    check_refusal(freemoe(*combine, "base", "--op", "union"), ["Unknown expert 'base'"])
-    check_refusal(freemoe("merge", out, "law/all", "--op", "union"), ["'law/all' is one", "at least 2"])
-    check_refusal(freemoe("merge", out, "law/all+law/sngle"), ["Unknown expert 'law/sngle'"])
+    freemoe(*combine).refused("2 experts are named", "--op union")
+    freemoe(*combine, "--op", "sum").refused("--op is 'sum': --op union", "--op intersection")
+    freemoe(*combine, "--op", "union", "--shrink").refused("'law/single' is of kind 'switch'")
+    freemoe(*combine, "law/sngle", "--op", "union").refused("Unknown expert 'law/sngle'", "'law/single'")
+    freemoe(*combine, "base", "--op", "union").refused("Unknown expert 'base'")
+    freemoe("merge", out, "law/all", "--op", "union").refused("'law/all' is one", "at least 2")
+    freemoe("merge", out, "law/all+law/sngle").refused("Unknown expert 'law/sngle'")
     found = freemoe("merge", out, "law/all+law/single", "--dry-run", "--json")
     assert document(found, "merge-plan")["expert"] == "law/all+law/single"
 
@@ -98,10 +94,9 @@ def test_experts_of_two_artefacts(freemoe, artefact, tmp_path):
         assert torch.equal(merged(input_ids=IDS).logits, wanted)
     (tmp_path / "mixture").mkdir()
     other = mixture_artefact(tmp_path / "mixture")
-    check_refusal(
-        freemoe("merge", str(artefact), "law/single", f"{other}:law/all", "--op", "union", "-o", str(tmp_path / "x")),
-        ["were made for two bases", "means nothing in the other"],
-    )
-    check_refusal(
-        freemoe("merge", str(artefact), "law/single", f"{second}:law/no", "--op", "union"), ["Unknown expert 'law/no'"]
+    freemoe(
+        "merge", str(artefact), "law/single", f"{other}:law/all", "--op", "union", "-o", str(tmp_path / "x")
+    ).refused("were made for two bases", "means nothing in the other")
+    freemoe("merge", str(artefact), "law/single", f"{second}:law/no", "--op", "union").refused(
+        "Unknown expert 'law/no'"
     )

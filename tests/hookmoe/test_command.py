@@ -7,7 +7,6 @@ import pytest
 import yaml
 
 from tests.cli.conftest import document, freemoe, numbers_are_numbers  # noqa: F401
-from tests.cli.test_refusals import check_refusal
 
 SMALL = ["--steps", "2", "--block", "32", "--limit", "6", "--set", "training.held_out=2", "--set", "training.test=3"]
 
@@ -114,11 +113,9 @@ def test_a_dry_run_refuses_what_the_run_would_in_the_same_words(
 
 def test_errors_are_messages(freemoe, saved, tmp_path):  # noqa: F811
     text = str(saved / "text.jsonl")
-    check_refusal(
-        freemoe("trim", str(saved / "dense"), "--text", text, "-o", str(tmp_path / "o"), "--plan", "uniform:1"),
-        ["dense"],
+    freemoe("trim", str(saved / "dense"), "--text", text, "-o", str(tmp_path / "o"), "--plan", "uniform:1").refused(
+        "dense"
     )
-    check_refusal(
-        freemoe("trim", str(saved / "model"), "--text", text, "--hooks", "some"),
-        ["write all, one, none, or layer numbers"],
+    freemoe("trim", str(saved / "model"), "--text", text, "--hooks", "some").refused(
+        "write all, one, none, or layer numbers"
     )
