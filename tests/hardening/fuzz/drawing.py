@@ -136,12 +136,11 @@ def tensor_edits(folder, file):
     )
     types = st.sampled_from(["F32", "F16", "BF16", "F64", "I64", "I32", "I16", "U16", "U8", "BOOL", "F8_E4M3", "X"])
     shapes = st.lists(st.sampled_from([0, 1, 2, 8, 16, 24, 2**31, 2**62, -1]), max_size=4)
+    offsets = st.lists(st.sampled_from([0, 4, 64, 2**20, -1]), max_size=3)
     fields = st.one_of(
         st.tuples(st.just("dtype"), types),
         st.tuples(st.just("shape"), st.one_of(shapes, hostile())),
-        st.tuples(
-            st.just("data_offsets"), st.one_of(st.lists(st.sampled_from([0, 4, 64, 2**20, -1]), max_size=3), hostile())
-        ),
+        st.tuples(st.just("data_offsets"), st.one_of(offsets, hostile())),
         st.tuples(st.just("name"), st.one_of(pick, st.text(max_size=8), pick.map(lambda name: name + "x"))),
         st.just((None, None)),
     )

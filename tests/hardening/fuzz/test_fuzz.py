@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from freemoe import results
 from freemoe.models.mask import Mask
 from tests.hardening import full
 from tests.hardening.fuzz import case as case_module
@@ -103,20 +102,11 @@ def test_the_same_seed_draws_the_same_cases(material):
 # ------------------------------------------------------------------------------- the net
 
 
-@pytest.mark.parametrize(
-    ("what", "ending"),
-    [
-        ("accept", "accepted"),
-        ("refuse", "refused"),
-        ("wrong", "wrong"),
-        ("raise", "traceback"),
-        ("exit", "traceback"),
-        ("sleep", "hang"),
-        ("swallow", "hang"),
-        ("swell", "traceback"),
-        ("write", "accepted"),
-    ],
-)
+ENDINGS = {"accept": "accepted", "refuse": "refused", "wrong": "wrong", "raise": "traceback", "exit": "traceback"}
+ENDINGS |= {"sleep": "hang", "swallow": "hang", "swell": "traceback", "write": "accepted"}
+
+
+@pytest.mark.parametrize(("what", "ending"), ENDINGS.items())
 def test_every_way_to_end_is_noticed(material, monkeypatch, what, ending):
     monkeypatch.setattr(case_module, "CROWDED", 1)
     before = Path.cwd()
@@ -127,7 +117,7 @@ def test_every_way_to_end_is_noticed(material, monkeypatch, what, ending):
     assert not (before / "left.txt").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.hardening
 def test_a_process_that_dies_or_hears_nothing_is_replaced(material, monkeypatch):
     monkeypatch.setattr(running, "CROWDED", 1)
     monkeypatch.setattr(running, "_GRACE", 2.0)
@@ -147,9 +137,8 @@ def test_what_went_wrong_is_counted_and_written_as_a_file_that_is_opened_again(m
     assert list(figures) == ["inputs tried", "tracebacks", "hangs over 10 s", "wrong results accepted"]
     assert figures["wrong results accepted"].verdict(quick=False) == "missed"
     assert running.outcome(tried, 2).details["by_kind"] == {"planted": {"wrong": 1, "accepted": 1}}
-    with pytest.raises(
-        AssertionError, match=rf"FREEMOE_FUZZ_CASES=\S*{one.name}\.json .*\s+wrong: it is not what it says"
-    ):
+    said = rf"FREEMOE_FUZZ_CASES=\S*{one.name}\.json .*\s+wrong: it is not what it says"
+    with pytest.raises(AssertionError, match=said):
         require_good(tried, tmp_path)
     [path] = tmp_path.iterdir()
     assert dataclasses.replace(read_case(path), about="") == one
@@ -157,7 +146,7 @@ def test_what_went_wrong_is_counted_and_written_as_a_file_that_is_opened_again(m
         test_a_kept_case_ends_well(material, path)
 
 
-def _made_up(own):
+def _made_up(own, _):
     def load_base(*asked, **how):
         model, tokenizer = own(*asked, **how)
         model.lm_head.weight.data.normal_()
@@ -166,39 +155,46 @@ def _made_up(own):
     return load_base
 
 
-CHOICES = (
-    '{"question": "q", "choices": ["x", "y"], "answer": 1}\n{"question": "r", "choices": ["x", "y"], "answer": "B"}\n'
+RECIPE = "command: build\nmodel: m\ndomains: {a: [b.jsonl]}\nseed: 3\n"
+CHOICES = "".join(
+    f'{{"question": "{q}", "choices": ["x", "y"], "answer": {a}}}\n' for q, a in (("q", "1"), ("r", '"B"'))
 )
 WHOLE = {"edits": [], "again": True}
 OTHER_BASE = {"file": "freemoe_config.json", "set": ["base_fingerprint"], "to": "0" * 64}
+UNDATED = {"file": "result.json", "drop": ["created"]}
 # What is opened and how that ends; which function of the library then lies, how, and what is said of it.
-LIES: dict[str, tuple[str, Any, str, str, Callable[[Any], Any], str]] = {
+LIES: dict[str, tuple[str, Any, str, str, Callable[[Any, Any], Any], str]] = {
     "another recipe": (
-        *("recipes", {"text": "command: build\nmodel: m\ndomains: {a: [b.jsonl]}\nseed: 3\n"}, "accepted"),
-        *("freemoe.recipes.load_recipe", lambda own: lambda path: own(path).model_copy(update={"seed": 4})),
+        *("recipes", {"text": RECIPE}, "accepted", "freemoe.recipes.load_recipe"),
+        lambda own, _: lambda path: own(path).model_copy(update={"seed": 4}),
         "seed: 3 became 4",
     ),
     "another right answer": (
         *("tasks", {"suffix": ".jsonl", "bytes": CHOICES}, "accepted"),
-        *("freemoe.text.shapes.answer_index", lambda own: lambda *_: 0, "the answer 1 became 0"),
+        *("freemoe.text.shapes.answer_index", lambda *_: lambda *_: 0, "the answer 1 became 0"),
     ),
     "another base": (
         *("artefacts", {"artefact": "experts", "edits": [OTHER_BASE], "again": True}, "refused"),
-        *("freemoe.domain_experts.mixture.require_base", lambda own: lambda *_: None, "another base"),
+        *("freemoe.domain_experts.mixture.require_base", lambda *_: lambda *_: None, "another base"),
     ),
     "an expert that does something else": (
         *("artefacts", {"artefact": "experts", **WHOLE}, "accepted", "freemoe.domain_experts.expert.DomainExpert.mask"),
-        lambda own: lambda self, weights: Mask(dict(list(own(self, weights).items())[1:])),
+        lambda own, _: lambda self, weights: Mask(dict(list(own(self, weights).items())[1:])),
         "",
     ),
     "other hooks": (
         *("artefacts", {"artefact": "trimmed", **WHOLE}, "accepted", "freemoe.hookmoe.adapter.load_adapter"),
-        lambda own: lambda *asked: dataclasses.replace(own(*asked), rescale="renorm"),
+        lambda own, _: lambda *asked: dataclasses.replace(own(*asked), rescale="renorm"),
         "another rule",
     ),
     "numbers that no file holds": (
         *("bases", {"edits": []}, "accepted", "freemoe.models.checkpoints.loading.load_base", _made_up),
         "other numbers than the file",
+    ),
+    "a result that is none": (
+        *("results", {"artefact": "experts", "edits": [UNDATED], "page": False}, "refused"),
+        *("freemoe.results.read_result", lambda own, material: lambda _: own(material.folder / "experts")),
+        "a result that is none was shown",
     ),
 }
 
@@ -208,16 +204,11 @@ def test_a_lie_of_the_library_is_noticed(material, monkeypatch, lie):
     kind, what, ending, place, make, says = LIES[lie]
     case = Case(kind, what)
     assert judge(case, material).ending == ending
-    monkeypatch.setattr(place, make(resolve_name(place)))
+    monkeypatch.setattr(place, make(resolve_name(place), material))
     verdict = judge(case, material)
     assert verdict.ending == "wrong"
     assert says in verdict.said
 
 
-def test_a_result_that_is_none_is_noticed(material, monkeypatch):
-    what = {"artefact": "experts", "edits": [], "page": False}
-    assert judge(Case("results", what), material).ending == "accepted"
-    gone = {**what, "edits": [{"file": "result.json", "drop": ["created"]}]}
-    whole = results.read_result(material.folder / "experts")
-    monkeypatch.setattr(results, "read_result", lambda folder: whole)
-    assert "a result that is none was shown" in judge(Case("results", gone), material).said
+def test_a_whole_result_is_shown(material):
+    assert judge(Case("results", {"artefact": "experts", "edits": [], "page": False}), material).ending == "accepted"

@@ -1,9 +1,8 @@
 """What judges the server's answers sees answers that are not what the body asks for."""
 
-from __future__ import annotations
-
 import asyncio
 import json
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -15,60 +14,36 @@ from tests.hardening.fuzz.material import PROBES
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-GREEDY: dict[str, Any] = {
-    "model": "more/switch",
-    "prompt": PROBES[0],
-    "n": 2,
-    "max_tokens": 5,
-    "temperature": 0,
-}
+GREEDY: dict[str, Any] = {"model": "more/switch", "prompt": PROBES[0], "n": 2, "max_tokens": 5, "temperature": 0}
+ANOTHER = {"model": "base:more/switch+more/unit"}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def stopped(material):
-    yield
-    requests._server(material.folder / "experts").engine.stop()
+def server(material):
+    made = requests._server(material.folder / "experts")
+    yield made
+    made.engine.stop()
     requests._server.cache_clear()
 
 
-def answered(material, body, path=requests.TEXT):
-    server = requests._server(material.folder / "experts")
-    status, content = asyncio.run(requests._asked(server, path, json.dumps(body).encode()))
-    assert status == 200, content
-    return json.loads(content)
-
-
-def judged(material, body, said):
-    server = requests._server(material.folder / "experts")
-    requests._require_answer(server.moe, body, json.dumps(said).encode(), chat=False)
-
-
-def test_a_right_answer_is_one(material):
-    one = dict(GREEDY)
-    judged(material, one, answered(material, one))
-
-
 @pytest.mark.parametrize(
-    ("spoil", "says"),
+    ("body", "asked", "spoil", "says"),
     [
-        (lambda said: said["choices"].pop(), "choices for 1 prompts"),
-        (lambda said: said["usage"].update(completion_tokens=99), "99 tokens"),
-        (lambda said: said["choices"][0].update(text="something else"), "another text"),
-        (lambda said: said["choices"][1].update(finish_reason="error"), "ended with 'error'"),
+        ({}, {}, lambda said: None, None),
+        ({}, {}, lambda said: said["choices"].pop(), "choices for 1 prompts"),
+        ({}, {}, lambda said: said["usage"].update(completion_tokens=99), "99 tokens"),
+        ({}, {}, lambda said: said["choices"][0].update(text="something else"), "another text"),
+        ({}, {}, lambda said: said["choices"][1].update(finish_reason="error"), "ended with 'error'"),
+        ({"max_tokens": 12}, {"max_tokens": 12, **ANOTHER}, lambda said: None, "another text"),
     ],
 )
-def test_a_wrong_answer_is_seen(material, spoil, says):
-    body = dict(GREEDY)
-    said = answered(material, body)
+def test_a_wrong_answer_is_seen_and_a_right_one_is_one(server, body, asked, spoil, says):
+    status, content = asyncio.run(requests._asked(server, requests.TEXT, json.dumps({**GREEDY, **asked}).encode()))
+    assert status == 200, content
+    said = json.loads(content)
     spoil(said)
-    with pytest.raises(WrongError, match=says):
-        judged(material, body, said)
-
-
-def test_another_experts_answer_is_wrong(material):
-    body = {**GREEDY, "max_tokens": 12}
-    with pytest.raises(WrongError, match="another text"):
-        judged(material, body, answered(material, {**body, "model": "base:more/switch+more/unit"}))
+    with pytest.raises(WrongError, match=says) if says else nullcontext():
+        requests._require_answer(server.moe, {**GREEDY, **body}, json.dumps(said).encode(), chat=False)
 
 
 @pytest.mark.parametrize("raw", [b'{"n": 1, "n": 2}', b'{"n": NaN}', b"[1]"])

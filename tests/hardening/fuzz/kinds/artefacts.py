@@ -29,7 +29,6 @@ from tests.hardening.fuzz.reference import off_of
 IDENTITY = ("base_fingerprint", "base_identity")
 """Of the manifest: what says which base it is."""
 
-
 _FILES = {"experts": ("experts.safetensors", "router.safetensors"), "trimmed": (WEIGHTS,)}
 _OWN = ("notes.txt", ".hidden", "experts.safetensors.bak", "manifest.json~", "report/mine.md", "\u202eabc", "x y.log")
 """Files that a user may keep in an artefact."""
@@ -56,7 +55,6 @@ def strategy(material):
 
 
 def warm(material):
-    """Load what every case needs, so that none is charged for it."""
     logits(material.mixture, material.probes)
     assert len(material.answers)
 
@@ -100,18 +98,15 @@ def _manifest(folder):
 def _require_same_base(told, before):
     for field in IDENTITY:
         then, now = before.get(field), told.get(field)
-        if (
-            field == "base_identity"
-            and isinstance(now, dict)
-            and now.get("transformers") != before[field]["transformers"]
-        ):
-            continue  # another release, which may know other settings
         if field == "base_identity" and now is None:
             continue  # an older freemoe wrote it, which is said aloud
-        if isinstance(then, dict) and isinstance(now, dict) and isinstance(now.get("tokenizer"), dict):
-            # Neither artefact was made with a chat template, so it does not matter which one there is.
-            now["tokenizer"].pop("chat template", None)
-            then["tokenizer"].pop("chat template", None)
+        if field == "base_identity" and isinstance(now, dict):
+            if now.get("transformers") != then["transformers"]:
+                continue  # another release, which may know other settings
+            for one in (then, now):
+                # Neither artefact was made with a chat template, so it does not matter which one there is.
+                if isinstance(one.get("tokenizer"), dict):
+                    one["tokenizer"].pop("chat template", None)
         require(_alike(then, now), f"{field} says another base and was accepted: {str(now)[:200]}")
     require(told.get("kind") == before["kind"], f"it was opened although its kind is {told.get('kind')!r}")
 
@@ -160,9 +155,8 @@ def _experts(folder, material):
         _require_tensors(expert.to_tensors(), held)
         used |= set(expert.to_tensors())
         mask = moe.expert_mask(expert.name)
-        require(
-            bool(mask.count) == (expert.kind != "base"), f"{expert.kind} {expert.name!r} has {mask.count} weights off"
-        )
+        some = expert.kind != "base"
+        require(bool(mask.count) == some, f"{expert.kind} {expert.name!r} has {mask.count} weights off")
         require(mask.decode(mask.encode(), moe._weights).is_equal(mask), f"the mask of {expert.name!r} does not ascend")
         _require_zeros(moe, expert.name, mask, material)
         _require_off(moe, described, held, mask)
@@ -203,14 +197,10 @@ def _require_off(moe, described, held, mask):
         return
     ours = {name: own.to_bools().view(weights[name].shape) for name, own in mask.items() if len(own)}
     theirs = {name: off for name, off in wanted.items() if bool(off.any())}
-    require(
-        ours.keys() == theirs.keys(),
-        f"{described['name']!r} touches {sorted(ours)}, and its tensors say {sorted(theirs)}",
-    )
+    who = described["name"]
+    require(ours.keys() == theirs.keys(), f"{who!r} touches {sorted(ours)}, and its tensors say {sorted(theirs)}")
     for name, off in theirs.items():
-        require(
-            torch.equal(ours[name].cpu(), off), f"{described['name']!r} has other weights of {name!r} off than it says"
-        )
+        require(torch.equal(ours[name].cpu(), off), f"{who!r} has other weights of {name!r} off than it says")
 
 
 def _require_router(moe, told, folder, material):
@@ -223,15 +213,10 @@ def _require_router(moe, told, folder, material):
     read = moe.router.to_tensors()
     _require_tensors(read, held)
     require(set(read) == set(held), f"tensors that no router has: {sorted(set(held) - set(read))[:3]}")
-    numbers = [
-        moe.router.threshold,
-        moe.router.domain.temperature,
-        *(s.temperature for s in moe.router.subdomain.values()),
-    ]
-    require(
-        all(isinstance(n, int | float) and math.isfinite(n) for n in numbers), f"the router's numbers are {numbers}"
-    )
-    require(all(n > 0 for n in numbers[1:]), f"the router's temperatures are {numbers[1:]}")
+    levels = [moe.router.domain, *moe.router.subdomain.values()]
+    numbers = [moe.router.threshold, *(level.temperature for level in levels)]
+    sound = all(isinstance(n, int | float) and math.isfinite(n) for n in numbers) and all(n > 0 for n in numbers[1:])
+    require(sound, f"the router's threshold and temperatures are {numbers}")
     require(bool((moe.router.scale > 0).all()), "the router's scale has zeros")
     for name, route in moe.route(material.probes):
         require(math.isfinite(route.confidence), "the router is not sure how sure it is")

@@ -44,7 +44,6 @@ def strategy(material):
 
 
 def warm(material):
-    """Load what every case needs."""
     assert len(material.answers)
 
 
@@ -60,13 +59,11 @@ def attempt(what, material, folder):
         wanted = held["model.embed_tokens.weight" if tied else name]
         same = wanted.shape == parameter.shape and torch.equal(wanted.to(parameter.dtype), parameter.detach())
         require(same, f"{name!r} was read as other numbers than the file holds")
-    require(
-        bool(prompt_features(model, material.probes.tolist()).isfinite().all()), "features that hold NaN or infinity"
-    )
+    features = prompt_features(model, material.probes.tolist())
+    require(bool(features.isfinite().all()), "features that hold NaN or infinity")
     if tokenizer is not None and has_template(tokenizer):
-        require(
-            len(as_prompt(tokenizer, [{"role": "user", "content": PROBES[0]}], "row 1")) < 1 << 20, "an endless prompt"
-        )
+        prompt = as_prompt(tokenizer, [{"role": "user", "content": PROBES[0]}], "row 1")
+        require(len(prompt) < 1 << 20, "an endless prompt")
     try:
         moe = FreeMoE.from_pretrained(material.folder / "experts", base=model, tokenizer=tokenizer)
     except FreeMoEError as error:

@@ -35,7 +35,6 @@ def whole(command):
 
 def strategy(material):
     """The text of a recipe: fields of a sound one changed, then maybe some characters of its text."""
-    del material
 
     @st.composite
     def texts(draw):
@@ -77,7 +76,6 @@ def _dumped(data):
 
 def attempt(what, material, folder):
     """Read a recipe, and hold it against its text."""
-    del material
     path = folder / FILE
     path.write_bytes(what["text"].encode("utf-8", "surrogatepass"))
     recipe = recipes.load_recipe(path)
@@ -96,20 +94,17 @@ def attempt(what, material, folder):
 
 
 def _require_once(node):
-    seen = set()
-
-    def walk(part):
+    seen, parts = set(), [node]
+    while parts:
+        part = parts.pop()
         require(id(part) not in seen or not part.value, "an alias was followed")
         seen.add(id(part))
-        yield part
-        for inner in part.value if isinstance(part.value, list) else ():
-            for child in inner if isinstance(inner, tuple) else (inner,):
-                yield from walk(child)
-
-    for part in walk(node):
         if isinstance(part, yaml.MappingNode):
             keys = [key.value for key, _ in part.value]
             require(len(set(map(str, keys))) == len(keys), f"a key stands there twice: {keys}")
+            parts += [child for pair in part.value for child in pair]
+        elif isinstance(part, yaml.SequenceNode):
+            parts += part.value
 
 
 def _require_same(wanted, said, path):
@@ -138,10 +133,8 @@ def _means(wanted, said):
     if wanted is None or said is None:
         return wanted is said
     if isinstance(said, list):
-        parts = wanted.split(",") if isinstance(wanted, str) else [wanted]
-        return len(parts) == len(said) and all(
-            map(_means, [p.strip() if isinstance(p, str) else p for p in parts], said)
-        )
+        parts = [part.strip() for part in wanted.split(",")] if isinstance(wanted, str) else [wanted]
+        return len(parts) == len(said) and all(map(_means, parts, said))
     try:
         return wanted == said or str(wanted) == str(said) or float(wanted) == float(said)
     except (TypeError, ValueError, OverflowError):

@@ -33,17 +33,13 @@ def strategy(material):
     def of(name):
         folder = material.folder / name
         edit = st.one_of(*[json_edits(folder, RESULT)] * 6, byte_edits(folder, RESULT))
-        page = rarely(30)
-        return st.builds(
-            lambda edits, p: {"artefact": name, "edits": edits, "page": p}, st.lists(edit, min_size=1, max_size=2), page
-        )
+        edits = st.lists(edit, min_size=1, max_size=2)
+        return st.builds(lambda e, page: {"artefact": name, "edits": e, "page": page}, edits, rarely(30))
 
     return st.one_of(of("experts"), of("trimmed"))
 
 
 def warm(material):
-    """Load what draws the pictures."""
-    del material
     importlib.import_module("matplotlib.pyplot")
 
 
