@@ -72,27 +72,26 @@ def room(path):
 
 
 def imports(tree):
-    """Every room of ours that a module imports, wherever in the file, with its line."""
+    """What a module imports, wherever in the file: the module, a name of it where one is taken, and the line."""
     for node in ast.walk(tree):
-        names = []
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            yield from ((alias.name, "", node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"line {node.lineno}: relative import; name the room in full"
-            if node.module == "freemoe":
-                names = [f"freemoe.{alias.name}" for alias in node.names]
-            else:
-                names = [node.module or ""]
-        for name in names:
-            if name.split(".")[0] == "freemoe":
-                yield name.split(".")[1] if "." in name else "", node.lineno
+            yield from ((node.module, alias.name, node.lineno) for alias in node.names)
+
+
+def imported_rooms(tree):
+    """Every room of ours that a module imports, with its line."""
+    for module, name, line in imports(tree):
+        package, _, inside = f"{module}.{name}".rstrip(".").partition(".")
+        if package == "freemoe":
+            yield inside.partition(".")[0], line
 
 
 def forbidden(here, there):
     """Whether a module of one room must not import from another."""
-    if there in ("", here) or here == LAZY:
-        return False
-    if there == FREE:
+    if there in ("", here, FREE) or here == LAZY:
         return False
     if here == FREE or there not in FLOOR:
         return True
@@ -115,7 +114,7 @@ def test_imports_point_down(path):
     here = room(path)
     assert here in FLOOR or here in (FREE, LAZY), f"{here!r} has no floor yet: give it one in FLOORS"
     tree = parsed(path)
-    wrong = [f"line {line}: {here} imports {there}" for there, line in imports(tree) if forbidden(here, there)]
+    wrong = [f"line {line}: {here} imports {there}" for there, line in imported_rooms(tree) if forbidden(here, there)]
     assert not wrong, "\n".join(wrong)
 
 
@@ -153,15 +152,9 @@ def module_name(path):
 
 def imported(tree, known):
     """Modules of ours that a module imports, wherever in the file and for whatever reason, in order."""
-    found = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            found += [
-                f"{node.module}.{a.name}" if f"{node.module}.{a.name}" in known else node.module for a in node.names
-            ]
-        elif isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
-    return [name for name in dict.fromkeys(found) if name in known]
+    pairs = [(f"{module}.{name}", module) for module, name, _ in imports(tree)]
+    found = dict.fromkeys(inner if inner in known else module for inner, module in pairs)
+    return [name for name in found if name in known]
 
 
 def circles(graph):
@@ -199,10 +192,8 @@ def test_the_look_for_circles_itself():
 
 def test_the_package_knows_nothing_of_what_stands_beside_it():
     for path in MODULES:
-        for node in ast.walk(parsed(path)):
-            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            assert not {n.partition(".")[0] for n in names} & {"benchmarks", "reproduce", "tests", "scripts"}, path
+        packages = {module.partition(".")[0] for module, *_ in imports(parsed(path))}
+        assert not packages & {"benchmarks", "reproduce", "tests", "scripts"}, path
 
 
 def test_the_wheel_holds_the_package_alone(tmp_path):
@@ -234,11 +225,8 @@ print("LOADED", *sorted({{m.split(".")[0] for m in sys.modules}}))
 
 
 def test_files_are_small():
-    files = [
-        p
-        for folder in ("src", "benchmarks", "reproduce", "tests", "scripts")
-        for p in sorted((ROOT / folder).rglob("*.py"))
-    ]
+    folders = ("src", "benchmarks", "reproduce", "tests", "scripts")
+    files = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
     lengths = {str(p.relative_to(ROOT)): len(p.read_text(encoding="utf-8").splitlines()) for p in files}
     long = {name: lines for name, lines in lengths.items() if lines > LONGEST and name not in LONGER}
     assert not long, f"over {LONGEST} lines without a reason in LONGER: {long}"
@@ -352,7 +340,7 @@ def test_hooks_stay_with_the_models():
         ("self.register_buffer('mask', mask)", False),
     ],
 )
-def test_the_look_for_hooks_itself(code: str, expected: bool) -> None:
+def test_the_look_for_hooks_itself(code, expected):
     assert bool(hooks_by_hand(ast.parse(code))) is expected
 
 
@@ -365,10 +353,7 @@ def test_no_way_to_compute_is_chosen_by_a_stopwatch():
     for path in MODULES:
         name = str(path.relative_to(PACKAGE))
         if name.startswith(COMPUTES) and name not in CLOCKS:
-            heads = ast.walk(parsed(path))
-            clocks = [
-                n for n in heads if isinstance(n, ast.Import) and any(a.name in ("time", "timeit") for a in n.names)
-            ]
+            clocks = {module for module, *_ in imports(parsed(path))} & {"time", "timeit"}
             assert not clocks, f"{name} reads a clock: choose by shapes and types, or write down what was chosen"
 
 

@@ -1,13 +1,13 @@
 """The guides name only what is there: flags, fields, files, commands, links; and their code is code."""
 
-import importlib.util
 import re
-import sys
+import tomllib
 from pathlib import Path
 from urllib.parse import urlparse
 
 import pytest
 import typer.main
+import yaml
 
 from benchmarks.cli import app as benchmarks
 from benchmarks.harness import BENCHES
@@ -15,22 +15,15 @@ from freemoe.cli import app
 from freemoe.domain_experts.recipe import BuildRecipe
 from reproduce.cli import app as reproduce
 from reproduce.table import find
+from scripts import docs_blocks, docs_pages
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [*sorted(ROOT.glob("docs/**/*.md"))]
-GUIDES = [
-    *(page for page in PAGES if page.parent.name != "benchmarks"),
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
-    ROOT / "CHANGELOG.md",
-]
+GUIDES = [page for page in PAGES if page.parent.name != "benchmarks"]
+GUIDES += [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-BESIDE = {
-    name: typer.main.get_command(program) for name, program in (("benchmarks", benchmarks), ("reproduce", reproduce))
-}
-OPTIONS = {
-    option for c in [*COMMANDS.values(), *BESIDE.values()] for p in c.params for option in [*p.opts, *p.secondary_opts]
-}
+BESIDE = [typer.main.get_command(program) for program in (benchmarks, reproduce)]
+OPTIONS = {o for c in [*COMMANDS.values(), *BESIDE] for p in c.params for o in [*p.opts, *p.secondary_opts]}
 # Of other programs that the guides call.
 OTHERS = {"--tasks", "--python"} | {"--head", "--port", "--address", "--include-dashboard", "--ray-client-server-port"}
 OTHERS |= {"--enforce-eager", "--no-deps", "--count"}  # of vLLM, pip and benchmarks/serve/neighbours.py
@@ -44,29 +37,15 @@ def text_of(guide):
     return guide.read_text(encoding="utf-8")
 
 
-def script(name):
-    """A module of `scripts/`."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-BLOCKS = script("docs_blocks")
-
-
 def test_pages_whose_blocks_run_are_there():
-    assert [page for page in BLOCKS.PAGES if not page.is_file()] == []
-    assert set(PAGES) < set(BLOCKS.PAGES)
+    assert [page for page in docs_blocks.PAGES if not page.is_file()] == []
+    assert set(PAGES) < set(docs_blocks.PAGES)
 
 
 def commands_in(guide):
     """Inline code, and the blocks for a shell."""
     found = [f"`{code}" for code in re.findall(r"`([^`\n]+)`", text_of(guide))]
-    return "\n".join([*found, *(b.commands for b in BLOCKS.blocks(guide) if b.language in BLOCKS.SHELL)])
+    return "\n".join([*found, *(b.commands for b in docs_blocks.blocks(guide) if b.language in docs_blocks.SHELL)])
 
 
 @by_guide
@@ -109,7 +88,7 @@ def test_lines_are_readable(guide):
 
 @by_guide
 def test_blocks_are_code_and_say_so(guide):
-    assert [f"{b.place}: {BLOCKS.fault(b)}" for b in BLOCKS.blocks(guide) if BLOCKS.fault(b)] == []
+    assert [f"{b.place}: {docs_blocks.fault(b)}" for b in docs_blocks.blocks(guide) if docs_blocks.fault(b)] == []
     # Without a fence nobody would run it.
     assert not re.search(r"^\n {4}freemoe ", text_of(guide), re.MULTILINE)
 
@@ -118,7 +97,7 @@ def test_blocks_are_code_and_say_so(guide):
 def test_links_lead_somewhere(guide):
     # Those inside the site, anchors included, are checked again by `mkdocs build --strict`.
     # The first page is read on code hosts too, where pages that `make docs` makes are not there.
-    made = [] if guide == ROOT / "docs" / "index.md" else script("docs_pages").MADE
+    made = [] if guide == ROOT / "docs" / "index.md" else docs_pages.MADE
     text = re.sub(r"```.*?```", "", text_of(guide), flags=re.DOTALL)
     targets = [*re.findall(r"(?<!`)\]\(([^)\s]+)\)", text), *re.findall(r'(?:src|href|srcset)="([^"]+)"', text)]
     for target in targets:
@@ -138,24 +117,18 @@ def test_each_change_is_said_once():
 
 
 def test_every_page_stands_in_the_navigation():
-    import yaml
-
     navigation = re.findall(r"[\w/-]+\.md", text_of(ROOT / "mkdocs.yml").split("nav:")[1].split("exclude_docs")[0])
     assert sorted(set(navigation)) == sorted(navigation)
-    pages = {str(page.relative_to(ROOT / "docs")) for page in PAGES} | set(script("docs_pages").MADE)
+    pages = {str(page.relative_to(ROOT / "docs")) for page in PAGES} | set(docs_pages.MADE)
     assert pages <= set(navigation)
     assert yaml.safe_load(text_of(ROOT / "mkdocs.yml"))["nav"][0] == {"Home": "index.md"}
 
 
 def test_made_pages_hold_every_command_field_and_benchmark():
-    made = script("docs_pages").pages()
-    assert set(made) == set(script("docs_pages").MADE)
-    for command in COMMANDS.values():
-        for parameter in command.params:
-            for option in parameter.opts:
-                assert (
-                    not option.startswith("--") or option == "--help" or f"`{option}`" in made["reference/commands.md"]
-                )
+    made = docs_pages.pages()
+    assert set(made) == set(docs_pages.MADE)
+    options = {o for c in COMMANDS.values() for p in c.params for o in p.opts if o.startswith("--")} - {"--help"}
+    assert {o for o in options if f"`{o}`" not in made["reference/commands.md"]} == set()
     for section, field in BuildRecipe.model_fields.items():
         inside = getattr(field.annotation, "model_fields", None)
         for path in [f"{section}.{name}" for name in inside] if inside else [section] if section != "command" else []:
@@ -163,11 +136,12 @@ def test_made_pages_hold_every_command_field_and_benchmark():
     assert "| wikitext | learned-1% |" in made["times.md"]
 
 
-def test_a_block_that_fails_is_found(tmp_path):
+def test_a_block_that_fails_is_found(tmp_path, monkeypatch):
     page = ROOT / "docs" / "index.md"
     good, bad = "```bash\ntrue\n```\n", "```bash\necho seen && false\n```\n"
     skipped = "<!-- not run: it never ends -->\n```bash\nfalse\n```\n"
     session = "```console\n$ true\nwhat it says (\n$ echo 1\n1\n```\n"
+    monkeypatch.setattr(docs_blocks, "ROOT", tmp_path)
     raising = "```python\nx = 1\n```\n\n```python\nassert x == 2\n```\n"
     for text, run, failures in (
         (good + skipped, 1, 0),
@@ -178,11 +152,7 @@ def test_a_block_that_fails_is_found(tmp_path):
     ):
         here = tmp_path / page.name
         here.write_text(text)
-        BLOCKS.ROOT, before = tmp_path, BLOCKS.ROOT
-        try:
-            done, wrong = BLOCKS.run_page(here, tmp_path)
-        finally:
-            BLOCKS.ROOT = before
+        done, wrong = docs_blocks.run_page(here, tmp_path)
         assert (done, len(wrong)) == (run, failures)
         assert all("index.md:" in w for w in wrong)
 
@@ -197,8 +167,6 @@ def test_every_make_target_is_described_and_made_without_files_of_its_name():
 
 
 def test_constraints_pin_everything_exactly_and_fit_the_project():
-    import tomllib
-
     lines = [line for line in text_of(ROOT / "constraints.txt").splitlines() if not line.startswith("#")]
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines), "no local versions, no paths, no ranges"
     pinned = {line.split("==")[0].lower().replace("_", "-") for line in lines}
@@ -211,15 +179,11 @@ def test_constraints_pin_everything_exactly_and_fit_the_project():
 
 
 def test_every_extra_has_code_behind_it():
-    import tomllib
-
     extras = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]["optional-dependencies"]
     assert set(extras) == {"eval", "gguf", "devices", "math", "ray", "serve", "serve-ray", "dev", "docs"}
 
 
 def test_the_citation_names_this_version():
-    import yaml
-
     from freemoe import __version__
 
     found = yaml.safe_load(text_of(ROOT / "CITATION.cff"))

@@ -37,8 +37,11 @@ def test_every_example_is_listed_and_tested():
 
 
 LESS = {
-    "build": {"data.limit": 60, "search.select": "argmax"},
-    "convert": {"train.steps": 2, "rivals": False, "timing.rounds": 1, "timing.new_tokens": 2},
+    "build": {"data.limit": 60, "search.select": "argmax", "saliency.patience": 1},
+    "convert": {
+        **{"train.steps": 2, "train.statistics_tokens": 1024, "train.evaluation_tokens": 1024},
+        **{"rivals": False, "timing.rounds": 1, "timing.new_tokens": 2},
+    },
     "trim": {"training.steps": 2, "training.limit": 8, "training.held_out": 4, "training.test": 8},
 }
 """Of what takes long, as much as shows that an example runs."""

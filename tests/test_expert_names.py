@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from freemoe import FreeMoE
@@ -59,12 +56,7 @@ def test_what_can_be_a_name(name):
 
 
 @pytest.mark.parametrize(("name", "says"), BAD.items())
-def test_what_cannot_be_a_name_is_refused_wherever_it_comes_from(
-    folders: Any,  # noqa: F811
-    tmp_path: Path,
-    name: str,
-    says: str,
-) -> None:
+def test_what_cannot_be_a_name_is_refused_wherever_it_comes_from(folders, tmp_path, name, says):  # noqa: F811
     with pytest.raises(DataError, match=says):
         FreeMoE.__init__(object.__new__(FreeMoE), tiny := _model(), [DomainExpert(name)])
     host = FreeMoE(tiny, [])

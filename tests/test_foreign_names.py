@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.test_architecture import BESIDE, HOOKS_BY_HAND, MODULES, PACKAGE, ROOT, parsed, room
+from tests.test_architecture import BESIDE, HOOKS_BY_HAND, MODULES, PACKAGE, ROOT, imports, parsed, room
 
 # What transformers and lm-eval document for others; the rest of them, and PEFT, is asked for by compat alone.
 DOCUMENTED = {
@@ -23,13 +23,10 @@ THEIRS = ("_loglikelihood_tokens",)
 
 def undocumented(tree):
     """Modules of transformers, lm-eval and PEFT that a module imports though they may move."""
-    for node in ast.walk(tree):
-        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        for name in names:
-            package, _, inside = name.partition(".")
-            if package in DOCUMENTED and inside not in DOCUMENTED[package]:
-                yield name, node.lineno
+    for module, _, line in imports(tree):
+        package, _, inside = module.partition(".")
+        if package in DOCUMENTED and inside not in DOCUMENTED[package]:
+            yield module, line
 
 
 def own_names(tree):

@@ -9,7 +9,6 @@ import pytest
 from freemoe.cli import build as build_cli
 from freemoe.cli import convert as convert_cli
 from freemoe.cli import trim as trim_cli
-from freemoe.cli.flags import RecipeCommand
 from freemoe.core.errors import RecipeError
 from freemoe.domain_experts.recipe import BuildRecipe, SearchSection
 from freemoe.hookmoe.recipe import TrimRecipe
@@ -43,7 +42,7 @@ def test_keywords_are_the_recipe_that_yaml_says():
 
 
 @pytest.mark.parametrize("command", [build_cli.COMMAND, convert_cli.COMMAND, trim_cli.COMMAND], ids=lambda c: c.name)
-def test_flags_of_the_command_line_are_keywords(command: RecipeCommand) -> None:
+def test_flags_of_the_command_line_are_keywords(command):
     kind = command.recipe
     for name, flag in command.flags.items():
         path = flag if isinstance(flag, str) else flag.path

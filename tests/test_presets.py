@@ -30,7 +30,7 @@ def changes(recipe):
 
 @pytest.mark.parametrize("command", SYSTEMS)
 @pytest.mark.parametrize("preset", ["quick", "standard", "thorough"])
-def test_a_preset_sets_what_its_table_says_and_a_dumped_recipe_holds_it(command: str, preset: str) -> None:
+def test_a_preset_sets_what_its_table_says_and_a_dumped_recipe_holds_it(command, preset):
     recipe = recipe_from({**BEGUN[command], "preset": preset})
     table = SYSTEMS[command].SETTINGS["preset"].get(preset, {})
     wanted = {f"{s}.{f}": v for s, values in table.items() if isinstance(values, dict) for f, v in values.items()}
@@ -59,7 +59,7 @@ def test_a_preset_sets_what_its_table_says_and_a_dumped_recipe_holds_it(command:
         ("trim", {"training": {"control": True}}, "training.control", True),
     ],
 )
-def test_what_is_given_wins_over_the_preset(command: str, given: dict[str, Any], path: str, value: Any) -> None:
+def test_what_is_given_wins_over_the_preset(command, given, path, value):
     recipe = recipe_from({**BEGUN[command], **given, "preset": "quick"})
     for part in path.split("."):
         recipe = getattr(recipe, part)
