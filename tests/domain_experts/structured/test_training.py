@@ -10,7 +10,8 @@ from freemoe.core.errors import DataError
 from freemoe.domain_experts.purify import activations
 from freemoe.domain_experts.purify.batches import AnswerBatch, mean_loss
 from freemoe.domain_experts.purify.greedy import PurifyTask
-from freemoe.domain_experts.recipe import UnitSection
+from freemoe.domain_experts.recipe import SaliencySection, UnitSection
+from freemoe.domain_experts.structured.fitting import fit_units
 from freemoe.domain_experts.structured.masks import all_on_masks, apply_masks, units_off
 from freemoe.domain_experts.structured.ranking import UnitImportance, measure_importance, unit_orders
 from freemoe.domain_experts.structured.rivals import random_scores, rival_scores, taylor_scores, wanda_scores
@@ -132,7 +133,7 @@ def test_training_keeps_every_budget_and_gives_the_model_back(layout):
     for point in curve.points:
         losses = []
         for seed in range(3):
-            with units_off(units, lowest_units(units, random_scores(units, seed), units.number_off(point.off))):
+            with units_off(units, lowest_units(units, random_scores(units, seed), [units.number_off(point.off)])):
                 losses.append(mean_loss(model, batches(2)))
         assert point.loss < sum(losses) / 3
 
@@ -144,6 +145,19 @@ def test_memory_is_measured_before_it_is_asked_for_inside_a_pass(monkeypatch):
     units = find_units(model, "neuron")
     train_units(PurifyTask(model, [], batches(1), batches(2)), units, UnitSection(off=(0.16,), steps=1, step_tokens=64))
     assert model in activations._KNOWN
+
+
+def test_every_pass_of_a_fit_forgets_its_activations_where_that_is_asked_for():
+    runs = dict.fromkeys((False, True), 0)
+    for asked in runs:
+        model, counted = tiny_model("llama"), []
+        model.model.layers[1].self_attn.register_forward_pre_hook(lambda *_, counted=counted: counted.append(1))
+        task = PurifyTask(model, [], batches(1), batches(2))
+        section = UnitSection(unit="neuron", off=(0.16,), steps=1, step_tokens=64)
+        fit_units(task, find_units(model, "neuron"), section, SaliencySection(checkpointing=asked), singles=False)
+        runs[asked] = len(counted)
+    # One batch each for the start, the step and the rivals, whose layers are run a second time.
+    assert runs[True] - runs[False] == 3
 
 
 def test_rivals_by_hand():

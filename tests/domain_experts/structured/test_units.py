@@ -131,7 +131,7 @@ def test_counts():
     with pytest.raises(RecipeError, match="at least 2"):
         even_count(4, 0.6, 1, least=2)
     units = find_units(tiny_model("llama"), "neuron")
-    assert numbers_off(units, 0.25, "free", 8) == 24
+    assert numbers_off(units, 0.25, "free", 8) == [24]
     assert numbers_off(units, 0.25, "even", 8) == [16, 16]
     for share in (0.0, 1.0, -1):
         with pytest.raises(RecipeError, match="above 0 and below 1"):
@@ -145,7 +145,7 @@ def test_counts():
 def test_every_layer_keeps_its_least():
     units = find_units(tiny_model("llama"), "neuron")
     scores = [torch.arange(48.0) - 1000, torch.arange(48.0)]
-    off = lowest_units(units, scores, 60)
+    off = lowest_units(units, scores, [60])
     assert {k: v.tolist() for k, v in off.items()} == {0: list(range(47)), 1: list(range(13))}
     assert lowest_units(units, scores, [0, 2])[1].tolist() == [0, 1]
     with pytest.raises(RecipeError, match="at least 1 must stay"):

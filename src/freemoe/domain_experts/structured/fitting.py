@@ -68,7 +68,7 @@ class FoundUnits:
         """The control: as many units per layer as a point has, drawn at random."""
         counts = [len(self.curve.points[number].off.get(layer.number, ())) for layer in self.units.layers]
         scores = random_scores(self.units, seed)
-        return lowest_units(self.units, scores, sum(counts) if self.units.kind == "layer" else counts)
+        return lowest_units(self.units, scores, [sum(counts)] if self.units.kind == "layer" else counts)
 
     def to_tensors(self) -> dict[str, Tensor]:
         """Flatten, for the run folder."""
@@ -156,14 +156,17 @@ def _fit_curve(task: PurifyTask, units: ModelUnits, section: UnitSection, salien
             checkpointing=saliency.checkpointing,
         )
         scores = rival_scores(
-            units, measure_importance(model, units, task.gradient, checkpoint.part_state("units, rivals"))
+            units,
+            measure_importance(
+                model, units, task.gradient, checkpoint.part_state("units, rivals"), saliency.checkpointing
+            ),
         )
     rivals = []
     for point in curve.points:
         # As many as the point has: per layer for ``even``, else in all.
         per_layer = section.layout == "even" and units.kind != "layer"
         counts = [len(point.off.get(layer.number, ())) for layer in units.layers]
-        rivals.append({n: lowest_units(units, s, counts if per_layer else sum(counts)) for n, s in scores.items()})
+        rivals.append({n: lowest_units(units, s, counts if per_layer else [sum(counts)]) for n, s in scores.items()})
     found = FoundUnits(units, curve, rivals=tuple(rivals))
     ended.write_state(found.to_tensors, now=True)
     return found

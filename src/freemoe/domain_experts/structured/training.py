@@ -146,9 +146,9 @@ def train_units(
         training.choose_start(worths, targets[0])
     else:
         training.load_state(known)
-    nothing: Sequence[int] | int = 0 if isinstance(targets[0], int) else [0] * len(units.layers)
+    budgets = [[0] * len(targets[0]), *targets]
     for number in range(training.now.number, len(targets)):
-        training.train_budget(nothing if number == 0 else targets[number - 1], targets[number])
+        training.train_budget(budgets[number], budgets[number + 1])
     points = [
         CurvePoint(units.share_off(off), share, off, loss)
         for share, (loss, off) in zip(section.off, training.ends, strict=True)
@@ -191,7 +191,7 @@ class _UnitTraining:
         default_factory=lambda: _BudgetState(0, UnitScores([], [], []), UnitScores([], [], []), 0.0)
     )
 
-    def choose_start(self, worths: Sequence[UnitImportance], target: Sequence[int] | int) -> None:
+    def choose_start(self, worths: Sequence[UnitImportance], target: Sequence[int]) -> None:
         """Begin with the order of units that the stopping loss wants at the first budget."""
         self.base = mean_loss(self.task.model, self.task.stop)
         starts = {name: UnitScores.from_order(order, worths) for name, order in unit_orders(worths).items()}
@@ -199,13 +199,13 @@ class _UnitTraining:
         self.start = min(first, key=lambda name: first[name])
         self.now = _BudgetState(0, starts[self.start], starts[self.start].with_fresh_moments(), _PACE)
 
-    def eval_stopping_loss(self, scores: UnitScores, number: Sequence[int] | int) -> tuple[float, dict[int, Tensor]]:
+    def eval_stopping_loss(self, scores: UnitScores, number: Sequence[int]) -> tuple[float, dict[int, Tensor]]:
         """Stopping loss with so many of the lowest units off, and which these are."""
         off = lowest_units(self.units, scores.values, number)
         with units_off(self.units, off):
             return mean_loss(self.task.model, self.task.stop), off
 
-    def train_budget(self, before: Sequence[int] | int, target: Sequence[int] | int) -> None:
+    def train_budget(self, before: Sequence[int], target: Sequence[int]) -> None:
         """Train one budget, from the last one's on: `ends` has its best stopping loss and the units off there."""
         now = self.now
         if now.best is None:
@@ -219,11 +219,11 @@ class _UnitTraining:
             now.number + 1, now.trusted.with_fresh_moments(), now.trusted.with_fresh_moments(), _PACE
         )
 
-    def _train_step(self, before: Sequence[int] | int, target: Sequence[int] | int) -> None:
+    def _train_step(self, before: Sequence[int], target: Sequence[int]) -> None:
         """A step, and the look behind some."""
         now = self.now
         opened = 1 - max(0.0, 1 - now.step / max(1, round(self.section.steps * _OPEN))) ** 3
-        number = _interpolate_counts(before, target, opened)
+        number = [b + math.ceil(opened * (t - b)) for b, t in zip(before, target, strict=True)]
         off = lowest_units(self.units, now.scores.values, number)
         slopes = _mask_gradients(self.task.model, self.units, off, next(self.drawn), self.checkpointing)
         now.scores.adam_step(slopes, now.speed * cosine_decay(now.step, self.section.steps))
@@ -282,14 +282,6 @@ class _UnitTraining:
         self.now = _BudgetState(number, scores, trusted, speed, step, waited, best)
         for _ in range(self.done):
             next(self.drawn)
-
-
-def _interpolate_counts(before: Sequence[int] | int, target: Sequence[int] | int, opened: float) -> Sequence[int] | int:
-    if isinstance(target, int):
-        assert isinstance(before, int)
-        return before + math.ceil(opened * (target - before))
-    assert not isinstance(before, int)
-    return [b + math.ceil(opened * (t - b)) for b, t in zip(before, target, strict=True)]
 
 
 def _mask_gradients(

@@ -292,8 +292,8 @@ def even_count(count: int, share: float, multiple: int, least: int = 1) -> int:
     return count - kept
 
 
-def numbers_off(units: ModelUnits, share: float, layout: str, multiple: int) -> list[int] | int:
-    """How many units are off: per layer for the layout ``even``, in all for ``free``.
+def numbers_off(units: ModelUnits, share: float, layout: str, multiple: int) -> list[int]:
+    """How many units are off: one number per layer for the layout ``even``; for ``free``, and of layers, the number in all.
 
     Raises:
         RecipeError: A share outside (0, 1), or one that leaves a layer empty.
@@ -306,7 +306,7 @@ def numbers_off(units: ModelUnits, share: float, layout: str, multiple: int) -> 
             raise RecipeError(
                 f"{share:.0%} of {units.num_units} layers is {number}; 1 to {units.num_units - 1} can be off."
             )
-        return number
+        return [number]
     if layout == "even":
         return [even_count(layer.count, share, multiple, layer.least) for layer in units.layers]
     number = round(share * units.num_units)
@@ -316,16 +316,17 @@ def numbers_off(units: ModelUnits, share: float, layout: str, multiple: int) -> 
             f"{share:.0%} of {units.num_units} units is {number}; 1 to {most} can be off, as every layer keeps at least "
             f"{units.layers[0].least}."
         )
-    return number
+    return [number]
 
 
-def lowest_units(units: ModelUnits, scores: Sequence[Tensor], number: Sequence[int] | int) -> dict[int, Tensor]:
-    """The units with the lowest scores: so many in every layer, or so many in all with each layer's least left in.
+def lowest_units(units: ModelUnits, scores: Sequence[Tensor], numbers: Sequence[int]) -> dict[int, Tensor]:
+    """The units with the lowest scores: so many in every layer, or one number in all, with each layer's least left in.
 
     ``scores``: (count,) per layer; equal ones go off in the order of layers and numbers. A layer with none off is absent
     from what is returned.
     """
-    if isinstance(number, int):
+    if len(numbers) < len(units.layers):
+        (number,) = numbers
         flat = torch.cat([s.detach().double().cpu() for s in scores])
         starts = torch.tensor([0, *units.units_per_layer]).cumsum(0).tolist()
         for start, layer in zip(starts, units.layers, strict=False):
@@ -337,6 +338,6 @@ def lowest_units(units: ModelUnits, scores: Sequence[Tensor], number: Sequence[i
     else:
         chosen = [
             torch.sort(s.detach().double().cpu(), stable=True).indices[:n].sort().values
-            for s, n in zip(scores, number, strict=True)
+            for s, n in zip(scores, numbers, strict=True)
         ]
     return {layer.number: at for layer, at in zip(units.layers, chosen, strict=True) if len(at)}
