@@ -15,14 +15,12 @@ from typing import Any, NamedTuple
 import torch
 
 from freemoe.core.errors import NumericError
-from freemoe.evals.engine.generation import BatchDecoder, cut_at_stop
+from freemoe.evals.engine.generation import BatchDecoder
 from freemoe.evals.engine.likelihoods import GroupTensors, score_requests, tensors_of
 from freemoe.evals.engine.row_plan import Ids, TokenPair, plan
 from freemoe.evals.engine.sampling import GREEDY, SamplingConfig
 from freemoe.evals.engine.sharing import FORWARD_COST, masks_are_dense, sharing_problem, sliding_window
 from freemoe.evals.engine.tokens import PromptTokenizer, context_length
-
-__all__ = ["ContinuationScore", "Scorer", "TokenPair", "context_length", "cut_at_stop"]
 
 log = logging.getLogger(__name__)
 

@@ -29,6 +29,8 @@ from freemoe.evals.sandbox.usage import count_machine_tasks, descendant_processe
 
 Isolation = Literal["bubblewrap", "none"]
 
+WALL = 3.0  # Wall clock per second of CPU time: a busy machine must not fail a program that another one passes
+GRACE = 2.0  # Seconds beyond the program's own for starting the interpreter, before all of it is ended
 PROCESSES = 64  # Processes and threads of a program, all together
 FILES = 1024  # Files and folders in its folder
 MESSAGE = 8192  # Bytes of the child's words that are read
@@ -47,14 +49,11 @@ class ProcessOutcome:
     why: str = ""  # Why it was stopped, if it was: ``time``, or what it used too much of
 
 
-def run_inside(
-    text: str, isolation: Isolation, *, cpu_seconds: float, wall_seconds: float, seconds: float, memory: int
-) -> ProcessOutcome:
+def run_inside(text: str, isolation: Isolation, seconds: float, memory: int) -> ProcessOutcome:
     """Run ``text`` inside to its end.
 
     ``text``: the word that makes a pass, a line; the program. ``isolation``: ``none`` runs it in a folder of this machine.
-    ``cpu_seconds``: of CPU time. ``wall_seconds``: after which it ends itself. ``seconds``: after which it is ended from
-    outside. ``memory``: bytes of address space of each of its processes, and of memory of all together.
+    ``seconds``: of CPU time. ``memory``: bytes of address space of each of its processes, and of memory of all together.
 
     Raises:
         SandboxError: It cannot be started.
@@ -63,14 +62,14 @@ def run_inside(
     with contextlib.ExitStack() as stack:
         reading, writing = os.pipe()
         stack.callback(os.close, reading)
-        arguments = [str(writing), repr(cpu_seconds), repr(wall_seconds), str(memory), str(processes)]
+        arguments = [str(writing), repr(seconds), repr(seconds * WALL), str(memory), str(processes)]
         try:
             # Not a pipe: what is written into one before the child reads it may be too much for it.
             given = stack.enter_context(_nameless_file(text.encode("utf-8", "surrogatepass")))
             child = _start_process(stack, isolation, arguments, given, writing)
         finally:
             os.close(writing)
-        return _watch_process(child, isolation, reading, seconds, memory)
+        return _watch_process(child, isolation, reading, seconds * WALL + GRACE, memory)
 
 
 @contextlib.contextmanager
