@@ -9,7 +9,6 @@ from freemoe.core.errors import DataError
 from freemoe.hookmoe.evaluation import evaluate_text
 from freemoe.hookmoe.material import load_text
 from freemoe.hookmoe.pipeline import trim
-from freemoe.hookmoe.recipe import TrimRecipe
 from freemoe.recipes import EvalRecipe, load_recipe
 from tests.hookmoe.conftest import recipe, sentences
 from tests.tiny import tiny_tokenizer
@@ -37,18 +36,15 @@ def score(artefact, **changes):
     return evaluate(EvalRecipe(artefact=str(artefact), device="cpu", **changes))
 
 
-def rows_by_part(trimmed):
-    asked = load_recipe(trimmed / "recipe.yaml")
-    assert isinstance(asked, TrimRecipe)
-    parts = load_text(asked, tiny_tokenizer())
-    return {name: tiny_tokenizer().batch_decode(getattr(parts, name).ids) for name in ("train", "held_out", "test")}
-
-
 def test_questions_and_text_that_were_trained_on_are_set_aside(trimmed, tmp_path):
-    parts = {n: "".join(rows).replace("<s>", "") for n, rows in rows_by_part(trimmed).items()}
+    parts = load_text(load_recipe(trimmed / "recipe.yaml"), tiny_tokenizer())
+    train, held_out, test = (
+        "".join(tiny_tokenizer().batch_decode(part.ids)).replace("<s>", "")
+        for part in (parts.train, parts.held_out, parts.test)
+    )
     passages = sentences(150, 1)
-    known = [s for s in passages if s in parts["train"] or s in parts["held_out"]]
-    unknown = [s for s in passages if s in parts["test"]]
+    known = [s for s in passages if s in train or s in held_out]
+    unknown = [s for s in passages if s in test]
     assert len(known) > 60
     assert len(unknown) > 5
     rows = [{"prompt": s.strip(), "target": " yes"} for s in [*known[:8], *unknown[:5]]]

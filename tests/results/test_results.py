@@ -56,7 +56,9 @@ def test_schemas_are_printed():
         (None, "is not a file; the folder of a finished run is needed"),
         ("{", "is damaged"),
         ("[]", "a result is a mapping, got list"),
-        (json.dumps({"format": 99, "freemoe": "7.0"}), r"format 99, and this freemoe reads up to 1\. .*7\.0"),
+        ('{"format": 99, "freemoe": "7.0"}', r"format 99, and this freemoe reads up to 1\. .*7\.0"),
+        ('{"kind": "soup"}', "of kind 'soup'"),
+        ('{"kind": "domain-experts", "format": 1}', "is not whole: .*recipe: Field required"),
     ],
 )
 def test_what_cannot_be_read_says_why(tmp_path, written, message):

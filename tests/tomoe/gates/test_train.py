@@ -50,7 +50,10 @@ def trainer(own, family="llama", device="cpu"):
 
 
 def finished(own):
-    return structure_of(own, text(seed=1))
+    """The structure, and its share of the weights."""
+    structure = structure_of(own, text(seed=1))
+    require_structure_fits(structure, own.sublayers)
+    return structure, active_parameters(structure, own.sublayers) / dense_parameters(own.sublayers)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "phi", "gemma"])
@@ -70,10 +73,7 @@ def test_an_exact_budget_holds_at_every_step_and_at_the_end(active):
     own.train_until(6)
     column = own.history.columns.index("active")
     assert all(active - 0.03 <= row[column] <= active + 1e-6 for row in own.history.rows)
-    structure = finished(own)
-    require_structure_fits(structure, own.sublayers)
-    share = active_parameters(structure, own.sublayers) / dense_parameters(own.sublayers)
-    assert share == pytest.approx(own.history.rows[-1][column], abs=1e-6)
+    assert finished(own)[1] == pytest.approx(own.history.rows[-1][column], abs=1e-6)
 
 
 @pytest.mark.parametrize("active", [0.3, 0.5, 0.7])
@@ -83,9 +83,7 @@ def test_thresholds_are_exported_at_the_share_that_was_asked_for(active):
     for export in ("share", "threshold"):
         own = trainer(recipe(active=active, **PAPER, gates={"export": export}))
         own.train_until(2)
-        structure = finished(own)
-        require_structure_fits(structure, own.sublayers)
-        shares[export] = active_parameters(structure, own.sublayers) / dense_parameters(own.sublayers)
+        shares[export] = finished(own)[1]
     assert shares["share"] == pytest.approx(active, abs=0.01)
     assert abs(shares["threshold"] - active) > 0.05
 
@@ -94,9 +92,7 @@ def test_whole_heads_are_exported_near_the_share_that_was_asked_for():
     """A head is a large part of so small a model; its dimensions stay whole."""
     own = trainer(recipe(active=0.5, **PAPER, gates={"attention": "heads"}))
     own.train_until(2)
-    structure = finished(own)
-    require_structure_fits(structure, own.sublayers)
-    share = active_parameters(structure, own.sublayers) / dense_parameters(own.sublayers)
+    structure, share = finished(own)
     assert share == pytest.approx(0.5, abs=0.1)
     assert {layer.value_width for layer in structure} == {own.sublayers[0].rotary.head_dim}
 
@@ -219,7 +215,7 @@ def test_without_expert_embeddings_the_attention_knows_the_token_alone():
         assert not torch.equal(begun, after.qk), "bits are learned all the same"
         assert not torch.equal(mlp, after.mlp)
         assert not after.value_embedding.any()
-    gate = finished(own)[0].vo
+    gate = finished(own)[0][0].vo
     assert not gate.embedding.any()
     x = torch.randn(40, 32, generator=torch.Generator().manual_seed(1))
     assert len(gate.token_mask(x).unique(dim=0)) > 1 or int(gate.keep) == 8
@@ -274,9 +270,7 @@ def test_the_texts_own_next_tokens_can_be_learned_instead_of_the_teachers():
 def test_paper_profile_ends_with_equal_widths_and_a_counted_k():
     own = trainer(recipe(**PAPER))
     own.train_until(6)
-    structure = finished(own)
-    require_structure_fits(structure, own.sublayers)
-    for layer in structure:
+    for layer in finished(own)[0]:
         assert len(set(layer.neuron_counts)) == 1
         assert 1 <= layer.value_width <= 8
 

@@ -9,11 +9,8 @@ from transformers import AutoModelForCausalLM
 from freemoe.core.errors import DataError, RecipeError
 from freemoe.models.sublayers import find_sublayers
 from freemoe.recipes import recipe_from
-from freemoe.text.blocks import PackedBlocks
 from freemoe.tomoe.export import build_converted_model, export_converted_model
 from freemoe.tomoe.gates.discretize import structure_of
-from freemoe.tomoe.gates.train import GateTrainer
-from freemoe.tomoe.recipe import ConvertRecipe
 from freemoe.tomoe.structures.masked import apply_structure
 from freemoe.tomoe.structures.structure import (
     active_parameters,
@@ -24,6 +21,7 @@ from freemoe.tomoe.structures.structure import (
     to_tensors,
 )
 from tests.tiny import tiny_model
+from tests.tomoe.gates.test_train import recipe, text, trainer
 from tests.tomoe.random_structures import random_structure
 
 IDS = torch.randint(3, 200, (2, 9), generator=torch.Generator().manual_seed(0))
@@ -89,46 +87,29 @@ def test_heads_are_counted_kept_and_checked():
 
 
 def test_training_prunes_heads_and_the_structure_is_its_masks():
-    recipe = recipe_from(
-        {
-            "command": "convert",
-            "model": "x",
-            "text": ["x"],
-            "experts": 3,
-            "profile": "paper",
-            "gates": {"attention": "heads", "noise": False, "export": "threshold"},
-            "train": {"steps": 4, "batch_tokens": 48, "block": 24},
-        }
-    )
-    assert isinstance(recipe, ConvertRecipe)
-    model = tiny_model("llama").requires_grad_(False)
-    sublayers = find_sublayers(model)
-    ids = torch.randint(3, 200, (8, 24), generator=torch.Generator().manual_seed(1))
-    text = PackedBlocks(ids, torch.arange(24).expand_as(ids))
-    trainer = GateTrainer(model, sublayers, recipe, text)
-    before = [gates.decode_heads.weight.clone() for gates in trainer.hypernetwork.attention]
-    trainer.train_until(2)
-    assert not any(
-        torch.equal(a, gates.decode_heads.weight)
-        for a, gates in zip(before, trainer.hypernetwork.attention, strict=True)
-    )
+    values = {"gates": {"attention": "heads", "noise": False, "export": "threshold"}}
+    own = trainer(recipe(profile="paper", **values, train={"steps": 4}))
+    sublayers, networks = own.sublayers, own.hypernetwork
+    before = [gates.decode_heads.weight.clone() for gates in networks.attention]
+    own.train_until(2)
+    assert not any(torch.equal(a, g.decode_heads.weight) for a, g in zip(before, networks.attention, strict=True))
     with torch.no_grad():
         # Heads that training would turn off: the threshold of all is crossed, and one is left.
-        for gates in trainer.hypernetwork.attention:
+        for gates in networks.attention:
             gates.decode_heads.weight.fill_(-100)
-    structure = structure_of(trainer, text)
+    structure = structure_of(own, text())
     require_structure_fits(structure, sublayers)
-    made = trainer.gating.sample_masks(trainer.hypernetwork(), None, None)
-    for layer, heads in zip(structure, (own.heads for own in made), strict=True):
+    made = own.gating.sample_masks(networks(), None, None)
+    for layer, heads in zip(structure, (masks.heads for masks in made), strict=True):
         assert bool(layer.qk.all())
         assert layer.value_width == 8
         assert heads is not None
         assert int(layer.heads.sum()) == max(1, int(heads.sum()))
     share = active_parameters(structure, sublayers) / dense_parameters(sublayers)
-    with torch.no_grad(), trainer.gating.apply_masks(trainer.hypernetwork, made, None):
-        trainer._last_hidden(text)
-        active = float(trainer._regularisation_terms(made, 0.5)["active"])
-    none_left = any(int(own.heads.sum()) == 0 for own in made)
+    with torch.no_grad(), own.gating.apply_masks(networks, made, None):
+        own._last_hidden(text())
+        active = float(own._regularisation_terms(made, 0.5)["active"])
+    none_left = any(int(masks.heads.sum()) == 0 for masks in made)
     assert share >= active - 1e-6 if none_left else share == pytest.approx(active, abs=1e-6)
 
 
