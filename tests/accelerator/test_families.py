@@ -6,7 +6,6 @@ from freemoe import artefacts
 from freemoe.domain_experts.hosting.several import STRATEGIES
 from freemoe.hookmoe.pipeline import trim
 from freemoe.models.sublayers import CONVERTIBLE
-from freemoe.recipes import recipe_from
 from freemoe.tomoe.pipeline import convert
 from tests.accelerator.test_pipelines import convert_recipe, trim_recipe
 from tests.accelerator.worlds import each_family, mixture
@@ -52,10 +51,10 @@ def test_from_a_recipe_to_answers(case, tmp_path, accelerator):
     folder = "mixture" if case in MIXTURES else "model"
     tiny_model(case).save_pretrained(tmp_path / folder)
     tiny_tokenizer().save_pretrained(tmp_path / folder)
-    run, recipe = (
-        (trim, trim_recipe(tmp_path)) if case in MIXTURES else (convert, convert_recipe(tmp_path, rivals=False))
-    )
-    artefact = run(recipe_from({**recipe, "output": str(tmp_path / "out"), "device": accelerator}))
+    if case in MIXTURES:
+        artefact = trim(trim_recipe(tmp_path, tmp_path / "out", device=accelerator))
+    else:
+        artefact = convert(convert_recipe(tmp_path, tmp_path / "out", rivals=False, device=accelerator))
     texts = [
         artefacts.load(artefact, device=device).generate_text("one two", max_new_tokens=6, do_sample=False)
         for device in (accelerator, "cpu")

@@ -1,11 +1,6 @@
 """Each system on an accelerator: from a recipe to its artefact, killed on the way and gone on with, and what is done with it there."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,10 +15,9 @@ from freemoe.models.checkpoints.loading import load_base
 from freemoe.recipes import recipe_from
 from freemoe.tomoe.pipeline import convert
 from tests.domain_experts.conftest import choice_rows, paragraphs, write_jsonl
+from tests.hookmoe import conftest as trim_conftest
 from tests.tiny import save_base_and_text, tiny_model, tiny_tokenizer
-
-TRAIN = {"steps": 2, "batch_tokens": 64, "block": 32, "save_every": 1}
-HOOKS = {"steps": 4, "rows": 2, "every": 2, "block": 32, "limit": 8, "held_out": 3, "test": 4}
+from tests.tomoe import conftest as convert_conftest
 
 
 @pytest.fixture(scope="module")
@@ -38,42 +32,29 @@ def files(tmp_path_factory):
     return folder
 
 
-def convert_recipe(files, **changes):
-    return {
-        "command": "convert",
-        "model": str(files / "model"),
-        "text": [str(files / "text.jsonl")],
-        "experts": 3,
-        "dtype": "float32",
-        "timing": {"rounds": 1, "new_tokens": 2},
-        "train": TRAIN,
-        **changes,
-    }
+def convert_recipe(files, output, **changes):
+    return convert_conftest.recipe(files, output, train={"steps": 2, "save_every": 1}, **changes)
 
 
-def trim_recipe(files, **changes):
-    return {
-        "command": "trim",
-        "model": str(files / "mixture"),
-        "text": str(files / "text.jsonl"),
-        "training": HOOKS,
-        "plan": {"given": "uniform:1"},
-        **changes,
-    }
+def trim_recipe(files, output, **changes):
+    return trim_conftest.recipe(files, output, model=str(files / "mixture"), **changes)
 
 
-def build_recipe(files, **changes):
-    return {
-        "command": "build",
-        "model": str(files / "model"),
-        "domains": {"law": [str(files / "law.jsonl")]},
-        "subdomains": {"count": 2, "min_size": 4},
-        "bands": {"step": 0.5, "ratio": 0.5},
-        "saliency": {"step": 0.002, "budget": 0.006, "patience": 2},
-        "search": {"metrics": ["saliency", "wanda"], "method": "exhaustive", "select": "argmax"},
-        "evidence": {"controls": 1},
-        **changes,
-    }
+def build_recipe(files, output, **changes):
+    return recipe_from(
+        {
+            "command": "build",
+            "model": str(files / "model"),
+            "domains": {"law": [str(files / "law.jsonl")]},
+            "output": str(output),
+            "subdomains": {"count": 2, "min_size": 4},
+            "bands": {"step": 0.5, "ratio": 0.5},
+            "saliency": {"step": 0.002, "budget": 0.006, "patience": 2},
+            "search": {"metrics": ["saliency", "wanda"], "method": "exhaustive", "select": "argmax"},
+            "evidence": {"controls": 1},
+            **changes,
+        }
+    )
 
 
 class Killed(Exception):
@@ -112,7 +93,7 @@ def same_tensors(one, other):
         assert all(torch.equal(a[key], b[key]) for key in a)
 
 
-SYSTEMS: dict[str, tuple[Callable[..., Path], Callable[..., dict[str, Any]], int]] = {
+SYSTEMS = {
     "build": (build, build_recipe, 9),
     "convert": (convert, convert_recipe, 8),
     "trim": (trim, trim_recipe, 3),
@@ -127,16 +108,14 @@ SYSTEMS: dict[str, tuple[Callable[..., Path], Callable[..., dict[str, Any]], int
 def made(request, files, tmp_path_factory, accelerator):
     """A system's name, and an artefact of it that was made on the accelerator in one go."""
     run, recipe, _ = SYSTEMS[request.param]
-    output = str(tmp_path_factory.mktemp("made") / request.param)
-    return request.param, run(recipe_from(recipe(files, output=output, device=accelerator)))
+    output = tmp_path_factory.mktemp("made") / request.param
+    return request.param, run(recipe(files, output, device=accelerator))
 
 
 def test_a_killed_run_comes_to_the_same(made, files, tmp_path, accelerator):
     name, whole = made
     run, recipe, units = SYSTEMS[name]
-    folder, kills = killed_every(
-        units, partial(run, recipe_from(recipe(files, output=str(tmp_path / "out"), device=accelerator)))
-    )
+    folder, kills = killed_every(units, partial(run, recipe(files, tmp_path / "out", device=accelerator)))
     assert kills > 1
     same_tensors(folder, whole)
 
