@@ -1,7 +1,5 @@
 """A headless chromium, spoken to over a pipe in its DevTools protocol: nothing to install but the browser itself."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import fcntl
@@ -13,7 +11,6 @@ import signal
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 """What the browser is called; an environment variable FREEMOE_CHROMIUM names another."""
@@ -59,8 +56,8 @@ class Browser:
     def __init__(self, process, write, read, patience=60.0):
         self.process, self.write, self.read, self.patience = process, write, read, patience
         self.number, self.rest, self.session = 0, b"", None
-        self.events: list[dict[str, Any]] = []
-        self.own: tuple[str, ...] = ()
+        self.events = []
+        self.own = ()
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
         self.session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):

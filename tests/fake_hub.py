@@ -1,7 +1,5 @@
 """A small hub on loopback: repositories of models and data sets in memory, with what the hub's client asks of one."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
@@ -65,10 +63,10 @@ class FakeHub:
     """
 
     def __init__(self):
-        self.repositories: dict[str, Repository] = {}
-        self.asked: list[tuple[str, str]] = []
-        self.failing: dict[str, int] = {}
-        self.lfs: dict[str, bytes] = {}
+        self.repositories = {}
+        self.asked = []
+        self.failing = {}
+        self.lfs = {}
         self.url = ""
 
     def add(self, name, source, private=False, branch="main"):

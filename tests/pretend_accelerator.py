@@ -16,8 +16,6 @@ What it cannot show:
 - The backward pass runs in the thread that asked for it; torch's threads would run beside it.
 """
 
-from __future__ import annotations
-
 import ctypes
 from contextlib import contextmanager
 
@@ -46,7 +44,7 @@ class _Hooks(torch._C._acc.PrivateUse1Hooks):
 _fetch_error = ctypes.pythonapi.PyErr_Fetch
 _error = [ctypes.py_object() for _ in range(3)]
 _error_pointers = [ctypes.byref(part) for part in _error]
-_backward_errors: list[list[BaseException]] = []
+_backward_errors = []
 """Errors on their way out of each backward pass that is running."""
 
 
@@ -121,7 +119,7 @@ class _DeviceGenerator(_Generator):
         return self._device
 
 
-_kept: list[_DeviceGenerator] = []
+_kept = []
 
 
 def _backward(*args, **kwargs):

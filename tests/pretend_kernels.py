@@ -1,15 +1,11 @@
 """What the pretended accelerator (`tests.pretend_accelerator`) computes with: the CPU's memory and kernels, and where the host waits."""
 
-from __future__ import annotations
-
 import ctypes
 import sys
 from collections import Counter
-from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,7 +38,7 @@ class Waits:
         return "\n".join(f"{times:6d}  {where}  [{what}]" for (what, where), times in self.places.most_common())
 
 
-_counting: list[Waits] = []
+_counting = []
 
 
 @contextmanager
@@ -60,7 +56,7 @@ def waits():
         _counting.remove(count)
 
 
-_room: list[int] = []
+_room = []
 """Bytes that the devices may still be asked for, where that is limited."""
 
 
@@ -159,7 +155,7 @@ _READING = {
 """CUDA's kernels read something on the host before they return, or look whether it worked."""
 
 _INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}
-generators: set[int] = set()
+generators = set()
 """Addresses of those that draw for the devices."""
 
 
@@ -360,7 +356,7 @@ def _gru_cell_backward(gradient, workspace, has_bias):
     return d_in, d_hidden, gradient * update, *biases
 
 
-KERNELS: dict[str, Callable[..., Any]] = {
+KERNELS = {
     "_copy_from": _copy,
     "_copy_from_and_resize": _copy_and_resize,
     "resize_": _resize,

@@ -1,7 +1,5 @@
 """The rules of the house: imports point down, help is quick, files are small, public names are described."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess
@@ -48,7 +46,7 @@ HEAVY = ("torch", "transformers", "lm_eval", "sklearn", "scipy", "matplotlib", "
 
 LONGEST = 400
 # File -> why it is longer.
-LONGER: dict[str, str] = {}
+LONGER = {}
 
 MOST_FILES = 12
 # Folder -> why it holds more.

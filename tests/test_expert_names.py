@@ -1,7 +1,5 @@
 """One rule for the names of experts, wherever one comes from, and one reading of combinations."""
 
-from __future__ import annotations
-
 import pytest
 
 from freemoe import FreeMoE

@@ -1,15 +1,8 @@
 """Whoever put a forward of his own on a module finds it there behind every block of ours that exchanges forwards."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any
-
 import pytest
 import torch
 from accelerate.hooks import ModelHook, add_hook_to_module
-from torch import nn
 
 from freemoe.domain_experts.purify.gradients import backward, gradients_to
 from freemoe.evals.engine.output_head import output_replayed
@@ -27,7 +20,7 @@ class Counting(ModelHook):
     """Stands for what moves a layer of a split model to its device."""
 
     def __init__(self):
-        self.calls: list[nn.Module] = []
+        self.calls = []
 
     def pre_forward(self, module, *args, **kwargs):
         self.calls.append(module)
@@ -43,7 +36,7 @@ def hooked_model(case):
     return model, counting, modules
 
 
-BLOCKS: dict[str, Callable[[Any], AbstractContextManager[Any]]] = {
+BLOCKS = {
     "layers checkpointed": lambda m: gradients_to(m, find_weights(m)[:1], lambda *_: None, checkpointing=True),
     "layers made again": checkpoint_layers,
     "layers passing on": lambda m: start_at_layer(m, 1),

@@ -1,7 +1,5 @@
 """Keywords in place of a recipe: the same recipe as by YAML or flags, and near misses for what is no keyword."""
 
-from __future__ import annotations
-
 import pydoc
 
 import pytest

@@ -1,9 +1,5 @@
 """Presets: what is not given is set by one table per system, what is given wins, and the recipe holds what was set."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from freemoe.domain_experts.recipe import BuildRecipe, EvidenceSection
@@ -13,7 +9,7 @@ from freemoe.recipes.keywords import recipe_of
 from freemoe.tomoe.recipe import ConvertRecipe
 from tests.test_recipe_bounds import SMALLEST
 
-BEGUN: dict[str, dict[str, Any]] = {name: {"command": name, **least} for name, least in SMALLEST.items()}
+BEGUN = {name: {"command": name, **least} for name, least in SMALLEST.items()}
 SYSTEMS = {"build": BuildRecipe, "convert": ConvertRecipe, "trim": TrimRecipe}
 
 

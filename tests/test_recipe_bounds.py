@@ -1,12 +1,10 @@
 """Every field of every recipe has a largest value, and whatever stands in a recipe is read or refused in words, and soon."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import time
 import types
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Literal, Union, get_args, get_origin
 
 import pytest
 import yaml
@@ -20,8 +18,8 @@ from freemoe.recipes import EvalRecipe, dump, load_recipe, recipe_from, set_path
 from freemoe.recipes.sections import RecipeSection
 from freemoe.tomoe.recipe import ConvertRecipe
 
-KINDS: tuple[type[RecipeSection], ...] = (BuildRecipe, EvalRecipe, ConvertRecipe, TrimRecipe)
-SMALLEST: dict[str, dict[str, Any]] = {
+KINDS = (BuildRecipe, EvalRecipe, ConvertRecipe, TrimRecipe)
+SMALLEST = {
     "build": {"model": "m", "domains": {"a": ["a.jsonl"]}},
     "eval": {"artefact": "m", "domains": {"a": ["a.jsonl"]}},
     "convert": {"model": "m", "text": ["a.txt"]},
@@ -77,7 +75,7 @@ def recipe_with(command, path, value):
     return data
 
 
-HOSTILE: dict[str, Any] = {
+HOSTILE = {
     "huge": 10**400,
     "large": 2**63,
     "small": -(2**63),

@@ -1,9 +1,6 @@
 """Recipes: YAML and back, errors that name the path, the value and what is allowed, and the grids of the papers."""
 
-from __future__ import annotations
-
 import itertools
-from typing import Any
 
 import pytest
 import yaml
@@ -14,7 +11,7 @@ from freemoe.recipes import EvalRecipe, dump, load_recipe, recipe_from
 from tests.test_recipe_bounds import SMALLEST, recipe_with
 
 BUILD, EVAL = ({"command": command, **SMALLEST[command]} for command in ("build", "eval"))
-FULL: dict[str, Any] = {
+FULL = {
     "command": "build",
     "model": "meta-llama/Llama-2-7b-chat-hf",
     "revision": "main",
@@ -121,7 +118,7 @@ def test_an_unknown_key_names_its_path_the_allowed_keys_and_what_was_meant(path,
 
 
 # Path, a value that cannot work, and a part of the message that says what can.
-BAD: list[tuple[str, Any, str]] = [
+BAD = [
     ("preset", "fast", "'quick', 'standard' or 'thorough'"),
     ("model", 5, "valid string"),
     ("domains", {}, "name one as NAME=TASK"),

@@ -3,11 +3,8 @@
 Use as ``from tests.tiny import tiny_model, tiny_tokenizer``.
 """
 
-from __future__ import annotations
-
 import json
 from functools import cache
-from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -17,7 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 VOCABULARY = 288
 """Entries of the models' embeddings; the tokenizer has no more."""
 
-_COMMON: dict[str, Any] = {
+_COMMON = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -35,7 +32,7 @@ _MOE = {**_COMMON, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate
 _IDS = {key: _COMMON[key] for key in ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")}
 
 # Name of a case -> (model_type, configuration). A family may have several, where its layers differ.
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
+CASES = {
     "llama": ("llama", _COMMON),
     "mistral": ("mistral", _COMMON),
     "qwen2": ("qwen2", _COMMON),

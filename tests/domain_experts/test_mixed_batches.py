@@ -1,10 +1,7 @@
 """Several experts in one batch, by every strategy: equal to one call per sequence; who has the base meanwhile."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -26,7 +23,7 @@ from tests.tiny import tiny_model, tiny_tokenizer
 
 PROMPTS = ["one two", "a longer prompt than that", "x", "the last of them"]
 NAMES = ["d/0", "units", "base", "d/0+d/1"]
-GREEDY: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False}
+GREEDY = {"max_new_tokens": 4, "do_sample": False}
 
 
 def mixture(family="llama", **given):

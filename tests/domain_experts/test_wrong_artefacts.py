@@ -1,10 +1,6 @@
 """Nothing in an artefact that is not what it says acts as the base under another name."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -22,7 +18,6 @@ from tests.domain_experts.structured.artefacts import unit_artefact
 from tests.tiny import tiny_model, tiny_tokenizer
 
 NAN = float("nan")
-Cases = dict[str, tuple[Callable[[Any], Any], str]]
 
 
 def kinds(artefact):
@@ -66,7 +61,7 @@ def test_the_artefacts_hold_every_kind(artefact, units):
     assert {*kinds(artefact), *kinds(units)} == {"band", "switch", "unit", "base"}
 
 
-ENTRIES: Cases = {
+ENTRIES = {
     "an unknown kind": (
         lambda m: one(m).update(kind="bend"),
         r"experts\.0\.kind: Input should be 'base', 'band', .*seen: 'bend'",
@@ -90,7 +85,7 @@ ENTRIES: Cases = {
     "an expert that is a word": (lambda m: m.update(experts=["law/0"]), "experts.0: Input should be an object"),
     "tensors of nobody": (lambda m: m["experts"].pop(), "no expert of its manifest"),
 }
-TENSORS: Cases = {
+TENSORS = {
     "no tensors of one": (without("low"), "holds|fit|cannot be read"),
     "a part that there is not": (
         lambda t: rename(t, k := parts(t, "low")[0], k.replace("|low|", "|lo|")),
@@ -114,12 +109,12 @@ TENSORS: Cases = {
         "which the model does not have",
     ),
 }
-UNITS: Cases = {
+UNITS = {
     "an unknown unit": (lambda m: one(m, "unit").update(unit="wish"), "has units of the kind 'wish'"),
     "no unit": (lambda m: one(m, "unit").pop("unit"), "a unit expert a kind of unit"),
     "a unit of another kind": (lambda m: one(m, "switch").update(unit="neuron"), "a unit expert a kind of unit"),
 }
-CODES: Cases = {
+CODES = {
     "a code cut short": (put("switch", lambda t: t[:-1].contiguous()), "cut short or edited"),
     "no code": (put("switch", lambda t: t[:0].contiguous()), "holds nothing that is off|cut short"),
     "a code of nothing": (put("switch", lambda t: torch.zeros(9, dtype=torch.uint8)), "holds nothing that is off"),
@@ -150,7 +145,7 @@ def test_an_expert_that_is_not_what_it_says(request, tmp_path, world, source, fi
         used(world.model, copy, host=FreeMoE(world.model, []))
 
 
-ROUTER: Cases = {
+ROUTER = {
     "a threshold of NaN": (lambda r: r.update(threshold=NAN), r"router\.threshold: Input should be a finite number"),
     "a threshold that is a word": (lambda r: r.update(threshold="high"), "valid number .seen: 'high'"),
     "a threshold above every confidence": (lambda r: r.update(threshold=1e30), "equal to 1.02 .seen: 1e"),
@@ -166,7 +161,7 @@ ROUTER: Cases = {
     "no threshold": (lambda r: r.pop("threshold"), "threshold: Field required"),
     "a list": (lambda r: r.clear(), "domains: Field required"),
 }
-ROUTER_TENSORS: Cases = {
+ROUTER_TENSORS = {
     "NaN in its weights": (filled("domain|weight", NAN), r"NaN or infinity in 'domain\|weight'"),
     "NaN in its bias": (filled("domain|bias", NAN), "NaN or infinity"),
     "NaN in the mean": (filled("mean", NAN), "NaN or infinity in 'mean'"),
@@ -241,7 +236,7 @@ def test_a_manifest_with_a_gap(artefact, tmp_path, key, value):
         load(copy, device="cpu")
 
 
-HOSTILE: dict[str, Any] = {
+HOSTILE = {
     **{f"router: {value!r:.20}": {"router": value} for value in ([None], 10**30, "x", {"domains": None})},
     **{f"domains: {v!r:.20}": ("domains", v) for v in (None, True, NAN, 3, [None], [["law"]], {"law": 1}, 10**30)},
     **{f"threshold: {v!r:.20}": ("threshold", v) for v in (None, True, 10**30, -(10**400), "0.5", [0.5])},

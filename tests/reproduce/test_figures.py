@@ -1,17 +1,12 @@
 """Pictures of plain data fit a page, and show what they were given."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
-from matplotlib.figure import Figure
 
 from freemoe.report.figures.drawing import WIDE, to_svg
 from reproduce.figures import as_file, bars, boxes, curves, radars
 
 POINTS = [(0.05, 40.0), (0.15, 42.0), (0.25, 39.0)]
-CASES: dict[str, tuple[Callable[[], Figure | None], int]] = {
+CASES = {
     "curves": (lambda: curves({"a": {"5 %": POINTS, "10 %": POINTS[:2]}, "b": {"5 %": POINTS}}, "x", "y", {"a": 41.0}), 2),
     "boxes": (lambda: boxes({"a": {"one": (-1, 0, 1, 2, 3), "two": (0, 0, 0, 0, 0)}, "b": {"one": (1, 2, 3, 4, 5)}}, "x"), 2),
     "bars": (lambda: bars({"a": {"task": {"ours": (1.0, 0.5, 1.5), "theirs": (2.0, 2.0, 2.0)}}}, "y"), 1),

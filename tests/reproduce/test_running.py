@@ -1,7 +1,5 @@
 """Tables: each run once, shared, resumed; a row that fails costs only itself."""
 
-from __future__ import annotations
-
 import json
 import threading
 from dataclasses import replace
@@ -21,7 +19,7 @@ from reproduce.runs import run_of
 from reproduce.table import Measured, Row, Scene, Table, Way, all_tables, find, load_function
 
 HERE = "tests.reproduce.test_running"
-DONE_RUNS: list[str] = []
+DONE_RUNS = []
 
 
 def as_it_is(recipe, scene, tasks):

@@ -1,7 +1,5 @@
 """The loop: a resumed run is an unbroken one, the best state is given back, what is no number stops, nothing is lost."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
@@ -34,8 +32,8 @@ class Fit:
         self.optimizer = torch.optim.Adam(self.parameters.values(), lr=rate)
         self.best, self.patience = BestCheckpoint(self.parameters), patience
         self.run = RunFolder(output, {"a": 1}) if output else None
-        self.done: list[int] = []
-        self.told: list[int] = []
+        self.done = []
+        self.told = []
 
     def loss(self, seed):
         points = torch.randn(8, 3, generator=torch.Generator().manual_seed(seed))

@@ -1,7 +1,5 @@
 """A stand-in for the server: the page's paths, answered from a script, so that a test says when each piece comes."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -73,7 +71,7 @@ class StandIn:
         )  # Asked of every request where there is one; whether the base has one for chats
         self.html, headers = load_page()
         self.headers, self.address = dict(headers), ""
-        self.asked: list[Asked] = []  # All requests with a body
+        self.asked = []  # All requests with a body
         self.gone = threading.Event()  # Set when a reader left in the middle
 
     def bodies(self, path=CHAT):

@@ -1,7 +1,5 @@
 """`freemoe serve --on ray`: two replicas behind one address, one of them killed, and an end that lets answers finish."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -11,7 +9,6 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import Any
 
 import httpx
 import psutil
@@ -105,8 +102,8 @@ class Stream(threading.Thread):
     def __init__(self, there, name):
         super().__init__(daemon=True)
         self.there, self.name_of_expert = there, name
-        self.events: list[Any] = []
-        self.broken: Exception | None = None
+        self.events = []
+        self.broken = None
         self.start()
 
     def run(self):
