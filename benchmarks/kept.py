@@ -29,5 +29,5 @@ def keep_record(path: Path, record: dict[str, Any]) -> dict[str, Any]:
 
 
 def matches(name: str, only: str | None) -> bool:
-    """Whether a name is asked for: everything is without patterns."""
-    return only is None or any(fnmatch(name, pattern) for pattern in only.split(","))
+    """Whether a name is asked for: everything is without patterns; a name may have commas, as those that part patterns."""
+    return only is None or any(fnmatch(name, pattern) for pattern in (only, *only.split(",")))

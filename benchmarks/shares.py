@@ -9,6 +9,8 @@ import numpy as np
 
 from freemoe.evals.statistics import Interval, cluster_sums, mean_interval
 
+_DRAWS = 2000  # of the bootstrap, a hundred at a time
+
 
 def gain_interval(
     differences: Sequence[float] | np.ndarray, keys: Sequence[str], tokens: Sequence[float] | None = None
@@ -28,22 +30,20 @@ def shown(interval: Interval, digits: int = 2) -> str:
     return f"{interval.mean:+.{digits}f}{ends}"
 
 
-def share_bootstrap(
-    parts: Sequence[tuple[Sequence[float], Sequence[float], Sequence[str]]], seed: int = 0, draws: int = 2000
-) -> Interval:
+def share_bootstrap(parts: Sequence[tuple[Sequence[float], Sequence[float], Sequence[str]]]) -> Interval:
     """Interval of mean(top) / mean(bottom): which share of a rival's gain a method reaches on the same documents.
 
     Clusters are drawn for both sides together, inside every group; each group's means count the same. Draws in which
     the rival gains nothing have no share: where they reach into the tails, an end of the interval is infinite.
     ``parts``: per group the method's paired differences to the base, the rival's, and the content keys.
     """
-    rng = np.random.default_rng(seed)
-    top, bottom, means = np.zeros(draws), np.zeros(draws), np.zeros(2)
+    rng = np.random.default_rng(0)
+    top, bottom, means = np.zeros(_DRAWS), np.zeros(_DRAWS), np.zeros(2)
     for method, rival, clusters in parts:
         over, counts = cluster_sums(method, clusters)
         under, _ = cluster_sums(rival, clusters)
-        for start in range(0, draws, 100):
-            pick = rng.integers(0, len(over), size=(min(100, draws - start), len(over)))
+        for start in range(0, _DRAWS, 100):
+            pick = rng.integers(0, len(over), size=(100, len(over)))
             total = counts[pick].sum(1)
             top[start : start + len(pick)] += over[pick].sum(1) / total
             bottom[start : start + len(pick)] += under[pick].sum(1) / total

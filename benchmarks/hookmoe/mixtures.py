@@ -70,14 +70,14 @@ def read_text(data_root: Path) -> tuple[list[str], list[str], list[str]]:
     return parts.train, parts.held_out + parts.test, found
 
 
-def train_tokenizer(texts: Sequence[str], vocabulary: int = VOCABULARY) -> Any:
+def train_tokenizer(texts: Sequence[str]) -> Any:
     """Byte-level BPE; `encode` adds no special token by itself."""
     raw = Tokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary, special_tokens=[END, PAD], initial_alphabet=alphabet, show_progress=False
+        vocab_size=VOCABULARY, special_tokens=[END, PAD], initial_alphabet=alphabet, show_progress=False
     )
     raw.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(
@@ -143,9 +143,9 @@ def recipe(shape: str, seed: int, steps: int, quick: bool, text: str) -> dict[st
     }
 
 
-def folder_of(cache: Path, shape: str, seed: int = SEED, steps: int = STEPS, quick: bool = False) -> Path:
+def folder_of(cache: Path, shape: str, steps: int = STEPS, quick: bool = False) -> Path:
     """Where a mixture is kept: ``model/``, and ``unseen.jsonl``, the text that it never saw."""
-    return cache / "bench" / f"mixture-{shape}-seed{seed}-steps{steps}{'-quick' if quick else ''}"
+    return cache / "bench" / f"mixture-{shape}-seed{SEED}-steps{steps}{'-quick' if quick else ''}"
 
 
 def kept(folder: Path) -> dict[str, Any] | None:
@@ -163,9 +163,7 @@ def best_kept(cache: Path, shape: str, quick: bool = False) -> Path | None:
     return max(((r["steps"], f) for r, f in found if r), key=lambda pair: pair[0], default=(0, None))[1]
 
 
-def make_mixture(
-    folder: Path, data_root: Path, shape: str, seed: int = SEED, steps: int = STEPS, quick: bool = False
-) -> Path:
+def make_mixture(folder: Path, data_root: Path, shape: str, steps: int = STEPS, quick: bool = False) -> Path:
     """Train a mixture on the threads that torch has and write it, unless the folder holds that very one; returns the folder.
 
     The model is written last, whole or not at all.
@@ -178,13 +176,13 @@ def make_mixture(
         raise RecipeError(f"shape is {shape!r}; allowed: {', '.join(SHAPES)}.")
     began = time.monotonic()
     seen, unseen, names = read_text(data_root)
-    wanted = recipe(shape, seed, steps, quick, json_digest([names, seen, unseen]))
+    wanted = recipe(shape, SEED, steps, quick, json_digest([names, seen, unseen]))
     old = kept(folder)
     if old is not None and all(old.get(key) == value for key, value in json.loads(json.dumps(wanted)).items()):
         return folder
     tokenizer = train_tokenizer(seen)
-    model = new_mixture(shape, tokenizer, seed, quick)
-    tokens = train(model, batches(tokenizer, seen, seed), steps, LEARNING_RATE, BALANCE)
+    model = new_mixture(shape, tokenizer, SEED, quick)
+    tokens = train(model, batches(tokenizer, seen, SEED), steps, LEARNING_RATE, BALANCE)
     folder.mkdir(parents=True, exist_ok=True)
     lines = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in unseen)
     write_atomic(folder / "unseen.jsonl", lines.encode())

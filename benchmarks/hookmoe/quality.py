@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from benchmarks.harness import Figure, Settings, not_measured
 from benchmarks.hookmoe import mixtures
 from benchmarks.hookmoe.records import Records, Row, records_of
-from benchmarks.hookmoe.rivals import LowRank
 from freemoe.assets import DOMAINS
 from freemoe.evals.engine.evaluator import Evaluator
 from freemoe.evals.engine.scorer import Scorer
@@ -41,6 +41,8 @@ from freemoe.hookmoe.plans.plan import LayerPlan
 from freemoe.hookmoe.plans.search import even_plan
 from freemoe.hookmoe.recipe import HookTraining, TrimRecipe
 from freemoe.models.checkpoints.loading import BUNDLED_MOE, load_base
+from freemoe.models.hooks import combined_hooks, forward_hook
+from freemoe.models.weights import find_weights
 from freemoe.recipes import DataSection
 
 SEEDS = (0, 1, 2)
@@ -52,6 +54,31 @@ RATE, PAPER_RATE = 0.3, 0.1
 RECOVERED, LEAST = 60.0, 49.0
 """Per cent of what was lost: the mean, and the lower end of its interval."""
 JUDGED = ("one hook", "several hooks")
+
+
+class LowRank(nn.Module):
+    """The rival of hooks: W x + B A x for every attention linear, of the least rank with so many parameters; B begins at zero."""
+
+    lowest = 0
+
+    def __init__(self, model: Any, parameters: int, seed: int) -> None:
+        super().__init__()
+        weights = [w for w in find_weights(model) if w.sublayer == "attention" and isinstance(w.module, nn.Linear)]
+        self.paths = [w.name.removesuffix(".weight") for w in weights]
+        sizes = [(w.num_columns, w.num_rows) for w in weights]
+        self.rank = -(-parameters // sum(i + o for i, o in sizes))
+        generator = torch.Generator().manual_seed(seed)
+        self.a = nn.ParameterList(torch.randn(self.rank, i, generator=generator) * i**-0.5 for i, _ in sizes)
+        self.b = nn.ParameterList(torch.zeros(o, self.rank) for _, o in sizes)
+
+    def attached(self, model: Any) -> AbstractContextManager[Any]:
+        """While open, the linears have their low-rank partner."""
+
+        def beside(a: Tensor, b: Tensor) -> Any:
+            return lambda module, args, output: output + (args[0] @ a.T) @ b.T
+
+        pairs = zip(self.paths, self.a, self.b, strict=True)
+        return combined_hooks(*(forward_hook(model.get_submodule(path), beside(a, b)) for path, a, b in pairs))
 
 
 @dataclass

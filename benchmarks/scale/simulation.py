@@ -203,10 +203,10 @@ def table(measured: Measured, subdomains: int, devices: Sequence[int], seed: int
     return rows
 
 
-def stops_at(rows: Sequence[dict[str, Any]], least: float = 1.25) -> int:
-    """The size of the cluster at which a larger one is no longer so many times as fast for twice the devices."""
+def stops_at(rows: Sequence[dict[str, Any]]) -> int:
+    """The size of the cluster at which a larger one is no longer 1.25 times as fast for twice the devices."""
     for row, larger in itertools.pairwise(rows):
         doublings = math.log2(larger["devices"] / row["devices"])
-        if (row["hours"] / larger["hours"]) ** (1 / doublings) < least:
+        if (row["hours"] / larger["hours"]) ** (1 / doublings) < 1.25:
             return row["devices"]
     return rows[-1]["devices"]

@@ -9,14 +9,18 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from benchmarks.harness import Settings
-from benchmarks.serve.experts import random_experts
+from freemoe.domain_experts.expert import DomainExpert, switch_expert
 from freemoe.domain_experts.mixture import FreeMoE
+from freemoe.domain_experts.rank.random_mask import random_mask
 from freemoe.evals.engine.tokens import context_length
 from freemoe.models.checkpoints.loading import BUNDLED, load_base
+from freemoe.models.mask import Mask
+from freemoe.models.weights import find_weights
 from freemoe.serve.catalogue import ServedExperts
 from freemoe.serve.engine.engine import InferenceEngine
 from freemoe.serve.http.app import make_app
@@ -25,6 +29,15 @@ from freemoe.serve.metrics import ServerMetrics
 from freemoe.serve.settings import EngineLimits
 
 NAMES = ("one", "two", "three", "four")
+OFF = 0.01
+"""Share of the weights that an expert switches off."""
+
+
+def random_experts(model: Any, names: Sequence[str], seed: int) -> list[DomainExpert]:
+    """Experts that switch random single weights off."""
+    weights = find_weights(model)
+    first = Mask.of_indices({w.name: torch.arange(round(w.size * OFF)) for w in weights}, weights)
+    return [switch_expert(name, random_mask(first, seed + i)) for i, name in enumerate(names)]
 
 
 def open_base(settings: Settings) -> FreeMoE:
@@ -33,12 +46,6 @@ def open_base(settings: Settings) -> FreeMoE:
     # Both sides write as many tokens as they are asked for.
     model.generation_config.eos_token_id = None
     return FreeMoE(model, random_experts(model, NAMES, settings.seed), None, tokenizer)
-
-
-def write_experts(folder: Path, moe: FreeMoE, names: Sequence[str], seed: int) -> Path:
-    """Random experts as an artefact that the server can load."""
-    held = FreeMoE(moe.model, random_experts(moe.model, names, seed), None, moe.tokenizer)
-    return held.save_pretrained(folder, base=BUNDLED)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from torch import Tensor
 from benchmarks.compat import with_lora_adapters
 from benchmarks.devices import is_accelerator
 from benchmarks.harness import Figure, Outcome, Settings, in_turns, one_clock, ratio
-from benchmarks.serve.experts import random_experts
+from benchmarks.serve.material import random_experts
 from benchmarks.speed.shapes import shaped_model
 from freemoe.core.errors import NumericError
 from freemoe.domain_experts.mixture import FreeMoE

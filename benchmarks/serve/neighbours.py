@@ -14,8 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
-from benchmarks.serve.experts import random_experts
-from benchmarks.serve.material import Wish, generated, wishes
+from benchmarks.serve.material import Wish, generated, random_experts, wishes
 from freemoe import FreeMoE
 from freemoe.models.checkpoints.loading import BUNDLED, load_base
 from freemoe.serve.engine.engine import InferenceEngine

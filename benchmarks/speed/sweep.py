@@ -86,12 +86,12 @@ def run(settings: Settings) -> Outcome:
         share = found["halving"][0].scored / found["freemoe"][0].scored
         note = f"scores {share:.0%} of the cells' documents; {sum(halved)} of {len(halved)} subdomains choose the same band"
         halving = Figure("the same by successive halving", ratio(seconds, "plain", "halving"), note=note)
-        figures += [_exhaustive(world, found, seconds), halving]
+        figures += [_exhaustive(world, seconds), halving]
         details[f"vocabulary {small}"] = _details(world, found, seconds)
         # The head and its softmax take lm-eval most of its time here; two subdomains say it as well as four.
         world = _world(large, replace(SHAPE, subjects=2), settings)
         found, seconds = _contest(world, ("plain", "freemoe"), 1, settings.seed, advance)
-        figures.append(_exhaustive(world, found, seconds))
+        figures.append(_exhaustive(world, seconds))
         details[f"vocabulary {large}"] = _details(world, found, seconds)
     return Outcome(tuple(figures), details)
 
@@ -116,7 +116,7 @@ def _contest(
     return found, seconds
 
 
-def _exhaustive(world: World, found: Sides, seconds: Seconds) -> Figure:
+def _exhaustive(world: World, seconds: Seconds) -> Figure:
     return Figure(
         f"sweep of {len(world.bands)} bands x {len(world.splits)} subdomains, vocabulary {world.vocabulary}",
         ratio(seconds, "plain", "freemoe"),

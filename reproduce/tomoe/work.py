@@ -134,7 +134,7 @@ def conversion_record(
     result = json.loads(file.read_text(encoding="utf-8"))
     similarity = [_off_diagonal(layer) for layer in expert_similarity(read_structure(recipe.output))]
     return {
-        "text": {way: _perplexity(score, recipe.seed) for way, score in result["scores"].items()},
+        "text": {way: _perplexity(score) for way, score in result["scores"].items()},
         "tasks": scored(
             recipe.output, lambda _: _both(recipe), recipe, {c: [t] for c, t in tasks.items()}, data, progress
         ),
@@ -156,7 +156,7 @@ def conversion_record(
     }
 
 
-def _perplexity(score: dict[str, Any], seed: int) -> dict[str, float]:
+def _perplexity(score: dict[str, Any]) -> dict[str, float]:
     """Of all tokens, and its 95 % interval over blocks."""
     from freemoe.evals.verdict import perplexity_against
 
@@ -201,7 +201,7 @@ def _seen_in(recipe: ConvertRecipe, batches: Sequence[int]) -> dict[str, Any]:
     return {"tokens": {"layers": layers, **tokens}, "speed": speed}
 
 
-def _tokens_per_second(dense: Any, new: Any, batch: int, seed: int, rounds: int = 3) -> dict[str, float]:
+def _tokens_per_second(dense: Any, new: Any, batch: int, seed: int) -> dict[str, float]:
     """Tokens per second of both, in turns: a prompt of `SPEED_TOKENS` tokens in every row, the logits of the last one."""
     import torch
 
@@ -210,12 +210,12 @@ def _tokens_per_second(dense: Any, new: Any, batch: int, seed: int, rounds: int 
     )
     seconds: dict[str, list[float]] = {DENSE: [], CONVERTED: []}
     with torch.no_grad():
-        for number in range(rounds + 1):
+        for number in range(4):
             for way, model in ((DENSE, dense), (CONVERTED, new)):
                 began = time.perf_counter()
                 logits = model(ids.to(model.device), use_cache=False, logits_to_keep=1).logits
                 # Reading a number waits for the device.
                 assert math.isfinite(float(logits[0, -1, 0]))
-                if number:
+                if number:  # the first round warms up
                     seconds[way].append(time.perf_counter() - began)
     return {way: ids.numel() / statistics.median(values) for way, values in seconds.items()}

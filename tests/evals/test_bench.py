@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.serve.experts import random_experts
+from benchmarks.serve.material import random_experts
 from freemoe.core.errors import DataError
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.evals import speed

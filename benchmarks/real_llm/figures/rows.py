@@ -139,14 +139,14 @@ def verdict(row: Row, base: Row) -> CandidateVerdict | None:
     return CandidateVerdict(row.cell.method, row.cell.treatment, float(np.mean(differences)), p, len(differences))
 
 
-def accepted(pairs: Sequence[tuple[Row, Row]], alpha: float = 0.05) -> list[bool]:
+def accepted(pairs: Sequence[tuple[Row, Row]]) -> list[bool]:
     """Which of several rows the guard of one build would accept, all of them tested together (Holm)."""
     verdicts = [verdict(row, base) for row, base in pairs]
     adjusted = iter(adjust_verdicts([[v] for v in verdicts if v is not None]))
     found = []
     for known in verdicts:
         one = next(adjusted)[0] if known is not None else None
-        found.append(one is not None and one.holm is not None and one.holm <= alpha and one.gain > 0)
+        found.append(one is not None and one.holm is not None and one.holm <= 0.05 and one.gain > 0)
     return found
 
 

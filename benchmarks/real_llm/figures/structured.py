@@ -46,7 +46,7 @@ def _cuts(rows: Sequence[Row], material: str, methods: Sequence[str]) -> list[Ro
     return [r for r in found if r is not None]
 
 
-def at_no_loss(rows: Sequence[Row], material: str, methods: Sequence[str] = CUTS) -> Row | None:
+def at_no_loss(rows: Sequence[Row], material: str, methods: Sequence[str]) -> Row | None:
     """The largest share off whose interval of the gain does not lie below zero; None where every one's does."""
     base = pick(rows, material, BASE)
     good = [r for r in _cuts(rows, material, methods) if base is not None and gain(r, base).high >= 0]

@@ -8,9 +8,8 @@ import torch
 from benchmarks.harness import Settings, run_bench
 from benchmarks.hookmoe import quality as trim_quality
 from benchmarks.hookmoe import speed as trim_speed
-from benchmarks.hookmoe.quality import share
+from benchmarks.hookmoe.quality import LowRank, share
 from benchmarks.hookmoe.records import Records, Row, records_of
-from benchmarks.hookmoe.rivals import LowRank
 from freemoe.assets import demo_documents, demo_model_path, demo_moe_path
 from freemoe.core.errors import RecipeError
 from freemoe.hookmoe import material

@@ -7,8 +7,10 @@ from pathlib import Path
 import torch
 
 from benchmarks.harness import Figure, Outcome, Settings, in_own_process
-from benchmarks.serve.material import NAMES, generated, open_base, serving, wishes, write_experts
+from benchmarks.serve.material import NAMES, generated, open_base, random_experts, serving, wishes
 from freemoe.core.memory import used_memory_bytes
+from freemoe.domain_experts.mixture import FreeMoE
+from freemoe.models.checkpoints.loading import BUNDLED
 from tests.hardening.full import count, none
 from tests.hardening.worker import Sampled
 
@@ -28,7 +30,8 @@ def run(seconds, seed, clients=CLIENTS, requests=REQUESTS):
     moe = open_base(Settings(seed=seed))
     asked = wishes(moe, requests, 24, ["base", *NAMES, "one+two", *PASSING], seed)
     with tempfile.TemporaryDirectory() as name:
-        folder = write_experts(Path(name) / "passing", moe, PASSING, seed + 100)
+        passing = FreeMoE(moe.model, random_experts(moe.model, PASSING, seed + 100), None, moe.tokenizer)
+        folder = passing.save_pretrained(Path(name) / "passing", base=BUNDLED)
         moe.load_expert(folder)
         true = [generated(moe, wish) for wish in asked]
         for expert in PASSING:

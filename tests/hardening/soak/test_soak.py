@@ -6,8 +6,7 @@ import time
 import pytest
 import torch
 
-from benchmarks.serve.experts import random_experts
-from benchmarks.serve.material import NAMES, generated, wishes
+from benchmarks.serve.material import NAMES, generated, random_experts, wishes
 from freemoe import FreeMoE
 from tests.hardening import full
 from tests.hardening.soak import soak
