@@ -137,7 +137,7 @@ def test_masked_is_differentiable():
 @needs_numba
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("heads", [1, 2, 5, 8])
-def test_products_with_dimensions_of_heads(dtype: torch.dtype, heads: int) -> None:
+def test_products_with_dimensions_of_heads(dtype, heads):
     generator = torch.Generator().manual_seed(heads)
 
     def normal(*shape):
@@ -159,7 +159,7 @@ def test_products_with_dimensions_of_heads(dtype: torch.dtype, heads: int) -> No
 @needs_numba
 @torch.no_grad()
 @pytest.mark.parametrize("cache", [1, 1 << 18], ids=["blocks of eight tokens", "one block"])
-def test_threads_and_blocks_of_tokens(monkeypatch: pytest.MonkeyPatch, cache: int) -> None:
+def test_threads_and_blocks_of_tokens(monkeypatch, cache):
     weights, index = layer(biased=True)
     x, expert = tokens(21)
     mask = torch.rand(21, 7, generator=torch.Generator().manual_seed(0)) < 0.5

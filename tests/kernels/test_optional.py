@@ -82,7 +82,7 @@ def test_a_package_that_is_absent_or_broken(monkeypatch):
 
 
 @pytest.mark.usefixtures("any_triton")
-def test_what_triton_takes() -> None:
+def test_what_triton_takes():
     dtypes = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
     assert [triton_takes(dtype, "cuda") for dtype in dtypes] == [False, True, True, True]
 

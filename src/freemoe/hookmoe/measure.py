@@ -28,6 +28,7 @@ from freemoe.models.hooks import combined_hooks, forward_pre_hook
 from freemoe.text.blocks import PackedBlocks
 from freemoe.training.states import State
 
+_DRAWS = 2000  # Of a bootstrap
 _SUMS = ("ce", "kl", "tokens", "right")
 
 
@@ -109,7 +110,6 @@ def recovered_share(
     reduced: Tensor,  # (rows,) under the plan alone
     now: Tensor,  # (rows,) under the plan with hooks
     seed: int = 0,  # Of the bootstrap
-    draws: int = 2000,
     start: Tensor | None = None,  # (rows,) sums from which the gain counts; those of the plan alone if absent
     groups: Sequence[int] | None = None,  # Number of every row's group; each row is its own if absent
 ) -> Interval:
@@ -122,7 +122,7 @@ def recovered_share(
     if lost.sum() <= 0:
         return Interval(float("nan"), float("nan"), float("nan"))
     rng = np.random.default_rng(seed)
-    pick = rng.integers(0, len(lost), size=(draws, len(lost)))
+    pick = rng.integers(0, len(lost), size=(_DRAWS, len(lost)))
     bottom = lost[pick].sum(1)
     # A draw in which nothing was lost has no share; it stands at the upper end, so that the interval stays honest.
     shares = np.where(bottom > 0, won[pick].sum(1) / np.where(bottom > 0, bottom, 1.0), np.inf)

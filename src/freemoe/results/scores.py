@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 from pydantic import Field
 
@@ -61,12 +60,3 @@ class ScoredDomain(ResultPart):
     def labelled_rows(self) -> list[tuple[str, dict[str, ScoreRow]]]:
         """What a figure draws: a name and its rows; here of the domain as a whole."""
         return [(self.name, self.rows)]
-
-
-class DomainScores(Protocol):
-    """What has scored domains: the result of a build or of an evaluation."""
-
-    @property
-    def domains(self) -> Sequence[ScoredDomain]:
-        """The domains, in the recipe's order."""
-        ...

@@ -99,17 +99,17 @@ def _rank_key(row: tuple[float, tuple[int | None, ...]]) -> tuple[float, tuple[i
 
 
 def candidate_plans(
-    base: LayerPlan, profile: Profile, best: int = 2, act: float | None = None, most: int = MOST_ACTS
+    base: LayerPlan, profile: Profile, best: int = 2, act: float | None = None
 ) -> list[tuple[LayerPlan, float, str]]:
     """Plans worth measuring as a whole: for every Act the knapsack's best few, and TLNLE's where it has that Act.
 
-    ``best`` per Act, and at most ``most`` Acts, evenly spread, besides the ``act`` that is asked for. Gives plan, predicted
+    ``best`` per Act, and at most `MOST_ACTS` Acts, evenly spread, besides the ``act`` that is asked for. Gives plan, predicted
     drop (NaN where there is no prediction), source.
     """
     table = solve_knapsack(base, profile, best)
     layers = sum(k is not None for k in base.ks)
     pairs = sorted(table)
-    asked = {pairs[i] for i in evenly_spaced(len(pairs), most)} | {pairs[0], pairs[-1]}
+    asked = {pairs[i] for i in evenly_spaced(len(pairs), MOST_ACTS)} | {pairs[0], pairs[-1]}
     if act is not None:
         asked |= {max((p for p in pairs if p <= act * layers + 1e-9), default=pairs[0])}
     found: dict[LayerPlan, tuple[float, str]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -24,7 +25,7 @@ from freemoe.report.figures.drawing import (
 )
 from freemoe.report.palette import INK, PAPER, SHADE, light_colour, row_role
 from freemoe.report.reading import compared_rows, interval_of
-from freemoe.results.scores import DomainScores, ScoredDomain, ScoreRow
+from freemoe.results.scores import ScoredDomain, ScoreRow
 
 _HOLLOW = ("oracle",)  # not a result, and drawn like none
 _MARKERS = "os^v<>pP"
@@ -60,7 +61,7 @@ def _axis_limits(domains: list[ScoredDomain], text: bool) -> tuple[float, float]
     "Dots: paired difference to the base on held-out documents; lines: 95 % intervals. Hollow diamonds (oracle) were "
     "selected on these very documents and are not a result.",
 )
-def gain_intervals(result: DomainScores, width: float = WIDE) -> Figure | None:
+def gain_intervals(result: Any, width: float = WIDE) -> Figure | None:
     """Gain over the base with 95 % intervals, per domain and subdomain: expert, routed, control, oracle side by side."""
     domains = [d for d in result.domains if compared_rows(d.rows)]
     if not domains:

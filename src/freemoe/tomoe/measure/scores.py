@@ -57,13 +57,12 @@ class TextScore:
 def score_text(
     model: Any,
     blocks: PackedBlocks,
-    tokens: int = TOKENS,
     on_rows: Callable[[int], None] | None = None,
     checkpoint: UnitState = NO_CHECKPOINT,
 ) -> TextScore:
     """Predict every token of every passage from the passage's tokens before it in the block.
 
-    About ``tokens`` at a time, at least one block.
+    About `TOKENS` at a time, at least one block.
     """
     device = next(model.parameters()).device
     nll: list[float] = []
@@ -78,7 +77,7 @@ def score_text(
         for own, name in ((nll, "nll"), (right, "right"), (numbers, "numbers")):
             own.extend(state[name].tolist())
 
-    for batch in checkpoint.resume_iter(blocks.iter_batches(tokens), to_state, load_state):
+    for batch in checkpoint.resume_iter(blocks.iter_batches(TOKENS), to_state, load_state):
         ids, positions = batch.ids.to(device), batch.positions.to(device)
         logits = model(ids, position_ids=positions, use_cache=False).logits[:, :-1].float()
         counted, wanted = batch.prediction_mask().to(device), ids[:, 1:]
