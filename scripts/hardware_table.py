@@ -83,7 +83,7 @@ def _convert(name: str, model: Any, base: int) -> Iterator[tuple[str, float, flo
         recipe = ConvertRecipe(model=name, text=("FILE",), train={"checkpointing": checkpointing})
         sublayers = find_sublayers(model)
         with torch.device("meta"):
-            gates = Hypernetwork(sublayers, recipe.experts, recipe.seed)
+            gates = Hypernetwork(sublayers, recipe)
         trained = sum(p.numel() for p in gates.parameters() if p.requires_grad)
         size = estimate_memory(recipe, sublayers, base, model.config.vocab_size, block_length(recipe, model), trained)
         yield f"`convert`{', `--checkpointing`' if checkpointing else ''}", base, size.peak_bytes - base
