@@ -96,7 +96,7 @@ SYSTEMS.add(
     "domain-experts",
     ArtefactSystem(
         "freemoe.domain_experts", "build", "BuildRecipe", "BuildResult",
-        merge="hosting.merging:merge_experts",
+        merge="hosting.merging:merge",
         eval_target="prove.evaluation:eval_target",
     ),
     "experts of domains behind a router, on a base (freemoe build, demo)",

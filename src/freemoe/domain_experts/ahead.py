@@ -6,13 +6,12 @@ part of a stage. The build itself then finds all of it in its journal.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from freemoe.core.run import ahead
 from freemoe.core.run.folder import RunFolder
 from freemoe.distributed.executors import executor_of
 from freemoe.domain_experts.recipe import BuildRecipe
-from freemoe.models.precision import compute_dtype
 
 Stage = Literal["purify", "units", "search", "report"]
 
@@ -28,11 +27,8 @@ class ParallelBuildStages(ahead.ParallelStages):
     ``division``: hash of its subdomains' documents, which every worker must find too.
     """
 
-    def __init__(self, recipe: BuildRecipe, model: Any, run: RunFolder, division: str) -> None:
-        # What each worker would measure for itself is decided once for all.
-        compute = "own" if compute_dtype(recipe.saliency.compute, model) is None else "bfloat16"
-        settled = recipe.model_copy(update={"saliency": recipe.saliency.model_copy(update={"compute": compute})})
-        known = {"recipe": settled.model_dump(mode="json"), "division": division}
+    def __init__(self, recipe: BuildRecipe, run: RunFolder, division: str) -> None:
+        known = {"recipe": recipe.model_dump(mode="json"), "division": division}
         super().__init__(run, executor_of(recipe), WORK, known, _needs_tensors)
 
 

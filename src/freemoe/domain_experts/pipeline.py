@@ -139,9 +139,7 @@ def _run_build(recipe: BuildRecipe, run: RunFolder, progress: Progress) -> RunOu
     with contextlib.ExitStack() as stack:
         several = executor_spec_of(recipe).is_parallel
         ahead = (
-            stack.enter_context(ParallelBuildStages(context.recipe, context.model, run, prepared.division_hash()))
-            if several
-            else None
+            stack.enter_context(ParallelBuildStages(context.recipe, run, prepared.division_hash())) if several else None
         )
         selected = _select_experts(prepared, run, ahead)
         for name, blob in selected.files.items():

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from freemoe.core.errors import ArtifactError, RecipeError
-from freemoe.domain_experts.hosting.merging import merge, plan_merge
+from freemoe.domain_experts.hosting.merging import merge
 from freemoe.domain_experts.mixture import FreeMoE
 from tests.domain_experts.structured.artefacts import mixture_artefact, unit_artefact
 
@@ -51,7 +51,7 @@ def test_experts_of_a_mixture_are_cut_out_and_never_left_as_zeros(tmp_path):
     with pytest.raises(ArtifactError, match="--shrink"):
         moe.merge_and_save("law/all", tmp_path / "zeros")
     with pytest.raises(ArtifactError, match="--shrink"):
-        plan_merge(artefact, "law/all", str(tmp_path / "zeros"))
+        merge(artefact, "law/all", str(tmp_path / "zeros"), dry=True)
     assert not (tmp_path / "zeros").exists()
 
 

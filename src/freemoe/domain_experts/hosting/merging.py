@@ -33,6 +33,7 @@ def merge(
     allow_rejected: bool = False,
     dtype: str = "auto",
     device: Placement = "cpu",
+    dry: bool = False,
 ) -> dict[str, Any]:
     """Write one expert, or several combined, into the base's weights as a plain Hugging Face checkpoint with its tokenizer.
 
@@ -49,6 +50,7 @@ def merge(
         allow_rejected: Write the base for an expert that was rejected.
         dtype: Of the base; its values must survive it.
         device: Where the base is loaded.
+        dry: Only check, before any weight is loaded, and say what would be written.
 
     Returns:
         Folder, GGUF file or None, weights off (None where units are cut out), and bytes written.
@@ -56,8 +58,32 @@ def merge(
     Raises:
         FreeMoEError: Its child that says what is wrong; nothing is left half written.
     """
-    how: dict[str, Any] = {"gguf": gguf, "shrink": shrink, "overwrite": overwrite, "allow_rejected": allow_rejected}
-    found = plan_merge(artefact, expert, output, op=op, base=base, pad=pad, **how)
+    manifest = read_manifest(artefact)
+    ref = _read_names(expert, op, [described["name"] for described in manifest.get("experts", [])])
+    source = base or manifest["base_model_name_or_path"]
+    if pad and not shrink:
+        raise RecipeError("--pad fills up what --shrink leaves; give both, or neither.")
+    if shrink and gguf is not None:
+        raise RecipeError(
+            "--shrink and --gguf exclude each other: a base's GGUF file says sizes that the smaller model no longer has. Merge "
+            "with --shrink alone, and convert the folder with llama.cpp's convert_hf_to_gguf.py."
+        )
+    chosen = _manifest_entries(artefact, manifest, ref.names)
+    _check_units(chosen, shrink)
+    if not allow_rejected:
+        require_accepted({name: described.get("kind", "") for name, described in chosen.items()})
+    _check_output(Path(output), overwrite, source, artefact)
+    if gguf is not None:
+        _check_gguf(gguf, source)
+    found = {
+        "folder": str(output),
+        "gguf": None if gguf is None else str(Path(output) / _gguf_name(gguf)),
+        "expert": str(ref),
+        "base": str(source),
+        "shrink": shrink,
+    }
+    if dry:
+        return found
     moe = FreeMoE.from_pretrained(base, artefact, dtype=dtype, device=device)
     ref, names = _read_names(expert, op, moe.experts), []
     for number, part in enumerate(ref.names):
@@ -72,17 +98,10 @@ def merge(
 
     def write_gguf_file(folder: Path) -> None:
         if gguf is not None:
-            write_gguf(moe.model, folder / _gguf_name(gguf), gguf, Path(found["base"]))
+            write_gguf(moe.model, folder / _gguf_name(gguf), gguf, Path(source))
 
     folder = moe.merge_and_save(name, output, also=write_gguf_file, overwrite=overwrite, allow_rejected=allow_rejected)
     return {**found, "weights_off": off, "bytes": _file_sizes(folder)}
-
-
-def merge_experts(*what: Any, dry: bool, **how: Any) -> dict[str, Any]:
-    """`merge`, or where nothing shall be written `plan_merge`."""
-    if dry:
-        return plan_merge(*what, **{name: value for name, value in how.items() if name not in ("dtype", "device")})
-    return merge(*what, **how)
 
 
 def _read_names(expert: str | Sequence[str], op: str | None, known: Sequence[str]) -> ExpertRef:
@@ -116,53 +135,22 @@ def _file_sizes(folder: Path) -> dict[str, int]:
     return {p.name: p.stat().st_size for p in sorted(folder.iterdir()) if p.is_file()}
 
 
-def plan_merge(
-    artefact: str | Path,
-    expert: str | Sequence[str],
-    output: str | Path,
-    *,
-    op: str | None = None,
-    base: str | None = None,
-    gguf: str | None = None,
-    shrink: bool = False,
-    pad: bool = False,
-    overwrite: bool = False,
-    allow_rejected: bool = False,
-) -> dict[str, Any]:
-    """Check a merge before any weight is loaded, and say what it would write; see `merge`."""
-    manifest = read_manifest(artefact)
-    ref = _read_names(expert, op, [described["name"] for described in manifest.get("experts", [])])
-    if pad and not shrink:
-        raise RecipeError("--pad fills up what --shrink leaves; give both, or neither.")
-    if shrink and gguf is not None:
-        raise RecipeError(
-            "--shrink and --gguf exclude each other: a base's GGUF file says sizes that the smaller model no longer has. Merge "
-            "with --shrink alone, and convert the folder with llama.cpp's convert_hf_to_gguf.py."
-        )
-    chosen = _manifest_entries(artefact, manifest, ref.names)
-    _check_units(chosen, shrink)
-    if not allow_rejected:
-        require_accepted({name: described.get("kind", "") for name, described in chosen.items()})
-    if Path(output).exists() and not overwrite:
+def _check_output(output: Path, overwrite: bool, source: str, artefact: str | Path) -> None:
+    """Raise where a folder may not be written: it is there, or base or artefact are inside of it."""
+    if output.exists() and not overwrite:
         raise ArtifactError(f"{str(output)!r} exists already. Choose another -o, or --overwrite to replace it.")
-    source = base or manifest["base_model_name_or_path"]
     for held in (Path(source).resolve(), Path(artefact).resolve()):
-        if Path(output).resolve() in (held, *held.parents):
+        if output.resolve() in (held, *held.parents):
             raise ArtifactError(f"{str(output)!r} holds {str(held)!r}, which is merged; choose another -o.")
-    if gguf is not None:
-        require_file_type(gguf)
-        if not is_gguf(source):
-            raise DataError(
-                f"--gguf copies tokenizer and metadata from the base's own GGUF file, and the base {source!r} is none. Merge "
-                "without --gguf, and convert the folder with llama.cpp's convert_hf_to_gguf.py."
-            )
-    return {
-        "folder": str(output),
-        "gguf": None if gguf is None else str(Path(output) / _gguf_name(gguf)),
-        "expert": str(ref),
-        "base": str(source),
-        "shrink": shrink,
-    }
+
+
+def _check_gguf(gguf: str, source: str) -> None:
+    require_file_type(gguf)
+    if not is_gguf(source):
+        raise DataError(
+            f"--gguf copies tokenizer and metadata from the base's own GGUF file, and the base {source!r} is none. Merge "
+            "without --gguf, and convert the folder with llama.cpp's convert_hf_to_gguf.py."
+        )
 
 
 def _manifest_entries(

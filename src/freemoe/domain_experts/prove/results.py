@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -160,7 +159,7 @@ def _domain_result(
                 "where_off": where_off(shown, context.weights),
                 "where_off_is": "chosen" if off else f"best candidate, turned down: {best.candidate}",
                 "purification_curve": sub.stopping_losses,
-                "forecast": asdict(sub.switches.forecast) if sub.switches and sub.switches.forecast else None,
+                "forecast": sub.switches.forecast.model_dump() if sub.switches and sub.switches.forecast else None,
                 "bands": {n: [b.metric, b.start, b.end] for n, b in sub.bands.items()},
                 **evidence["subdomains"].get(name, {"rows": {}, "candidates": {}}),
             }

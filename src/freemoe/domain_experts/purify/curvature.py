@@ -22,6 +22,7 @@ from freemoe.core.run.unit_state import NO_CHECKPOINT, UnitState
 from freemoe.domain_experts.purify.batches import AnswerBatch, mean_loss
 from freemoe.domain_experts.purify.gradients import Checkpointing, backward, gradients_to
 from freemoe.domain_experts.rank.calibrate import InputNorms, calibrate
+from freemoe.domain_experts.result import ForecastFacts
 from freemoe.kernels.waits import numbers_of
 from freemoe.models.mask import Mask
 from freemoe.models.switching import switched_off
@@ -147,23 +148,6 @@ def _mean_squares(
     return {w.name: (norms.sums[w.tap][0, 1] / tokens).to(w.device, torch.float32) for w in weights}
 
 
-@dataclass(frozen=True)
-class LossForecast:
-    """What the base's own gradient and curvature say of switching some weights off, and what it really does.
-
-    All in nats per answer token, on the same documents, which gave no gradient to the choice.
-
-    Attributes:
-        first_order: Sum of w * dL/dw: the gain of a linear loss.
-        disturbance: Sum of w^2 h / 2: what the diagonal of the curvature takes off it.
-        measured: The loss before less the loss after.
-    """
-
-    first_order: float
-    disturbance: float
-    measured: float
-
-
 def forecast_loss(
     model: Any,
     weights: Sequence[WeightMatrix],
@@ -172,7 +156,7 @@ def forecast_loss(
     batches: Sequence[AnswerBatch],
     *,
     checkpointing: Checkpointing = False,
-) -> LossForecast | None:
+) -> ForecastFacts | None:
     """Hold a linear and a quadratic picture of the loss against the loss itself; the model is bit-equal afterwards.
 
     Args:
@@ -180,7 +164,7 @@ def forecast_loss(
         weights: Weights that may be switched off.
         mask: Those that are.
         curvature: Of the base.
-        batches: Documents; the first few thousand answer tokens of them are used.
+        batches: Documents that gave no gradient to the choice; the first few thousand answer tokens of them are used.
         checkpointing: As for ``gradients_to``.
 
     Returns:
@@ -206,7 +190,7 @@ def forecast_loss(
     before = mean_loss(model, used)
     with switched_off(weights, mask):
         after = mean_loss(model, used)
-    return LossForecast(sum(numbers_of(first)), sum(lost), before - after)
+    return ForecastFacts(first_order=sum(numbers_of(first)), disturbance=sum(lost), measured=before - after)
 
 
 @dataclass(frozen=True)

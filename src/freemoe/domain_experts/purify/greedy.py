@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,9 +20,10 @@ from torch import Tensor
 from freemoe.core.errors import DataError, NumericError
 from freemoe.core.run.unit_state import NO_CHECKPOINT, UnitState
 from freemoe.domain_experts.purify.batches import AnswerBatch, mean_loss
-from freemoe.domain_experts.purify.curvature import Curvature, LossForecast, forecast_loss, measure_curvature
+from freemoe.domain_experts.purify.curvature import Curvature, forecast_loss, measure_curvature
 from freemoe.domain_experts.purify.gradients import noise_weights
 from freemoe.domain_experts.recipe import SaliencySection
+from freemoe.domain_experts.result import ForecastFacts
 from freemoe.models.mask import Mask
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import WeightMatrix
@@ -66,12 +67,12 @@ class PurifyResult:
     losses: tuple[float, ...]
     best: int  # Round that is kept; 0 is the base, and then nothing is switched off
     # What the gradient of the base makes of this mask on stopping documents; None where none is off
-    forecast: LossForecast | None = None
+    forecast: ForecastFacts | None = None
 
 
 def to_state(result: PurifyResult) -> State:
     """What a purification found as tensors by name, for the run folder."""
-    forecast = astuple(result.forecast) if result.forecast else ()
+    forecast = list(result.forecast.model_dump().values()) if result.forecast else []
     return {
         **result.mask.encode(),
         "|curve": torch.tensor(result.losses, dtype=torch.float64),
@@ -83,10 +84,10 @@ def to_state(result: PurifyResult) -> State:
 def from_state(state: State, weights: Sequence[WeightMatrix]) -> PurifyResult:
     """Inverse of `to_state`: the result, with its mask decoded for ``weights``."""
     codes = {name: code for name, code in state.items() if not name.startswith("|")}
-    forecast = state["|forecast"].tolist()
+    seen = dict(zip(ForecastFacts.model_fields, state["|forecast"].tolist(), strict=False))
     mask = Mask.decode(codes, weights)
     losses = tuple(state["|curve"].tolist())
-    return PurifyResult(mask, losses, int(state["|best"]), LossForecast(*forecast) if forecast else None)
+    return PurifyResult(mask, losses, int(state["|best"]), ForecastFacts(**seen) if seen else None)
 
 
 def step_share(section: SaliencySection, text: bool) -> float:

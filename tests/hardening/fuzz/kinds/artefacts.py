@@ -16,7 +16,7 @@ from freemoe.core.artifacts import MANIFEST
 from freemoe.core.errors import ArtifactError, FreeMoEError
 from freemoe.core.run.folder import require_replaceable
 from freemoe.domain_experts.artefact import inspect_artefact
-from freemoe.domain_experts.hosting.merging import plan_merge
+from freemoe.domain_experts.hosting.merging import merge
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.hookmoe.adapter import load_trimmed
 from freemoe.hookmoe.artefact_files import CONFIG, WEIGHTS
@@ -129,7 +129,7 @@ def _listed(folder):
     # A merge must bear by itself what inspect refuses.
     for name in ("math/0", *_names(folder)):
         with contextlib.suppress(FreeMoEError):
-            plan_merge(folder, name, folder.parent / "merged", allow_rejected=True)
+            merge(folder, name, folder.parent / "merged", allow_rejected=True, dry=True)
     inspect_artefact(folder)
 
 
