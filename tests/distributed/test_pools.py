@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import time
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from freemoe.core.run.units import Unit
 from freemoe.distributed import actor
 from freemoe.distributed.executors import has_ray
 from freemoe.distributed.ray_pool import RayPool
-from tests.core.run.away import SerialExecutor
+from tests.core.run.away import SerialExecutor, runs, soon
 from tests.core.run.test_journal import never
 
 needs_ray = pytest.mark.skipif(not has_ray(), reason="needs ray: pip install 'freemoe[ray]'")
@@ -141,24 +140,8 @@ def test_who_stops_looking_ends_what_is_begun(two, tmp_path):
     mark = tmp_path / "pid"
     with contextlib.closing(two.run([unit("long", "sleeps", mark=str(mark)), unit("u", "square", number=2)])) as run:
         next(run)
-        assert _soon(mark.exists)
-    assert _soon(lambda: not _runs(int(mark.read_text())))
-
-
-def _runs(number):
-    try:
-        os.kill(number, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def _soon(asked):
-    for _ in range(300):
-        if found := asked():
-            return found
-        time.sleep(0.1)
-    return asked()
+        assert soon(mark.exists)
+    assert soon(lambda: not runs(int(mark.read_text())))
 
 
 def test_what_a_killed_process_finished_counts(two, tmp_path):

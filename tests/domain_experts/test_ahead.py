@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -18,7 +17,7 @@ from freemoe.domain_experts.cost.dry_run import plan_build
 from freemoe.domain_experts.pipeline import build, work_ahead
 from freemoe.evals.engine.evaluator import Evaluator
 from freemoe.recipes import dump
-from tests.core.run.away import SerialAway, SerialExecutor
+from tests.core.run.away import SerialAway, SerialExecutor, soon
 from tests.distributed.test_pools import needs_ray
 from tests.domain_experts.conftest import Told, task_recipe
 from tests.domain_experts.test_build_resume import same
@@ -85,11 +84,11 @@ def test_killed_while_workers_run(world, alone, tmp_path):
         run = subprocess.Popen([sys.executable, str(script), str(tmp_path / "recipe.yaml")], stderr=stream)
     try:
         # The search has begun.
-        assert _soon(lambda: any(b"score|" in text for text in _texts(parts)) or run.poll() is not None)
+        assert soon(lambda: any(b"score|" in text for text in _texts(parts)) or run.poll() is not None)
         assert run.poll() is None, log.read_text()[-2000:]
         workers = _workers(parts)
         os.kill(max(workers), signal.SIGKILL)
-        assert _soon(lambda: _workers(parts) - workers or run.poll() is not None)
+        assert soon(lambda: _workers(parts) - workers or run.poll() is not None)
     finally:
         run.kill()
         code = run.wait()
@@ -130,14 +129,6 @@ def _texts(folder):
         except FileNotFoundError:
             continue
     return found
-
-
-def _soon(asked):
-    for _ in range(3000):
-        if found := asked():
-            return found
-        time.sleep(0.05)
-    return asked()
 
 
 def test_units_are_fitted_ahead_too(world, tmp_path, here):

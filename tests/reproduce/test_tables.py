@@ -1,9 +1,7 @@
 """Every table runs to its end at the smallest scale, and measures what it says."""
 
 import statistics
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -12,9 +10,6 @@ from reproduce.runs import recipe_names, run_of
 from reproduce.table import Scene, find
 from reproduce.tomoe.reading import usage
 from tests.reproduce.conftest import check_runs
-
-RowsOf = Callable[[str], dict[str, dict[str, Any]]]
-
 
 ONE_OF_EACH = {"mode/table01": None, "tomoe/table01": ", 60 %", "hookmoe/table02": "Ours (Math)"}
 """Tables of every system that run with every change, without rows of a label; all others, and these as a whole, by `make hardening`."""

@@ -1,11 +1,8 @@
 """What is run, what is not run again, and what a run leaves behind."""
 
-import os
 import subprocess
 import sys
-import time
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -30,7 +27,7 @@ from freemoe.models.sorted_code import encode_sorted
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
 from tests.benchmarks.real_llm.records import text_record
-from tests.core.run.away import SerialAway
+from tests.core.run.away import SerialAway, runs, soon
 from tests.masks import indices_of
 
 PLAN = [Cell("text", "wikitext"), Cell("text", "wikitext", "learned", 0.01), Cell("text", "wikitext", "greedy", 0.01)]
@@ -170,11 +167,11 @@ def test_a_cell_ends_with_the_run_that_was_killed(tmp_path):
     script.write_text(_KILLED)
     run = subprocess.Popen([sys.executable, str(script), str(tmp_path / "pid")])
     try:
-        cell = _soon(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+        cell = soon(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
     finally:
         run.kill()
         run.wait()
-    assert _soon(lambda: not _runs(int(cell)))
+    assert soon(lambda: not runs(int(cell)))
 
 
 _KILLED = """
@@ -192,25 +189,6 @@ if __name__ == "__main__":
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), end_with_parent) as pool:
         pool.submit(cell, sys.argv[1]).result()
 """
-
-
-def _runs(number):
-    try:
-        os.kill(number, 0)
-    except ProcessLookupError:
-        return False
-    status = Path(f"/proc/{number}/stat")
-    # One that nobody has asked for its end yet does not run either.
-    return not status.exists() or status.read_text().rpartition(")")[2].split()[0] != "Z"
-
-
-def _soon(asked):
-    """The answer as soon as it is not empty; the last one after a minute."""
-    for _ in range(600):
-        if found := asked():
-            return found
-        time.sleep(0.1)
-    return asked()
 
 
 def test_a_union_switches_off_what_either_expert_does():
