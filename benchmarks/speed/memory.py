@@ -137,7 +137,7 @@ def weigh(stage: str, layers: int, quick: bool, seed: int) -> dict[str, Any]:
     return weigh_stage(stage, bench, "cpu")[0] | sizes
 
 
-def weigh_stage(stage: str, bench: Bench, device: str) -> tuple[dict[str, int], float]:
+def weigh_stage(stage: str, bench: Bench, device: str) -> tuple[dict[str, float], float]:
     """Peak of a stage above the base, what is said of it, and its seconds."""
     # Libraries and buffers that a first pass makes, whatever its size.
     bench.score(Mask())
