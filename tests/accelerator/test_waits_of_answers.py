@@ -1,7 +1,5 @@
 """How often the host waits for a device while a base with experts answers: no more for more layers, experts and sequences."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 from typing import Any
 

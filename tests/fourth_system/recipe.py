@@ -1,7 +1,5 @@
 """The recipe of the toy."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """The result of the toy."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from freemoe.results.common import MadeDocument, PlanDocument, RunResult

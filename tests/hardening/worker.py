@@ -1,7 +1,5 @@
 """A process of its own that answers: lines of JSON in, lines of JSON out. Whoever started it outlives it."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json

@@ -1,7 +1,5 @@
 """Every way to compute the experts of a layer equals the reference, and the reference equals a dense MLP."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional as F

@@ -1,7 +1,5 @@
 """Without a package, with another version of it, on a device that its kernels do not run on: the same numbers, and one line."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from types import ModuleType, SimpleNamespace

@@ -3,8 +3,6 @@
 Sizes are ragged: no multiples of a block's; experts have lists of unequal lengths, and some have no token.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import partial

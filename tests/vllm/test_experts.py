@@ -1,7 +1,5 @@
 """Experts per request in vLLM give what Hugging Face gives with their weights off, whatever else is in the batch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

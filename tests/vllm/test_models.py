@@ -1,7 +1,5 @@
 """Converted models and trimmed mixtures in vLLM give what they give in transformers, whatever else is in the batch."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A base that vLLM's CPU kernels can run, and an artefact with experts of every kind on it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """A case: plain data that says what is opened; and how it may end."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import signal

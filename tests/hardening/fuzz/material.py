@@ -1,7 +1,5 @@
 """What cases are made of: a tiny base, artefacts on it with experts of every kind, their results."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Cases are drawn here and opened in a process of their own, which may hang or die."""
 
-from __future__ import annotations
-
 import faulthandler
 import logging
 import resource

@@ -3,8 +3,6 @@
 It is forked from one that has everything imported, and that has no threads: a kill costs no new interpreter.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

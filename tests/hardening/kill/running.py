@@ -6,8 +6,6 @@ command; then both folders are compared. One more run of each system is killed
 after every single thing that it keeps, over and over.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """The runs that are killed: one of every system on a bundled tiny model, small, and with every kind of unit in it."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

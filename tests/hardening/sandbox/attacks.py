@@ -9,8 +9,6 @@ share. A parent that does not answer in time is harmed. Every program has a test
 Without isolation only those run that go for others, not for more than their share: they say that the attacks are real.
 """
 
-from __future__ import annotations
-
 import contextlib
 import statistics
 import subprocess

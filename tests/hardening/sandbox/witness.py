@@ -1,7 +1,5 @@
 """What programs must leave as it is: a folder, a process, sockets, places where marks are left; looked at before and after."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

@@ -1,7 +1,5 @@
 """The clients of the soak, in a process of their own: right requests, wrong ones, some that go away, and experts that come and go."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random
