@@ -2,14 +2,10 @@
 
 import json
 import shutil
-from collections.abc import Callable
-from typing import Any
 
 from safetensors.torch import load_file, save_file
 
 from freemoe.core.artifacts import MANIFEST, write_manifest
-
-Edit = Callable[[dict[str, Any]], Any]
 
 
 def rewritten(source, target, *, manifest=None, **files):

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -30,9 +29,6 @@ TYPES = {
     torch.int32: "*i32",
     torch.int64: "*i64",
 }
-
-Launches = list[tuple[Any, tuple[Any, ...], dict[str, Any]]]
-"""Kernels, what they are given, and their compile-time constants."""
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,6 @@ BOTH = f"{FEW}+{MANY}"
 # Prompts of 9, 40, 120, 65, 33 and 90 tokens in steps of 64: some are read while others already write.
 MIXED = [None, FEW, MANY, UNITS, BOTH, FEW]
 
-Answers = list[dict[str, Any]]
-
 
 def batch(experts, ids, **more):
     named = [{} if expert is None else {"expert": expert} for expert in experts]

@@ -1,14 +1,10 @@
 """Purifications that are killed in their middle: they go on at their last state, and find what an unbroken one finds."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 
 from freemoe.core.run import unit_state
 from freemoe.core.run.folder import RunFolder
-from freemoe.core.run.unit_state import UnitState
 from freemoe.domain_experts import pipeline as build
 from freemoe.domain_experts.purify import curvature, greedy, learned, methods
 from freemoe.domain_experts.purify.greedy import PurifyTask, greedy_purify
@@ -22,7 +18,6 @@ from freemoe.recipes import recipe_from
 from tests.domain_experts.purify.test_greedy import batches, bits, purify, unchanged
 from tests.tiny import tiny_model
 
-Work = Callable[[UnitState], Any]
 SECTION = SaliencySection(method="both", step=0.001, budget=0.006, patience=3, steps=12, every=3, step_tokens=8)
 UNIT = UnitSection(unit="neuron", off=(0.1, 0.2), steps=6, every=2, step_tokens=8)
 

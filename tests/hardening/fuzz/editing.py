@@ -3,13 +3,8 @@
 import json
 import shutil
 import struct
-from typing import Any
 
 import torch
-
-Edit = dict[str, Any]
-"""``file``, and one of: ``set`` (path) and ``to``; ``drop`` (path); ``header`` (tensor), ``field`` and ``to``, or without a field
-the tensor is dropped; ``tensor``, ``at`` and ``to`` (one number; all where ``at`` is None); ``cut`` (bytes left); ``put`` (byte number, text); ``remove``."""
 
 _TYPES = {
     "F64": torch.float64,
@@ -25,7 +20,12 @@ _TYPES = {
 
 
 def edited_copy(source, folder, edits):
-    """A copy with edits made in their order; one that no longer finds its place does nothing."""
+    """A copy with edits made in their order; one that no longer finds its place does nothing.
+
+    An edit has a ``file``, and one of: ``set`` (path) and ``to``; ``drop`` (path); ``header`` (tensor), ``field`` and ``to``, or
+    without a field the tensor is dropped; ``tensor``, ``at`` and ``to`` (one number; all where ``at`` is None); ``cut`` (bytes
+    left); ``put`` (byte number, text); ``remove``.
+    """
     shutil.copytree(source, folder)
     for edit in edits:
         path = folder / edit["file"]

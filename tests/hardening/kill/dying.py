@@ -19,9 +19,6 @@ from freemoe.core.run import unit_state
 from tests.hardening.kill.systems import carry_out
 from tests.hardening.worker import Worker
 
-Event = tuple[str, str]
-"""Stage of a write (``begins``, ``half``, ``done``) and what is written."""
-
 FIRST_KEPT = -1
 """In place of a write's number: behind the first one that a later process goes on from, of the journal or of a state."""
 
