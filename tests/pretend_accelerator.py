@@ -162,7 +162,7 @@ def _register():
         aten.impl("_copy_from", KERNELS["_copy_from"], lazy)
     torch.autograd._engine_run_backward = _backward
     torch.UntypedStorage.clone = clone_storage
-    torch.Generator = _DeviceGenerator  # type: ignore[misc]
+    torch.Generator = _DeviceGenerator
     torch.accelerator.synchronize = lambda device=None: wait("synchronize")
     # These take the number of a device from a guard in C++, which there is none of.
     new_tensor = Tensor.new_tensor

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [*sorted(ROOT.glob("docs/**/*.md"))]
 GUIDES = [page for page in PAGES if page.parent.name != "benchmarks"]
 GUIDES += [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
-COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+COMMANDS = typer.main.get_command(app).commands
 BESIDE = [typer.main.get_command(program) for program in (benchmarks, reproduce)]
 OPTIONS = {o for c in [*COMMANDS.values(), *BESIDE] for p in c.params for o in [*p.opts, *p.secondary_opts]}
 # Of other programs that the guides call.
@@ -68,7 +68,7 @@ def test_commands_exist(guide):
 def test_fields_exist(guide):
     for section, field in re.findall(r"`([a-z]+)\.([a-z_]+)[`:]", text_of(guide)):
         if section in BuildRecipe.model_fields and field != "safetensors":
-            assert field in BuildRecipe.model_fields[section].annotation.model_fields, f"{section}.{field}"  # type: ignore[union-attr]
+            assert field in BuildRecipe.model_fields[section].annotation.model_fields, f"{section}.{field}"
 
 
 @by_guide
@@ -162,7 +162,7 @@ def test_every_make_target_is_described_and_made_without_files_of_its_name():
     targets = set(re.findall(r"^([a-z-]+):", text, re.MULTILINE))
     wanted = "help demo real test hardening browser-test check size docs wheel-test transformers-test vllm-test bench gpu clean"
     assert targets == set(wanted.split())
-    assert set(re.search(r"^\.PHONY: (.*)", text, re.MULTILINE)[1].split()) == targets  # type: ignore[index]
+    assert set(re.search(r"^\.PHONY: (.*)", text, re.MULTILINE)[1].split()) == targets
     assert all(re.search(rf"^{t}:.*## \w", text, re.MULTILINE) for t in targets)
 
 
@@ -174,7 +174,7 @@ def test_constraints_pin_everything_exactly_and_fit_the_project():
     project = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]
     extras = ("dev", "eval", "gguf", "ray", "serve", "docs")
     wanted = [*project["dependencies"], *(w for e in extras for w in project["optional-dependencies"][e])]
-    names = {re.match(r"[\w-]+", w)[0].lower() for w in wanted} - {"freemoe"}  # type: ignore[index]
+    names = {re.match(r"[\w-]+", w)[0].lower() for w in wanted} - {"freemoe"}
     assert names <= pinned
 
 

@@ -8,15 +8,11 @@ from freemoe.core.errors import WorkerError
 from freemoe.core.run.processes import ProcessPool
 from freemoe.distributed import executors
 from freemoe.distributed.executors import executor_of, require_place
-from freemoe.domain_experts.recipe import BuildRecipe
 from freemoe.recipes import recipe_from
 
 
 def recipe(**fields):
-    data = {"command": "build", "model": "base", "domains": {"law": ["law.jsonl"]}, **fields}
-    found = recipe_from(data)
-    assert isinstance(found, BuildRecipe)
-    return found
+    return recipe_from({"command": "build", "model": "base", "domains": {"law": ["law.jsonl"]}, **fields})
 
 
 def test_processes_share_the_threads_unless_they_are_told_theirs():

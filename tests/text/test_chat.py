@@ -73,7 +73,7 @@ def test_a_template_that_rewrites_the_prompt_is_refused():
     ],
 )
 def test_a_template_has_bounds_and_the_next_one_is_rendered(template, why, monkeypatch):
-    monkeypatch.setattr(templates, "SECONDS", 1.0 if "not done" in why else 30.0)
+    monkeypatch.setattr(templates, "SECONDS", 0.3 if "not done" in why else 30.0)
     with pytest.raises(DataError, match=f"chat template refuses these messages .*{why}"):
         as_prompt(tokenizer(template), USER, "row 3")
     monkeypatch.undo()

@@ -4,7 +4,7 @@ import pytest
 
 from freemoe.core.errors import DataError
 from freemoe.text.rows import DataRow
-from freemoe.text.shapes import SHAPES, ChoiceItem, ConversationItem, detect_shape, read_item, shape_by_name
+from freemoe.text.shapes import SHAPES, ChoiceItem, detect_shape, read_item, shape_by_name
 
 
 def row(value, number=1):
@@ -25,7 +25,6 @@ TALK = [says("system", "s"), says("user", "u1"), says("assistant", "a1"), says("
 
 def test_every_turn_of_a_conversation_is_answered_after_all_before_it():
     item = read({"messages": TALK})
-    assert isinstance(item, ConversationItem)
     assert [t.response for t in item.turns] == ["a1", "a2"]
     assert list(item.turns[1].messages) == TALK[:4]
     assert item.turns[0].prompt == "System: s\n\nUser: u1\n\nAssistant:"
@@ -41,7 +40,6 @@ def test_other_people_s_conversations_are_the_same():
 
 def test_an_answer_before_any_question_is_no_turn():
     item = read({"messages": [says("assistant", "hello"), says("user", "u"), says("assistant", "a")]})
-    assert isinstance(item, ConversationItem)
     assert [t.response for t in item.turns] == ["a"]
 
 
@@ -101,7 +99,6 @@ def test_refused_with_line_and_way_out(name):
 
 def test_a_forced_shape_takes_looser_columns():
     item = read({"question": "q", "answer": "a"}, "completion")
-    assert isinstance(item, ConversationItem)
     assert (item.turns[0].prompt, item.turns[0].gap, item.turns[0].response) == ("q", "", "a")
 
 

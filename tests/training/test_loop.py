@@ -93,7 +93,6 @@ def test_a_resumed_run_is_an_unbroken_one(tmp_path, what, last):
     first = Fit(tmp_path / "out")
     with pytest.raises(Killed):
         first.train(**{what: dies_at(getattr(first, what), last)})
-    assert first.run is not None
     first.run._release_claim()
     second = Fit(tmp_path / "out").train()
     assert same(whole.state(), second.state())
@@ -106,13 +105,11 @@ def test_a_resumed_run_is_an_unbroken_one(tmp_path, what, last):
 
 def test_only_the_last_state_is_kept(tmp_path):
     fit = Fit(tmp_path / "out").train()
-    assert fit.run is not None
     assert [n for n in eval_steps(STEPS, EVERY) if fit.run.has_tensors(f"fit|{n}")] == [STEPS]
 
 
 def test_a_damaged_state_is_said_and_not_gone_on_with(tmp_path):
     fit = Fit(tmp_path / "out").train()
-    assert fit.run is not None
     (path,) = (fit.run.partial / "units").iterdir()
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     fit.run._release_claim()
@@ -124,7 +121,6 @@ def test_progress_counts_every_step_once(tmp_path):
     first, told = Fit(tmp_path / "out"), []
     with pytest.raises(Killed):
         first.train(step=dies_at(first.step, 5))
-    assert first.run is not None
     first.run._release_claim()
     Fit(tmp_path / "out").train(advance=told.append)
     assert told[0] == 4
@@ -188,7 +184,6 @@ def test_a_loss_that_is_no_number_stops_and_loses_nothing(tmp_path, bad):
 
     with pytest.raises(NumericError, match=rf"loss of step 5 is {bad}.*[Ll]ower the learning rate"):
         fit.train(step=step)
-    assert fit.run is not None
     fit.run._release_claim()
     assert same(Fit(tmp_path / "out").train().state(), Fit().train().state())
 

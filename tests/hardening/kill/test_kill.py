@@ -40,30 +40,26 @@ def test_places_are_of_every_kind_and_evenly_spread():
     assert places([], 5) == []
 
 
-def finished(folder, **result):
-    folder.mkdir()
+def finished(folder, number, **result):
+    """An artefact whose times and checksums are a number."""
+    folder.mkdir(exist_ok=True)
     (folder / "experts.safetensors").write_bytes(b"abc")
-    (folder / "result.json").write_text(json.dumps({"kind": "experts", "created": 1, "cost": {"wall": 2}, **result}))
-    (folder / CARD).write_text("# Experts\n- first token after 48.9 ms\n")
-    (folder / MANIFEST).write_text(
-        json.dumps({"kind": "x", "files": {"result.json": 1, "experts.safetensors": 2}, "checksum": 3})
-    )
+    timed = {"created": number, "cost": {"wall": number}, "router": {"p50_ms": number}}
+    (folder / "result.json").write_text(json.dumps({"kind": "experts", **timed, **result}))
+    (folder / CARD).write_text(f"# Experts\n- first token after {number} ms\n")
+    files = {"result.json": number, "experts.safetensors": 2}
+    (folder / MANIFEST).write_text(json.dumps({"kind": "x", "files": files, "checksum": number}))
     return folder
 
 
 def test_times_are_not_compared_and_all_else_is(tmp_path):
-    one, other = finished(tmp_path / "one"), finished(tmp_path / "other", created=9, cost={}, router={"p50_ms": 1.0})
-    finished_again = json.loads((one / "result.json").read_text())
-    (one / "result.json").write_text(json.dumps({**finished_again, "router": {"p50_ms": 2.0}}))
-    (other / CARD).write_text("# Experts\n- first token after 50.1 ms\n")
-    (other / MANIFEST).write_text(
-        json.dumps({"kind": "x", "files": {"result.json": 8, "experts.safetensors": 2}, "checksum": 8})
-    )
+    one, other = finished(tmp_path / "one", 48.9), finished(tmp_path / "other", 50.1, cost={})
     assert differences(one, other) == []
     (other / "experts.safetensors").write_bytes(b"abd")
     assert differences(one, other) == ["experts.safetensors has other contents (bytes)"]
+    finished(other, 50.1, router={"rows": [1]})
+    (other / "experts.safetensors").write_bytes(b"abd")
     (other / "left.tmp").write_bytes(b"")
-    (other / "result.json").write_text(json.dumps({**finished_again, "router": {"rows": [1]}}))
     assert [line.split()[0] for line in differences(one, other)] == ["left.tmp", "experts.safetensors", "result.json"]
     assert "/router/rows" in differences(one, other)[2]
 
