@@ -45,7 +45,8 @@ def tell_error(error: Exception, arguments: list[str]) -> int:
         said, code = str(known), STOPPED if isinstance(known, Stopped) else REFUSED
     if len(said) > _LONGEST:
         said = f"{said[:_LONGEST]} ... ({len(said):,} characters)"
-    _print_error(said if code == STOPPED else f"error: {said}")
+    with contextlib.suppress(OSError):
+        print(neutral.escape_terminal(said if code == STOPPED else f"error: {said}"), file=sys.stderr)
     _print_error_json(said, type(known or error).__name__, code, arguments)
     return code
 
@@ -137,11 +138,6 @@ def close_unheard() -> int:
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return UNHEARD
-
-
-def _print_error(line: str) -> None:
-    with contextlib.suppress(OSError):
-        print(neutral.escape_terminal(line), file=sys.stderr)
 
 
 def _print_error_json(message: str, kind: str, code: int, arguments: list[str]) -> None:
