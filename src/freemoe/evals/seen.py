@@ -216,13 +216,17 @@ class SeenHashes:
         keys = np.array([_hash_text(key, b"key") for key in (document.key, document.row_key)], np.uint64)
         if _isin_sorted(keys, self.keys).any():
             return "key"
-        if any(self.has_question(*asked) for asked in _document_questions(document)):
+        # What it asks and its right answer (None where it is answered freely): as its row has it, and as it is put.
+        asked = [(document.about[0], " ".join(document.about[1:]) or None)] if document.about else []
+        if document.prompt:
+            asked.append((document.prompt, document.reference if document.kind in ("choice", "target") else None))
+        if any(self.has_question(*question) for question in asked):
             return "question"
         if document.kind == "text":
             inside = self.has_phrase(f"{document.prompt} {document.answers[0]}") or self.has_text(document.answers[0])
             return "text" if inside else ""
-        asked = document.about[0] if document.about else document.prompt
-        return "text" if _isin_sorted(text_hashes(f"{asked} {document.reference}"), self.runs).any() else ""
+        said = f"{document.about[0] if document.about else document.prompt} {document.reference}"
+        return "text" if _isin_sorted(text_hashes(said), self.runs).any() else ""
 
     def to_bytes(self) -> bytes:
         """As a safetensors file; equal hashes give equal bytes."""
@@ -270,13 +274,6 @@ class SeenHashes:
             "hashes": {"keys": len(self.keys), "questions": len(self.questions), "runs": len(self.runs)},
             "share_of_runs": self.share,
         }
-
-
-def _document_questions(document: Document) -> list[tuple[str, str | None]]:
-    """What a document asks and its right answer (None where it is answered freely): as its row has it, and as it is put."""
-    about = [(document.about[0], " ".join(document.about[1:]) or None)] if document.about else []
-    answer = document.reference if document.kind in ("choice", "target") else None
-    return [*about, (document.prompt, answer)] if document.prompt else about
 
 
 def _sorted_hashes(hashes: Iterable[int]) -> Hashes:

@@ -66,7 +66,9 @@ def forward_to_head(model: Any, wanted: Tensor, **inputs: Any) -> DeferredLogits
     """
     causal = unwrap_peft(model)
     head = causal.get_output_embeddings() if hasattr(causal, "get_output_embeddings") else None
-    decoders = _decoder_candidates(causal)
+    # What may stand before the head, the outermost first; some families call an inner one only.
+    inner = causal.get_decoder() if hasattr(causal, "get_decoder") else None
+    decoders = [m for m in (getattr(causal, "base_model", None), inner) if isinstance(m, nn.Module) and m is not causal]
     if head is None or not decoders:
         return _all_at_once(model, wanted, inputs)
     seen = _HeadCapture()
@@ -105,13 +107,6 @@ def forward_to_head(model: Any, wanted: Tensor, **inputs: Any) -> DeferredLogits
         tuple(p for p in causal.parameters() if p.requires_grad and id(p) not in inside),
         result.shape[-1],
     )
-
-
-def _decoder_candidates(causal: Any) -> list[nn.Module]:
-    """What may stand before the head, the outermost first; some families call an inner one only."""
-    inner = causal.get_decoder() if hasattr(causal, "get_decoder") else None
-    found = [getattr(causal, "base_model", None), inner]
-    return [m for m in found if isinstance(m, nn.Module) and m is not causal]
 
 
 def _all_at_once(model: Any, wanted: Tensor, inputs: dict[str, Any]) -> DeferredLogits:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from typing import Any
@@ -40,7 +41,10 @@ def sharing_problem(model: Any, ids: Ids, max_length: int) -> str | None:
     """
     if max_length < _TRIAL:
         return f"the context of {max_length} tokens is too short for it to be tried out"
-    requests, window = _trial_requests(ids), sliding_window(model)
+    # Two contexts with a prefix in common and three answers each.
+    text = (ids * _TRIAL)[:_TRIAL]
+    contexts, answers = (text[:20], text[:14] + text[20:26]), (text[26:29], text[27:30], text[29:31])
+    requests, window = [TokenPair(*pair) for pair in itertools.product(contexts, answers)], sliding_window(model)
     whole = plan(requests, 4096, share=False, branch=False)
     # With branches the requests have one prefix; without them each context is the prefix of its answers.
     kinds = [False, True] if masks_are_dense(model) else [False]
@@ -59,10 +63,3 @@ def sharing_problem(model: Any, ids: Ids, max_length: int) -> str | None:
         if not apart <= allowed:
             return f"{type(model).__name__} answers differently behind a shared prefix (by {apart:.2g} nats)"
     return None
-
-
-def _trial_requests(ids: Ids) -> list[TokenPair]:
-    """Two contexts with a prefix in common and three answers each."""
-    text = (ids * _TRIAL)[:_TRIAL]
-    contexts, answers = (text[:20], text[:14] + text[20:26]), (text[26:29], text[27:30], text[29:31])
-    return [TokenPair(context, answer) for context in contexts for answer in answers]
