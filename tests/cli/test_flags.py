@@ -16,7 +16,7 @@ from freemoe.cli import trim as trim_cli
 from freemoe.domain_experts.demo import demo_recipe
 from freemoe.domain_experts.recipe import BuildRecipe
 from freemoe.recipes import EvalRecipe, dump, load_recipe, recipe_from
-from tests.test_recipes import FULL, SMALLEST
+from tests.test_recipes import FULL
 
 
 def plain(flags):
@@ -29,7 +29,11 @@ BUILD_PATHS, EVAL_PATHS = plain(build_cli.COMMAND.flags), plain(eval_cli.COMMAND
 BASE = ["build", "some/model", "--domain", "math=gsm8k"]
 EVAL = ["eval", "experts", "--domain", "math=gsm8k"]
 CONVERT = ["convert", "some/model", "--text", "t.txt"]
-DEFAULTS = {**SMALLEST, "convert": {"command": "convert", "model": "some/model", "text": ["t.txt"]}}
+DEFAULTS = {
+    "build": {"command": "build", "model": "some/model", "domains": {"math": ["gsm8k"]}},
+    "eval": {"command": "eval", "artefact": "experts", "domains": {"math": ["gsm8k"]}},
+    "convert": {"command": "convert", "model": "some/model", "text": ["t.txt"]},
+}
 
 
 def read_as(kind, values):
