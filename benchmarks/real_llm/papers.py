@@ -158,10 +158,10 @@ def _of_trims(finished: Finished, cell: Cell) -> dict[str, Any]:
         return found
     levels = [f"{math.exp(own['rows'][n]['ce']):.2f}" for n in ("full", "plan", "hooks") if n in own["rows"]]
     won = [v if v is None else 100 * v for v in own["rows"].get("hooks", {}).get("recovered_ce", [])]
-    plan = own["plan"]
-    ks = dict.fromkeys(plan["text"].split(","))
-    k = plan["text"] if len(ks) > 1 else f"{next(iter(ks))} in every layer"
-    note = f"Act {plan['act']:g}, k {k}; hooks {own['hooks']}, {own['training']['steps']} steps"
+    ks, units = sorted(map(int, own["plan"]["text"].split(","))), own["hooks"].values()
+    k = f"k {ks[0]} to {ks[-1]}" if ks[0] < ks[-1] else f"k {ks[0]} in every layer"
+    hooks = f"{len(units)} hooks, {sum(units)} units in all" if len(units) > 1 else f"one hook of {sum(units)} units"
+    note = f"Act {own['plan']['act']:g}, {k}; {hooks}, {own['training']['steps']} steps"
     return {**found, "figure": " / ".join(levels), "gain": won, "note": note}
 
 
