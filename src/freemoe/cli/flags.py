@@ -152,7 +152,7 @@ class RecipeCommand:
             return print_fields(f"{self.name}-plan", pkgutil.resolve_name(self.plan)(recipe), values["as_json"])
         resume, shown = values.get("resume", False), output_options(values)
         try:
-            (self.run or _run_pipeline)(recipe, overwrite=values["overwrite"], resume=resume, shown=shown)
+            (self.run or self._run_pipeline)(recipe, overwrite=values["overwrite"], resume=resume, shown=shown)
         except KeyboardInterrupt:
             from freemoe.core.run.folder import interrupted_message
 
@@ -177,6 +177,17 @@ class RecipeCommand:
         @with_signature(parameters)
         def recipe_command(**values: Any) -> None:
             self.execute_command(values)
+
+    def _run_pipeline(self, recipe: Recipe, *, overwrite: bool, resume: bool, shown: CommandOutput) -> None:
+        """Run a recipe as its system does, write the report, print what was found."""
+        from freemoe.artefacts import write_page
+        from freemoe.tomoe.devices import DistributedContext
+
+        [system] = [one for one in map(SYSTEMS.get, SYSTEMS) if one.command == self.name]
+        run = system.part(f"pipeline:{self.name}")
+        folder = run(recipe, progress=shown.make_progress(), overwrite=overwrite, resume=resume, page=write_page)
+        if not DistributedContext.from_environment().rank:  # the first of several processes prints
+            shown.print_artefact(self.name, folder)
 
     def _make_option(self, name: str, flag: RecipeFlag) -> tuple[Any, Any]:
         about = None if flag.kind else recipe_field(self.recipe, flag.path)
@@ -218,18 +229,6 @@ def system_command(system: ArtefactSystem) -> RecipeCommand:
         dry_run="what would be done",
         example="seed=1",
     )
-
-
-def _run_pipeline(recipe: Recipe, *, overwrite: bool, resume: bool, shown: CommandOutput) -> None:
-    """Run a recipe as its system does, write the report, print what was found."""
-    from freemoe.artefacts import write_page
-    from freemoe.tomoe.devices import DistributedContext
-
-    [system] = [one for one in map(SYSTEMS.get, SYSTEMS) if one.command == recipe.command]
-    run = system.part(f"pipeline:{system.command}")
-    folder = run(recipe, progress=shown.make_progress(), overwrite=overwrite, resume=resume, page=write_page)
-    if not DistributedContext.from_environment().rank:  # the first of several processes prints
-        shown.print_artefact(system.command, folder)
 
 
 def run_options(dry_run: str, resumes: bool = True) -> dict[str, tuple[Any, Any]]:

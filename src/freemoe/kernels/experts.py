@@ -62,13 +62,7 @@ class ExpertNeurons:
     def __init__(self, index: Tensor, neurons: int) -> None:
         self.rows = [row[row >= 0].long() for row in index.cpu()]
         # Rows of each expert that are multiplied at once; a slice where they lie together and need not be gathered.
-        self.parts = [
-            [
-                some if len(some) <= some[-1] - some[0] else slice(int(some[0]), int(some[-1]) + 1)
-                for some in rows.split(NEURONS)
-            ]
-            for rows in self.rows
-        ]
+        self.parts = [[_as_slice(some) for some in rows.split(NEURONS)] for rows in self.rows]
         self.neurons = neurons
         self.grouped, self.few = 256, 256 if max(map(len, self.rows)) <= _NARROW * neurons else 64
         self._masks: dict[tuple[torch.dtype, torch.device], Tensor] = {}
@@ -82,6 +76,11 @@ class ExpertNeurons:
                 row[rows] = 1
             self._masks[key] = held.to(device)
         return self._masks[key]
+
+
+def _as_slice(rows: Tensor) -> slice | Tensor:
+    first, last = int(rows[0]), int(rows[-1])
+    return slice(first, last + 1) if last - first + 1 == len(rows) else rows
 
 
 def index_mask(index: Tensor, neurons: int, dtype: torch.dtype) -> Tensor:

@@ -236,5 +236,6 @@ def find_module(module: nn.Module, path: str) -> nn.Module | None:
 def modules_seen(model: nn.Module) -> str:
     """Say which modules a model has, the ones near the top first (for error messages)."""
     names = sorted((n for n, _ in model.named_modules() if n), key=lambda n: (n.count("."), n))
-    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    return f"modules seen: {', '.join(names[:8]) or 'none'}{more}"
+    near, others = names[:8], names[8:]
+    more = f" and {len(others)} more" if others else ""
+    return f"modules seen: {', '.join(near) or 'none'}{more}"

@@ -200,7 +200,7 @@ class SavedExperts(ExpertHost, LoadedArtifact):
                 )
             expert_stack_of(self.model).drop_experts(self, lambda _: True)
             with self.expert(BASE):
-                switched_off(self._weights, mask)
+                switched_off(self._weights, mask)  # For good: nobody keeps the way back
                 self._experts, self._measurements = {}, {}
                 self._on_board()
         return self.model

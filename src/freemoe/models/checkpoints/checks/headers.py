@@ -30,8 +30,10 @@ def weight_files(source: Any, folder: Path, single: str = SINGLE, index_name: st
         DataError: The index names no file, one elsewhere, or one that is not there.
     """
     index = folder / index_name
-    if (folder / single).is_file() or not index.is_file():
-        return [folder / single] if (folder / single).is_file() else []
+    if (folder / single).is_file():
+        return [folder / single]
+    if not index.is_file():
+        return []
     held = read_json(index)
     places = held.get("weight_map") if isinstance(held, dict) else None
     if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
