@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from benchmarks.harness import Figure, Settings, not_measured
 from benchmarks.hookmoe import mixtures
 from benchmarks.hookmoe.records import Records, Row, records_of
-from freemoe.assets import DOMAINS
+from freemoe.assets import BUNDLED_MOE, DOMAINS
 from freemoe.evals.engine.evaluator import Evaluator
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.statistics import Interval
@@ -40,7 +40,7 @@ from freemoe.hookmoe.plans.methods import best_rule, default_units, kl_drop, pap
 from freemoe.hookmoe.plans.plan import LayerPlan
 from freemoe.hookmoe.plans.search import even_plan
 from freemoe.hookmoe.recipe import HookTraining, TrimRecipe
-from freemoe.models.checkpoints.loading import BUNDLED_MOE, load_base
+from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.hooks import combined_hooks, forward_hook
 from freemoe.models.weights import find_weights
 from freemoe.recipes import DataSection

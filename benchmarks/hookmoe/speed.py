@@ -23,6 +23,7 @@ from torch import Tensor
 from benchmarks.devices import dtype_on, is_accelerator
 from benchmarks.harness import Figure, Outcome, Settings, one_clock
 from benchmarks.speed.shapes import random_model, shape_of
+from freemoe.assets import BUNDLED_MOE
 from freemoe.compat.transformers import experts_backend
 from freemoe.evals import speed
 from freemoe.evals.speed import time_request
@@ -33,7 +34,7 @@ from freemoe.hookmoe.measure import count_parameters
 from freemoe.hookmoe.plans.layers import plan_of
 from freemoe.hookmoe.plans.methods import default_units
 from freemoe.hookmoe.plans.plan import uniform_plan
-from freemoe.models.checkpoints.loading import BUNDLED_MOE, load_base
+from freemoe.models.checkpoints.loading import load_base
 
 TTFT, ITL = 1.42, 1.3
 NEW = 65

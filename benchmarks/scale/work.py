@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from freemoe.models.checkpoints.loading import BUNDLED, load_base
+from freemoe.assets import BUNDLED
+from freemoe.models.checkpoints.loading import load_base
 
 
 def nothing() -> None:

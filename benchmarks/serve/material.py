@@ -14,11 +14,12 @@ from typing import Any
 import torch
 
 from benchmarks.harness import Settings
+from freemoe.assets import BUNDLED
 from freemoe.domain_experts.expert import DomainExpert, switch_expert
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.rank.random_mask import random_mask
 from freemoe.evals.engine.tokens import context_length
-from freemoe.models.checkpoints.loading import BUNDLED, load_base
+from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.mask import Mask
 from freemoe.models.weights import find_weights
 from freemoe.serve.catalogue import ServedExperts

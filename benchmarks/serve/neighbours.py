@@ -16,7 +16,8 @@ import torch
 
 from benchmarks.serve.material import Wish, generated, random_experts, wishes
 from freemoe import FreeMoE
-from freemoe.models.checkpoints.loading import BUNDLED, load_base
+from freemoe.assets import BUNDLED
+from freemoe.models.checkpoints.loading import load_base
 from freemoe.serve.engine.engine import InferenceEngine
 from freemoe.serve.engine.outbox import EventQueue
 from freemoe.serve.engine.requests import SequenceEnd, SequenceRequest, TextChunk

@@ -22,9 +22,8 @@ import numpy as np
 
 from benchmarks.harness import Figure, Outcome, Settings, not_measured
 from benchmarks.tomoe.conversions import EXPERTS, JUDGED_SHARE, QUICK, TRAIN, Job, run_all
-from freemoe.assets import DOMAINS, benchmark_path
+from freemoe.assets import BUNDLED, DOMAINS, benchmark_path
 from freemoe.evals.statistics import over_seeds
-from freemoe.models.checkpoints.loading import BUNDLED
 from freemoe.tomoe.recipe import ConvertRecipe
 
 SHARES = (0.7, 0.6, 0.5, 0.4)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from freemoe.assets import BUNDLED, BUNDLED_MOE
 from freemoe.cli.completion import BUNDLED as COMPLETED
 from freemoe.domain_experts.recipe import METRICS
 from freemoe.evals.tasks.benchmarks import BENCHMARKS
-from freemoe.models.checkpoints.loading import BUNDLED, BUNDLED_MOE
 from freemoe.systems import SYSTEMS
 from tests.test_architecture import HEAVY
 

@@ -38,10 +38,10 @@ def run_command(
 ) -> None:
     """Run ``freemoe inspect`` with these options."""
     calm_libraries()
+    from freemoe.assets import BUNDLED, BUNDLED_MOE
     from freemoe.domain_experts.artefact import inspect_model
     from freemoe.hub.fetch import fetch_artefact, is_repository
     from freemoe.models.checkpoints.gguf_header import is_gguf
-    from freemoe.models.checkpoints.loading import BUNDLED, BUNDLED_MOE
     from freemoe.systems import SYSTEMS, system_of
 
     if text is not None and not super_weights:

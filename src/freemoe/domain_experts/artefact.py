@@ -18,8 +18,9 @@ from freemoe.domain_experts.route.reading import read_router
 from freemoe.evals.engine.tokens import context_length
 from freemoe.evals.held_out import read_shared
 from freemoe.hub.fetch import HubAccess
+from freemoe.models.checkpoints.gguf_header import gguf_origin
 from freemoe.models.checkpoints.identity import require_base
-from freemoe.models.checkpoints.loading import gguf_origin, load_base, load_tokenizer
+from freemoe.models.checkpoints.loading import load_base, load_tokenizer
 from freemoe.models.checkpoints.placement import Placement
 from freemoe.models.weights import describe_weights, find_weights
 from freemoe.recipes.expert_names import BASE

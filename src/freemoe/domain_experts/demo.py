@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from freemoe.assets import DOMAINS
+from freemoe.assets import BUNDLED, DOMAINS
 from freemoe.domain_experts.recipe import BuildRecipe
-from freemoe.models.checkpoints.loading import BUNDLED
 from freemoe.recipes import recipe_from
 
 

@@ -53,8 +53,8 @@ from freemoe.evals.held_out import keep_record
 from freemoe.evals.keywords import resolve_recipe
 from freemoe.evals.seen import SeenHashes
 from freemoe.evals.tasks.documents import FrozenChoice, digest_documents
+from freemoe.models.checkpoints.gguf_header import gguf_origin
 from freemoe.models.checkpoints.identity import IDENTITY, SETTINGS
-from freemoe.models.checkpoints.loading import gguf_origin
 from freemoe.models.precision import compute_dtype, is_measured
 from freemoe.recipes import recipe_from
 

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from freemoe.assets import BUNDLED, BUNDLED_MOE
 from freemoe.core.artifacts import MANIFEST, tensor_checksums
 from freemoe.core.environment import describe_environment, use_threads
 from freemoe.core.errors import ArtifactError, DataError
@@ -39,7 +40,7 @@ from freemoe.evals.tasks.documents import Document, FrozenChoice, digest_documen
 from freemoe.evals.tasks.domains import load_domains
 from freemoe.evals.tasks.task import DomainData
 from freemoe.models.checkpoints.gguf_header import is_gguf
-from freemoe.models.checkpoints.loading import BUNDLED, BUNDLED_MOE, load_base
+from freemoe.models.checkpoints.loading import load_base
 from freemoe.recipes import EvalRecipe, recipe_from
 
 KIND = "evaluation"  # Of the result

@@ -10,14 +10,14 @@ from benchmarks.hookmoe import quality as trim_quality
 from benchmarks.hookmoe import speed as trim_speed
 from benchmarks.hookmoe.quality import LowRank, share
 from benchmarks.hookmoe.records import Records, Row, records_of
-from freemoe.assets import demo_documents, demo_model_path, demo_moe_path
+from freemoe.assets import BUNDLED_MOE, demo_documents, demo_model_path, demo_moe_path
 from freemoe.core.errors import RecipeError
 from freemoe.hookmoe import material
 from freemoe.hookmoe.adapter import Trimmed
 from freemoe.hookmoe.material import TextParts
 from freemoe.hookmoe.measure import TextQuality
 from freemoe.hookmoe.plans.plan import LayerPlan
-from freemoe.models.checkpoints.loading import BUNDLED_MOE, load_base
+from freemoe.models.checkpoints.loading import load_base
 from freemoe.text.blocks import PackedBlocks
 from scripts import make_demo_moe
 from tests.hookmoe.conftest import logits

@@ -8,9 +8,9 @@ import torch
 
 from benchmarks.harness import Figure, Outcome, Settings, in_own_process
 from benchmarks.serve.material import NAMES, generated, open_base, random_experts, serving, wishes
+from freemoe.assets import BUNDLED
 from freemoe.core.memory import used_memory_bytes
 from freemoe.domain_experts.mixture import FreeMoE
-from freemoe.models.checkpoints.loading import BUNDLED
 from tests.hardening.full import count, none
 from tests.hardening.worker import Sampled
 

@@ -12,8 +12,8 @@ import torch
 
 from freemoe.core.errors import DataError
 from freemoe.models.checkpoints.fingerprint import fingerprint_model
-from freemoe.models.checkpoints.gguf_header import read_header
-from freemoe.models.checkpoints.loading import gguf_origin, load_base, load_tokenizer
+from freemoe.models.checkpoints.gguf_header import gguf_origin, read_header
+from freemoe.models.checkpoints.loading import load_base, load_tokenizer
 from freemoe.models.checkpoints.saving import save_checkpoint
 from freemoe.models.weights import find_weights
 from tests import gguf_files

@@ -14,7 +14,7 @@ from freemoe.models.checkpoints.loading import load_base, load_tokenizer
 from tests.tiny import VOCABULARY, tiny_model, tiny_tokenizer
 
 UP = "model.layers.1.mlp.up_proj.weight"
-LOG = "freemoe.models.checkpoints.checks.load_report"
+LOG = "freemoe.models.checkpoints.checks.whole"
 LLAMA_TYPE = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
 
 

@@ -85,6 +85,17 @@ def read_header(path: str | Path) -> GGUFHeader:
                 raise _truncated_error(path, f"its header ends too early or is damaged ({error})") from None
 
 
+def gguf_origin(model: str | Path, dtype: str = "auto") -> str | None:
+    """What a base was before it was loaded, where that is not the same: ``dequantised from GGUF Q4_1 to float32``."""
+    if not is_gguf(model):
+        return None
+    header = read_header(model)
+    note = f"dequantised from GGUF {header.stored_as} to {'float32' if dtype == 'auto' else dtype}"
+    if "rope_freqs.weight" in header.types:
+        note += "; its scaled rotary frequencies are not read, so text beyond the first training's context suffers"
+    return note
+
+
 def _truncated_error(path: Path, why: str) -> DataError:
     return DataError(f"{str(path)!r} is truncated: {why}. Copy or download it again.")
 

@@ -5,7 +5,9 @@ accelerate moves a pass from device to device, and reads from disk what lies the
 
 from __future__ import annotations
 
+import contextlib
 import re
+import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -18,6 +20,8 @@ from freemoe.compat.transformers import no_split_modules
 from freemoe.core.errors import DataError, RecipeError
 from freemoe.core.memory import available_memory_bytes
 from freemoe.core.numbers import format_bytes
+from freemoe.core.untrusted import read_json
+from freemoe.models.checkpoints.base_files import BaseFiles
 
 SPLIT, DISK = "split", "disk"
 
@@ -137,23 +141,57 @@ def free_bytes(device: torch.device) -> int:
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
-def loads_straight_to(device: torch.device) -> bool:
+def placement_arguments(
+    files: BaseFiles, dtype: str, device: Placement, offload: contextlib.ExitStack
+) -> dict[str, Any]:
+    """What transformers is told of where a base's weights lie; those that it must write anew go to a folder until ``offload`` ends.
+
+    Raises:
+        DataError: They do not fit, or are in a GGUF file, whose layers cannot stay on disk or be spread.
+        RecipeError: As `device_map`.
+    """
+    if is_one_device(device):
+        one = pick_device(str(device))
+        if files.gguf is not None:
+            return {}
+        _require_memory(files, dtype, one)
+        return {"device_map": {"": one}} if _loads_straight_to(one) else {}
+    if files.gguf is not None:
+        raise DataError(
+            "A GGUF file is dequantised as a whole, so its layers cannot stay on disk or be spread over devices. Write it as a "
+            "folder first (freemoe merge OUT base -o FOLDER), or use --device auto, cpu or cuda."
+        )
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(**files.arguments)
+    with torch.device("meta"):
+        wanted = config.dtype if dtype == "auto" else getattr(torch, dtype)
+        empty = AutoModelForCausalLM.from_config(config, dtype=wanted)
+    places = device_map(device, empty)
+    if "disk" not in places.values():
+        return {"device_map": places}
+    folder = offload.enter_context(tempfile.TemporaryDirectory(prefix="freemoe-"))
+    return {"device_map": places, "offload_folder": folder}
+
+
+def _loads_straight_to(device: torch.device) -> bool:
     """Whether a base's files are read to a device, without all of them being in the host's memory before."""
     return device.type != "cpu" and find_spec("accelerate") is not None
 
 
-def require_memory(size: int, model: Any, device: torch.device) -> None:
-    """Raise unless a base of ``size`` bytes fits into memory, before it is loaded.
-
-    Raises:
-        DataError: It does not; says what would do.
-    """
-    holder = device if loads_straight_to(device) else torch.device("cpu")
+def _require_memory(files: BaseFiles, dtype: str, device: torch.device) -> None:
+    """Raise unless a base fits into memory, before it is loaded; one whose folder does not say its size is not judged."""
+    size = sum(path.stat().st_size for path in files.folder.glob("*.safetensors"))
+    if dtype != "auto" and size:
+        config = read_json(files.folder / "config.json")
+        stored = getattr(torch, str(config.get("dtype") or config.get("torch_dtype") or dtype).removeprefix("torch."))
+        size = size * getattr(torch, dtype).itemsize // stored.itemsize
+    holder = device if _loads_straight_to(device) else torch.device("cpu")
     free = free_bytes(holder)
     if size > free:
         where = "" if holder.type == "cpu" else f" on {holder}"
         raise DataError(
-            f"The base {str(model)!r} takes {format_bytes(size)} and {format_bytes(free)} of memory are free{where}. Let its layers be read from disk "
+            f"The base {files.name!r} takes {format_bytes(size)} and {format_bytes(free)} of memory are free{where}. Let its layers be read from disk "
             "as they are needed (--device disk), load it in another dtype (--dtype bfloat16), or use a machine with more."
         )
 

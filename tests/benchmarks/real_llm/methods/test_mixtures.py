@@ -9,8 +9,8 @@ from benchmarks.harness import Settings
 from benchmarks.real_llm import papers, running
 from benchmarks.real_llm.cells import Cell
 from benchmarks.real_llm.figures.mixtures import mixture_figures, mixture_tables
+from freemoe.assets import BUNDLED
 from freemoe.evals.statistics import mean_interval
-from freemoe.models.checkpoints.loading import BUNDLED
 
 CONVERTED = Cell("convert", "wikitext", "tomoe", 0.5)
 SPLIT, TRIM = Cell("mixture", "wikitext", "split"), Cell("trim", "wikitext", "hooks")

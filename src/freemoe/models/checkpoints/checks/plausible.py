@@ -12,8 +12,11 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from freemoe.core.errors import DataError
 from freemoe.core.untrusted import read_json, require_file, validate_strict, walk_values
-from freemoe.models.checkpoints.checks.headers import INDEX, damaged_model_error, shards_of, stored_tensors
+
+Header = dict[str, tuple[str, int]]
+"""Of a weight file: tensor -> its type, as the file names it, and how many numbers it has."""
 
 READ = ("*.json", "*.safetensors", "*.bin", "*.jinja", "*.model", "*.txt")
 """What of a folder transformers may open."""
@@ -55,8 +58,8 @@ _Size = Annotated[int, Field(ge=0, le=LARGEST)] | None
 _Tokens = int | list[int] | None
 
 
-def require_plausible(source: Any, folder: Path, weights: bool = True) -> None:
-    """Refuse a folder that no model can be read from, before the model is built.
+def require_plausible(source: str, folder: Path, headers: Mapping[Path, Header]) -> None:
+    """Refuse a folder that no model can be read from, before the model is built; ``headers`` of its weight files.
 
     Raises:
         DataError: With the file, the value seen and what to do.
@@ -69,7 +72,7 @@ def require_plausible(source: Any, folder: Path, weights: bool = True) -> None:
         if not isinstance(held, dict):
             raise damaged_model_error(source, f"{name} holds a JSON {type(held).__name__}, and an object is needed")
     validate_strict(
-        GenerationSettings, said.get("generation_config.json", {}), f"generation_config.json of {str(source)!r:.200}"
+        GenerationSettings, said.get("generation_config.json", {}), f"generation_config.json of {source!r:.200}"
     )
     config = said.get("config.json", {})
     for key, value in _config_integers(config):
@@ -82,12 +85,9 @@ def require_plausible(source: Any, folder: Path, weights: bool = True) -> None:
             raise damaged_model_error(
                 source, f"config.json has {key} {value}, and without layers every answer would be noise"
             )
-    # What is fetched for its tokenizer alone may have an index of weights that are not there.
-    shards = shards_of(source, folder) if weights or not (folder / INDEX).is_file() else []
-    headers = [stored_tensors(source, path) for path in shards]
-    tensors, numbers = sum(map(len, headers)), sum(map(_count_numbers, headers))
+    tensors, numbers = sum(map(len, headers.values())), _count_numbers(headers)
     # Whether the tensors of the files could fill the config's layers and sizes.
-    for key, value in _config_integers(config) if shards else ():
+    for key, value in _config_integers(config) if headers else ():
         if key in LAYERS and value > max(tensors, 1):
             raise damaged_model_error(
                 source, f"config.json has {key} {value:,}, and its files hold {tensors:,} tensors"
@@ -99,7 +99,7 @@ def require_plausible(source: Any, folder: Path, weights: bool = True) -> None:
             )
 
 
-def require_fillable(source: Any, folder: Path) -> None:
+def require_fillable(source: str, folder: Path, headers: Mapping[Path, Header]) -> None:
     """Refuse weights that are far too few for their config: transformers would draw all the rest at random, for minutes.
 
     A model whose weights are packed or in other files is not judged.
@@ -110,14 +110,13 @@ def require_fillable(source: Any, folder: Path) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    shards = shards_of(source, folder)
     config = AutoConfig.from_pretrained(str(folder))
-    if not shards or getattr(config, "quantization_config", None):
+    if not headers or getattr(config, "quantization_config", None):
         return
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(config)
     wanted = sum(parameter.numel() for parameter in empty.parameters())
-    held = sum(_count_numbers(stored_tensors(source, path)) for path in shards)
+    held = _count_numbers(headers)
     if wanted > 2 * held + _FEW:
         raise damaged_model_error(
             source,
@@ -168,5 +167,10 @@ def _config_integers(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
         yield from ((key, value) for key, value in part.items() if isinstance(value, int))
 
 
-def _count_numbers(header: dict[str, tuple[str, int]]) -> int:
-    return sum(numbers for _, numbers in header.values())
+def _count_numbers(headers: Mapping[Path, Header]) -> int:
+    return sum(numbers for header in headers.values() for _, numbers in header.values())
+
+
+def damaged_model_error(source: str, what: str) -> DataError:
+    """The error of a model whose files are not as they must be."""
+    return DataError(f"The base model {source!r:.200} could not be loaded: {what}. Copy the model again.")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from freemoe.compat.transformers import is_quantised
 from freemoe.core.errors import DataError
-from freemoe.models.checkpoints.checks.load_report import format_shape
+from freemoe.models.checkpoints.checks.whole import format_shape
 from freemoe.models.checkpoints.identity import settings_of
 from freemoe.models.gates import EXPERT_COUNTS
 from freemoe.models.offload import named_values
