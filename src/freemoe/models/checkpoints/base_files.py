@@ -62,8 +62,13 @@ def find_base_files(
     name = str(model)
     if is_gguf(model):
         return BaseFiles(name, Path(model).parent, gguf=read_header(model))
-    local = _local_folder(model)
-    folder = local or _fetch_folder(name, replace(access or HubAccess(), revision=revision), weights)
+    folder = local = _local_folder(model)
+    if folder is None:
+        try:
+            folder = fetch_model(name, replace(access or HubAccess(), revision=revision), weights=weights)
+        except HubError as error:
+            here = "" if "/" in name else f"There is no folder {f'./{name}'!r} here. "
+            raise HubError(f"{here}The base model {name!r} could not be loaded. {error}") from error
     headers = {}
     # What is fetched for its tokenizer alone may have an index of weights that are not there.
     if weights or not (folder / INDEX).is_file():
@@ -118,15 +123,6 @@ def _stored_tensors(source: str, path: Path) -> Header:
     if not whole:
         raise damaged_model_error(source, f"{path.name} was cut short, or is longer than its header says")
     return tensors
-
-
-def _fetch_folder(name: str, access: HubAccess, weights: bool) -> Path:
-    """The folder of a repository of the hub."""
-    try:
-        return fetch_model(name, access, weights=weights)
-    except HubError as error:
-        here = "" if "/" in name else f"There is no folder {f'./{name}'!r} here. "
-        raise HubError(f"{here}The base model {name!r} could not be loaded. {error}") from error
 
 
 def _local_folder(model: str | Path) -> Path | None:

@@ -154,7 +154,7 @@ def placement_arguments(
         one = pick_device(str(device))
         if files.gguf is not None:
             return {}
-        _require_memory(files, dtype, one)
+        require_memory(files, dtype, one)
         return {"device_map": {"": one}} if _loads_straight_to(one) else {}
     if files.gguf is not None:
         raise DataError(
@@ -179,8 +179,12 @@ def _loads_straight_to(device: torch.device) -> bool:
     return device.type != "cpu" and find_spec("accelerate") is not None
 
 
-def _require_memory(files: BaseFiles, dtype: str, device: torch.device) -> None:
-    """Raise unless a base fits into memory, before it is loaded; one whose folder does not say its size is not judged."""
+def require_memory(files: BaseFiles, dtype: str, device: torch.device) -> None:
+    """Raise unless a base fits into memory, before it is loaded; one whose folder does not say its size is not judged.
+
+    Raises:
+        DataError: It does not; says what would do.
+    """
     size = sum(path.stat().st_size for path in files.folder.glob("*.safetensors"))
     if dtype != "auto" and size:
         config = read_json(files.folder / "config.json")
