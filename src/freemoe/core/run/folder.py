@@ -96,9 +96,7 @@ class RunFolder:
         self.overwrite = overwrite
         _restore_replaced(self.output)
         require_replaceable(self.output, overwrite)
-        identity = _identity_with_versions(identity)
         mark = self.partial / IDENTITY
-        self._claim: int | None = None
         if self.partial.exists():
             held = {p.name for p in self.partial.iterdir()} if self.partial.is_dir() else {""}
             # Or one that was killed before its first file was whole.
@@ -107,36 +105,40 @@ class RunFolder:
                     f"{str(self.partial)!r} is not an unfinished run of freemoe (it has no identity.json). Move it away, or choose "
                     "another -o."
                 )
-            self._claim = acquire_lock(self.partial / RUNNING, self.partial)
-            try:
-                known = json.loads(mark.read_text(encoding="utf-8")) if mark.exists() else None
-            except ValueError:
-                known = {}
+        make_folder(self.partial, parents=True)
+        self._claim = acquire_lock(self.partial / RUNNING, self.partial)
+        try:
+            self._begin_or_go_on(mark, _identity_with_versions(identity), overwrite, resume)
+        except ArtifactError:
+            if not mark.exists():
+                (self.partial / RUNNING).unlink(missing_ok=True)
+            self._release_claim()
+            raise
+        self.journal = RunJournal(self.partial / JOURNAL)
+        self.merge_parts()
+        self._remove_leftovers()
+
+    def _begin_or_go_on(self, mark: Path, identity: dict[str, Any], overwrite: bool, resume: bool) -> None:
+        """Note what decides the result, or see that the run which lies here has the same; one in nobody's way is removed."""
+        try:
+            known = json.loads(mark.read_text(encoding="utf-8")) if mark.exists() else None
+        except ValueError:
+            known = {}
+        if known is not None and (known != identity or not resume):
             # A run that stopped before its first unit of work (a misspelt task, a missing file) is in nobody's way.
             idle = set(RunJournal(self.partial / JOURNAL).unit_names()) <= {INPUTS} and not self._state_files()
-            if not resume or (known != identity and (overwrite or idle)):
-                shutil.rmtree(self.partial)
-                self._release_claim()
-            elif known != identity:
-                self._release_claim()
+            if resume and not (overwrite or idle):
                 raise ArtifactError(
                     f"{str(self.partial)!r} holds an unfinished run of another recipe or version (differs in: "
                     f"{', '.join(_differing_fields(known, identity))}). Finish it with its own, or choose another -o, or "
                     "--no-resume to discard it."
                 )
-        make_folder(self.partial, parents=True)
-        if self._claim is None:
-            self._claim = acquire_lock(self.partial / RUNNING, self.partial)
+            # All but the lock; the mark goes last, so that a kill in between leaves a run that is told apart.
+            for path in sorted(self.partial.iterdir(), key=lambda path: path == mark):
+                if path.name != RUNNING:
+                    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         if not mark.exists():
-            try:
-                write_atomic(mark, json.dumps(identity).encode())
-            except ArtifactError:
-                (self.partial / RUNNING).unlink(missing_ok=True)
-                self._release_claim()
-                raise
-        self.journal = RunJournal(self.partial / JOURNAL)
-        self.merge_parts()
-        self._remove_leftovers()
+            write_atomic(mark, json.dumps(identity).encode())
 
     def _state_files(self) -> list[Path]:
         """States of units that were stopped in their middle."""
