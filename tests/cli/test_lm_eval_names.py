@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def test_the_dry_run_of_a_build_shows_the_splits(freemoe, tmp_path):
     spec = ["-d", "sums=lm_eval:sums+train", "--task-folder", write_task(tmp_path)]
     done = freemoe("build", "freemoe-demo", *spec, "--by", "none", "--dry-run", "-o", str(tmp_path / "out")).ok()
-    assert "reference validation+train 54, reported test 20" in done.out
+    assert "reference validation+train, reported test; reference 54 of 54; reported 20 of 20" in done.out
     assert "metric acc (brier_score left out: no mean over documents)" in done.out
 
 

@@ -86,7 +86,7 @@ def test_the_figure_is_the_metric_that_is_named_and_the_other_stands_beside_it(m
     assert (row.score, row.also[other].score) == pytest.approx((theirs[metric], theirs[other]))
     assert list(row.also) == [other]
     assert domain.documents[0]["id"].startswith(f"sums@0:{metric}/")
-    assert domain.notes[0].startswith(f"sums@0:{metric} of lm-eval: ")
+    assert domain.notes[0].startswith(f"sums@0:{metric}: ")
 
 
 def test_generations_and_scores_are_lm_evals_own(tmp_path, demo):

@@ -21,16 +21,41 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("spec", "changes", "told", "sizes"),
     [
-        ("lm_eval:sums", {}, "reference validation 24, reported test 20", (24, 20)),
-        ("lm_eval:sums", {"test_split": None}, "reference train 30, reported validation 24", (30, 24)),
-        ("lm_eval:sums", {"validation_split": None}, "reference train 30, reported test 20", (30, 20)),
-        ("lm_eval:sums", {"validation_split": "test"}, "reference train 30, reported test 20", (30, 20)),
-        ("lm_eval:sums+train", {}, "reference validation+train 54, reported test 20", (54, 20)),
-        ("lm_eval:sums+carve", {}, "carved from test by content key: reference 10, reported 10", (10, 10)),
+        ("lm_eval:sums", {}, "reference validation, reported test; reference 24 of 24; reported 20 of 20", (24, 20)),
+        (
+            "lm_eval:sums",
+            {"test_split": None},
+            "reference train, reported validation; reference 30 of 30; reported 24 of 24",
+            (30, 24),
+        ),
+        (
+            "lm_eval:sums",
+            {"validation_split": None},
+            "reference train, reported test; reference 30 of 30; reported 20 of 20",
+            (30, 20),
+        ),
+        (
+            "lm_eval:sums",
+            {"validation_split": "test"},
+            "reference train, reported test; reference 30 of 30; reported 20 of 20",
+            (30, 20),
+        ),
+        (
+            "lm_eval:sums+train",
+            {},
+            "reference validation+train, reported test; reference 54 of 54; reported 20 of 20",
+            (54, 20),
+        ),
+        (
+            "lm_eval:sums+carve",
+            {},
+            "carved from test by content key, one half each; reference 10 of 10; reported 10 of 10",
+            (10, 10),
+        ),
         (
             "lm_eval:sums+carve",
             {"training_split": None, "validation_split": None},
-            "carved from test by content key: reference 10, reported 10",
+            "carved from test by content key, one half each; reference 10 of 10; reported 10 of 10",
             (10, 10),
         ),
     ],
@@ -63,7 +88,7 @@ def test_few_shot_examples_are_never_reported_ones(tmp_path):
     folder = write_task(tmp_path, training_split=None, fewshot_split="test")
     task = make_task("lm_eval:sums@2", DataSection(task_folder=str(folder), limit=5))
     assert "2-shot from a tenth of the reference, kept apart" in task.note
-    assert "reported test 5 of 20" in task.note
+    assert "reported 5 of 20" in task.note
     asked = {row["q"] for row in rows("test")}
     first = task.reported()[0]
     shots = first.prompt.removesuffix(rows("test")[first.index]["q"])
@@ -202,4 +227,4 @@ def test_a_task_of_the_users_stands_before_lm_evals_whose_data_offline_are_refus
     with pytest.raises(DataError, match=r"the data set allenai/sciq from the hub could not be read .*--task-folder"):
         make_task("lm_eval:sciq")
     folder = write_task(tmp_path, name="sciq")
-    assert "reported test 20" in make_task("lm_eval:sciq", DataSection(task_folder=str(folder))).note
+    assert "reported 20 of 20" in make_task("lm_eval:sciq", DataSection(task_folder=str(folder))).note

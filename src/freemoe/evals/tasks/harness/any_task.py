@@ -21,8 +21,8 @@ from freemoe.core.registry import unknown_name
 from freemoe.evals.tasks.benchmark import LM_EVAL, BenchmarkSpec, SplitSources, TaskName
 from freemoe.evals.tasks.benchmark_files import Row
 from freemoe.evals.tasks.documents import Kind
-from freemoe.evals.tasks.harness.rows import LmEvalSubtask, gold_index, require_lm_eval
-from freemoe.evals.tasks.harness.tasks import LmEvalTask, shots_text
+from freemoe.evals.tasks.harness.rows import LmEvalSubtask, RowsBySplit, divide_rows, gold_index, require_lm_eval
+from freemoe.evals.tasks.harness.tasks import LmEvalTask
 from freemoe.hub.reach import hub_session
 from freemoe.recipes import DataSection
 
@@ -64,9 +64,8 @@ def any_task(spec: str, data: DataSection, seed: int) -> LmEvalTask:
     row, config, said = _make_benchmark(wanted, config, sources, rows[sources.reported])
     part = LmEvalSubtask(row, config, "", False, shots, data.fewshot_draw)
     with compiled_once():
-        part.assign_roles(rows, sources, seed)
-        part.separate_splits({part.row_content_key(r) for _, r in part.rows["reported"]}, sources, seed)
-    made = LmEvalTask(row, wanted, [part], data, seed, _task_note(wanted.label, part, sources, data.limit, said))
+        parts = divide_rows([(part, rows)], sources, seed)
+    made = LmEvalTask(wanted, parts, sources, data, seed, about=["a task of lm-eval", said])
     _check_grading(spec, made)
     return made
 
@@ -166,10 +165,10 @@ def _shots_split(config: Mapping[str, Any], sources: SplitSources) -> str:
     return split if split and split != sources.reported else sources.reference_splits[0]
 
 
-def _load_rows(spec: str, config: Mapping[str, Any], sources: SplitSources, shots: int) -> dict[str, list[Row]]:
+def _load_rows(spec: str, config: Mapping[str, Any], sources: SplitSources, shots: int) -> RowsBySplit:
     """Rows of the splits that are needed, as the task's own functions prepare them."""
     data = _load_dataset(spec, config)
-    found: dict[str, list[Row]] = {}
+    found: RowsBySplit = {}
     for split in sources.required_splits(bool(shots)):
         if split not in data:
             raise DataError(f"Task {spec!r}: its data has no split {split!r}, but {', '.join(map(str, data))}.")
@@ -306,20 +305,6 @@ def _check_grading(spec: str, task: LmEvalTask) -> None:
                 f"Task {spec!r}: its metric {task.metric} must be a share from 0 to 1 for every document; lm-eval makes of the "
                 f"first: {seen}."
             )
-
-
-def _task_note(name: str, part: LmEvalSubtask, sources: SplitSources, limit: int | None, scoring: str) -> str:
-    sizes = {role: len(part.rows[role]) for role in ("reference", "reported")}
-    told = {n: f"{size}" if limit is None or limit >= size else f"{limit} of {size}" for n, size in sizes.items()}
-    if sources.is_carved:
-        words = (
-            f"carved from {sources.reported} by content key: reference {told['reference']}, reported {told['reported']}"
-        )
-    else:
-        words = f"reference {sources.reference} {told['reference']}, reported {sources.reported} {told['reported']}"
-    if part.dropped:
-        words += f" ({part.dropped} reference documents dropped as also reported)"
-    return f"{name} of lm-eval: {words}; {scoring}; {shots_text(part, sources)}"
 
 
 def _error_line(error: Exception) -> str:

@@ -21,6 +21,8 @@ from freemoe.evals.tasks.documents import Document, content_key
 from freemoe.evals.tasks.splits import carve_by_key, seeded_rank
 from freemoe.text.hub_data import load_hub_data
 
+RowsBySplit = dict[str, list[Row]]
+
 SHOT_SHARE = 0.1  # Share of the reference's content keys kept for few-shot examples where both come from one source
 MOST_TOKENS = 256  # Tokens of a generation where a task does not say, as lm-eval has it
 DRAW_SEED = 1234  # Of lm-eval's draws of few-shot examples, where nobody asks for another one
@@ -44,9 +46,9 @@ def require_lm_eval(task: str | None = None, needs: Sequence[str] = (), extra: s
 # ---------------------------------------------------------------------- rows
 
 
-def local_rows(row: BenchmarkSpec, root: Path, subject: str, splits: Sequence[str]) -> dict[str, list[Row]]:
+def local_rows(row: BenchmarkSpec, root: Path, subject: str, splits: Sequence[str]) -> RowsBySplit:
     """Rows of the named source splits from files below ``root``."""
-    found: dict[str, list[Row]] = {}
+    found: RowsBySplit = {}
     for split in splits:
         path = root / row.source_path(split, subject)
         if not path.exists():
@@ -63,7 +65,7 @@ def local_rows(row: BenchmarkSpec, root: Path, subject: str, splits: Sequence[st
     return found
 
 
-def hub_rows(row: BenchmarkSpec, config: dict[str, Any], splits: Sequence[str]) -> dict[str, list[Row]]:
+def hub_rows(row: BenchmarkSpec, config: dict[str, Any], splits: Sequence[str]) -> RowsBySplit:
     """Rows of the named source splits from the hub's data set that lm-eval's YAML names."""
     path, name = config["dataset_path"], config.get("dataset_name")
     try:
@@ -91,8 +93,7 @@ class LmEvalSubtask:
         self.dropped = 0
         self._task: Any = None
 
-    def assign_roles(self, source: dict[str, list[Row]], sources: SplitSources, seed: int) -> None:
-        """Give every source row its role; no content key has two, `settle` sees to the other parts."""
+    def _assign_roles(self, source: RowsBySplit, sources: SplitSources, seed: int) -> None:
         named = {s: [(f"{s}:{n}", r) for n, r in enumerate(rows)] for s, rows in source.items()}
         reported = named[sources.reported]
         reference = [item for s in sources.reference_splits for item in named[s]]
@@ -101,7 +102,7 @@ class LmEvalSubtask:
             reference, reported = [reported[i] for i in first], [reported[i] for i in second]
         self.rows = {"reference": reference, "reported": reported, "shots": named.get(sources.shots, [])}
 
-    def separate_splits(self, reported: set[str], sources: SplitSources, seed: int) -> None:
+    def _drop_reported(self, reported: set[str], sources: SplitSources, seed: int) -> None:
         """Drop reference rows that any part reports on, and part the few-shot examples from the rest."""
         kept = [item for item in self.rows["reference"] if self.row_content_key(item[1]) not in reported]
         self.dropped = len(self.rows["reference"]) - len(kept)
@@ -129,6 +130,14 @@ class LmEvalSubtask:
     def row_content_key(self, row: Row) -> str:
         """Content key of a row."""
         return content_key(*self.row.key(row))
+
+    def shots_note(self, sources: SplitSources) -> str:
+        """How many few-shot examples there are, where they come from, and how they are drawn."""
+        if not self.shots:
+            return "0-shot"
+        pool = "a tenth of the reference, kept apart" if sources.shots in sources.reference_splits else sources.shots
+        drawn = "drawn anew for every document" if self.draws_each else "the same for every document"
+        return f"{self.shots}-shot from {pool or 'the examples of the YAML'}, {drawn}"
 
     @property
     def lm_eval_task(self) -> Any:
@@ -212,6 +221,18 @@ class LmEvalSubtask:
         how = generation_settings(how, MOST_TOKENS)
         until, most = tuple(how["until"] or ()), how["max_gen_toks"]
         return Document(**common, prompt=prompt, reference=gold_text, until=until, max_new_tokens=most), doc
+
+
+def divide_rows(
+    parts: Sequence[tuple[LmEvalSubtask, RowsBySplit]], sources: SplitSources, seed: int
+) -> list[LmEvalSubtask]:
+    """Give every row of a task's parts its role; no content key has two, in whichever parts."""
+    for part, rows in parts:
+        part._assign_roles(rows, sources, seed)
+    reported = {part.row_content_key(row) for part, _ in parts for _, row in part.rows["reported"]}
+    for part, _ in parts:
+        part._drop_reported(reported, sources, seed)
+    return [part for part, _ in parts]
 
 
 def with_contexts(contexts: tuple[str, ...], answers: tuple[str, ...], gold: int, common: dict[str, Any]) -> Document:

@@ -21,7 +21,7 @@ from freemoe.evals.tasks.benchmark import BenchmarkSpec, SplitSources, TaskName,
 from freemoe.evals.tasks.benchmark_files import Row
 from freemoe.evals.tasks.benchmarks import find_benchmark
 from freemoe.evals.tasks.documents import Document
-from freemoe.evals.tasks.harness.rows import LmEvalSubtask, hub_rows, local_rows, require_lm_eval
+from freemoe.evals.tasks.harness.rows import LmEvalSubtask, divide_rows, hub_rows, local_rows, require_lm_eval
 from freemoe.evals.tasks.splits import draw_balanced
 from freemoe.evals.tasks.task import EvalTask
 from freemoe.evals.tasks.text_tasks import TextTask, WindowTask
@@ -31,30 +31,40 @@ from freemoe.recipes import DataSection
 class LmEvalTask(EvalTask):
     """A task whose documents lm-eval renders and grades: a benchmark of the table, or any other (`any_task`).
 
-    ``task``: how it was named: its name within its domain, and which metric it reports. ``parts``: one per subject, filled
-    with rows. ``data``: how many documents each split has at most, and how pass@k of code is reported. ``lender``: task
-    whose reference documents are borrowed.
+    ``task``: how it was named: its name within its domain, and which metric it reports. ``parts``: one per subject, with
+    their rows. ``data``: how many documents each split has at most, and how pass@k of code is reported. ``lender``: task
+    whose reference documents are borrowed. ``about``: what else its note says.
     """
 
     def __init__(
         self,
-        row: BenchmarkSpec,
         task: TaskName,
         parts: list[LmEvalSubtask],
+        sources: SplitSources,
         data: DataSection,
         seed: int,
-        note: str,
         lender: EvalTask | None = None,
+        about: Sequence[str] = (),
     ) -> None:
-        self.row, self.name, self.lender, self.note = row, task.label, lender, note
-        known = [row.metric]
-        if row.kind == "code":
+        self.row, self.name, self.lender = parts[0].row, task.label, lender
+        known = [self.row.metric]
+        if self.row.kind == "code":
             known = [f"pass@{k}" for k in (data.pass_at, *PASS_AT) if k <= (data.samples or data.pass_at)]
         elif task.metric:
             known += [metric for metric, mean in averaged_metrics(parts[0].lm_eval_task).items() if mean]
         self.metric = task.require_metric(list(dict.fromkeys(known)))
         self._parts, self._data, self._seed = parts, data, seed
         self._rows: dict[str, tuple[LmEvalSubtask, Row]] = {}
+        self.note = f"{self.name}: " + "; ".join([*self._splits_note(sources), *about, parts[0].shots_note(sources)])
+
+    def _splits_note(self, sources: SplitSources) -> list[str]:
+        words = [describe_splits(sources, self.row.lender)]
+        if dropped := sum(part.dropped for part in self._parts):
+            words.append(f"{dropped} reference documents dropped as also reported")
+        for role in ("reported",) if self.row.lender else ("reference", "reported"):
+            size = sum(len(part.rows[role]) for part in self._parts)
+            words.append(f"{role} {size if self._data.limit is None else min(size, self._data.limit)} of {size}")
+        return words
 
     # Rendered when they are asked for: of a benchmark that lends, the reported documents never are.
     @cached_property
@@ -148,45 +158,14 @@ def named_task(spec: str, data: DataSection, tokenizer: Any, seed: int) -> EvalT
     for subject in subjects or ("",):
         with sandboxed_code_eval(code):
             config = official_config(row.yaml.format(subject=subject))
-        part = LmEvalSubtask(row, config, subject, root is not None, shots, data.fewshot_draw)
         splits = sources.required_splits(bool(shots))
         rows = local_rows(row, root, subject, splits) if root else hub_rows(row, config, splits)
-        part.assign_roles(rows, sources, seed)
-        parts.append(part)
-    known = {part.row_content_key(r) for part in parts for _, r in part.rows["reported"]}
-    for part in parts:
-        part.separate_splits(known, sources, seed)
+        parts.append((LmEvalSubtask(row, config, subject, root is not None, shots, data.fewshot_draw), rows))
     lender = None
     if row.lender:
         loan = "+".join((row.lender, *task.splits)) + (f":{task.metric}" if task.metric else "")
         lender = named_task(loan, data, tokenizer, seed)
-    return LmEvalTask(
-        row, task, parts, data, seed, _benchmark_note(row, task.label, parts, sources, data.limit), lender
-    )
-
-
-def _benchmark_note(
-    row: BenchmarkSpec, name: str, parts: list[LmEvalSubtask], sources: SplitSources, limit: int | None
-) -> str:
-    sizes = {role: sum(len(part.rows[role]) for part in parts) for role in ("reference", "reported")}
-    taken = {role: size if limit is None else min(size, limit) for role, size in sizes.items()}
-    words = [describe_splits(sources, row.lender)]
-    dropped = sum(part.dropped for part in parts)
-    if dropped:
-        words.append(f"{dropped} reference documents dropped as also reported")
-    if not row.lender:
-        words.append(f"reference {taken['reference']} of {sizes['reference']}")
-    words.append(f"reported {taken['reported']} of {sizes['reported']}")
-    return f"{name}: " + "; ".join([*words, shots_text(parts[0], sources)])
-
-
-def shots_text(part: LmEvalSubtask, sources: SplitSources) -> str:
-    """How many few-shot examples there are, where they come from, and how they are drawn."""
-    if not part.shots:
-        return "0-shot"
-    pool = "a tenth of the reference, kept apart" if sources.shots in sources.reference_splits else sources.shots
-    drawn = "drawn anew for every document" if part.draws_each else "the same for every document"
-    return f"{part.shots}-shot from {pool or 'the examples of the YAML'}, {drawn}"
+    return LmEvalTask(task, divide_rows(parts, sources, seed), sources, data, seed, lender)
 
 
 def _text_benchmark(
