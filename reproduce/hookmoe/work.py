@@ -152,13 +152,9 @@ def plans_record(
     from freemoe.evals.evaluation import EvalTarget, make_variant
     from freemoe.hookmoe.material import prepare_trim
     from freemoe.hookmoe.plans.compare import apply_variant, compare_plans, read_variants
-    from freemoe.hookmoe.plans.dynamic import router_weights
 
     model, tokenizer, text = prepare_trim(recipe)
     ways = {name: read_variants([_spelled(plan, model)], model)[0] for name, plan in plans.items()}
-    # As many rows as `compare_plans` reads.
-    calibrated = any(way.needs_calibration for way in ways.values())
-    weights = router_weights(model, text.train.select_rows(range(min(32, len(text.train))))) if calibrated else None
     found: dict[str, Any] = {}
     with progress.stage("plans", len(plans)) as advance:
         for name, way in ways.items():
@@ -166,9 +162,10 @@ def plans_record(
             file = folder / f"{json_digest(way.name)}.json"
             if not file.is_file():
                 full, own = compare_plans(model, text.test, [way.name], calibration=text.train)
+                thresholds = {int(layer): value for layer, value in own.get("thresholds", {}).items()} or None
                 rows = {
                     "full": make_variant(contextlib.nullcontext),
-                    "plan": make_variant(functools.partial(apply_variant, model, way, weights)),
+                    "plan": make_variant(functools.partial(apply_variant, model, way, thresholds)),
                 }
                 subject = EvalTarget(model, tokenizer, rows)
                 on_tasks = scored(

@@ -29,9 +29,9 @@ from freemoe.hookmoe.plans.dynamic import (
     router_weights,
     tune_thresholds,
 )
-from freemoe.hookmoe.plans.layers import moe_layers, plan_of, read_plan
+from freemoe.hookmoe.plans.layers import expert_counts, moe_layers, plan_of
 from freemoe.hookmoe.plans.plan import SPELLINGS as PLANS
-from freemoe.hookmoe.plans.plan import LayerPlan, expert_n
+from freemoe.hookmoe.plans.plan import LayerPlan, expert_n, parse_plan
 from freemoe.text.blocks import PackedBlocks
 
 SPELLINGS = (
@@ -60,15 +60,15 @@ def read_variants(spellings: Sequence[str], model: Any) -> list[RoutingVariant]:
         RecipeError: A spelling that cannot be read, or a plan or threshold that the model cannot run.
     """
     found: dict[str, RoutingVariant] = {}
-    base = plan_of(model)
+    base, counts = plan_of(model), expert_counts(model)
     for text in map(str.strip, spellings):
         name, _, rest = text.partition(":")
         if name == "sweep":
             ways = _expand_sweep(rest, text, base)
+        elif name in RULES:
+            ways = [_parse_rule(name, rest, text, base)]
         else:
-            ways = [
-                _parse_rule(name, rest, text, base) if name in RULES else RoutingVariant(text, read_plan(text, model))
-            ]
+            ways = [RoutingVariant(text, parse_plan(text, base, counts))]
         found.update({way.name: way for way in ways})
     return list(found.values())
 
@@ -152,15 +152,16 @@ def compare_plans(
         return f"compare|{rescale}|{way.name}"
 
     def compute_row(way: RoutingVariant) -> dict[str, Any]:
-        given, weights = teacher(), seen() if way.needs_calibration else None
+        given = teacher()
+        thresholds = way.thresholds(seen() if way.needs_calibration else None) if way.thresholds is not None else None
         # A rule's counts are of all tokens that ran: such a way is measured in one go.
         checkpoint = run.unit_state(unit_of(way)) if run and way.plan is not None else NO_CHECKPOINT
-        with apply_variant(model, way, weights, rescale) as counts:
+        with apply_variant(model, way, thresholds, rescale) as counts:
             quality = measure_quality(model, blocks, given, checkpoint)
         act = {str(n): executed / tokens for n, (executed, tokens) in counts.items()}
         how: dict[str, Any] = {"plan": list(way.plan.ks)} if way.plan is not None else {}
-        if way.thresholds is not None:
-            how = {"thresholds": {str(n): t for n, t in way.thresholds(weights).items()}}
+        if thresholds is not None:
+            how = {"thresholds": {str(n): t for n, t in thresholds.items()}}
         return {
             "name": way.name,
             **how,
@@ -183,11 +184,11 @@ def compare_plans(
 
 @contextmanager
 def apply_variant(
-    model: Any, way: RoutingVariant, weights: Mapping[int, Tensor] | None = None, rescale: str = "none"
+    model: Any, way: RoutingVariant, thresholds: Mapping[int, float] | None = None, rescale: str = "none"
 ) -> Iterator[Mapping[int, Sequence[int]]]:
     """While open, the model runs fewer experts in one way.
 
-    ``weights`` on calibration text by layer (`dynamic.router_weights`) are for ways that need calibration.
+    ``thresholds`` by layer are a rule's, and for no plan.
 
     Yields:
         Layer -> executed experts and tokens; a rule's fill as the model runs.
@@ -199,6 +200,6 @@ def apply_variant(
             yield {n: (way.plan.ks[n] or 0, 1) for n in layers}
     else:
         assert way.rule is not None
-        assert way.thresholds is not None
-        with apply_rule(model, way.rule, way.thresholds(weights)) as counts:
+        assert thresholds is not None
+        with apply_rule(model, way.rule, thresholds) as counts:
             yield counts
