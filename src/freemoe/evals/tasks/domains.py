@@ -21,7 +21,7 @@ from freemoe.assets import DOMAINS, SPLITS, benchmark_path
 from freemoe.core.errors import DataError, RecipeError
 from freemoe.core.registry import unknown_name
 from freemoe.evals.sandbox.runner import require_permission
-from freemoe.evals.tasks.benchmark import LM_EVAL
+from freemoe.evals.tasks.benchmark import LM_EVAL, TaskName
 from freemoe.evals.tasks.benchmarks import BENCHMARKS
 from freemoe.evals.tasks.documents import Document, ReferenceSplit, ReportedSplit, check_disjoint, join_splits
 from freemoe.evals.tasks.task import DomainData, EvalTask, TaskGrader
@@ -112,11 +112,11 @@ def make_task(spec: str, data: DataSection | None = None, *, tokenizer: Any = No
     if spec.startswith(LM_EVAL):
         from freemoe.evals.tasks.harness.any_task import any_task
 
-        return any_task(spec, data, seed)
+        return any_task(TaskName.parse(spec), data, seed)
     if not is_file_spec(spec):
         from freemoe.evals.tasks.harness.tasks import named_task
 
-        return named_task(spec, data, tokenizer, seed)
+        return named_task(TaskName.parse(spec), data, tokenizer, seed)
     sampled, spec = spec.startswith(SAMPLED), spec.removeprefix(SAMPLED)
     shape, sources = _parse_data_spec(spec)
     first, second = sources[0], sources[1] if len(sources) > 1 else None

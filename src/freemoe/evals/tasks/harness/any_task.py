@@ -35,72 +35,72 @@ FILES = ("json", "csv", "parquet", "arrow", "text", "pandas", "xml")
 """Values of ``dataset_path`` that read files rather than the hub."""
 
 
-def any_task(spec: str, data: DataSection, seed: int) -> LmEvalTask:
-    """Build the task of lm-eval's that a spec names.
+def any_task(task: TaskName, data: DataSection, seed: int) -> LmEvalTask:
+    """Build a task of lm-eval's by its name.
 
-    ``spec``: ``lm_eval:NAME``, ``lm_eval:NAME@5``, ``lm_eval:NAME:acc_norm``, ``lm_eval:NAME+carve``,
+    ``task``: ``lm_eval:NAME``, ``lm_eval:NAME@5``, ``lm_eval:NAME:acc_norm``, ``lm_eval:NAME+carve``,
     ``lm_eval:NAME+train``. ``data``: with the folder of the user's own YAML files; the task's own few-shot count holds
-    where neither spec nor ``data`` say.
+    where neither the name nor ``data`` say.
 
     Raises:
         UnknownNameError: With near misses, when no task has that name.
-        RecipeError: When ``@N`` or ``+RULE`` is none.
+        RecipeError: When ``+RULE`` is none.
         DataError: When the task is of a kind that cannot be searched and reported here, says which and why; when its data cannot
             be read.
     """
-    wanted = TaskName.parse(spec)
-    name, extra = wanted.name, wanted.splits
-    if len(extra) > 1 or not {*extra} <= {CARVE, TRAIN}:
+    if len(task.splits) > 1 or not {*task.splits} <= {CARVE, TRAIN}:
         raise RecipeError(
-            f"Task {spec!r}: allowed after the name are +{CARVE} (the reported split is cut in two by content key) or +{TRAIN} "
+            f"Task {task.spec!r}: allowed after the name are +{CARVE} (the reported split is cut in two by content key) or +{TRAIN} "
             f"(the training split may be searched on too), one of them, and @N."
         )
-    require_lm_eval(spec)
-    config = _load_config(spec, _find_yaml_task(spec, name, data.task_folder))
-    sources = _choose_splits(spec, name, config, extra)
-    shots = next(n for n in (wanted.shots, data.fewshot, config.get("num_fewshot"), 0) if n is not None)
+    require_lm_eval(task.spec)
+    config = _load_config(task, _find_yaml_task(task, data.task_folder))
+    sources = _choose_splits(task, config)
+    shots = next(n for n in (task.shots, data.fewshot, config.get("num_fewshot"), 0) if n is not None)
     sources = replace(sources, shots=_shots_split(config, sources))
-    rows = _load_rows(spec, config, sources, shots)
-    row, config, said = _make_benchmark(wanted, config, sources, rows[sources.reported])
+    rows = _load_rows(task, config, sources, shots)
+    row, config, said = _make_benchmark(task, config, sources, rows[sources.reported])
     part = LmEvalSubtask(row, config, "", False, shots, data.fewshot_draw)
     with compiled_once():
         parts = divide_rows([(part, rows)], sources, seed)
-    made = LmEvalTask(wanted, parts, sources, data, seed, about=["a task of lm-eval", said])
-    _check_grading(spec, made)
+    made = LmEvalTask(task, parts, sources, data, seed, about=["a task of lm-eval", said])
+    _check_grading(task, made)
     return made
 
 
-def _find_yaml_task(spec: str, name: str, folder: str | None) -> ListedTask:
+def _find_yaml_task(task: TaskName, folder: str | None) -> ListedTask:
     """What lm-eval has under the name, which must be one task of a YAML file."""
     root = Path(folder).expanduser() if folder else None
     if root is not None and not root.is_dir():
         raise DataError(f"No folder at {root.absolute()} (--task-folder). Check the path.")
-    found = find_task(name, root.resolve() if root else None)
+    found = find_task(task.name, root.resolve() if root else None)
     if found is None:
         advice = "`freemoe lm-eval ls tasks` lists lm-eval's; --task-folder FOLDER adds YAML files of your own."
-        raise unknown_name("task of lm-eval", name, known_tasks(root.resolve() if root else None), advice)
+        raise unknown_name("task of lm-eval", task.name, known_tasks(root.resolve() if root else None), advice)
     if found.kind == "group":
         first = ", ".join(found.members[:5]) + (", ..." if len(found.members) > 5 else "")
         raise DataError(
-            f"Task {spec!r}: {name} is a group of {len(found.members)} tasks of lm-eval ({first}). Name its tasks: "
+            f"Task {task.spec!r}: {task.name} is a group of {len(found.members)} tasks of lm-eval ({first}). Name its tasks: "
             f"{','.join(LM_EVAL + member for member in found.members[:2])}"
         )
     if found.kind == "class":
-        raise DataError(f"Task {spec!r}: {name} is written in Python (class); only tasks of one YAML file are taken.")
+        raise DataError(
+            f"Task {task.spec!r}: {task.name} is written in Python (class); only tasks of one YAML file are taken."
+        )
     return found
 
 
-def _load_config(spec: str, task: ListedTask) -> dict[str, Any]:
+def _load_config(task: TaskName, listed: ListedTask) -> dict[str, Any]:
     """The task's configuration, once everything is refused that its file alone gives away."""
-    if reason := _refusal_reason(task.config):
-        raise DataError(f"Task {spec!r}: {reason}")
+    if reason := _refusal_reason(listed.config):
+        raise DataError(f"Task {task.spec!r}: {reason}")
     try:
-        config = official_config(str(task.yaml))
+        config = official_config(str(listed.yaml))
     except FreeMoEError:
         raise
     except Exception as error:  # a module beside the YAML, or what it imports
         raise DataError(
-            f"Task {spec!r}: {task.yaml} names functions that cannot be loaded ({_error_line(error)})."
+            f"Task {task.spec!r}: {listed.yaml} names functions that cannot be loaded ({_error_line(error)})."
         ) from error
     shots = config.get("fewshot_config")
     return {**config, "fewshot_config": dict(shots) if isinstance(shots, Mapping) else {}}
@@ -133,25 +133,26 @@ def _refusal_reason(config: Mapping[str, Any]) -> str:
 # ---------------------------------------------------------------------- splits and rows
 
 
-def _choose_splits(spec: str, name: str, config: Mapping[str, Any], extra: tuple[str, ...]) -> SplitSources:
+def _choose_splits(task: TaskName, config: Mapping[str, Any]) -> SplitSources:
     """Which split is searched on and which is reported."""
+    name, extra = task.name, task.splits
     train, validation, test = (config.get(f"{split}_split") for split in ("training", "validation", "test"))
     reported = test or validation
     if not reported:
         raise DataError(
-            f"Task {spec!r}: lm-eval scores {name} on no split: it names neither a test nor a validation split."
+            f"Task {task.spec!r}: lm-eval scores {name} on no split: it names neither a test nor a validation split."
         )
     if extra == (CARVE,):
         return SplitSources(reported, reported)
     reference = next((split for split in (validation, train) if split and split != reported), "")
     if not reference:
         raise DataError(
-            f"Task {spec!r}: {name} has one split only ({reported}), and what is searched on cannot be reported on. "
+            f"Task {task.spec!r}: {name} has one split only ({reported}), and what is searched on cannot be reported on. "
             f"{LM_EVAL}{name}+{CARVE} cuts it in two halves by content key."
         )
     if extra == (TRAIN,) and (not train or train in (reference, reported)):
         raise DataError(
-            f"Task {spec!r}: {name} has no training split beside {reference} and {reported}. Leave +{TRAIN} out."
+            f"Task {task.spec!r}: {name} has no training split beside {reference} and {reported}. Leave +{TRAIN} out."
         )
     return SplitSources(reference, reported).with_references([str(train)] if extra == (TRAIN,) else [])
 
@@ -165,13 +166,13 @@ def _shots_split(config: Mapping[str, Any], sources: SplitSources) -> str:
     return split if split and split != sources.reported else sources.reference_splits[0]
 
 
-def _load_rows(spec: str, config: Mapping[str, Any], sources: SplitSources, shots: int) -> RowsBySplit:
+def _load_rows(task: TaskName, config: Mapping[str, Any], sources: SplitSources, shots: int) -> RowsBySplit:
     """Rows of the splits that are needed, as the task's own functions prepare them."""
-    data = _load_dataset(spec, config)
+    data = _load_dataset(task, config)
     found: RowsBySplit = {}
     for split in sources.required_splits(bool(shots)):
         if split not in data:
-            raise DataError(f"Task {spec!r}: its data has no split {split!r}, but {', '.join(map(str, data))}.")
+            raise DataError(f"Task {task.spec!r}: its data has no split {split!r}, but {', '.join(map(str, data))}.")
         process = config.get("process_docs")
         if split == sources.shots and split not in (*sources.reference_splits, sources.reported):
             process = config["fewshot_config"].get("process_docs") or process
@@ -179,10 +180,10 @@ def _load_rows(spec: str, config: Mapping[str, Any], sources: SplitSources, shot
             rows = [dict(row) for row in (process(data[split]) if process else data[split])]
         except Exception as error:
             raise DataError(
-                f"Task {spec!r}: its function for the split {split!r} fails ({_error_line(error)})."
+                f"Task {task.spec!r}: its function for the split {split!r} fails ({_error_line(error)})."
             ) from error
         if not rows:
-            raise DataError(f"Task {spec!r}: its split {split!r} has no document.")
+            raise DataError(f"Task {task.spec!r}: its split {split!r} has no document.")
         wanted = (
             config["fewshot_config"].get("fewshot_indices") if split == sources.shots != sources.reference else None
         )
@@ -190,7 +191,7 @@ def _load_rows(spec: str, config: Mapping[str, Any], sources: SplitSources, shot
     return found
 
 
-def _load_dataset(spec: str, config: Mapping[str, Any]) -> Any:
+def _load_dataset(task: TaskName, config: Mapping[str, Any]) -> Any:
     """The data set of a task by split, read as lm-eval reads it."""
     import datasets
 
@@ -208,7 +209,7 @@ def _load_dataset(spec: str, config: Mapping[str, Any]) -> Any:
             if path in FILES
             else "Without a network: a YAML of your own in --task-folder whose dataset_path is json, csv or parquet."
         )
-        raise DataError(f"Task {spec!r}: {where} could not be read ({_error_line(error)}). {way}") from error
+        raise DataError(f"Task {task.spec!r}: {where} could not be read ({_error_line(error)}). {way}") from error
 
 
 # ---------------------------------------------------------------------- what is asked and graded
@@ -218,7 +219,6 @@ def _make_benchmark(
     wanted: TaskName, config: dict[str, Any], sources: SplitSources, rows: list[Row]
 ) -> tuple[BenchmarkSpec, dict[str, Any], str]:
     """The task as a row of the table would say it, the configuration to render with, and what to say of the metric."""
-    spec = wanted.spec
     own = {k: v for k, v in config["fewshot_config"].items() if k not in ("split", "process_docs", "fewshot_indices")}
     config = {**config, "process_docs": None, "fewshot_config": own}
     kind = KINDS[config.get("output_type", "generate_until")]
@@ -231,7 +231,7 @@ def _make_benchmark(
         metric, said, config["metric_list"] = _choose_metric(wanted, task, config.get("metric_list"))
         if task.multiple_input:
             raise DataError(
-                f"Task {spec!r}: its choices are different prompts, not different answers; that is not taken."
+                f"Task {wanted.spec!r}: its choices are different prompts, not different answers; that is not taken."
             )
         # What a row is about: its rendered question without examples, and its right answer. Each row is rendered once.
         known: dict[int, tuple[Row, tuple[str, str]]] = {}
@@ -245,7 +245,9 @@ def _make_benchmark(
     except FreeMoEError:
         raise
     except Exception as error:  # a template, a missing column, a metric that is fetched
-        raise DataError(f"Task {spec!r}: lm-eval cannot render its first document ({_error_line(error)}).") from error
+        raise DataError(
+            f"Task {wanted.spec!r}: lm-eval cannot render its first document ({_error_line(error)})."
+        ) from error
     gold = (lambda row: _gold_text(task, kind, row)) if kind == "generate" else None
     return replace(bare, metric=metric, key=key, gold=gold), config, said
 
@@ -285,7 +287,7 @@ def _gold_text(task: Any, kind: Kind, row: Row) -> str:
     return delimiter + str(target)
 
 
-def _check_grading(spec: str, task: LmEvalTask) -> None:
+def _check_grading(name: TaskName, task: LmEvalTask) -> None:
     """Grade one document, so that what cannot be graded is known before anything is searched."""
     documents = task.reference()[:1] or task.reported()[:1]
     for document in documents:
@@ -296,13 +298,13 @@ def _check_grading(spec: str, task: LmEvalTask) -> None:
             raise
         except Exception as error:  # the task's own function, or a metric that is fetched
             raise DataError(
-                f"Task {spec!r}: lm-eval cannot grade its first document ({_error_line(error)})."
+                f"Task {name.spec!r}: lm-eval cannot grade its first document ({_error_line(error)})."
             ) from error
         value = graded.get(task.metric)
         if value is None or not 0 <= value <= 1:
             seen = ", ".join(f"{metric} {figure:g}" for metric, figure in graded.items()) or "no figure"
             raise DataError(
-                f"Task {spec!r}: its metric {task.metric} must be a share from 0 to 1 for every document; lm-eval makes of the "
+                f"Task {name.spec!r}: its metric {task.metric} must be a share from 0 to 1 for every document; lm-eval makes of the "
                 f"first: {seen}."
             )
 

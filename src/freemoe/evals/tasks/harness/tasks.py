@@ -138,14 +138,13 @@ def _numeric_scores(scores: Mapping[str, Any]) -> dict[str, float]:
 # ---------------------------------------------------------------------- making them
 
 
-def named_task(spec: str, data: DataSection, tokenizer: Any, seed: int) -> EvalTask:
+def named_task(task: TaskName, data: DataSection, tokenizer: Any, seed: int) -> EvalTask:
     """Build the task of a benchmark's name; arguments as in `freemoe.evals.tasks.domains.load_domain`.
 
     Raises:
         UnknownNameError: When no benchmark has that name.
         DataError: When lm-eval or the files are missing, or the hub cannot be reached.
     """
-    task = TaskName.parse(spec)
     row, subjects = find_benchmark(task)
     require_lm_eval(row.name, row.needs, row.extra)
     root = Path(data.root).expanduser() if data.root is not None else None
@@ -164,7 +163,7 @@ def named_task(spec: str, data: DataSection, tokenizer: Any, seed: int) -> EvalT
     lender = None
     if row.lender:
         loan = "+".join((row.lender, *task.splits)) + (f":{task.metric}" if task.metric else "")
-        lender = named_task(loan, data, tokenizer, seed)
+        lender = named_task(TaskName.parse(loan), data, tokenizer, seed)
     return LmEvalTask(task, divide_rows(parts, sources, seed), sources, data, seed, lender)
 
 
