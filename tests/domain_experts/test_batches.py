@@ -18,22 +18,19 @@ NAMES = ["law/0", "base", "sums/all", "law/0"]
 GREEDY = {"max_new_tokens": 5, "do_sample": False}
 
 
-def padded(side):
-    return ids_of(*PROMPTS, side=side)
-
-
-def rows_of(tokenizer):
-    return [tokenizer(text, return_tensors="pt")["input_ids"] for text in PROMPTS]
+def rows(names):
+    """Every prompt alone, and its expert."""
+    names = names if isinstance(names, list) else [names] * len(PROMPTS)
+    return [(ids_of(text)[0], name) for text, name in zip(PROMPTS, names, strict=True)]
 
 
 @pytest.mark.parametrize("names", [NAMES, "law/1", "base", "auto"], ids=str)
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_any_padding_equals_one_by_one(moe, side, names):
-    ids, mask = padded(side)
+    ids, mask = ids_of(*PROMPTS, side=side)
     logits = moe(ids, attention_mask=mask, expert=names).logits
     out = moe.generate(ids, attention_mask=mask, expert=names, **GREEDY)
-    for i, row in enumerate(rows_of(moe.tokenizer)):
-        name = names[i] if isinstance(names, list) else names
+    for i, (row, name) in enumerate(rows(names)):
         torch.testing.assert_close(logits[i][mask[i].bool()], moe(row, expert=name).logits[0], rtol=1e-4, atol=1e-5)
         alone = moe.generate(row, expert=name, **GREEDY)[0, row.shape[1] :]
         assert torch.equal(out[i, ids.shape[1] : ids.shape[1] + len(alone)], alone)
@@ -43,10 +40,10 @@ def test_any_padding_equals_one_by_one(moe, side, names):
 def test_positions_are_counted_from_the_first_token(side):
     """By a model whose embeddings know positions; of several experts test_mixed_batches.py shows it."""
     moe = mixture("gpt2")
-    ids, mask = padded(side)
+    ids, mask = ids_of(*PROMPTS, side=side)
     logits = moe(ids, attention_mask=mask, expert="d/0").logits
-    for i, row in enumerate(rows_of(moe.tokenizer)):
-        torch.testing.assert_close(logits[i][mask[i].bool()], moe(row, expert="d/0").logits[0], rtol=1e-4, atol=1e-5)
+    for i, (row, name) in enumerate(rows("d/0")):
+        torch.testing.assert_close(logits[i][mask[i].bool()], moe(row, expert=name).logits[0], rtol=1e-4, atol=1e-5)
     # What is given is kept, as everywhere in transformers.
     given = torch.zeros_like(ids)
     kept = moe(ids, attention_mask=mask, position_ids=given, expert="base").logits
@@ -54,7 +51,7 @@ def test_positions_are_counted_from_the_first_token(side):
 
 
 def test_padding_at_the_right_is_known_without_a_mask(moe):
-    ids, mask = padded("right")
+    ids, mask = ids_of(*PROMPTS, side="right")
     moe.generation_config.pad_token_id = 0
     found = moe.generate(ids, expert="law/0", **GREEDY)
     assert torch.equal(found, moe.generate(ids, attention_mask=mask, expert="law/0", **GREEDY))
@@ -78,7 +75,7 @@ def test_padding_moves_with_everything_that_belongs_to_a_token():
 
 
 def test_embeddings_instead_of_ids(moe):
-    ids, mask = padded("right")
+    ids, mask = ids_of(*PROMPTS, side="right")
     embeds = moe.get_input_embeddings()(ids)
     for names in ("law/0", NAMES):
         both = moe(ids, attention_mask=mask, expert=names), moe(inputs_embeds=embeds, attention_mask=mask, expert=names)
@@ -89,7 +86,7 @@ def test_embeddings_instead_of_ids(moe):
 
 
 def test_the_loss_of_one_expert(moe):
-    ids, mask = padded("right")
+    ids, mask = ids_of(*PROMPTS, side="right")
     labels = ids.masked_fill(mask == 0, -100)
     with moe.expert("law/1"):
         wanted = moe.model(input_ids=ids, attention_mask=mask, labels=labels).loss
@@ -102,7 +99,7 @@ def test_the_loss_of_one_expert(moe):
     "asked", [{"output_hidden_states": True}, {"output_attentions": True}, {"return_dict": False}], ids=str
 )
 def test_what_calls_of_one_expert_each_cannot_give_is_refused(moe, asked):
-    ids, mask = padded("left")
+    ids, mask = ids_of(*PROMPTS)
     with pytest.raises(DataError, match=f"3 experts, and {next(iter(asked))} needs one"):
         moe(ids, attention_mask=mask, expert=NAMES, strategy="grouped", **asked)
     for refused in ({"streamer": TextIteratorStreamer(moe.tokenizer)}, {"return_dict_in_generate": True}):
@@ -111,19 +108,18 @@ def test_what_calls_of_one_expert_each_cannot_give_is_refused(moe, asked):
 
 
 def test_an_unknown_expert_stops_a_batch_before_it_runs(moe, monkeypatch):
-    ids, mask = padded("left")
+    ids, mask = ids_of(*PROMPTS)
     monkeypatch.setattr(moe.model, "forward", lambda **inputs: pytest.fail("it ran"))
     with pytest.raises(KeyError, match="Unknown expert 'law/7'"):
         moe(ids, attention_mask=mask, expert=["law/0", "base", "law/1", "law/7"])
 
 
 def test_several_sequences_per_prompt(moe):
-    ids, mask = padded("left")
+    ids, mask = ids_of(*PROMPTS)
     found = moe.generate(ids, attention_mask=mask, expert=NAMES, num_beams=3, num_return_sequences=2, **GREEDY)
-    for i, name in enumerate(NAMES):
-        one = ids[i : i + 1], mask[i : i + 1]
-        alone = moe.generate(one[0], attention_mask=one[1], expert=name, num_beams=3, num_return_sequences=2, **GREEDY)
-        assert torch.equal(found[2 * i : 2 * i + 2, : alone.shape[1]], alone)
+    for i, (row, name) in enumerate(rows(NAMES)):
+        alone = moe.generate(row, expert=name, num_beams=3, num_return_sequences=2, **GREEDY)[:, row.shape[1] :]
+        assert torch.equal(found[2 * i : 2 * i + 2, ids.shape[1] :][:, : alone.shape[1]], alone)
 
 
 def test_groups_that_end_early_are_padded_or_refused():
@@ -135,15 +131,22 @@ def test_groups_that_end_early_are_padded_or_refused():
     assert merge_generated(level, None).tolist() == [[6, 7, 8], [4, 5, 1], [9, 9, 9]]
 
 
-def test_the_padding_token_that_is_asked_for_fills_up(moe):
-    ids, mask = padded("left")
-    ends = [int(t) for t in moe(ids, attention_mask=mask, expert=NAMES).logits[:, -1].argmax(-1)]
-    options = {**GREEDY, "eos_token_id": ends[1]}
+@pytest.mark.parametrize("place", ["keywords", "generation_config", "the base's own"])
+def test_rows_that_end_early_are_filled_up_with_the_padding_that_is_asked_for(moe, place):
+    ids, mask = ids_of(*PROMPTS)
+    end = int(moe(ids, attention_mask=mask, expert=NAMES).logits[1, -1].argmax())
+    asked = {"pad_token_id": 77, "eos_token_id": end}
+    alone = [moe.generate(row, expert=name, **asked, **GREEDY)[0, row.shape[1] :] for row, name in rows(NAMES)]
     config = copy.deepcopy(moe.generation_config)
-    config.pad_token_id, config.eos_token_id = 77, ends[1]
-    found = moe.generate(ids, attention_mask=mask, expert=NAMES, pad_token_id=77, **options)
-    assert found[1, ids.shape[1] + 1 :].unique().tolist() == [77]
-    assert torch.equal(found, moe.generate(ids, attention_mask=mask, expert=NAMES, generation_config=config, **GREEDY))
+    config.update(**asked)
+    if place == "the base's own":
+        moe.model.generation_config, given = config, {}
+    else:
+        given = asked if place == "keywords" else {"generation_config": config}
+    found = moe.generate(ids, attention_mask=mask, expert=NAMES, **given, **GREEDY)[:, ids.shape[1] :]
+    assert len(alone[1]) == 1 < found.shape[1]
+    for row, own in zip(found, alone, strict=True):
+        assert row.tolist() == own.tolist() + [77] * (len(row) - len(own))
 
 
 def test_texts_in_a_list(moe):
@@ -153,9 +156,7 @@ def test_texts_in_a_list(moe):
     named = moe.generate_text(PROMPTS, expert=NAMES, **GREEDY)
     assert named == [moe.generate_text(t, expert=e, **GREEDY) for t, e in zip(PROMPTS, NAMES, strict=True)]
     assert moe.generate_text([], **GREEDY) == []
-    assert moe.generate_text(PROMPTS[:1], expert="law/0", **GREEDY) == [
-        moe.generate_text(PROMPTS[0], expert="law/0", **GREEDY)
-    ]
+    assert moe.generate_text(PROMPTS[:1], expert="law/0", **GREEDY) == named[:1]
     with pytest.raises(DataError, match=r"Prompt 1 \(counted from 0\) has 0 tokens"):
         moe.generate_text(["a", ""], expert="base")
     moe.tokenizer.pad_token = None
@@ -163,9 +164,9 @@ def test_texts_in_a_list(moe):
 
 
 def test_texts_can_be_routed(moe):
-    ids, mask = padded("right")
+    ids, mask = ids_of(*PROMPTS, side="right")
     wanted = moe.route(ids, mask)
-    assert moe.route(PROMPTS) == wanted == moe.route(*padded("left"))
+    assert moe.route(PROMPTS) == wanted == moe.route(*ids_of(*PROMPTS))
     assert moe.route(PROMPTS[2]) == wanted[2:3]
     assert moe.route([]) == []
     with pytest.raises(DataError, match="tokenizer"):
@@ -183,11 +184,9 @@ def test_nothing_to_go_by_leads_to_the_base(moe):
 
 @pytest.mark.parametrize("expert", ["law/1", "auto"])
 def test_text_can_be_streamed(moe, expert):
-    encoded = moe.tokenizer(PROMPTS[0], return_tensors="pt")
     streamer = TextIteratorStreamer(moe.tokenizer, skip_prompt=True, skip_special_tokens=True)
-    options = {**encoded, "expert": expert, "streamer": streamer, **GREEDY}
-    options.pop("token_type_ids", None)
-    thread = threading.Thread(target=moe.generate, kwargs=options)
+    options = {"expert": expert, "streamer": streamer, **GREEDY}
+    thread = threading.Thread(target=moe.generate, args=ids_of(PROMPTS[0])[:1], kwargs=options)
     thread.start()
     said = "".join(streamer)
     thread.join()

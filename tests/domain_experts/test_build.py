@@ -19,6 +19,7 @@ from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import FrozenChoice
 from freemoe.evals.tasks.domains import load_domain
 from freemoe.models.checkpoints.fingerprint import fingerprint_model
+from freemoe.models.mask import Mask
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
 from freemoe.recipes import load_recipe
@@ -62,16 +63,9 @@ def test_the_result_is_what_the_experts_do(world, artefact):
         evaluator = Evaluator(Scorer(model, world.tokenizer), data.graders)
         assert [d["key"] for d in domain["documents"]] == [d.key for d in documents]
         for row, document in zip(domain["documents"], documents, strict=True):
-            assert row["base"] == evaluator.score([document])[0].value
-            with switched_off(weights, experts[row["subdomain"]].mask(weights)):
-                assert row["expert"] == evaluator.score([document])[0].value
-            if row["routed_to"] == row["subdomain"]:
-                assert row["routed"] == row["expert"]
-            elif row["routed_to"] == "base":
-                assert row["routed"] == row["base"]
-            else:
-                with switched_off(weights, experts[row["routed_to"]].mask(weights)):
-                    assert row["routed"] == evaluator.score([document])[0].value
+            for column, name in (("base", "base"), ("expert", row["subdomain"]), ("routed", row["routed_to"])):
+                with switched_off(weights, Mask() if name == "base" else experts[name].mask(weights)):
+                    assert row[column] == evaluator.score([document])[0].value
 
 
 def test_rows_are_means_over_documents(artefact):

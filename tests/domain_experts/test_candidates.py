@@ -26,20 +26,14 @@ from tests.tiny import tiny_model
 def made(world, folder, counts, **changes):
     """Subdomains of one domain per number of reference documents, without the expensive steps."""
     folder.mkdir(exist_ok=True)
-    domains = {
-        f"d{i}": [str(write_jsonl(folder / f"d{i}.jsonl", choice_rows(2 * n, seed=i)))] for i, n in enumerate(counts)
-    }
-    recipe = task_recipe(
-        world,
-        folder / "out",
-        domains=domains,
-        **{"search": {"metrics": ["saliency"], "select": "guarded"}, **changes},
-    )
+    files = [write_jsonl(folder / f"d{i}.jsonl", choice_rows(2 * n, seed=i)) for i, n in enumerate(counts)]
+    domains = {file.stem: [str(file)] for file in files}
+    changes = {"search": {"metrics": ["saliency"], "select": "guarded"}, **changes}
+    recipe = task_recipe(world, folder / "out", domains=domains, **changes)
     told = Told()
     context = prepare_context(recipe, told)
     told.lines.clear()
-    for i, n in enumerate(counts):
-        assert len(context.domains[f"d{i}"].reference) == n
+    assert [len(data.reference) for data in context.domains.values()] == counts
     check_division(context, divided(context))
     return context, told, make_subdomains(context, divided(context), None)
 
@@ -66,30 +60,27 @@ def test_parts_are_disjoint_and_whole(world, tmp_path):
     assert not [line for line in told.lines if line.startswith("warning")]
 
 
-def said_of(domain, metric, now, twice, documents, tests, more=""):
-    return (
-        f"power: {domain}, {metric}: a true gain of {now} points is accepted with a chance of 80 % ({documents} documents test it, "
-        f"{tests} tests share alpha 0.05{more}); with twice the documents {twice} points"
+def power_line(domain, metric, documents, tests, *levels, more=""):
+    """What is said of a gain that is tested at one level, or at one between two."""
+    now, twice = (
+        " to ".join(f"{100 * detectable_gain(n, level):.0f}" for level in levels) for n in (documents, 2 * documents)
     )
-
-
-def points(documents, level):
-    return f"{100 * detectable_gain(documents, level):.0f}"
+    return (
+        f"power: {domain}, {metric}: a true gain of {now} points is accepted with a chance of 80 % ({documents} "
+        f"documents test it, {tests} tests share alpha 0.05{more}); with twice the documents {twice} points"
+    )
 
 
 def test_the_gain_that_can_be_proven_is_said_beforehand(world, tmp_path):
     _, told, _ = made(world, tmp_path, [60, 40])
-    expected = [(points(n, 0.025), points(2 * n, 0.025), n, 2) for n in (21, 14)]
-    assert told.lines == [said_of(f"d{i}", "saliency", *figures) for i, figures in enumerate(expected)]
+    assert told.lines == [power_line(f"d{i}", "saliency", n, 2, 0.025) for i, n in enumerate((21, 14))]
     # Bands pay for each of the four where the search is halving, and where all are scored for those that are unlike the others.
     search = {"metrics": ["random"], "select": "guarded", "method": "halving"}
     _, told, _ = made(world, tmp_path / "halving", [40], search=search)
-    assert told.lines == [said_of("d0", "random", points(40, 0.05 / 4), points(80, 0.05 / 4), 40, 1)]
+    assert told.lines == [power_line("d0", "random", 40, 1, 0.05 / 4)]
     _, told, _ = made(world, tmp_path / "all", [40], search={**search, "method": "exhaustive"})
-    now, twice = (f"{points(n, 0.05)} to {points(n, 0.05 / 4)}" for n in (40, 80))
-    assert told.lines == [
-        said_of("d0", "random", now, twice, 40, 1, "; the more alike the 4 candidates, the less"),
-    ]
+    more = "; the more alike the 4 candidates, the less"
+    assert told.lines == [power_line("d0", "random", 40, 1, 0.05, 0.05 / 4, more=more)]
 
 
 def test_a_subdomain_that_can_prove_nothing_is_named(world, tmp_path):
@@ -175,14 +166,17 @@ def test_the_recipe_says_who_purifies(world, tmp_path, monkeypatch, method, make
 
     put_method(monkeypatch, "greedy", stub("greedy"))
     put_method(monkeypatch, "learned", stub("learned"))
-    section = {"method": method, "patience": 3, "budget": 0.02, "checkpointing": True, "steps": 70, "every": 20}
-    search = {"metrics": ["saliency"], "select": "argmax"}
-    common = {"saliency": section, "seed": 1, "search": search, "subdomains": {"by": "none"}}
-    recipe = make(world, tmp_path / "out", **common)
+    recipe = make(
+        world,
+        tmp_path / "out",
+        saliency={"method": method, "patience": 3, "budget": 0.02, "checkpointing": True, "steps": 70, "every": 20},
+        seed=1,
+        search={"metrics": ["saliency"], "select": "argmax"},
+        subdomains={"by": "none"},
+    )
     told = Told()
     context = prepare_context(recipe, told)
-    subs = make_subdomains(context, divided(context), None)
-    subs = purify_all(context, RunFolder(tmp_path / "out", {}), subs)
+    subs = purify_all(context, RunFolder(tmp_path / "out", {}), make_subdomains(context, divided(context), None))
     asked = ("learned" if make is text_recipe else "greedy") if method == "auto" else method
     expected = ["greedy", "learned"] if asked == "both" else [asked]
     assert [name for name, _ in calls] == expected * len(subs)

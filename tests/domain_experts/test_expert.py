@@ -31,8 +31,20 @@ def norms_of(weights, p, seed=0):
     return found
 
 
+@pytest.fixture
+def weights():
+    return find_weights(tiny_model("llama"))
+
+
+def ranked(band, weights, norms, name="d/0"):
+    """The expert of a band, and the mask that it is chosen by."""
+    rankings = BandRankings(weights, norms.get)
+    expert = band_expert(name, band, rankings.band_ends(band), norms, weights)
+    return expert, rankings.mask_of_band(band)
+
+
 def off(name, place):
-    return Mask({name: TensorMask.of_indices(torch.tensor([place]), place + 1)})
+    return switch_expert("d/a", Mask({name: TensorMask.of_indices(torch.tensor([place]), place + 1)}))
 
 
 def same(a, b):
@@ -45,26 +57,23 @@ def test_a_band_comes_back_bit_by_bit(rule, case, tmp_path):
     metric, _, p = rule.partition(" ")
     weights = find_weights(tiny_model(case).to(torch.bfloat16))
     norms = norms_of(weights, p or "2")
-    rankings = BandRankings(weights, lambda tap: norms[tap])
     for scope, patch, (start, end) in [("row", 1, (0.1, 0.2)), ("layer", 1, (0.9, 1)), ("row", 4, (0, 0.3))]:
         band = Band(metric, start, end, p or "2", scope, patch=patch, seed=5)
-        expert = band_expert("d/0", band, rankings.band_ends(band), norms, weights)
+        expert, mask = ranked(band, weights, norms)
         back = through_disk(expert, tmp_path)
         assert (back.name, back.kind, back.band) == ("d/0", "band", band)
         # Another load of the same base, as on another machine.
         fresh = find_weights(tiny_model(case).to(torch.bfloat16))
-        assert back.mask(fresh).is_equal(rankings.mask_of_band(band))
+        assert back.mask(fresh).is_equal(mask)
         assert same(back.to_tensors(), expert.to_tensors())
 
 
 @pytest.mark.parametrize("edge", [(0.0, 1.0), (0.0, 0.1), (0.9, 1.0), (0.5, 0.51)])
-def test_bands_at_the_edges(edge, tmp_path):
-    weights = find_weights(tiny_model("llama"))
+def test_bands_at_the_edges(weights, edge, tmp_path):
     band = Band("magnitude", *edge, layers=(0, 1), sublayers="mlp")
-    rankings = BandRankings(weights, None)
-    expert = band_expert("d/0", band, rankings.band_ends(band), {}, weights)
+    expert, mask = ranked(band, weights, {})
     back = through_disk(expert, tmp_path)
-    expected = indices_of(rankings.mask_of_band(band))
+    expected = indices_of(mask)
     assert same(indices_of(back.mask(weights)), expected)
     assert back.band == band
     if edge == (0.0, 1.0):
@@ -73,18 +82,14 @@ def test_bands_at_the_edges(edge, tmp_path):
         assert expected == {}
 
 
-def test_a_band_expert_stores_norms_and_columns_only():
-    weights = find_weights(tiny_model("llama"))
+def test_a_band_expert_stores_norms_and_columns_only(weights):
     norms = norms_of(weights, "2")
-    rankings = BandRankings(weights, lambda tap: norms[tap])
-    band = Band("wanda", 0.2, 0.3, sublayers="attention")
-    tensors = band_expert("d/0", band, rankings.band_ends(band), norms, weights).to_tensors()
+    tensors = ranked(Band("wanda", 0.2, 0.3, sublayers="attention"), weights, norms)[0].to_tensors()
     mine = [w for w in weights if w.sublayer == "attention"]
-    columns = sum(t.numel() for t in {w.tap: norms[w.tap] for w in mine}.values())
+    columns = sum(norms[tap].numel() for tap in {w.tap for w in mine})
     rows = sum(w.num_rows for w in mine)
     assert sum(t.numel() * t.element_size() for t in tensors.values()) == 4 * columns + 2 * 2 * rows
-    free = band_expert("d/0", Band("magnitude", 0, 0.1), rankings.band_ends(Band("magnitude", 0, 0.1)), norms, weights)
-    assert free.norms == {}
+    assert ranked(Band("magnitude", 0, 0.1), weights, norms)[0].norms == {}
 
 
 def test_columns_beyond_two_bytes_keep_their_value(tmp_path):
@@ -105,16 +110,12 @@ def test_switches_come_back(tmp_path):
     assert nothing.mask(weights).count == 0
 
 
-def test_experts_share_a_file_without_mixing():
-    weights = find_weights(tiny_model("llama"))
-    norms = norms_of(weights, "2")
-    rankings = BandRankings(weights, lambda tap: norms[tap])
-    band = Band("wanda", 0.1, 0.2)
+def test_experts_share_a_file_without_mixing(weights):
     experts = [
-        band_expert("d/a", band, rankings.band_ends(band), norms, weights),
+        ranked(Band("wanda", 0.1, 0.2), weights, norms_of(weights, "2"), "d/a")[0],
         switch_expert("d/a|b", mask_of({weights[0].name: torch.tensor([1, 2])}, weights)),
         switch_expert("d/a b", mask_of({weights[1].name: torch.tensor([7])}, weights)),
-        band_expert("d/a|norm", Band("magnitude", 0, 0.1), rankings.band_ends(Band("magnitude", 0, 0.1)), {}, weights),
+        ranked(Band("magnitude", 0, 0.1), weights, {}, "d/a|norm")[0],
     ]
     tensors = {k: v for e in experts for k, v in e.to_tensors().items()}
     for expert in experts:
@@ -123,14 +124,11 @@ def test_experts_share_a_file_without_mixing():
         assert same(back.to_tensors(), expert.to_tensors())
 
 
-def test_an_expert_of_another_base():
-    weights = find_weights(tiny_model("llama"))
-    expert = switch_expert("d/a", off("model.layers.9.mlp.up_proj.weight", 1))
+def test_an_expert_of_another_base(weights):
     with pytest.raises(ArtifactError, match=r"'d/a' .*layers\.9.* another base"):
-        expert.mask(weights)
-    beyond = switch_expert("d/a", off(weights[0].name, weights[0].size))
+        off("model.layers.9.mlp.up_proj.weight", 1).mask(weights)
     with pytest.raises(ArtifactError, match=r"1024 weights: 0 to 1023 allowed\. It was made for another base"):
-        beyond.mask(weights)
+        off(weights[0].name, weights[0].size).mask(weights)
     ends = {"gone": (torch.zeros(1, 4).long(), None)}
     with pytest.raises(ArtifactError, match="'gone'"):
         DomainExpert("d/b", "band", Band("magnitude", 0.5, 1), {}, ends).mask(weights)

@@ -17,7 +17,7 @@ from freemoe.evals.held_out import SEEN_FILE, read_record
 from freemoe.evals.tasks.domains import load_domain
 from freemoe.recipes import recipe_from
 from freemoe.text.words import split_words
-from tests.domain_experts.conftest import task_recipe, write_jsonl
+from tests.domain_experts.conftest import read_result, task_recipe, write_jsonl
 from tests.tiny import tiny_tokenizer
 
 SEED = 3
@@ -42,7 +42,7 @@ def small(world, tmp_path_factory):
         search={"metrics": ["random"], "method": "exhaustive", "select": "argmax"},
         evidence={"controls": 0, "oracle": False},
     )
-    return SimpleNamespace(base=world.base, text=world.text, law=law, artefact=build(recipe))
+    return SimpleNamespace(base=world.base, text=world.text, rows=rows, law=law, artefact=build(recipe))
 
 
 def score(small, artefact=None, told=None, **changes):
@@ -120,13 +120,12 @@ def test_a_text_cut_otherwise_shares_no_run_of_words_with_what_was_searched(smal
 
 
 def test_when_nothing_is_left_it_says_so(small, tmp_path):
-    rows = [json.loads(line) for line in small.law.read_text().splitlines()]
     known = {d.prompt for d in searched(small, "law", str(small.law))}
-    seen = write_jsonl(tmp_path / "seen.jsonl", [row for row in rows if row["question"] in known])
+    seen = write_jsonl(tmp_path / "seen.jsonl", [row for row in small.rows if row["question"] in known])
     with pytest.raises(DataError, match=r"nothing is left to report on.*own seed is 3"):
         score(small, domains={"law": [str(seen)]})
     # Under other keys they are still the same questions.
-    keyed = [row | {"key": f"mine {n}"} for n, row in enumerate(rows) if row["question"] in known]
+    keyed = [row | {"key": f"mine {n}"} for n, row in enumerate(small.rows) if row["question"] in known]
     with pytest.raises(DataError, match="as the same question with the same answer"):
         score(small, domains={"law": [str(write_jsonl(tmp_path / "keyed.jsonl", keyed))]})
 
@@ -155,11 +154,9 @@ def test_the_manifest_names_the_file_and_vouches_for_it(small, tmp_path):
     assert said["file"] == SEEN_FILE
     assert SEEN_FILE in manifest["files"]
     assert said["bytes"] == (small.artefact / SEEN_FILE).stat().st_size < 20_000
-    assert said == json.loads((small.artefact / "result.json").read_text())["seen"]
-    record = read_record(small.artefact)
-    assert record is not None
-    assert record.seen is not None
-    assert said["documents"] == record.seen.documents == 32 + len(searched(small, "wiki", f"text:{small.text}"))
+    assert said == read_result(small.artefact)["seen"]
+    seen = read_record(small.artefact).seen
+    assert said["documents"] == seen.documents == 32 + len(searched(small, "wiki", f"text:{small.text}"))
     for name, change in (
         (SEEN_FILE, lambda d: d[:-8] + bytes(8)),
         (MANIFEST, lambda d: d.replace(b'"seen"', b'"gone"')),
@@ -178,16 +175,17 @@ def test_lm_eval_is_told_which_documents_were_seen(small, tmp_path, caplog):
 
     from freemoe.domain_experts.hosting.lm_eval_model import FreeMoELM
 
-    rows = [json.loads(line) for line in small.law.read_text().splitlines()]
     known = {d.prompt for d in searched(small, "law", str(small.law))}
     # Shown examples were seen; that is not what is asked.
-    shots = "".join(f"{r['question']} {r['choices'][r['answer']]}\n\n" for r in rows if r["question"] in known)[:200]
+    shots = "".join(f"{r['question']} {r['choices'][r['answer']]}\n\n" for r in small.rows if r["question"] in known)[
+        :200
+    ]
     asked = [
         Instance("loglikelihood", {"q": row["question"]}, (shots + row["question"], f" {choice}"), i, ("law", n, 1))
-        for n, row in enumerate(rows[:20])
+        for n, row in enumerate(small.rows[:20])
         for i, choice in enumerate(row["choices"])
     ]
-    expected = sum(row["question"] in known for row in rows[:20])
+    expected = sum(row["question"] in known for row in small.rows[:20])
     assert 0 < expected < 20
     lm = FreeMoELM(str(small.artefact), expert="base", device="cpu")
     lm.loglikelihood(asked, disable_tqdm=True)
@@ -208,9 +206,7 @@ def test_lm_eval_is_told_which_documents_were_seen(small, tmp_path, caplog):
 
 
 def test_the_hashes_say_nothing_of_documents_that_were_not_searched(small):
-    record = read_record(small.artefact)
-    assert record is not None
-    assert record.seen is not None
-    assert len(record.seen.keys) == len(np.unique(record.seen.keys))
+    seen = read_record(small.artefact).seen
+    assert len(seen.keys) == len(np.unique(seen.keys))
     law = load_domain("law", [str(small.law)], tokenizer=tiny_tokenizer(), seed=SEED)
-    assert len(law.reported.filter_documents(lambda ds: [not record.seen.seen_reason(d) for d in ds])) == 32  # pyright: ignore
+    assert len(law.reported.filter_documents(lambda ds: [not seen.seen_reason(d) for d in ds])) == 32

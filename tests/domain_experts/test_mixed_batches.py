@@ -1,6 +1,5 @@
 """Several experts in one batch, by every strategy: equal to one call per sequence; who has the base meanwhile."""
 
-import threading
 from dataclasses import replace
 
 import pytest
@@ -18,6 +17,7 @@ from freemoe.models.mixed.board import MixedBoard
 from freemoe.models.mixed.cost import RowLimits
 from freemoe.models.weights import find_weights
 from tests.domain_experts.test_mixture import bits, ids_of, unchanged
+from tests.domain_experts.test_threads import in_a_thread
 from tests.masks import mask_of
 from tests.tiny import tiny_model, tiny_tokenizer
 
@@ -39,13 +39,13 @@ def mixture(family="llama", **given):
     return FreeMoE(model, found, None, tiny_tokenizer(), **given)
 
 
-def padded(side):
-    return ids_of(*PROMPTS, side=side)
+@pytest.fixture
+def moe():
+    return mixture()
 
 
-def each_alone(moe, call):
-    rows = [moe.tokenizer(text, return_tensors="pt")["input_ids"] for text in PROMPTS]
-    return [call(row, name) for row, name in zip(rows, NAMES, strict=True)]
+def each_alone(call):
+    return [call(ids_of(text)[0], name) for text, name in zip(PROMPTS, NAMES, strict=True)]
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -53,9 +53,9 @@ def each_alone(moe, call):
 def test_every_strategy_equals_one_call_per_sequence(family, side):
     moe = mixture(family)
     before = bits(moe.model)
-    ids, mask = padded(side)
-    logits = each_alone(moe, lambda row, name: moe(row, expert=name).logits[0])
-    texts = each_alone(moe, lambda row, name: moe.generate(row, expert=name, **GREEDY)[0, row.shape[1] :])
+    ids, mask = ids_of(*PROMPTS, side=side)
+    logits = each_alone(lambda row, name: moe(row, expert=name).logits[0])
+    texts = each_alone(lambda row, name: moe.generate(row, expert=name, **GREEDY)[0, row.shape[1] :])
     for strategy in STRATEGIES:
         found = moe(ids, attention_mask=mask, expert=NAMES, strategy=strategy).logits
         for row, wanted in enumerate(logits):
@@ -67,11 +67,10 @@ def test_every_strategy_equals_one_call_per_sequence(family, side):
 
 
 @pytest.mark.parametrize("strategy", ["fused", "scratch"])
-def test_a_generation_is_one_call(strategy, monkeypatch):
-    moe, calls = mixture(), []
-    generate = moe.model.generate
+def test_a_generation_is_one_call(moe, strategy, monkeypatch):
+    calls, generate = [], moe.model.generate
     monkeypatch.setattr(moe.model, "generate", lambda **given: calls.append(given) or generate(**given))
-    ids, mask = padded("left")
+    ids, mask = ids_of(*PROMPTS)
     out = moe.generate(
         ids, attention_mask=mask, expert=NAMES, strategy=strategy, return_dict_in_generate=True, num_beams=2, **GREEDY
     )
@@ -80,9 +79,8 @@ def test_a_generation_is_one_call(strategy, monkeypatch):
     assert torch.equal(out.sequences[:1, : alone.shape[1]], alone)
 
 
-def test_what_only_one_pass_can_give():
-    moe = mixture()
-    ids, _ = padded("left")
+def test_what_only_one_pass_can_give(moe):
+    ids, _ = ids_of(*PROMPTS)
     asked = {"labels": ids, "output_hidden_states": True, "use_cache": True}
     for strategy in ("fused", "scratch", "auto"):
         found = moe(ids, expert=NAMES, strategy=strategy, **asked)
@@ -94,17 +92,15 @@ def test_what_only_one_pass_can_give():
             moe(ids, expert=NAMES, strategy=strategy, **asked)
 
 
-def test_an_unknown_strategy():
-    moe = mixture()
-    ids, _ = padded("left")
+def test_an_unknown_strategy(moe):
+    ids, _ = ids_of(*PROMPTS)
     for call in (moe, moe.generate):
         with pytest.raises(RecipeError, match=r"'quick'.*auto, swap, grouped, scratch, fused"):
             call(ids, expert="d/0", strategy="quick")
 
 
-def test_blocks_inside_each_other():
-    moe = mixture()
-    ids, _ = padded("left")
+def test_blocks_inside_each_other(moe):
+    ids, _ = ids_of(*PROMPTS)
     with torch.no_grad():
         base, d0 = moe(ids).logits, moe(ids, expert="d/0").logits
         mixed = moe(ids, expert=NAMES, strategy="fused").logits
@@ -131,25 +127,13 @@ def test_blocks_inside_each_other():
 
 def test_the_block_has_the_base():
     moe = mixture(threads="raise")
-    ids, _ = padded("left")
-    errors = []
-
-    def other():
-        try:
-            moe(ids)
-        except BusyError as error:
-            errors.append(error)
-
-    with moe.mixed():
-        thread = threading.Thread(target=other)
-        thread.start()
-        thread.join()
-    assert len(errors) == 1
+    ids, _ = ids_of(*PROMPTS)
+    with moe.mixed(), pytest.raises(BusyError):
+        in_a_thread(moe, ids)
     assert moe(ids).logits.isfinite().all()
 
 
-def test_memory_is_held_from_the_first_use_on():
-    moe = mixture()
+def test_memory_is_held_from_the_first_use_on(moe):
     with moe.mixed() as run:
         run.assign(["d/0", "base"])
     assert moe.mixed_bytes("d/0") > 0
@@ -165,11 +149,10 @@ def test_memory_is_held_from_the_first_use_on():
 
 def test_a_mixture_of_experts_falls_back_or_says_why():
     moe = mixture("mixtral")
-    fused = next(w for w in find_weights(moe.model) if w.is_fused)
-    moe._experts["inside"] = switch_expert(
-        "inside", mask_of({fused.name: torch.arange(0, fused.size, 5)}, find_weights(moe.model))
-    )
-    ids, _ = padded("left")
+    weights = find_weights(moe.model)
+    fused = next(w for w in weights if w.is_fused)
+    moe._experts["inside"] = switch_expert("inside", mask_of({fused.name: torch.arange(0, fused.size, 5)}, weights))
+    ids, _ = ids_of(*PROMPTS)
     names = ["inside", "d/0", "base", "inside"]
     wanted = moe(ids, expert=names, strategy="grouped").logits
     torch.testing.assert_close(moe(ids, expert=names).logits, wanted)
@@ -183,13 +166,11 @@ def test_a_mixture_of_experts_falls_back_or_says_why():
 
 def test_weights_that_are_not_in_memory():
     weights = find_weights(tiny_model("llama"))
-    away = object()
     with pytest.raises(DataError, match="1 weights are not in memory"):
-        MixedBoard([replace(weights[0], stored=away), *weights[1:]]).require_mixable()
+        MixedBoard([replace(weights[0], stored=object()), *weights[1:]]).require_mixable()
 
 
-def test_texts_of_several_experts():
-    moe = mixture()
+def test_texts_of_several_experts(moe):
     alone = [moe.generate_text(text, expert=name, **GREEDY) for text, name in zip(PROMPTS, NAMES, strict=True)]
     for strategy in STRATEGIES:
         assert moe.generate_text(PROMPTS, expert=NAMES, strategy=strategy, **GREEDY) == alone
@@ -212,7 +193,7 @@ def banded(bias=False):
 @pytest.mark.parametrize("bias", [False, True])
 def test_bands_are_found_while_weights_are_read(bias, names, monkeypatch):
     moe, called = banded(bias), []
-    ids, mask = padded("left")
+    ids, mask = ids_of(*PROMPTS)
     alone = moe(ids, attention_mask=mask, expert=names, strategy="swap").logits
     held = []
     for kernel, most in ((False, 256), (True, 256), (True, 3)):

@@ -40,38 +40,23 @@ def ids_of(*texts, side="left"):
 PROMPTS = ["treaty judge claim 5?", "12+7*3=", "court appeal party 9?", "881+5*2="]
 
 
+def logits(model, **options):
+    ids, mask = ids_of(*PROMPTS)
+    return model(ids, attention_mask=mask, **options).logits
+
+
 @pytest.mark.parametrize("expert", [None, "base"])
 def test_without_an_expert_it_is_the_base(world, moe, expert):
     ids, mask = ids_of(*PROMPTS)
-    assert torch.equal(
-        moe(ids, attention_mask=mask, expert=expert).logits, world.model(ids, attention_mask=mask).logits
-    )
+    assert torch.equal(logits(moe, expert=expert), logits(world.model))
     ours = moe.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False, expert=expert)
     assert torch.equal(ours, world.model.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False))
 
 
 def test_an_expert_with_nothing_off_is_the_base(world):
     moe = FreeMoE(world.model, [DomainExpert("d/none"), switch_expert("d/empty", Mask())])
-    ids, _ = ids_of("abc")
     for name in ("d/none", "d/empty"):
-        assert torch.equal(moe(ids, expert=name).logits, world.model(ids).logits)
-
-
-def test_rows_of_a_mixed_batch_may_end_early(moe):
-    ids, mask = ids_of("ab", "cd")
-    moe.model.generation_config.pad_token_id = 0
-    names = ["base", "law/0"]
-    own = int(moe(ids[:1], expert="base").logits[0, -1].argmax())
-    options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": own}
-    found = moe.generate(ids, attention_mask=mask, expert=names, **options)
-    rows = [
-        moe.generate(ids[i : i + 1], attention_mask=mask[i : i + 1], expert=n, **options)[0]
-        for i, n in enumerate(names)
-    ]
-    assert len(rows[0]) == 3
-    assert len(rows[1]) == found.shape[1] > 3
-    assert torch.equal(found[0], torch.cat([rows[0], rows[0].new_zeros(found.shape[1] - 3)]))
-    assert torch.equal(found[1], rows[1])
+        assert torch.equal(logits(moe, expert=name), logits(world.model))
 
 
 def test_inputs_that_are_not_per_sequence_stay_whole(moe):
@@ -93,8 +78,7 @@ def test_auto_is_the_router(world, moe):
         assert route.confidence == pytest.approx(expected.confidence, abs=1e-6)
         assert name == (route.subdomain if route.confidence >= moe.router.threshold else "base")
     names = [n for n, _ in routes]
-    auto = moe(ids, attention_mask=mask, expert="auto").logits
-    assert torch.equal(auto, moe(ids, attention_mask=mask, expert=names).logits)
+    assert torch.equal(logits(moe, expert="auto"), logits(moe, expert=names))
     a = moe.generate(ids, attention_mask=mask, expert="auto", max_new_tokens=4, do_sample=False)
     b = moe.generate(ids, attention_mask=mask, expert=names, max_new_tokens=4, do_sample=False)
     assert torch.equal(a, b)
@@ -112,33 +96,31 @@ def test_special_tokens_and_active_experts_do_not_bend_the_route(moe):
 
 def test_an_unsure_router_leaves_the_base(moe):
     object.__setattr__(moe.router, "threshold", 1.5)
-    ids, mask = ids_of(*PROMPTS)
-    assert {name for name, _ in moe.route(ids, mask)} == {"base"}
-    assert torch.equal(moe(ids, attention_mask=mask, expert="auto").logits, moe(ids, attention_mask=mask).logits)
+    assert {name for name, _ in moe.route(*ids_of(*PROMPTS))} == {"base"}
+    assert torch.equal(logits(moe, expert="auto"), logits(moe))
 
 
 def test_experts_nest_and_go_back(moe):
-    ids, _ = ids_of(PROMPTS[0])
     before = bits(moe.model)
-    alone = {n: moe(ids, expert=n).logits for n in ["base", *EXPERTS]}
+    alone = {n: logits(moe, expert=n) for n in ["base", *EXPERTS]}
     with moe.expert("law/0") as same:
         assert same is moe
         assert moe.active == "law/0"
-        assert torch.equal(moe(ids).logits, alone["law/0"])
+        assert torch.equal(logits(moe), alone["law/0"])
         with moe.expert("sums/all"):
-            assert torch.equal(moe(ids).logits, alone["sums/all"])
-            assert torch.equal(moe(ids, expert="law/1").logits, alone["law/1"])
+            assert torch.equal(logits(moe), alone["sums/all"])
+            assert torch.equal(logits(moe, expert="law/1"), alone["law/1"])
             with moe.expert(None):
-                assert torch.equal(moe(ids).logits, alone["base"])
+                assert torch.equal(logits(moe), alone["base"])
             assert moe.active == "sums/all"
-        assert torch.equal(moe(ids).logits, alone["law/0"])
+        assert torch.equal(logits(moe), alone["law/0"])
     assert moe.active == "base"
     assert unchanged(moe.model, before)
     moe.set_expert("law/1")
     moe.set_expert("law/1")
-    assert torch.equal(moe(ids).logits, alone["law/1"])
+    assert torch.equal(logits(moe), alone["law/1"])
     moe.set_expert("law/0")
-    assert torch.equal(moe(ids).logits, alone["law/0"])
+    assert torch.equal(logits(moe), alone["law/0"])
     moe.set_expert(None)
     assert unchanged(moe.model, before)
 
@@ -190,21 +172,22 @@ def test_the_base_comes_back_after_errors(moe):
     assert unchanged(moe.model, before)
 
 
-def test_unknown_experts_get_near_misses(moe):
+def test_what_no_expert_can_answer_says_why(moe):
     ids, _ = ids_of("abc")
-    with pytest.raises(UnknownNameError, match=r"'law/00'.*Did you mean 'law/0'.*sums/all"):
-        moe(ids, expert="law/00")
-    for call in (moe.set_expert, moe.expert_mask, lambda name: moe(ids, expert=[name])):
-        with pytest.raises(DataError, match="depends on the prompt"):
-            call("auto")
-    with pytest.raises(DataError, match="2 experts are named for a batch of 1"):
-        moe(ids, expert=["law/0", "law/1"], strategy="grouped")
-    with pytest.raises(DataError, match="input_ids"):
-        moe(inputs_embeds=torch.zeros(1, 2, 32), expert="auto")
-    with pytest.raises(DataError, match="has 2 experts, and labels needs one"):
-        moe(ids.repeat(2, 1), labels=ids.repeat(2, 1), expert=["law/0", "law/1"], strategy="grouped")
-    with pytest.raises(DataError, match="no router"):
-        FreeMoE(moe.model, [])(ids, expert="auto")
+    two, both = ids.repeat(2, 1), ["law/0", "law/1"]
+    depends = (DataError, "depends on the prompt")
+    for call, error, message in (
+        (lambda: moe(ids, expert="law/00"), UnknownNameError, r"'law/00'.*Did you mean 'law/0'.*sums/all"),
+        (lambda: moe.set_expert("auto"), *depends),
+        (lambda: moe.expert_mask("auto"), *depends),
+        (lambda: moe(ids, expert=["auto"]), *depends),
+        (lambda: moe(ids, expert=both, strategy="grouped"), DataError, "2 experts are named for a batch of 1"),
+        (lambda: moe(inputs_embeds=torch.zeros(1, 2, 32), expert="auto"), DataError, "input_ids"),
+        (lambda: moe(two, labels=two, expert=both, strategy="swap"), DataError, "2 experts, and labels needs one"),
+        (lambda: FreeMoE(moe.model, [])(ids, expert="auto"), DataError, "no router"),
+    ):
+        with pytest.raises(error, match=message):
+            call()
 
 
 def test_text(moe):
@@ -227,16 +210,13 @@ def test_another_base_is_refused(world, artefact):
     with pytest.raises(ArtifactError, match=r"made for the base .* fingerprint"):
         FreeMoE.from_pretrained(tiny_model("llama", seed=1), artefact)
     touched = tiny_model("llama")
+    weights = find_weights(touched)
+    off = mask_of({weights[0].name: torch.tensor([3])}, weights)
+    with switched_off(weights, off), pytest.raises(ArtifactError, match="fingerprint"):
+        FreeMoE.from_pretrained(touched, artefact)
     with torch.no_grad():
         touched.lm_head.weight[0, 0] += 1e-6
     with pytest.raises(ArtifactError, match="fingerprint"):
-        FreeMoE.from_pretrained(touched, artefact)
-    with (
-        switched_off(
-            find_weights(touched), mask_of({find_weights(touched)[0].name: torch.tensor([3])}, find_weights(touched))
-        ),
-        pytest.raises(ArtifactError, match="fingerprint"),
-    ):
         FreeMoE.from_pretrained(touched, artefact)
     with pytest.raises(ArtifactError, match="fingerprint"):
         FreeMoE.from_pretrained(str(world.base), artefact, dtype="bfloat16", device="cpu")

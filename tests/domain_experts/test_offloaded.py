@@ -58,6 +58,5 @@ def test_what_needs_gradients_is_refused_before_the_search(world, tmp_path):
 
 
 def test_the_dry_run_counts_what_is_in_memory(world, tmp_path):
-    found = plan_build(task_recipe(world, tmp_path / "out", device="disk", search=BANDS))
-    whole = plan_build(task_recipe(world, tmp_path / "out", device="cpu", search=BANDS))
+    found, whole = (plan_build(task_recipe(world, tmp_path / "out", device=d, search=BANDS)) for d in ("disk", "cpu"))
     assert found["document_scores_to_search"] == whole["document_scores_to_search"]

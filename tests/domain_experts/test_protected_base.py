@@ -132,7 +132,8 @@ EDITS = [
 READS = [
     "get_input_embeddings", "get_output_embeddings", "num_parameters", "get_memory_footprint", "get_decoder",
     "gradient_checkpointing_enable", "enable_input_require_grads", "set_attn_implementation", "compute_transition_scores",
-    "prepare_inputs_for_generation", "add_model_tags", "lm_head", "base_model", "dtype", "generation_config",
+    "prepare_inputs_for_generation", "add_model_tags", "lm_head", "base_model", "dtype", "generation_config", "config", "device",
+    "main_input_name", "name_or_path",
 ]  # fmt: skip
 
 

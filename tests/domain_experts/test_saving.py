@@ -49,7 +49,7 @@ def test_experts_made_by_hand_come_back_bit_for_bit(world, tmp_path):
     back = FreeMoE.from_pretrained(saved, device="cpu")
     assert back.experts == moe.experts
     for name in ("base", *moe.experts):
-        torch.testing.assert_close(logits(back, name), logits(moe, name), rtol=0, atol=0)
+        assert torch.equal(logits(back, name), logits(moe, name))
     assert not torch.equal(logits(back, "law/mine"), logits(back, "base"))
     card = (saved / "README.md").read_text()
     assert "was not measured" in card
@@ -73,8 +73,8 @@ def test_what_was_loaded_from_several_artefacts_is_one_with_their_router(world, 
     back = FreeMoE.from_pretrained(moe.save_pretrained(tmp_path / "together"), device="cpu")
     assert back.experts == [*moe.experts, gone]
     for name in moe.experts:
-        torch.testing.assert_close(logits(back, name), logits(moe, name), rtol=0, atol=0)
-    torch.testing.assert_close(logits(back, gone), logits(moe, "base"), rtol=0, atol=0)
+        assert torch.equal(logits(back, name), logits(moe, name))
+    assert torch.equal(logits(back, gone), logits(moe, "base"))
     here, there = ([name for name, _ in m.route(list(PROMPTS))] for m in (moe, back))
     assert [name if name != gone else "base" for name in there] == here
     manifest = json.loads((tmp_path / "together" / MANIFEST).read_text())
@@ -90,7 +90,7 @@ def test_an_expert_that_took_anothers_name_is_the_one_that_is_saved(world, text_
     with pytest.raises(ArtifactError, match=r"other experts \(wiki/all\) than the artefact"):
         moe.push_to_hub("owner/x")
     back = FreeMoE.from_pretrained(moe.save_pretrained(tmp_path / "new"), device="cpu")
-    torch.testing.assert_close(logits(back, "wiki/all"), logits(other, "wiki/all"), rtol=0, atol=0)
+    assert torch.equal(logits(back, "wiki/all"), logits(other, "wiki/all"))
 
 
 def test_a_tokenizer_that_is_not_here_is_still_the_bases(artefact, world, tmp_path):
@@ -99,7 +99,7 @@ def test_a_tokenizer_that_is_not_here_is_still_the_bases(artefact, world, tmp_pa
     moe.delete_expert(moe.experts[0])
     back = FreeMoE.from_pretrained(moe.save_pretrained(tmp_path / "less"), device="cpu")
     assert back.tokenizer is not None
-    torch.testing.assert_close(logits(back, back.experts[0]), logits(moe, moe.experts[0]), rtol=0, atol=0)
+    assert torch.equal(logits(back, back.experts[0]), logits(moe, moe.experts[0]))
 
 
 def test_a_new_name_for_the_base_is_written(text_artefact, world, tmp_path):
@@ -108,7 +108,7 @@ def test_a_new_name_for_the_base_is_written(text_artefact, world, tmp_path):
     saved = moe.save_pretrained(tmp_path / "named", base=str(tmp_path / "moved"))
     back = FreeMoE.from_pretrained(saved, device="cpu")
     assert back.model.name_or_path == str(tmp_path / "moved")
-    torch.testing.assert_close(logits(back, "wiki/all"), logits(moe, "wiki/all"), rtol=0, atol=0)
+    assert torch.equal(logits(back, "wiki/all"), logits(moe, "wiki/all"))
 
 
 def test_what_could_not_be_read_again_is_not_written(world, tmp_path):

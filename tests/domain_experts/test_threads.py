@@ -6,10 +6,11 @@ import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 
 import pytest
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import LogitsProcessorList
 
 from freemoe import FreeMoE
 from freemoe.core.errors import BusyError, RecipeError, UnknownNameError
@@ -43,17 +44,21 @@ def moe(model):
     return FreeMoE(model, experts_on(model), None, tiny_tokenizer())
 
 
-class Failing(LogitsProcessor):
-    """Raises at the second token."""
+def failing():
+    """A processor of logits that raises at the second token."""
+    calls = count()
 
-    def __init__(self):
-        self.calls = 0
-
-    def __call__(self, ids, scores):
-        self.calls += 1
-        if self.calls > 1:
+    def process(ids, scores):
+        if next(calls):
             raise ValueError("in the middle")
         return scores
+
+    return LogitsProcessorList([process])
+
+
+def slow(ids, scores):
+    time.sleep(0.2)
+    return scores
 
 
 def text(moe, prompt, name, **options):
@@ -65,41 +70,38 @@ def logits(moe, prompt, name):
         return moe(torch.tensor([tiny_tokenizer()(prompt)["input_ids"]]), expert=name).logits
 
 
-def in_a_thread(work):
+def in_a_thread(work, *given):
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(work).result(timeout=60)
+        return pool.submit(work, *given).result(timeout=60)
 
 
 def test_eight_threads_get_what_one_gets(moe, model):
     before = bits(model)
     # A second host of the same base, with two of the experts under other names.
     other = FreeMoE(model, experts_on(model, "wx"), None, tiny_tokenizer())
-    hosts = {**{(name, 0): moe for name in NAMES}, ("w", 1): other, ("x", 1): other, ("base", 1): other}
-    texts = {(p, *k): text(host, p, k[0]) for k, host in hosts.items() for p in PROMPTS}
-    scores = {(p, *k): logits(host, p, k[0]) for k, host in hosts.items() for p in PROMPTS}
+    keys = [(moe, p, n) for n in NAMES for p in PROMPTS] + [(other, p, n) for n in ("w", "x", "base") for p in PROMPTS]
+    texts, scores = ({key: give(*key) for key in keys} for give in (text, logits))
     assert len(set(texts.values())) > 6
-    keys = list(texts)
     wrong = []
 
     def work(seed):
         rng = random.Random(seed)
         for number in range(60):
-            prompt, name, which = key = rng.choice(keys)
-            host = (moe, other)[which]
+            host, prompt, name = key = rng.choice(keys)
             kind = rng.random()
             if kind < 0.08:
                 with pytest.raises(ValueError, match="in the middle"):
-                    text(host, prompt, name, logits_processor=LogitsProcessorList([Failing()]))
+                    text(*key, logits_processor=failing())
             elif kind < 0.12:
                 with pytest.raises(UnknownNameError):
                     text(host, prompt, "nobody")
             elif kind < 0.3:
-                if text(host, prompt, name) != texts[key]:
+                if text(*key) != texts[key]:
                     wrong.append((seed, number, "text"))
             elif kind < 0.4:
                 nested = rng.choice(keys)
                 with host.expert(name):
-                    inner = logits((moe, other)[nested[2]], nested[0], nested[1])
+                    inner = logits(*nested)
                     outer = logits(host, prompt, None)
                 if not torch.equal(outer, scores[key]) or not torch.equal(inner, scores[nested]):
                     wrong.append((seed, number, "nested"))
@@ -108,7 +110,7 @@ def test_eight_threads_get_what_one_gets(moe, model):
                     wrong.append((seed, number, "stream"))
             elif kind < 0.46:
                 host.set_expert(name)
-            elif not torch.equal(logits(host, prompt, name), scores[key]):
+            elif not torch.equal(logits(*key), scores[key]):
                 wrong.append((seed, number, "logits"))
 
     with ThreadPoolExecutor(8) as pool:
@@ -133,7 +135,7 @@ def test_or_is_refused(moe, model):
                 in_a_thread(call)
         # The same thread may.
         assert text(strict, PROMPTS[0], "b")
-    assert in_a_thread(lambda: text(strict, PROMPTS[0], "b")) == text(moe, PROMPTS[0], "b")
+    assert in_a_thread(text, strict, PROMPTS[0], "b") == text(moe, PROMPTS[0], "b")
     with pytest.raises(RecipeError, match=r"threads is 'block'; allowed: wait .* raise"):
         FreeMoE(model, [], threads="block")
 
@@ -160,7 +162,7 @@ def test_blocks_that_end_out_of_order_leave_the_base(moe, model):
     in_a_thread(held.clear)
     assert moe.active == "base"
     assert unchanged(model, before)
-    assert in_a_thread(lambda: text(moe, PROMPTS[0], "a"))
+    assert in_a_thread(text, moe, PROMPTS[0], "a")
 
 
 def test_an_expert_that_goes_while_blocks_are_open(moe, model):
@@ -179,26 +181,19 @@ def test_a_stream_says_the_same(moe):
     stream = moe.stream_text("court?", expert="a", max_new_tokens=12, do_sample=False)
     assert stream.expert is None
     # A reader that takes its time holds nobody up.
-    assert in_a_thread(lambda: text(moe, "court?", "b"))
+    assert in_a_thread(text, moe, "court?", "b")
     assert "".join(stream) == moe.generate_text("court?", expert="a", max_new_tokens=12, do_sample=False)[0]
     assert stream.expert == "a"
     assert next(stream, "over") == "over"
-
-
-def slow(seconds):
-    class Slow(LogitsProcessor):
-        def __call__(self, ids, scores):
-            time.sleep(seconds)
-            return scores
-
-    return LogitsProcessorList([Slow()])
 
 
 @pytest.mark.parametrize("end", ["close", "with", "collected"])
 def test_a_stream_that_is_left_frees_the_base(moe, model, end):
     before = bits(model)
     began = time.monotonic()
-    stream = moe.stream_text("a", expert="a", max_new_tokens=60, logits_processor=slow(0.2), do_sample=False)
+    stream = moe.stream_text(
+        "a", expert="a", max_new_tokens=60, logits_processor=LogitsProcessorList([slow]), do_sample=False
+    )
     if end == "close":
         stream.close()
     elif end == "with":
@@ -213,13 +208,11 @@ def test_a_stream_that_is_left_frees_the_base(moe, model, end):
 
 def test_errors_of_a_stream_are_raised_where_it_is_read(moe, model):
     before = bits(model)
-    stream = moe.stream_text(
-        "court?", expert="a", max_new_tokens=5, logits_processor=LogitsProcessorList([Failing()]), do_sample=False
-    )
+    stream = moe.stream_text("court?", expert="a", max_new_tokens=5, logits_processor=failing(), do_sample=False)
     with pytest.raises(ValueError, match="in the middle"):
         list(stream)
     assert list(stream) == []
-    assert in_a_thread(lambda: unchanged(model, before))
+    assert in_a_thread(unchanged, model, before)
     with pytest.raises(UnknownNameError):
         moe.stream_text("court?", expert="nobody")
     with moe.expert("a"), pytest.raises(BusyError, match=r"outside of `with moe\.expert"):
@@ -270,20 +263,22 @@ def test_a_fork_goes_on_where_its_own_thread_was_and_nowhere_else(moe):
         child = os.fork()
         if not child:
             try:
-                os._exit(0 if work() else 1)
+                work()
+                os._exit(0)
             except BaseException:
-                os._exit(2)
-        return os.waitpid(child, 0)[1]
+                os._exit(1)
+        return os.waitpid(child, 0)[1] == 0
 
-    def refused():
-        try:
+    def goes_on():
+        assert moe.active == "a"
+        assert text(moe, "court?", "b") == wanted
+
+    def is_refused():
+        with pytest.raises(BusyError, match="forked while another thread"):
             moe.set_expert("a")
-        except BusyError as error:
-            return "forked while another thread" in str(error)
-        return False
 
     with moe.expert("a"):
-        assert in_a_child(lambda: moe.active == "a" and text(moe, "court?", "b") == wanted) == 0
+        assert in_a_child(goes_on)
     held, leave = threading.Event(), threading.Event()
 
     def hold():
@@ -294,7 +289,7 @@ def test_a_fork_goes_on_where_its_own_thread_was_and_nowhere_else(moe):
     thread = threading.Thread(target=hold)
     thread.start()
     held.wait(30)
-    assert in_a_child(refused) == 0
+    assert in_a_child(is_refused)
     leave.set()
     thread.join()
     assert text(moe, "court?", "b") == wanted
