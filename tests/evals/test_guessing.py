@@ -33,12 +33,7 @@ def test_chance_is_averaged_over_the_questions():
 @pytest.mark.parametrize(
     ("asked", "values", "score", "said"),
     [
-        (
-            questions([2] * 100),
-            [1.0, 0.0, 0.0, 0.0] * 25,
-            25.0,
-            "chance is 50.0 % (100 questions): worse than guessing",
-        ),
+        (questions([2] * 100), [1.0, 0, 0, 0] * 25, 25.0, "chance is 50.0 % (100 questions): worse than guessing"),
         (questions([2] * 100), [1.0, 1.0, 1.0, 0.0] * 25, 75.0, ""),
         # The same share of right answers among as many choices more.
         (questions([4] * 100), [1.0, 0.0] * 50, 50.0, ""),

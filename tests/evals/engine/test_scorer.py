@@ -2,6 +2,7 @@
 
 import math
 import random
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -50,19 +51,12 @@ def model(request):
 
 @pytest.fixture(scope="module")
 def hflm(model):
-    import warnings
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from lm_eval.models.huggingface import HFLM
 
-        return HFLM(
-            pretrained=model,
-            tokenizer=tiny_tokenizer(),
-            batch_size=4,
-            max_length=CONTEXT,
-            softmax_dtype="float32",
-        )
+        how = {"batch_size": 4, "max_length": CONTEXT, "softmax_dtype": "float32"}
+        return HFLM(pretrained=model, tokenizer=tiny_tokenizer(), **how)
 
 
 def slow(model, scorer, pair):
@@ -112,15 +106,11 @@ def test_generations_equal_lm_evals(model, hflm):
     scorer = Scorer(model, tiny_tokenizer(), batch_tokens=800)
     free = scorer.generate(prompts, (), 12)
     # Stop strings that do occur: one early in a text, one of two characters, one that never comes.
-    stops = [free[0][4:5], free[3][5:7], "never"]
-    until = [s for s in stops if s.strip()]
+    until = [stop for stop in (free[0][4:5], free[3][5:7], "never") if stop.strip()]
     for stop, new in (([], 12), (until, 12), (until[:1], 20)):
-        requests = [
-            Instance("generate_until", {}, (p, {"until": list(stop), "max_gen_toks": new, "do_sample": False}), i)
-            for i, p in enumerate(prompts)
-        ]
-        theirs = hflm.generate_until(requests, disable_tqdm=True)
-        assert scorer.generate(prompts, stop, new) == theirs
+        how = {"until": list(stop), "max_gen_toks": new, "do_sample": False}
+        requests = [Instance("generate_until", {}, (prompt, how), i) for i, prompt in enumerate(prompts)]
+        assert scorer.generate(prompts, stop, new) == hflm.generate_until(requests, disable_tqdm=True)
     cut = scorer.generate(prompts, until, 12)
     assert cut != free
     for whole, part in zip(free, cut, strict=True):
@@ -160,11 +150,9 @@ class Canned(torch.nn.Module):
 def test_half_precision_is_summed_in_single():
     logits = torch.randn(1, 40, 300, generator=torch.Generator().manual_seed(0)).mul(4).to(torch.bfloat16)
     ids = tuple(range(3, 33))
-    scorer = Scorer(Canned(logits), tiny_tokenizer())
-    (found,) = scorer.score([TokenPair(ids[:5], ids[5:])])
+    (found,) = Scorer(Canned(logits), tiny_tokenizer()).score([TokenPair(ids[:5], ids[5:])])
     rows = logits[0, 4:29]
-    exact = torch.log_softmax(rows.double(), -1)[torch.arange(25), list(ids[5:])].sum()
-    rough = torch.log_softmax(rows, -1)[torch.arange(25), list(ids[5:])].sum()
+    exact, rough = (torch.log_softmax(r, -1)[range(25), ids[5:]].sum() for r in (rows.double(), rows))
     assert found.loglikelihood == pytest.approx(float(exact), abs=1e-3)
     assert abs(float(rough - exact)) > 0.01
     assert found.tokens == 25
@@ -221,9 +209,7 @@ def test_overlong_prompts_are_cut_from_the_left_or_refused():
     with pytest.raises(RecipeError, match="no room"):
         scorer.generate(["a"], (), 10)
 
-
-def test_an_answer_longer_than_the_context():
-    scorer = Scorer(tiny_model("llama"), tiny_tokenizer(), max_length=10)
+    # An answer cannot be cut.
     scorer.score([TokenPair((5,), tuple(range(10, 20)))])
     with pytest.raises(DataError, match=r"'mine' has 11 tokens, more than the model's context of 10"):
         scorer.score([TokenPair((5,), tuple(range(10, 21)))], ["mine"])

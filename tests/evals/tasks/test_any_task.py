@@ -15,55 +15,29 @@ from tests.rows import write_rows
 # lm-eval and its libraries warn of their own affairs.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-# ------------------------------------------------------------------------------------- the splits
+CARVED = "carved from test by content key, one half each"
+
+
+def task_of(folder, spec="sums", **data):
+    return make_task(f"lm_eval:{spec}", DataSection(task_folder=str(folder), **data))
 
 
 @pytest.mark.parametrize(
     ("spec", "changes", "told", "sizes"),
     [
-        ("lm_eval:sums", {}, "reference validation, reported test; reference 24 of 24; reported 20 of 20", (24, 20)),
-        (
-            "lm_eval:sums",
-            {"test_split": None},
-            "reference train, reported validation; reference 30 of 30; reported 24 of 24",
-            (30, 24),
-        ),
-        (
-            "lm_eval:sums",
-            {"validation_split": None},
-            "reference train, reported test; reference 30 of 30; reported 20 of 20",
-            (30, 20),
-        ),
-        (
-            "lm_eval:sums",
-            {"validation_split": "test"},
-            "reference train, reported test; reference 30 of 30; reported 20 of 20",
-            (30, 20),
-        ),
-        (
-            "lm_eval:sums+train",
-            {},
-            "reference validation+train, reported test; reference 54 of 54; reported 20 of 20",
-            (54, 20),
-        ),
-        (
-            "lm_eval:sums+carve",
-            {},
-            "carved from test by content key, one half each; reference 10 of 10; reported 10 of 10",
-            (10, 10),
-        ),
-        (
-            "lm_eval:sums+carve",
-            {"training_split": None, "validation_split": None},
-            "carved from test by content key, one half each; reference 10 of 10; reported 10 of 10",
-            (10, 10),
-        ),
+        ("sums", {}, "reference validation, reported test", (24, 20)),
+        ("sums", {"test_split": None}, "reference train, reported validation", (30, 24)),
+        ("sums", {"validation_split": None}, "reference train, reported test", (30, 20)),
+        ("sums", {"validation_split": "test"}, "reference train, reported test", (30, 20)),
+        ("sums+train", {}, "reference validation+train, reported test", (54, 20)),
+        ("sums+carve", {}, CARVED, (10, 10)),
+        ("sums+carve", {"training_split": None, "validation_split": None}, CARVED, (10, 10)),
     ],
 )
 def test_the_rule_of_the_splits(spec, changes, told, sizes, tmp_path):
     folder = write_task(tmp_path, **changes)
-    domain = load_domain("d", [spec], DataSection(task_folder=str(folder)))
-    assert told in domain.notes[0]
+    domain = load_domain("d", [f"lm_eval:{spec}"], DataSection(task_folder=str(folder)))
+    assert f"{told}; reference {sizes[0]} of {sizes[0]}; reported {sizes[1]} of {sizes[1]}" in domain.notes[0]
     assert (len(domain.reference), len(domain.reported)) == sizes
     reported = domain.reported.open(FrozenChoice("a test"))
     assert not {d.key for d in domain.reference.documents} & {d.key for d in reported}
@@ -72,34 +46,30 @@ def test_the_rule_of_the_splits(spec, changes, told, sizes, tmp_path):
 def test_copies_stand_on_one_side_only(tmp_path):
     splits = {s: rows(s) for s in SIZES}
     splits["validation"][3] = {**splits["test"][0], "q": splits["test"][0]["q"].upper() + "  "}
-    folder = write_task(tmp_path, files=write_files(tmp_path, splits=splits))
-    task = make_task("lm_eval:sums", DataSection(task_folder=str(folder)))
+    task = task_of(write_task(tmp_path, files=write_files(tmp_path, splits=splits)))
     assert len(task.reference()) == SIZES["validation"] - 1
     assert "1 reference documents dropped as also reported" in task.note
-    twice = {"test": rows("test") * 2}
-    folder = write_task(tmp_path, files=write_files(tmp_path, splits=twice), training_split=None, validation_split=None)
-    carved = make_task("lm_eval:sums+carve", DataSection(task_folder=str(folder)))
+    files = write_files(tmp_path, splits={"test": rows("test") * 2})
+    carved = task_of(write_task(tmp_path, files=files, training_split=None, validation_split=None), "sums+carve")
     sides = [{d.key for d in side} for side in (carved.reference(), carved.reported())]
     assert len(sides[0]) == len(sides[1]) == 10
     assert not sides[0] & sides[1]
 
 
 def test_few_shot_examples_are_never_reported_ones(tmp_path):
-    folder = write_task(tmp_path, training_split=None, fewshot_split="test")
-    task = make_task("lm_eval:sums@2", DataSection(task_folder=str(folder), limit=5))
+    task = task_of(write_task(tmp_path, training_split=None, fewshot_split="test"), "sums@2", limit=5)
     assert "2-shot from a tenth of the reference, kept apart" in task.note
     assert "reported 5 of 20" in task.note
-    asked = {row["q"] for row in rows("test")}
     first = task.reported()[0]
     shots = first.prompt.removesuffix(rows("test")[first.index]["q"])
     assert shots.count("+5=") == 2
     assert all(d.prompt.startswith(shots) for d in [*task.reference(), *task.reported()])
-    assert not any(q in shots for q in asked)
+    assert not any(row["q"] in shots for row in rows("test"))
     # The YAML's own number of examples, unless --fewshot or @N says otherwise.
     folder = write_task(tmp_path, num_fewshot=1)
-    assert "1-shot" in make_task("lm_eval:sums", DataSection(task_folder=str(folder))).note
-    assert "2-shot from train" in make_task("lm_eval:sums", DataSection(task_folder=str(folder), fewshot=2)).note
-    assert "0-shot" in make_task("lm_eval:sums@0", DataSection(task_folder=str(folder), fewshot=2)).note
+    assert "1-shot" in task_of(folder).note
+    assert "2-shot from train" in task_of(folder, fewshot=2).note
+    assert "0-shot" in task_of(folder, "sums@0", fewshot=2).note
 
 
 def test_functions_beside_the_yaml(tmp_path):
@@ -108,50 +78,42 @@ def test_functions_beside_the_yaml(tmp_path):
         "def some(docs):\n    return docs.filter(lambda row: row['gold'] != 1)\n"
         "def results(doc, results):\n    return {'sure': float(results[doc['gold']][0] > -3), 'pair': (1, 2)}\n"
     )
-    text = (folder / "sums.yaml").read_text()
-    config = yaml.safe_load(text)
+    config = yaml.safe_load((folder / "sums.yaml").read_text())
     config["metric_list"] = [{"metric": "sure", "aggregation": "mean", "higher_is_better": True}]
     text = yaml.safe_dump(config) + "process_docs: !function ours.some\nprocess_results: !function ours.results\n"
     (folder / "sums.yaml").write_text(text)
-    task = make_task("lm_eval:sums", DataSection(task_folder=str(folder)))
-    kept = [row for row in rows("test") if row["gold"] != 1]
-    assert [d.gold for d in task.reported()] == [row["gold"] for row in kept]
+    task = task_of(folder)
+    assert [d.gold for d in task.reported()] == [row["gold"] for row in rows("test") if row["gold"] != 1]
     document = task.reported()[0]
     assert task.metric == "sure"
     assert task.grade(document, [(-2.0, False)] * 3) == {"sure": 1.0}
     assert task.grade(document, [(-4.0, False)] * 3) == {"sure": 0.0}
 
 
-# ---------------------------------------------------------------------------------------- refusals
+def metric(name):
+    return {"metric_list": [{"metric": name, "aggregation": name, "higher_is_better": name == "f1"}]}
 
-SAMPLED = {**GENERATE, "generation_kwargs": {"until": ["\n"], "do_sample": True}}
 
 REFUSED = {
     "one split": ({"training_split": None, "validation_split": None}, r"one split only \(test\).*sums\+carve"),
     "no split": ({"validation_split": None, "test_split": None}, "names neither a test nor a validation split"),
     "a split that is not there": ({"test_split": "tset"}, "no split 'tset', but .*validation"),
-    "no training split to add": ({"training_split": None, "spec": "lm_eval:sums+train"}, "no training split beside"),
+    "no training split to add": ({"training_split": None, "spec": "sums+train"}, "no training split beside"),
     "whole texts": ({"output_type": "loglikelihood_rolling"}, "text:FILE"),
     "unknown output": ({"output_type": "draw"}, "output_type is 'draw'; taken are multiple_choice"),
     "code": ({"unsafe_code": True}, "runs generated programs.*--allow-code-execution"),
     "pictures": ({"doc_to_image": "picture"}, "pictures or sound"),
     "several answers": ({**GENERATE, "repeats": 4}, "generates 4 answers"),
-    "sampled answers": (SAMPLED, "it samples its answers"),
-    "no mean": (
-        {"metric_list": [{"metric": "f1", "aggregation": "f1", "higher_is_better": True}]},
-        "no metric that is a mean over documents.*lm-eval has f1",
-    ),
-    "less is better": (
-        {"metric_list": [{"metric": "brier_score", "aggregation": "brier_score", "higher_is_better": False}]},
-        "no metric that is a mean over documents",
-    ),
+    "sampled answers": ({**GENERATE, "generation_kwargs": {"do_sample": True}}, "it samples its answers"),
+    "no mean": (metric("f1"), "no metric that is a mean over documents.*lm-eval has f1"),
+    "less is better": (metric("brier_score"), "no metric that is a mean over documents"),
     "different prompts": ({"doc_to_text": "{{gold}}", "doc_to_target": "q"}, "its choices are different prompts"),
     "a missing column": ({"doc_to_choice": "{{[first, fourth.x]}}"}, "cannot render its first document.*fourth"),
     "no right answer": (
         {"doc_to_target": "{{gold if gold < 2 else 7}}"},
         "right answer 7, but lm-eval makes 3 choices",
     ),
-    "too many examples": ({"spec": "lm_eval:sums@31"}, "31 few-shot examples asked for, 30 there"),
+    "too many examples": ({"spec": "sums@31"}, "31 few-shot examples asked for, 30 there"),
     "no file": ({"dataset_kwargs": {"data_files": "none.json"}}, "the files that its YAML names.*none.json"),
     "no network": ({"dataset_path": "some/where", "dataset_kwargs": None}, "some/where from the hub.*Without"),
 }
@@ -162,7 +124,7 @@ def test_refusals(case, tmp_path):
     changes, said = REFUSED[case]
     folder = write_task(tmp_path, **{name: value for name, value in changes.items() if name != "spec"})
     with pytest.raises(DataError, match=r"(?s)sums.*" + said):
-        make_task(changes.get("spec", "lm_eval:sums"), DataSection(task_folder=str(folder)))
+        task_of(folder, changes.get("spec", "sums"))
 
 
 @pytest.mark.parametrize(
@@ -185,7 +147,7 @@ def test_bad_specs(spec, said):
         (
             "absent",
             "test_split: t\nvalidation_split: v\ndoc_to_text: !function no.f",
-            "names functions that cannot be loaded",
+            "functions that cannot be loaded",
         ),
         ("sums", None, r"No folder at .*nowhere \(--task-folder\)"),
     ],
@@ -195,36 +157,32 @@ def test_yaml_that_cannot_be_used(name, text, said, tmp_path):
     if text:
         write_rows(folder / f"{name}.yaml", [f"task: {name}", text])
     with pytest.raises(DataError, match=said):
-        make_task(f"lm_eval:{name}", DataSection(task_folder=str(folder)))
+        task_of(folder, name)
 
 
 def test_unknown_names_have_near_misses(tmp_path, monkeypatch):
     monkeypatch.setattr("freemoe.compat.lm_eval._whole_index", lambda: dict.fromkeys(map(str, range(999))))
-    folder = write_task(tmp_path, name="my_own_sums")
     said = r"'my_own_sum'\. Did you mean 'my_own_sums'.*names\. .*lm-eval ls tasks"
     with pytest.raises(UnknownNameError, match=said):
-        make_task("lm_eval:my_own_sum", DataSection(task_folder=str(folder)))
+        task_of(write_task(tmp_path, name="my_own_sums"), "my_own_sum")
 
 
 def test_groups_name_their_members(tmp_path):
-    with pytest.raises(
-        DataError, match=r"group of 57 tasks of lm-eval \(mmlu_abstract_algebra, .*\.\.\.\)\. Name its tasks"
-    ):
-        make_task("lm_eval:mmlu")
     folder = write_task(tmp_path, tag=["ours"])
     (Path(folder) / "group.yaml").write_text(
         "group: both\ntask:\n  - sums\n  - group: inner\n    task: [ours, other]\n"
     )
-    with pytest.raises(DataError, match=r"both is a group of 2 tasks of lm-eval \(sums, other\)"):
-        make_task("lm_eval:both", DataSection(task_folder=str(folder)))
-    with pytest.raises(DataError, match=r"ours is a group of 1 tasks of lm-eval \(sums\)"):
-        make_task("lm_eval:ours", DataSection(task_folder=str(folder)))
-    with pytest.raises(DataError, match="squadv2 is written in Python"):
-        make_task("lm_eval:squadv2")
+    for name, said in (
+        ("mmlu", r"group of 57 tasks of lm-eval \(mmlu_abstract_algebra, .*\.\.\.\)\. Name its tasks"),
+        ("both", r"both is a group of 2 tasks of lm-eval \(sums, other\)"),
+        ("ours", r"ours is a group of 1 tasks of lm-eval \(sums\)"),
+        ("squadv2", "squadv2 is written in Python"),
+    ):
+        with pytest.raises(DataError, match=said):
+            task_of(folder, name)
 
 
 def test_a_task_of_the_users_stands_before_lm_evals_whose_data_offline_are_refused_at_once(tmp_path):
     with pytest.raises(DataError, match=r"the data set allenai/sciq from the hub could not be read .*--task-folder"):
         make_task("lm_eval:sciq")
-    folder = write_task(tmp_path, name="sciq")
-    assert "reported 20 of 20" in make_task("lm_eval:sciq", DataSection(task_folder=str(folder))).note
+    assert "reported 20 of 20" in task_of(write_task(tmp_path, name="sciq"), "sciq").note

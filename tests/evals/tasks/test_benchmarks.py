@@ -75,11 +75,11 @@ def test_carve_and_draw():
     assert not {keys[i] for i in one} & {keys[i] for i in two}
     assert len(one) == 50
     assert draw_balanced(list("abcdef"), [""] * 6, None) == list(range(6))
-    few = draw_balanced([str(i) for i in range(90)], ["x"] * 80 + ["y"] * 10, 8, 1)
+    few, more = (draw_balanced([str(i) for i in range(90)], ["x"] * 80 + ["y"] * 10, n, 1) for n in (8, 20))
     assert few == sorted(few)
     assert sum(i >= 80 for i in few) == 4
     # A longer draw holds the shorter one.
-    assert set(few) < set(draw_balanced([str(i) for i in range(90)], ["x"] * 80 + ["y"] * 10, 20, 1))
+    assert set(few) < set(more)
 
 
 # ---------------------------------------------------------------- made-up files in the original formats
@@ -98,16 +98,10 @@ def made_up(tmp_path_factory):
             write_rows(root / f"mmlu/{part}/{subject}_{part}.csv", rows)
     rte = [{"sentence1": f"p{i // 2}", "sentence2": f"h{i}", "label": i % 2} for i in range(40)]
     write_rows(root / "rte/dev.jsonl", rte)
-    mbpp = [
-        {
-            "task_id": i,
-            "text": f"task {i}",
-            "code": f"def f():\r\n    return {i}",
-            "test_list": [f"assert f() == {i}"] * 3,
-        }
-        for i in (1, 2, 11, 12, 300, 510, 511, 512, 600, 601, 974)
-    ]
-    write_rows(root / "mbpp/mbpp.jsonl", mbpp)
+    mbpp = (1, 2, 11, 12, 300, 510, 511, 512, 600, 601, 974)
+    rows = [{"task_id": i, "text": f"task {i}", "code": f"def f():\r\n    return {i}",
+             "test_list": [f"assert f() == {i}"] * 3} for i in mbpp]  # fmt: skip
+    write_rows(root / "mbpp/mbpp.jsonl", rows)
     human = {"task_id": "HumanEval/0", "prompt": "def g(x):\n", "canonical_solution": "    return x\n",
              "test": "def check(candidate):\n    assert candidate(1) == 1\n", "entry_point": "g"}  # fmt: skip
     (root / "humaneval").mkdir()
@@ -179,39 +173,34 @@ def test_code_needs_permission(made_up):
 
 
 def test_a_document_of_another_object_is_refused(made_up):
-    task = make_task("rte", DataSection(root=str(made_up)))
+    rte, gsm8k = (make_task(name, DataSection(root=str(made_up))) for name in ("rte", "gsm8k"))
     with pytest.raises(DataError, match="has no document"):
-        task.grade(make_task("gsm8k", DataSection(root=str(made_up))).reported()[0], ["4"])
-
-
-@pytest.mark.parametrize(("spec", "there"), [("gsm8k@30", 3), ("mmlu@6", 5), ("mbpp@4", 3), ("humaneval@1", 0)])
-def test_too_many_shots(made_up, spec, there):
-    name = spec.partition("@")[0]
-    with pytest.raises(DataError, match=rf"few-shot examples asked for, {there} there. Write {name}@{there}"):
-        make_task(spec, DataSection(root=str(made_up)))
+        rte.grade(gsm8k.reported()[0], ["4"])
 
 
 @pytest.mark.parametrize(
-    ("spec", "known"),
+    ("spec", "error", "said"),
     [
-        ("mmlu_virology:acc_norm", "mmlu_virology has no metric 'acc_norm', but acc"),
-        ("gsm8k@2:acc", "gsm8k has no metric 'acc', but exact_match"),
-        ("rte:acc@5", "rte has no metric 'acc@5', but acc. A name is NAME@SHOTS:METRIC"),
-        ("mbpp:pass@100", "mbpp has no metric 'pass@100', but pass@1, pass@10"),
+        ("gsm8k@30", DataError, "few-shot examples asked for, 3 there. Write gsm8k@3"),
+        ("mmlu@6", DataError, "few-shot examples asked for, 5 there. Write mmlu@5"),
+        ("mbpp@4", DataError, "few-shot examples asked for, 3 there. Write mbpp@3"),
+        ("humaneval@1", DataError, "few-shot examples asked for, 0 there. Write humaneval@0"),
+        ("mmlu_virology:acc_norm", RecipeError, "mmlu_virology has no metric 'acc_norm', but acc"),
+        ("gsm8k@2:acc", RecipeError, "gsm8k has no metric 'acc', but exact_match"),
+        ("rte:acc@5", RecipeError, "rte has no metric 'acc@5', but acc. A name is NAME@SHOTS:METRIC"),
+        ("mbpp:pass@100", RecipeError, "mbpp has no metric 'pass@100', but pass@1, pass@10"),
     ],
 )
-def test_a_metric_that_the_task_does_not_have(made_up, spec, known):
-    with pytest.raises(RecipeError, match=known):
+def test_shots_and_metrics_that_the_task_does_not_have(made_up, spec, error, said):
+    with pytest.raises(error, match=said):
         make_task(spec, DataSection(root=str(made_up), samples=10))
 
 
 def test_a_lender_reports_the_metric_of_the_borrower(made_up):
     data = DataSection(root=str(made_up), samples=10, allow_code_execution=True)
     graders = load_domain("d", ["humaneval+train:pass@10"], data).graders
-    assert {name: grader.metric for name, grader in graders.items()} == {
-        "humaneval+train:pass@10": "pass@10",
-        "mbpp+train:pass@10": "pass@10",
-    }
+    assert set(graders) == {"humaneval+train:pass@10", "mbpp+train:pass@10"}
+    assert {grader.metric for grader in graders.values()} == {"pass@10"}
 
 
 def test_which_examples_were_shown_is_on_record(made_up):
@@ -260,9 +249,8 @@ def test_malformed_files(read, name, content, said, tmp_path):
 
 
 def test_hub_offline_says_data_root():
-    with pytest.raises(
-        DataError, match=r"could not be read from the hub\. .*HF_HUB_OFFLINE is set.*--data-root FOLDER"
-    ):
+    said = r"could not be read from the hub\. .*HF_HUB_OFFLINE is set.*--data-root FOLDER"
+    with pytest.raises(DataError, match=said):
         make_task("openbookqa")
 
 
@@ -273,13 +261,9 @@ def test_hub_rows_go_through_lm_evals_own_cleaning(monkeypatch):
 
     def load_dataset(path, name=None, split=None):
         asked.append((path, name, split))
-        rows = [
-            {"activity_label": "Tea", "ctx_a": f"{split} {i} [title] pours", "ctx_b": "and he", "ctx":
-            f"{split} {i}",
-             "endings": [f"drinks {k}" for k in range(4)], "label": str(i % 4)}
-            for i in range(6)
-        ]  # fmt: skip
-        return datasets.Dataset.from_list(rows)
+        row = {"activity_label": "Tea", "ctx_b": "and he", "endings": [f"drinks {k}" for k in range(4)]}
+        own = [{"ctx_a": f"{split} {i} [title] pours", "ctx": f"{split} {i}", "label": str(i % 4)} for i in range(6)]
+        return datasets.Dataset.from_list([row | more for more in own])
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     task = make_task("hellaswag")
@@ -309,7 +293,7 @@ SIZES = {
 @pytest.mark.realdata
 @pytest.mark.parametrize("name", SIZES)
 def test_real_files(name, data_root, stories):
-    limit = 60 if name not in ("wikitext", "mmlu", "humaneval") else {"mmlu": 57}.get(name)
+    limit = {"wikitext": None, "mmlu": 57, "humaneval": None}.get(name, 60)
     data, how = DataSection(root=str(data_root), limit=limit, allow_code_execution=True), {"tokenizer": stories[1]}
     if name in ("wikitext", "humaneval"):
         domain = load_domain("d", [name], data, **how)

@@ -52,9 +52,16 @@ def load(*specs, group_by=None):
     return load_domain("d", [str(spec) for spec in specs], DataSection(group_by=group_by), tokenizer=tiny_tokenizer())
 
 
-def seen_by(documents):
-    """What a search of these documents leaves, and which questions they ask."""
-    return SeenHashes.from_documents(documents), numbers(documents)
+@pytest.fixture
+def write(tmp_path):
+    """Writes rows into a file of a name."""
+    return lambda name, rows: write_rows(tmp_path / f"{name}.jsonl", rows)
+
+
+@pytest.fixture
+def searched(write):
+    """A domain of forty questions."""
+    return load(write("b", [choice(n, key=f"mine {n}") for n in range(40)]))
 
 
 def numbers(documents):
@@ -63,10 +70,10 @@ def numbers(documents):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_one_file_with_each_question_twice_under_two_keys_is_on_one_side(tmp_path, way):
+def test_one_file_with_each_question_twice_under_two_keys_is_on_one_side(write, way):
     rows = [choice(n, key=f"a{n}") for n in range(40)]
     rows += [{**row, "question": WAYS[way](row["question"]), "key": f"b{row['key']}"} for row in rows]
-    data = load(write_rows(tmp_path / "t.jsonl", rows))
+    data = load(write("t", rows))
     reported = data.reported.open(OPEN)
     assert len(data.reference) + len(reported) == 80
     assert not numbers(data.reference.documents) & numbers(reported)
@@ -95,82 +102,76 @@ def test_a_key_joins_what_differs_and_joins_reach_through_copies():
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_two_files_share_nothing_whatever_keys_their_rows_have(tmp_path, way):
-    reference = write_rows(tmp_path / "r.jsonl", [choice(n, key=f"r{n}") for n in range(40)])
-    rows = [choice(n, key=f"t{n}") for n in range(20, 60)]
-    test = write_rows(tmp_path / "t.jsonl", [{**row, "question": WAYS[way](row["question"])} for row in rows])
+def test_two_files_share_nothing_whatever_keys_their_rows_have(write, way):
+    reference = write("r", [choice(n, key=f"r{n}") for n in range(40)])
+    test = write("t", [choice(n, key=f"t{n}", question=WAYS[way](asked(n)[0])) for n in range(20, 60)])
     data = load(f"{reference}::{test}")
     assert (len(data.reference), len(data.reported)) == (20, 40)
     assert "20 dropped as also reported" in data.notes[0]
     with pytest.raises(DataError, match=r"all 40 documents .* also stand in"):
-        load(f"{reference}::{write_rows(tmp_path / 'u.jsonl', [choice(n, key='one') for n in range(40)])}")
+        load(f"{reference}::{write('u', [choice(n, key='one') for n in range(40)])}")
 
 
-def test_tasks_and_domains_share_nothing_either(tmp_path):
+def test_tasks_and_domains_share_nothing_either(write):
     pairs = {}
     for part, span in (("a", range(30)), ("b", range(10, 40)), ("c", range(40, 50)), ("d", range(10))):
         make = SHAPES["chat"] if part == "d" else SHAPES["choice"]
-        pairs[part] = write_rows(tmp_path / f"{part}.jsonl", [{**make(*asked(n)), "key": f"{part}{n}"} for n in span])
+        pairs[part] = write(part, [{**make(*asked(n)), "key": f"{part}{n}"} for n in span])
     one, two = f"{pairs['a']}::{pairs['c']}", f"{pairs['c']}::{pairs['b']}"
     data = load(one, two)
     assert numbers(data.reference.documents) == set(map(str, range(10)))
     assert "30 reference documents dropped" in data.notes[-1]
-    talk = write_rows(
-        tmp_path / "talk.jsonl", [{**SHAPES["chat"](*asked(n)), "key": f"talk{n}"} for n in range(60, 70)]
-    )
-    recipe = recipe_from(
-        {"command": "build", "model": "x", "output": "y", "domains": {"q": [one], "t": [f"{talk}::{pairs['d']}"]}}
-    )
-    domains = load_domains(recipe, tiny_tokenizer())  # pyright: ignore[reportArgumentType]
+    talk = write("talk", [{**SHAPES["chat"](*asked(n)), "key": f"talk{n}"} for n in range(60, 70)])
+    held = {"q": [one], "t": [f"{talk}::{pairs['d']}"]}
+    recipe = recipe_from({"command": "build", "model": "x", "output": "y", "domains": held})
+    domains = load_domains(recipe, tiny_tokenizer())
     assert numbers(domains["q"].reference.documents) == set(map(str, range(10, 30)))
     assert "10 reference documents dropped: another domain reports on them" in domains["q"].notes
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_what_was_searched_is_set_aside_in_every_shape(tmp_path, shape, way):
-    searched = load(write_rows(tmp_path / "b.jsonl", [choice(n, key=f"mine {n}") for n in range(40)]))
+def test_what_was_searched_is_set_aside_in_every_shape(searched, write, shape, way):
     seen = SeenHashes.from_documents(searched.reference.documents, searched.reported.open(OPEN))
     seen = SeenHashes.from_bytes(seen.to_bytes())
     rows = [SHAPES[shape](WAYS[way](asked(n)[0]), asked(n)[1]) for n in range(40)]
     new = [SHAPES[shape](f"Where was baker {n} born?", f"Hill {n}") for n in range(100, 105)]
-    plain = load(f"{write_rows(tmp_path / 'r.jsonl', new)}::{write_rows(tmp_path / 't.jsonl', rows)}")
+    plain = load(f"{write('r', new)}::{write('t', rows)}")
     left, found = set_aside(plain, ProvenanceRecord("out", 0, seen))
     assert found["documents"] == len(searched.reference) == 20
     assert numbers(left.reported.open(OPEN)) == numbers(searched.reported.open(OPEN))
 
 
-def test_shared_questions_are_not_forgotten(tmp_path):
-    documents = load(write_rows(tmp_path / "b.jsonl", [choice(n) for n in range(8)])).reference.documents
+def test_shared_questions_are_not_forgotten(searched):
+    documents = searched.reference.documents
     assert all(SeenHashes.from_documents(documents, documents).seen_reason(d) for d in documents)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_other_way_round_too(tmp_path, shape):
-    rows = [SHAPES[shape](*asked(n)) for n in range(20)]
-    searched = load(write_rows(tmp_path / "b.jsonl", rows))
+def test_the_other_way_round_too(write, shape):
+    searched = load(write("b", [SHAPES[shape](*asked(n)) for n in range(20)]))
     seen = SeenHashes.from_documents(searched.reference.documents)
-    later = load(
-        f"{write_rows(tmp_path / 'r.jsonl', [choice(99)])}::{write_rows(tmp_path / 't.jsonl', [choice(n) for n in range(20)])}"
-    )
+    later = load(f"{write('r', [choice(99)])}::{write('t', [choice(n) for n in range(20)])}")
     left, _ = set_aside(later, ProvenanceRecord("out", 0, seen))
     assert numbers(left.reported.open(OPEN)) == numbers(searched.reported.open(OPEN))
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("lines", ["{q} {a}", "Question: {q}\nAnswer: {a}", "Q: {q}\n\nA: {a}"])
-def test_questions_are_recognised_in_running_text(tmp_path, lines, way):
-    seen, known = seen_by(load(write_rows(tmp_path / "b.jsonl", [choice(n) for n in range(40)])).reference.documents)
+def test_questions_are_recognised_in_running_text(searched, lines, way):
+    documents = searched.reference.documents
+    seen = SeenHashes.from_documents(documents)
     for n in range(40):
         question, answer = asked(n)
         text = "It was late. " + lines.format(q=WAYS[way](question), a=answer) + "\nThey went home."
-        assert seen.has_text(text) == (str(n) in known), text
+        assert seen.has_text(text) == (str(n) in numbers(documents)), text
     assert not seen.has_text("Which town on the Inn has a castle? Town 3")
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_requests_of_lm_eval_are_recognised(tmp_path, way):
-    seen, known = seen_by(load(write_rows(tmp_path / "b.jsonl", [choice(n) for n in range(40)])).reference.documents)
+def test_requests_of_lm_eval_are_recognised(searched, way):
+    documents = searched.reference.documents
+    seen = SeenHashes.from_documents(documents)
     for n in range(40):
         question, answer = asked(n)
         question = WAYS[way](question)
@@ -184,7 +185,7 @@ def test_requests_of_lm_eval_are_recognised(tmp_path, way):
             "text": ((f"{question} {answer}",), "text", None),
         }
         for name, (arguments, kind, held) in cases.items():
-            assert is_seen_request(seen, arguments, kind, held) == (str(n) in known), (name, n)  # pyright: ignore
+            assert is_seen_request(seen, arguments, kind, held) == (str(n) in numbers(documents)), (name, n)
 
 
 def test_files_of_older_versions_still_recognise():
@@ -199,19 +200,18 @@ def test_files_of_older_versions_still_recognise():
     assert is_seen_request(seen, (prompt, " four"), "continuation", None)
 
 
-def test_a_column_joins_rows_of_one_source(tmp_path):
-    rows = [choice(n, book=f"book {n // 10}", key=f"k{n}") for n in range(60)]
-    path = write_rows(tmp_path / "t.jsonl", rows)
-    data = load(str(path), group_by="book")
+def test_a_column_joins_rows_of_one_source(write):
+    path = write("t", [choice(n, book=f"book {n // 10}", key=f"k{n}") for n in range(60)])
+    data = load(path, group_by="book")
     reported = data.reported.open(OPEN)
     books = [{int(n) // 10 for n in numbers(side)} for side in (data.reference.documents, reported)]
     assert not books[0] & books[1]
     assert len(books[0] | books[1]) == len({d.key for d in (*data.reference.documents, *reported)}) == 6
-    assert len({d.key for d in load(str(path)).reference.documents}) == 30
+    assert len({d.key for d in load(path).reference.documents}) == 30
 
 
 SHAPED = {
-    "choice": (lambda n: choice(n), "{path}"),
+    "choice": (choice, "{path}"),
     "text": (lambda n: {"text": f"Mill {n} grinds. " * 30}, "text:{path}"),
 }
 
@@ -226,18 +226,18 @@ SHAPED = {
         (lambda n: {"book": ["a"]}, r"t.jsonl:1: 'book' is \['a'\]; it must be text"),
     ],
 )
-def test_a_column_that_cannot_group_is_refused(tmp_path, shape, column, message):
+def test_a_column_that_cannot_group_is_refused(write, shape, column, message):
     make, spec = SHAPED[shape]
-    path = write_rows(tmp_path / "t.jsonl", [{**make(n), **column(n)} for n in range(20)])
+    path = write("t", [{**make(n), **column(n)} for n in range(20)])
     with pytest.raises(DataError, match=message):
         load(spec.format(path=path), group_by="book")
 
 
 @pytest.mark.parametrize("shape", SHAPED)
-def test_a_group_larger_than_half_is_said(tmp_path, shape):
+def test_a_group_larger_than_half_is_said(write, shape):
     make, spec = SHAPED[shape]
     rows = [{**make(n), "book": "large" if n < 30 else f"book {n}"} for n in range(40)]
-    data = load(spec.format(path=write_rows(tmp_path / "t.jsonl", rows)), group_by="book")
+    data = load(spec.format(path=write("t", rows)), group_by="book")
     reference, reported = data.reference.documents, data.reported.open(OPEN)
     assert not {d.key for d in reference} & {d.key for d in reported}
     assert "more than half" in data.notes[0]

@@ -35,11 +35,10 @@ def test_file_specs():
     assert not any(map(is_file_spec, ["gsm8k", "mmlu_anatomy", "gsm8k@5", "mbpp+train"]))
 
 
-def test_unknown_names_get_near_misses():
-    with pytest.raises(UnknownNameError, match="Did you mean 'gsm8k'"):
-        load_domain("d", ["gsm8"])
-    with pytest.raises(UnknownNameError, match="Did you mean 'mmlu_anatomy'"):
-        load_domain("d", ["mmlu_anatomie"])
+@pytest.mark.parametrize(("spec", "near"), [("gsm8", "gsm8k"), ("mmlu_anatomie", "mmlu_anatomy")])
+def test_unknown_names_get_near_misses(spec, near):
+    with pytest.raises(UnknownNameError, match=f"Did you mean '{near}'"):
+        load_domain("d", [spec])
 
 
 @pytest.mark.parametrize(
@@ -62,12 +61,13 @@ def test_names_that_cannot_be_read(spec, told):
 
 
 def test_missing_files_name_the_path(tmp_path):
-    with pytest.raises(DataError, match=r"no file at .*nope\.jsonl"):
-        load_domain("d", [f"{tmp_path}/nope.jsonl"])
-    with pytest.raises(DataError, match=r"--data-root"):
-        load_domain("d", ["gsm8k"], DataSection(root=str(tmp_path / "nope")))
-    with pytest.raises(DataError, match=r"a.csv, row 2: no known key"):
-        load_domain("d", [str(task_file(tmp_path / "a.csv", "p"))])
+    for spec, root, said in (
+        (f"{tmp_path}/nope.jsonl", None, r"no file at .*nope\.jsonl"),
+        ("gsm8k", f"{tmp_path}/nope", "--data-root"),
+        (str(task_file(tmp_path / "a.csv", "p")), None, "a.csv, row 2: no known key"),
+    ):
+        with pytest.raises(DataError, match=said):
+            load_domain("d", [spec], DataSection(root=root))
 
 
 def test_tasks_are_pooled_and_kept_apart(tmp_path):
@@ -82,13 +82,10 @@ def test_tasks_are_pooled_and_kept_apart(tmp_path):
 
 
 def test_a_shape_may_stand_before_both_sources(tmp_path):
-    a, b = (
+    for name in "ab":
         write_rows(tmp_path / f"{name}.jsonl", [{"question": f"{name}{i}", "answer": "x"} for i in range(4)])
-        for name in "ab"
-    )
-    once, twice = (
-        load_domain("d", [f"completion:{a}::{p}{b}"], tokenizer=tiny_tokenizer()) for p in ("", "completion:")
-    )
+    specs = [f"completion:{tmp_path}/a.jsonl::{shape}{tmp_path}/b.jsonl" for shape in ("", "completion:")]
+    once, twice = (load_domain("d", [spec], tokenizer=tiny_tokenizer()) for spec in specs)
     assert once.reference == twice.reference
     assert len(once.reported) == len(twice.reported) == 4
 

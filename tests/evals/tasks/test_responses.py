@@ -23,25 +23,22 @@ def chat_tokenizer():
     return tokenizer
 
 
-def talks(folder, count=20):
-    rows = [
-        {
-            "messages": [
-                {"role": "user", "content": f"number {i}?"},
-                {"role": "assistant", "content": f"it is {i}"},
-                {"role": "user", "content": "and then"},
-                {"role": "assistant", "content": f"{i + 1}"},
-            ]
-        }
-        for i in range(count)
-    ]
-    return str(write_rows(folder / "talk.jsonl", rows))
+def talk(i):
+    said = (f"number {i}?", f"it is {i}", "and then", f"{i + 1}")
+    roles = ("user", "assistant") * 2
+    return {"messages": [{"role": role, "content": text} for role, text in zip(roles, said, strict=True)]}
+
+
+def load(folder, chat="auto"):
+    """A domain of conversations."""
+    path = write_rows(folder / "talk.jsonl", map(talk, range(20)))
+    return load_domain("d", [str(path)], DataSection(chat=chat), tokenizer=chat_tokenizer())
 
 
 @pytest.mark.parametrize("template", [False, True])
 def test_a_response_s_likelihood_is_the_sum_over_its_own_tokens(tmp_path, template):
     model, tokenizer = tiny_model("llama"), chat_tokenizer()
-    data = load_domain("d", [talks(tmp_path)], DataSection(chat="auto" if template else "off"), tokenizer=tokenizer)
+    data = load(tmp_path, "auto" if template else "off")
     assert data.chat is template
     documents = data.reference.documents
     scores = Evaluator(Scorer(model, tokenizer), data.graders).score(documents)
@@ -60,7 +57,7 @@ def test_a_response_s_likelihood_is_the_sum_over_its_own_tokens(tmp_path, templa
 
 
 def test_all_turns_of_a_conversation_are_on_one_side(tmp_path):
-    data = load_domain("d", [talks(tmp_path)], tokenizer=chat_tokenizer())
+    data = load(tmp_path)
     sides = [data.reference.documents, data.reported.open(FrozenChoice("x"))]
     rows = [{d.id.split(":")[-1].split(".")[0] for d in side} for side in sides]
     assert [len(side) for side in sides] == [20, 20]
@@ -69,20 +66,22 @@ def test_all_turns_of_a_conversation_are_on_one_side(tmp_path):
 
 
 def test_features_are_of_the_prompt_alone(tmp_path):
-    tokenizer = chat_tokenizer()
-    data = load_domain("d", [talks(tmp_path)], tokenizer=tokenizer)
-    scorer = Scorer(tiny_model("llama"), tokenizer)
-    for document in data.reference.documents:
-        assert tokenizer.decode(scorer.prompt_ids(document)) == document.prompt
+    scorer = Scorer(tiny_model("llama"), chat_tokenizer())
+    for document in load(tmp_path).reference.documents:
+        assert scorer.tokenizer.decode(scorer.prompt_ids(document)) == document.prompt
+
+
+def parts_of(*turn, tokenizer):
+    """What a conversation of one turn is cut into."""
+    item = ConversationItem((ChatTurn(({"role": "user", "content": "x"},), *turn),))
+    return list(response_parts("row 1", item, tokenizer, False))
 
 
 def test_long_ones_are_cut_to_what_the_model_holds():
-    turn = ChatTurn(({"role": "user", "content": "x"},), "r" * 400, "p" * 400)
-    (parts,) = response_parts("x", ConversationItem((turn,)), tiny_tokenizer(), False)
+    (parts,) = parts_of("r" * 400, "p" * 400, tokenizer=tiny_tokenizer())
     assert len(parts["tokens"]) == 256
     assert parts["given"] == 128
-    ids = tiny_tokenizer().encode(" " + "r" * 127)
-    assert list(parts["tokens"][128:]) == ids
+    assert list(parts["tokens"][128:]) == tiny_tokenizer().encode(" " + "r" * 127)
 
 
 def test_on_makes_every_prompt_a_message(tmp_path):
@@ -102,9 +101,7 @@ def test_on_makes_every_prompt_a_message(tmp_path):
 
 
 def test_refused():
-    turn = ChatTurn(({"role": "user", "content": "x"},), "r", "p")
     with pytest.raises(DataError, match=r"row 1: .*no tokenizer"):
-        list(response_parts("row 1", ConversationItem((turn,)), None, False))
-    empty = ChatTurn(({"role": "user", "content": "x"},), "", "p", "")
+        parts_of("r", "p", tokenizer=None)
     with pytest.raises(DataError, match="has no token of its own"):
-        list(response_parts("row 1", ConversationItem((empty,)), tiny_tokenizer(), False))
+        parts_of("", "p", "", tokenizer=tiny_tokenizer())

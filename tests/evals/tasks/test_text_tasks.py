@@ -48,13 +48,19 @@ class FastLetters(Letters):
         return {"input_ids": self.encode(text), "offset_mapping": [(i, i + 1) for i in range(len(text))]}
 
 
+def load(*files, tokenizer=None, **data):
+    """Reference and reported documents of a text, and what is told of them."""
+    spec = f"text:{'::'.join(map(str, files))}"
+    domain = load_domain("d", [spec], DataSection(**data), tokenizer=tokenizer or FastLetters())
+    return domain.reference.documents, domain.reported.open(FrozenChoice("a test")), domain.notes[0]
+
+
 def story(i):
     return " ".join(f"word{i}of{j}" for j in range(12)) + ".\n\n"
 
 
 def test_paragraphs_lose_nothing():
-    texts = ["a\nb\n\nc\n\n\nd", "\n e \n\n f", "x\ny\nz"]
-    for text in texts:
+    for text in ("a\nb\n\nc\n\n\nd", "\n e \n\n f", "x\ny\nz"):
         assert "".join(split_paragraphs([text])) == text
     assert split_paragraphs(["a\nb\n\nc"]) == ["a\nb\n\n", "c"]
     assert split_paragraphs(["x\ny\n"]) == ["x\n", "y\n"]
@@ -126,21 +132,20 @@ def test_thin_keeps_evenly_spaced_runs():
 
 def test_text_task_from_one_file(tmp_path):
     path = tmp_path / "novel.txt"
-    path.write_text("".join(story(i) for i in range(300)))
-    domain = load_domain("d", [f"text:{path}"], DataSection(limit=20), tokenizer=FastLetters())
-    reference, reported = domain.reference.documents, domain.reported.open(FrozenChoice("a test"))
+    path.write_text("".join(map(story, range(300))))
+    reference, reported, note = load(path, limit=20)
     assert len(reference) == len(reported) == 20
     assert {d.kind for d in reference} == {"text"}
     assert all(len(d.tokens) == 256 and d.answers == (d.reference,) for d in reference)
-    assert not {d.key for d in reference} & domain.reported.content_keys()
-    assert "tail (30%)" in domain.notes[0]
+    assert not {d.key for d in reference} & {d.key for d in reported}
+    assert "tail (30%)" in note
     # No paragraph stands in both parts.
     seen = "".join(d.reference for d in reported)
     assert all(d.reference[100:160] not in seen for d in reference)
-    given = load_domain("d", [f"text:{path}"], DataSection(limit=20, text_given=1), tokenizer=FastLetters())
-    assert {d.given for d in given.reference.documents} == {1}
-    assert [d.tokens for d in given.reference.documents] == [d.tokens for d in reference]
-    assert "first 1 given" in given.notes[0]
+    given, _, note = load(path, limit=20, text_given=1)
+    assert {d.given for d in given} == {1}
+    assert [d.tokens for d in given] == [d.tokens for d in reference]
+    assert "first 1 given" in note
 
 
 def test_caps_of_its_own_bound_a_split_and_leave_the_other_as_it_is():
@@ -161,7 +166,7 @@ def test_text_tasks_refuse(tmp_path):
     with pytest.raises(DataError, match="given no tokenizer"):
         load_domain("d", [f"text:{path}"])
     with pytest.raises(DataError, match="gives no block of 256 tokens"):
-        load_domain("d", [f"text:{path}"], tokenizer=Letters())
+        load(path)
 
 
 @pytest.mark.realdata
@@ -170,10 +175,8 @@ def test_offsets_of_the_real_tokenizer(stories, data_root):
     text = (data_root / "tinystories" / "TinyStories-valid_excerpt.txt").read_text()
     task = TextTask("t", [text], tokenizer=tokenizer)
     whole = tokenizer(text, add_special_tokens=False)["input_ids"]
-    first = task.reference()[0]
-    assert list(first.tokens) == whole[:256]
-    for document in task.reference():
-        assert document.reference.strip() in text
+    assert list(task.reference()[0].tokens) == whole[:256]
+    assert all(document.reference.strip() in text for document in task.reference())
 
 
 @pytest.fixture
@@ -245,14 +248,13 @@ def words_of(documents):
 def test_no_split_lets_the_word_of_an_article_pass(tmp_path, form, tokenizer):
     path = tmp_path / "six.txt"
     path.write_text("".join(map(FORMS[form], WORDS)))
-    domain = load_domain("d", [f"text:{path}"], tokenizer=tokenizer)
-    reference, reported = domain.reference.documents, domain.reported.open(FrozenChoice("a test"))
+    reference, reported, note = load(path, tokenizer=tokenizer)
     sides = [words_of(reference), words_of(reported)]
     # One article is the gap.
     assert [*map(len, sides)] == [4, 1] or [*map(len, sides)] == [3, 2]
     assert not sides[0] & sides[1]
-    assert re.search(r"groups: reference [34] \(articles by .*\), reported [12] \(articles by", domain.notes[0])
-    assert "fewer than 20 groups" in domain.notes[0]
+    assert re.search(r"groups: reference [34] \(articles by .*\), reported [12] \(articles by", note)
+    assert "fewer than 20 groups" in note
     for seed in range(10):
         keys = [d.key for d in reference]
         for split in (split_by_share(keys, [0.5, 0.25], seed), split_folds(keys, 5, seed), split_folds(keys, 2, seed)):
@@ -266,25 +268,22 @@ def test_two_files_share_no_article(tmp_path):
     (tmp_path / "a.md").write_text("".join(map(write, WORDS)))
     # The same article with another end is the same group.
     (tmp_path / "b.md").write_text(write("osprey") + write(WORDS[2])[:-400] + "Then it ends otherwise. " * 30)
-    domain = load_domain("d", [f"text:{tmp_path / 'a.md'}::{tmp_path / 'b.md'}"], tokenizer=Letters())
-    assert words_of(domain.reference.documents) == set(WORDS) - {WORDS[2]}
+    assert words_of(load(tmp_path / "a.md", tmp_path / "b.md", tokenizer=Letters())[0]) == set(WORDS) - {WORDS[2]}
     (tmp_path / "c.md").write_text("".join(map(write, WORDS)) + "And more. " * 40)
     with pytest.raises(DataError, match="all groups or lines of the reference part"):
-        load_domain("d", [f"text:{tmp_path / 'a.md'}::{tmp_path / 'c.md'}"], tokenizer=Letters())
+        load(tmp_path / "a.md", tmp_path / "c.md", tokenizer=Letters())
 
 
 def test_one_article_is_cut_in_stretches_and_says_so(tmp_path):
     path = tmp_path / "one.md"
     path.write_text("# One\n\n" + "".join(map(story, range(400))))
-    domain = load_domain("d", [f"text:{path}"], tokenizer=FastLetters())
-    reported = domain.reported.open(FrozenChoice("a test"))
-    assert "figures may be too good" in domain.notes[0]
-    assert len({d.key for d in domain.reference.documents}) > 10
+    reference, reported, note = load(path)
+    assert "figures may be too good" in note
+    assert len({d.key for d in reference}) > 10
     assert len({d.key for d in reported}) > 3
     # A stretch is several neighbouring blocks, and none lies in two of them.
     assert len(reported) / len({d.key for d in reported}) > 4
-    joined = "".join(d.reference for d in reported)
-    assert joined in path.read_text()
+    assert "".join(d.reference for d in reported) in path.read_text()
 
 
 def test_rows_are_groups_and_the_same_row_is_dropped_from_the_reference(tmp_path):
@@ -292,11 +291,11 @@ def test_rows_are_groups_and_the_same_row_is_dropped_from_the_reference(tmp_path
         return {"text": f"Is {n} even? {'yn'[n % 2]}"}
 
     a = write_rows(tmp_path / "a.jsonl", [{"text": f"Is {n} even? yes no " * 20} for n in range(30)])
-    domain = load_domain("d", [f"text:{a}"], tokenizer=Letters())
-    assert len({d.key for d in domain.reference.documents}) == 20
+    assert len({d.key for d in load(a, tokenizer=Letters())[0]}) == 20
     write_rows(a, map(row, range(40)))
     b = write_rows(tmp_path / "b.jsonl", [{"text": row(n)["text"].replace("even?", "EVEN !")} for n in range(20, 70)])
-    domain = load_domain("d", [f"text:{a}::{b}"], tokenizer=Letters())
-    assert "20 reference groups dropped as also reported" in domain.notes[0]
-    assert "Is 17 even" in "".join(d.reference for d in domain.reference.documents)
-    assert not any(f"Is {n} " in d.reference for d in domain.reference.documents for n in range(20, 40))
+    reference, _, note = load(a, b, tokenizer=Letters())
+    assert "20 reference groups dropped as also reported" in note
+    said = "".join(d.reference for d in reference)
+    assert "Is 17 even" in said
+    assert not any(f"Is {n} " in said for n in range(20, 40))

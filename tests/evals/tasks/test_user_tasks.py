@@ -4,8 +4,7 @@ from freemoe.core.errors import DataError
 from freemoe.evals.tasks.documents import FrozenChoice
 from freemoe.evals.tasks.domains import load_domain
 from freemoe.evals.tasks.task import EvalTask
-from freemoe.evals.tasks.user_tasks import UserTask
-from freemoe.evals.tasks.user_tasks import read_task_file as read_with_shape
+from freemoe.evals.tasks.user_tasks import UserTask, read_task_file
 from freemoe.recipes import DataSection
 from freemoe.text.shapes import answer_index
 from tests.rows import write_rows as write
@@ -15,35 +14,32 @@ def choice(i, **extra):
     return {"question": f"Is {i} even?", "choices": ["yes", "no"], "answer": i % 2, **extra}
 
 
-def read_task_file(path, task):
-    return read_with_shape(path, task)[1]
+def documents(folder, rows):
+    return read_task_file(write(folder / "t.jsonl", rows), "t")[1]
 
 
 def test_choices_become_documents(tmp_path):
     rows = [choice(4, id="four", field="small", key="4"), {**choice(5), "answer": "B"}, {**choice(6), "answer": "yes"}]
-    first, second, third = read_task_file(write(tmp_path / "t.jsonl", rows), "t")
+    first, second, third = documents(tmp_path, rows)
     assert (first.prompt, first.answers, first.gold, first.reference) == ("Is 4 even?", (" yes", " no"), 0, " yes")
     assert (first.kind, first.id, first.field, second.gold, third.gold) == ("choice", "t:four", "small", 1, 0)
     assert first.key != second.key
 
 
 def test_targets_become_documents_verbatim(tmp_path):
-    (document,) = read_task_file(write(tmp_path / "t.jsonl", [{"prompt": "1 + 1 =", "target": " 2"}]), "t")
+    (document,) = documents(tmp_path, [{"prompt": "1 + 1 =", "target": " 2"}])
     assert (document.kind, document.answers, document.gold, document.reference) == ("target", (" 2",), 0, " 2")
 
 
 def test_key_ignores_wrong_choices_case_and_space(tmp_path):
     rows = [choice(2), {**choice(2), "question": "is 2  EVEN?", "choices": ["maybe", "yes"], "answer": 1}]
-    a, b = read_task_file(write(tmp_path / "t.jsonl", rows), "t")
+    a, b = documents(tmp_path, rows)
     assert a.key == b.key
 
 
 BAD = {
     "not JSON": (["{"], r"t.jsonl:1: not JSON"),
-    "missing key": (
-        [choice(1), {"question": "q", "chocies": []}],
-        r"t.jsonl:2: missing 'choices', 'answer'; .*chocies",
-    ),
+    "missing key": ([choice(1), {"question": "q", "chocies": []}], "t.jsonl:2: missing 'choices', 'answer'; .*chocies"),
     "plain text": ([{"text": "x"}], "plain text; write text:FILE"),
     "mixed": ([choice(1), {"prompt": "p", "target": "t"}], r"t.jsonl:2: a 'target' line in a file of 'choice'"),
     "index too high": ([{**choice(1), "answer": 2}], r"'answer' is 2, .* 2 choices; allowed: an index from 0 to 1"),
@@ -65,7 +61,7 @@ BAD = {
 def test_bad_lines_name_file_line_and_value(tmp_path, name):
     rows, message = BAD[name]
     with pytest.raises(DataError, match=message):
-        read_task_file(write(tmp_path / "t.jsonl", rows), "t")
+        documents(tmp_path, rows)
 
 
 def test_letter_and_text_that_disagree_are_refused():
@@ -92,8 +88,7 @@ def test_one_file_is_carved_by_content_key(tmp_path):
     assert not {d.key for d in reference} & {d.key for d in reported}
     assert "carved" in task.note
     assert "seed 0" in task.note
-    again = UserTask("t", tmp_path / "t.jsonl")
-    assert again.reference() == reference
+    assert UserTask("t", tmp_path / "t.jsonl").reference() == reference
     assert UserTask("t", tmp_path / "t.jsonl", seed=1).reference() != reference
 
 
@@ -117,17 +112,13 @@ def test_two_files_and_a_folder(tmp_path):
 
 
 def test_two_files_that_cannot_be_two_splits(tmp_path):
-    a = write(tmp_path / "a.jsonl", [choice(1)])
-    b = write(tmp_path / "b.jsonl", [choice(1)])
-    c = write(tmp_path / "c.jsonl", [{"prompt": "p", "target": "t"}])
-    with pytest.raises(DataError, match="all 1 documents of"):
-        UserTask("t", a, b)
-    with pytest.raises(DataError, match="one format"):
-        UserTask("t", a, c)
+    rows = {"a": choice(1), "b": choice(1), "c": {"prompt": "p", "target": "t"}}
+    a, b, c = (write(tmp_path / f"{name}.jsonl", [row]) for name, row in rows.items())
+    for files, said in (((a, b), "all 1 documents of"), ((a, c), "one format"), ((a,), "too few to carve")):
+        with pytest.raises(DataError, match=said):
+            UserTask("t", *files)
     with pytest.raises(DataError, match="same file"):
         load_domain("d", [f"{a}::{a}"])
-    with pytest.raises(DataError, match="too few to carve"):
-        UserTask("t", a)
 
 
 def test_limit_is_balanced_over_fields_and_keeps_file_order(tmp_path):
