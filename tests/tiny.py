@@ -11,6 +11,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, PreTrainedTokenizerFast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from freemoe.models.weights import find_weights
+
 VOCABULARY = 288
 """Entries of the models' embeddings; the tokenizer has no more."""
 
@@ -149,6 +151,12 @@ def tiny_model(family_name, seed=0, **overrides):
             elif parameter.ndim > 1:
                 torch.nn.init.normal_(parameter, std=0.15)
     return model.to(torch.float32).eval()
+
+
+def model_and_weights(family_name, **overrides):
+    """A tiny model, and its matrices that can be switched."""
+    model = tiny_model(family_name, **overrides)
+    return model, find_weights(model)
 
 
 IDS = torch.randint(3, 250, (3, 7), generator=torch.Generator().manual_seed(1))

@@ -12,11 +12,9 @@ from freemoe.domain_experts.purify.activations import bytes_per_token, fits_in_m
 from freemoe.domain_experts.purify.batches import AnswerBatch, rows_of
 from freemoe.models.precision import held_in
 from freemoe.models.weights import find_weights
-from tests.domain_experts.purify.test_gradients import fast_gradients
+from tests.domain_experts.purify.test_gradients import fast_gradients, layer_runs
 from tests.domain_experts.purify.test_greedy import batches
-from tests.tiny import tiny_model
-
-WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 6}
+from tests.tiny import model_and_weights
 
 
 def batch(rows, length):
@@ -26,18 +24,17 @@ def batch(rows, length):
 
 def wide():
     """A model that is large enough to be measured; its decoder's weights ask for gradients."""
-    model = tiny_model("llama", **WIDE)
+    model, weights = model_and_weights("llama", hidden_size=128, intermediate_size=256, num_hidden_layers=6)
     model.requires_grad_(False)
-    for weight in find_weights(model):
+    for weight in weights:
         weight.parameter.requires_grad_(True)
     return model
 
 
 def test_what_is_measured_is_what_autograd_keeps():
-    model = wide()
+    model, kept = wide(), {}
     told = bytes_per_token(model)
     mine = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept = {}
 
     def pack(tensor):
         kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
@@ -78,10 +75,9 @@ def test_parts_hold_every_row_once_and_fit(fitting, sizes):
 
 
 def test_gradients_of_parts_add_up(monkeypatch):
-    model, rows = tiny_model("llama"), batches(0)
-    weights = find_weights(model)
+    model, weights = model_and_weights("llama")
+    rows, passes = batches(0), []
     expected, loss = fast_gradients(model, weights, rows)
-    passes = []
 
     def cut(model, batch):
         for part in split_by_memory(model, batch, 1):
@@ -98,42 +94,32 @@ def test_gradients_of_parts_add_up(monkeypatch):
 
 @pytest.mark.parametrize(("free", "times"), [(0, 2), (1 << 40, 1)])
 def test_layers_forget_when_memory_asks_for_it(free, times, monkeypatch):
-    model, rows = tiny_model("llama"), batches(0, count=4)
-    weights = find_weights(model)
+    model, weights = model_and_weights("llama")
+    rows = batches(0, count=4)
     plain, loss = fast_gradients(model, weights, rows)
     monkeypatch.setattr(activations, "free_bytes", lambda device: free)
-    layer, ran = type(model.model.layers[0]), []
-    inner = layer.forward
-
-    def counted(self, *args, **kwargs):
-        ran.append(1)
-        return inner(self, *args, **kwargs)
-
-    monkeypatch.setattr(layer, "forward", counted)
+    runs = layer_runs(model, monkeypatch)
     found, same = fast_gradients(model, weights, rows, checkpointing="auto")
-    assert len(ran) == times * len(rows) * len(model.model.layers)
+    assert len(runs) == times * len(rows) * len(model.model.layers)
     assert same == loss
     assert all(torch.equal(a, b) for a, b in zip(plain, found, strict=True))
 
 
 def test_forgetting_does_not_change_what_is_measured():
-    kept = []
-    for checkpointing in (False, True, "auto"):
-        model = wide()
+    models = {checkpointing: wide() for checkpointing in (False, True, "auto")}
+    for checkpointing, model in models.items():
         fast_gradients(model, find_weights(model), [batch(1, 20)], checkpointing)
-        kept.append(bytes_per_token(model))
-    assert kept[0] == kept[1] == kept[2] > 1000
+    (kept,) = set(map(bytes_per_token, models.values()))
+    assert kept > 1000
 
 
 def test_what_was_measured_is_freed():
-    model = wide()
-    alive = []
+    model, alive = wide(), []
     handle = model.model.layers[1].mlp.register_forward_hook(lambda m, x, out: alive.append(weakref.ref(x[0])))
     with gradients.gradients_to(model, find_weights(model), lambda *_: None, checkpointing=False):
         assert bytes_per_token(model) > 1000
     handle.remove()
     gc.collect()
-    assert len(alive) == 2
     assert [ref() for ref in alive] == [None, None]
 
 

@@ -13,8 +13,7 @@ from tests.tiny import tiny_model
 
 def rows_of(count, seed=0):
     """(input ids without the last answer token, answer ids), of many lengths."""
-    generator = torch.Generator().manual_seed(seed)
-    rows = []
+    generator, rows = torch.Generator().manual_seed(seed), []
     for i in range(count):
         prompt, answer = 1 + (7 * i) % 19, 1 + (3 * i) % 5
         ids = torch.randint(3, 250, (prompt + answer,), generator=generator).tolist()

@@ -14,27 +14,15 @@ from freemoe.models.weights import find_weights
 from tests.domain_experts.purify.test_greedy import batches, bits, unchanged
 from tests.domain_experts.slow_learning import masked_gradients
 from tests.masks import indices_of
-from tests.tiny import tiny_model
+from tests.tiny import model_and_weights, tiny_model
 
 LAYOUTS = ["llama", "gpt2", "mixtral", "gpt_oss"]
 
 
-def split_rows(rows):
-    """The same documents in batches of one, without padding."""
-    found = []
-    for batch in rows:
-        for ids, mask, targets, label in zip(batch.ids, batch.mask, batch.targets, batch.labels, strict=True):
-            real = mask.bool()
-            found.append(AnswerBatch(ids[real][None], mask[real][None], targets[real][None], label[None]))
-    return found
-
-
 @pytest.mark.parametrize("case", LAYOUTS)
 def test_outputs_equal_their_definition(case):
-    model = tiny_model(case)
-    weights = find_weights(model)
-    rows = batches(0, 30)
-    before = bits(model)
+    model, weights = model_and_weights(case)
+    rows, before = batches(0, 30), bits(model)
     curvature = measure_curvature(model, weights, rows)
     assert unchanged(model, before)
     answers = sum(b.answer_tokens for b in rows)
@@ -69,7 +57,7 @@ def test_inputs_are_the_means_over_real_tokens():
         model.get_submodule(name.removesuffix(".weight")).register_forward_pre_hook(partial(add_inputs, name))
         for name in sums
     ]
-    for batch in split_rows(rows):
+    for batch in batches(0, 60, budget=1):  # the same documents one by one, without padding
         model(input_ids=batch.ids)
     for hook in hooks:
         hook.remove()
@@ -80,16 +68,11 @@ def test_inputs_are_the_means_over_real_tokens():
 
 @pytest.mark.parametrize("case", ["llama", "mixtral"])
 def test_padding_does_not_count(case):
-    model = tiny_model(case)
-    weights = find_weights(model)
+    model, weights = model_and_weights(case)
     (batch,) = batches(0, 6, budget=400)
     assert not batch.mask.all()
-    wide = AnswerBatch(
-        torch.nn.functional.pad(batch.ids, (0, 5), value=9),
-        torch.nn.functional.pad(batch.mask, (0, 5)),
-        torch.nn.functional.pad(batch.targets, (0, 5), value=-100),
-        batch.labels,
-    )
+    fields = zip((batch.ids, batch.mask, batch.targets), (9, 0, -100), strict=True)
+    wide = AnswerBatch(*(torch.nn.functional.pad(field, (0, 5), value=value) for field, value in fields), batch.labels)
     plain, padded = (measure_curvature(model, weights, [b]) for b in (batch, wide))
     for weight in weights:
         torch.testing.assert_close(plain.inputs[weight.name], padded.inputs[weight.name], rtol=1e-4, atol=1e-9)
@@ -99,7 +82,7 @@ def test_padding_does_not_count(case):
 def test_an_expert_that_saw_nothing_disturbs_nothing():
     model = tiny_model("mixtral")
     weights = [w for w in find_weights(model) if w.is_fused]
-    curvature = measure_curvature(model, weights, split_rows(batches(0))[:1])
+    curvature = measure_curvature(model, weights, batches(0, budget=1)[:1])
     idle = [(w, e) for w in weights for e in range(w.num_experts) if not curvature.inputs[w.name][e].any()]
     assert idle
     for weight, expert in idle:
@@ -114,33 +97,30 @@ def test_the_small_cost_is_that_of_the_tenth_part_of_weights_that_cost_anything(
         {w.name: torch.rand(w.num_experts, w.num_columns, generator=generator) for w in weights},
         {w.name: torch.rand(w.num_experts, w.num_rows, generator=generator) for w in weights},
     )
-    costs = torch.cat([curvature.fisher_scale(w).flatten() for w in weights])
-    assert float((costs < curvature.small_cost(weights)).float().mean()) == pytest.approx(0.1, abs=1e-4)
     # What costs nothing, as a neuron that is off, leaves the unit as it is.
-    for weight in weights:
-        weight.parameter.data[: weight.parameter.shape[0] // 4] = 0
-    costs = torch.cat([curvature.fisher_scale(w).flatten() for w in weights])
-    costs = costs[costs > 0]
-    assert float((costs < curvature.small_cost(weights)).float().mean()) == pytest.approx(0.1, abs=1e-3)
+    for off in (0, 1):
+        for weight in weights:
+            weight.parameter.data[: off * weight.parameter.shape[0] // 4] = 0
+        costs = torch.cat([curvature.fisher_scale(w).flatten() for w in weights])
+        costs = costs[costs > 0]
+        assert float((costs < curvature.small_cost(weights)).float().mean()) == pytest.approx(0.1, abs=1e-4)
     nothing = Curvature({n: 0 * v for n, v in curvature.inputs.items()}, curvature.outputs)
     assert nothing.small_cost(weights) == 0
 
 
 @pytest.mark.parametrize("case", LAYOUTS)
 def test_a_forecast_equals_a_slow_one(case):
-    model = tiny_model(case)
-    weights = find_weights(model)
+    model, weights = model_and_weights(case)
     before = bits(model)
     curvature = measure_curvature(model, weights, batches(0))
     off, rows = noise_weights(model, weights, batches(0), 60, spread=1e9)[0], batches(1)
     found = forecast_loss(model, weights, off, curvature, rows)
-    assert found is not None
     first = disturbance = 0.0
     for weight, gradient in zip(weights, masked_gradients(model, weights, {}, rows), strict=True):
-        for place in indices_of(off).get(weight.name, torch.empty(0)).tolist():
-            own = float(weight.canonical_view().reshape(-1)[int(place)])
-            first += own * float(gradient[int(place)])
-            disturbance += own**2 * float(curvature.weight_curvature(weight).reshape(-1)[int(place)]) / 2
+        places = indices_of(off).get(weight.name, torch.empty(0, dtype=torch.long))
+        own = weight.canonical_view().reshape(-1)[places]
+        first += float((own * gradient[places]).sum())
+        disturbance += float((own**2 * curvature.weight_curvature(weight).reshape(-1)[places] / 2).sum())
     assert found.first_order == pytest.approx(first, rel=1e-3, abs=1e-6)
     assert found.disturbance == pytest.approx(disturbance, rel=1e-3)
     base = mean_loss(model, rows)
@@ -152,20 +132,19 @@ def test_a_forecast_equals_a_slow_one(case):
 
 @pytest.mark.parametrize("case", LAYOUTS)
 def test_super_weights_are_the_largest_disturbances(case):
-    model = tiny_model(case)
-    weights = find_weights(model)
+    model, weights = model_and_weights(case)
     if case in ("llama", "gpt2"):
         weights[-1].canonical_view()[0, 7, 2] = 40.0
     curvature = measure_curvature(model, weights, batches(0, 30))
     found = super_weights(curvature, weights, 8)
     if case in ("llama", "gpt2"):
-        assert (found[0].weight, found[0].expert, found[0].row, found[0].column) == (weights[-1].name, 0, 7, 2)
-        assert found[0].value == 40
+        first = found[0]
+        assert (first.weight, first.expert, first.row, first.column, first.value) == (weights[-1].name, 0, 7, 2, 40)
     slow = torch.cat([curvature.second_order_cost(w).flatten() for w in weights]).sort(descending=True).values[:8]
     assert [f.disturbance for f in found] == pytest.approx(slow.tolist())
     by_name = {w.name: w for w in weights}
-    costs = torch.cat([curvature.fisher_scale(w).flatten() for w in weights])
+    median = float(torch.cat([curvature.fisher_scale(w).flatten() for w in weights]).median())
     for f in found:
-        assert f.value == float(by_name[f.weight].canonical_view()[f.expert, f.row, f.column])
-        cost = float(curvature.fisher_scale(by_name[f.weight])[f.expert, f.row, f.column])
-        assert f.times == pytest.approx(cost / float(costs.median()), rel=1e-2)
+        place = f.expert, f.row, f.column
+        assert f.value == float(by_name[f.weight].canonical_view()[place])
+        assert f.times == pytest.approx(float(curvature.fisher_scale(by_name[f.weight])[place]) / median, rel=1e-2)

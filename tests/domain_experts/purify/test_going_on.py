@@ -7,18 +7,17 @@ from freemoe.core.run import unit_state
 from freemoe.core.run.folder import RunFolder
 from freemoe.domain_experts import pipeline as build
 from freemoe.domain_experts.purify import curvature, greedy, learned, methods
-from freemoe.domain_experts.purify.greedy import PurifyTask, greedy_purify
-from freemoe.domain_experts.purify.learned import learn_switches
+from freemoe.domain_experts.purify.greedy import PurifyTask
 from freemoe.domain_experts.recipe import BuildRecipe, SaliencySection, UnitSection
 from freemoe.domain_experts.structured import training
 from freemoe.domain_experts.structured.fitting import fit_units
 from freemoe.domain_experts.structured.units import find_units
-from freemoe.models.weights import find_weights
 from freemoe.recipes import recipe_from
 from tests.domain_experts.purify.test_greedy import batches, bits, purify, unchanged
-from tests.tiny import tiny_model
+from tests.tiny import model_and_weights, tiny_model
 
-SECTION = SaliencySection(method="both", step=0.001, budget=0.006, patience=3, steps=12, every=3, step_tokens=8)
+LEARNED = {"budget": 0.01, "steps": 14, "every": 3, "step_tokens": 8, "patience": 3}
+BOTH = {"step": 0.001, "budget": 0.006, "patience": 3, "steps": 12, "every": 3, "step_tokens": 8}
 UNIT = UnitSection(unit="neuron", off=(0.1, 0.2), steps=6, every=2, step_tokens=8)
 
 
@@ -73,50 +72,30 @@ def lives(work, folder, passes, after):
             yield None
 
 
-def same(a, b):
-    assert a.losses == b.losses
-    assert a.best == b.best
-    assert a.mask.is_equal(b.mask)
-    assert a.forecast == b.forecast
+SEARCHES = {
+    "greedy": ("greedy", "llama", {}, {"step": 0.001, "budget": 0.008, "patience": 3, "part_tokens": 4}),
+    "learned": ("learned", "llama", {}, LEARNED),
+    "learned, low rank": ("learned", "llama", {"hidden_size": 160, "intermediate_size": 192}, {**LEARNED, "steps": 6}),
+    "learned, experts": ("learned", "mixtral", {}, LEARNED),
+    "both": ("both", "llama", {}, BOTH),
+}
 
 
-def greedily(checkpoint):
-    model = tiny_model("llama")
-    options = {"step": 0.001, "budget": 0.008, "patience": 3, "part_tokens": 4}
-    return purify(greedy_purify, model, batches(0), batches(1), **options, checkpoint=checkpoint)
-
-
-def with_switches(checkpoint, case="llama"):
-    model = tiny_model(case)
-    options = {"budget": 0.01, "steps": 14, "every": 3, "step_tokens": 8, "patience": 3}
-    return purify(learn_switches, model, batches(0), batches(1), **options, checkpoint=checkpoint)
-
-
-def with_switches_of_large_matrices(checkpoint):
-    model = tiny_model("llama", hidden_size=160, intermediate_size=192)
-    options = {"budget": 0.01, "steps": 6, "every": 2, "step_tokens": 8}
-    return purify(learn_switches, model, batches(0), batches(1), **options, checkpoint=checkpoint)
-
-
-def both(checkpoint):
-    model = tiny_model("llama")
-    before = bits(model)
-    task = PurifyTask(model, find_weights(model), batches(0), batches(1), checkpoint=checkpoint)
-    found = methods.METHODS.get("both").run(task, SECTION)
-    assert unchanged(model, before)
-    return found
-
-
-@pytest.mark.parametrize(
-    "work", [greedily, with_switches, with_switches_of_large_matrices, lambda state: with_switches(state, "mixtral"), both],
-    ids=["greedy", "learned", "learned, low rank", "learned, experts", "both"],
-)  # fmt: skip
+@pytest.mark.parametrize(("method", "case", "size", "options"), SEARCHES.values(), ids=SEARCHES)
 @pytest.mark.parametrize("after", [1, 4])
-def test_killed_in_its_middle_it_ends_alike(work, after, tmp_path, passes):
+def test_killed_in_its_middle_it_ends_alike(method, case, size, options, after, tmp_path, passes):
+    def work(checkpoint):
+        model = tiny_model(case, **size)
+        before, way = bits(model), methods.METHODS.get(method).run
+        found = purify(way, model, batches(0), batches(1), **options, checkpoint=checkpoint)
+        assert unchanged(model, before)
+        return found
+
     whole = work(unit_state.NO_CHECKPOINT)
     needed, passes.count = passes.count, 0
     *killed, found = lives(work, tmp_path / "out", passes, after)
-    same(found, whole)
+    assert (found.losses, found.best, found.forecast) == (whole.losses, whole.best, whole.forecast)
+    assert found.mask.is_equal(whole.mask)
     assert len(killed) > 8 / after
     # No pass was made twice, but the forecast's, which stands between the last state and the end.
     assert needed <= passes.count <= needed + len(killed)
@@ -125,10 +104,10 @@ def test_killed_in_its_middle_it_ends_alike(work, after, tmp_path, passes):
 
 def test_units_killed_in_their_middle_end_alike(tmp_path, passes):
     def work(checkpoint):
-        model = tiny_model("llama")
-        units = find_units(model, "neuron")
-        task = PurifyTask(model, find_weights(model), batches(0), batches(1), checkpoint=checkpoint)
-        return fit_units(task, units, UNIT, SECTION, singles=True).to_tensors()
+        model, weights = model_and_weights("llama")
+        task = PurifyTask(model, weights, batches(0), batches(1), checkpoint=checkpoint)
+        section = SaliencySection(method="both", **BOTH)
+        return fit_units(task, find_units(model, "neuron"), UNIT, section, singles=True).to_tensors()
 
     whole = work(unit_state.NO_CHECKPOINT)
     *killed, found = lives(work, tmp_path / "out", passes, 2)

@@ -11,27 +11,41 @@ from freemoe.models.weights import find_weights
 from tests.domain_experts.purify.test_greedy import LAYOUTS, batches, with_odd_flags
 from tests.domain_experts.slow_learning import masked_gradients
 from tests.masks import indices_of
-from tests.tiny import CASES, tiny_model
+from tests.tiny import CASES, model_and_weights, tiny_model
 
 
 def fast_gradients(model, weights, rows, checkpointing=False):
-    sums = [torch.zeros(w.size) for w in weights]
-    index = {w.name: i for i, w in enumerate(weights)}
+    sums = {w.name: torch.zeros(w.size) for w in weights}
 
     def take(weight, gradient):
         assert gradient.shape == weight.shape
         assert all(w.parameter.grad is None for w in weights)
-        sums[index[weight.name]] += gradient.reshape(-1)
+        sums[weight.name] += gradient.reshape(-1)
 
     with gradients_to(model, weights, take, checkpointing=checkpointing):
         loss = backward(model, rows)
-    return sums, loss
+    return list(sums.values()), loss
+
+
+def layer_runs(model, monkeypatch):
+    """A list that grows with every run of one of the model's layers."""
+    layer, runs = type(find_layers(model, family_of(model))[1][0]), []
+    inner = layer.forward
+    monkeypatch.setattr(layer, "forward", lambda *given, **options: runs.append(1) or inner(*given, **options))
+    return runs
+
+
+def leading(model, weights, rows, *which):
+    """The mask and the promise of the weights that lead by their saliency less their toll."""
+    leaders = SaliencyTopK(weights, *which)
+    with gradients_to(model, weights, leaders.add_gradient, checkpointing=False):
+        backward(model, rows)
+    return leaders.select_weights()
 
 
 @pytest.mark.parametrize("case", LAYOUTS)
 def test_gradients_equal_autograd(case):
-    model = tiny_model(case)
-    weights = find_weights(model)
+    model, weights = model_and_weights(case)
     rows = batches(0)
     expected = masked_gradients(model, weights, {}, rows)
     found, told = fast_gradients(model, weights, rows)
@@ -41,8 +55,7 @@ def test_gradients_equal_autograd(case):
 
 
 def test_flags_gradients_and_hooks_come_back():
-    model = tiny_model("llama")
-    weights = find_weights(model)
+    model, weights = model_and_weights("llama")
     untouched = with_odd_flags(model)
     taken = []
 
@@ -62,31 +75,16 @@ def test_flags_gradients_and_hooks_come_back():
 
 
 @pytest.mark.parametrize("case", sorted(CASES))
-def test_checkpointing_changes_nothing(case):
-    model = tiny_model(case)
-    weights = find_weights(model)
-    rows = batches(0, count=4)
-    runs = []
-    _, layers = find_layers(model, family_of(model))
-    first = type(layers[0])
-    inner = first.forward
-
-    def counted(self, *args, **kwargs):
-        runs.append(1)
-        return inner(self, *args, **kwargs)
-
-    first.forward = counted
-    try:
-        plain, loss = fast_gradients(model, weights, rows)
-        once = len(runs)
-        again, same = fast_gradients(model, weights, rows, checkpointing=True)
-    finally:
-        first.forward = inner
+def test_checkpointing_changes_nothing(case, monkeypatch):
+    model, weights = model_and_weights(case)
+    rows, runs = batches(0, count=4), layer_runs(model, monkeypatch)
+    plain, loss = fast_gradients(model, weights, rows)
+    once = len(runs)
+    again, same = fast_gradients(model, weights, rows, checkpointing=True)
     # Every layer ran once more: in the backward pass.
     assert len(runs) == 3 * once
     assert loss == same
-    for a, b in zip(plain, again, strict=True):
-        assert torch.equal(a, b)
+    assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
     assert not any("forward" in m.__dict__ for m in model.modules())
 
 
@@ -103,10 +101,7 @@ def test_noise_weights_equal_ranking_everything(case, count):
     paid = [score - tolls[w.name].flatten() for w, score in zip(weights, plain, strict=True)]
     for toll, scores in ((None, plain), (lambda w: tolls[w.name], paid)):
         line = torch.cat(scores).sort(descending=True).values[count - 1]
-        leaders = SaliencyTopK(weights, count, 1e9, toll)
-        with gradients_to(model, weights, leaders.add_gradient, checkpointing=False):
-            backward(model, rows)
-        mask, gain = leaders.select_weights()
+        mask, gain = leading(model, weights, rows, count, 1e9, toll)
         found = indices_of(mask)
         assert mask.count == count
         for weight, score in zip(weights, scores, strict=True):
@@ -118,29 +113,22 @@ def test_noise_weights_equal_ranking_everything(case, count):
         # What they promise is what they gain less what they pay.
         assert gain == pytest.approx(sum(float(score[score >= line].sum()) for score in scores), rel=1e-4)
     # Too high a toll for all leaves nothing.
-    none = SaliencyTopK(weights, count, 1e9, lambda w: tolls[w.name] + 1e3)
-    with gradients_to(model, weights, none.add_gradient, checkpointing=False):
-        backward(model, rows)
-    assert none.select_weights() == ({}, 0)
+    assert leading(model, weights, rows, count, 1e9, lambda w: tolls[w.name] + 1e3) == ({}, 0)
 
 
 def test_leaders_of_a_share_still_hold_the_strongest():
-    model = tiny_model("llama", hidden_size=64, intermediate_size=96)
-    weights = find_weights(model)
+    model, weights = model_and_weights("llama", hidden_size=64, intermediate_size=96)
     rows = batches(0, count=40, budget=100)
     total = sum(w.size for w in weights)
     assert len(rows) > 1
     assert max(w.size for w in weights) > 4 * 1024
-    exact = indices_of(noise_weights(model, weights, rows, total // 10, spread=10)[0])
-    close = indices_of(noise_weights(model, weights, rows, total // 10, spread=2)[0])
-    assert sum(map(len, exact.values())) == sum(map(len, close.values())) == total // 10
-    both = sum(len(set(exact[n].tolist()) & set(close[n].tolist())) for n in exact if n in close)
-    assert both > 0.8 * (total // 10)
+    exact, close = (noise_weights(model, weights, rows, total // 10, spread=spread)[0] for spread in (10, 2))
+    assert exact.count == close.count == total // 10
+    assert exact.difference(close).count < 0.2 * (total // 10)
 
 
 def test_a_weight_that_is_off_is_not_named_again():
-    model = tiny_model("llama")
-    weights = find_weights(model)
+    model, weights = model_and_weights("llama")
     first = noise_weights(model, weights, batches(0), 50, spread=10)[0]
     with switched_off(weights, first):
         second = noise_weights(model, weights, batches(0), 50, spread=10)[0]

@@ -1,5 +1,6 @@
 """Greedy purification: what it cuts and keeps, and that the model stays as it was."""
 
+import itertools
 import math
 
 import pytest
@@ -17,7 +18,7 @@ from freemoe.domain_experts.recipe import SaliencySection
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
 from tests.masks import indices_of
-from tests.tiny import tiny_model
+from tests.tiny import model_and_weights, tiny_model
 
 LAYOUTS = ["llama", "gpt2", "mixtral", "gpt_oss", "gemma"]
 
@@ -25,11 +26,8 @@ LAYOUTS = ["llama", "gpt2", "mixtral", "gpt_oss", "gemma"]
 def batches(seed, count=6, budget=40):
     """Prompts with answers; one answer token is frequent, so that something can be learned of it."""
     generator = torch.Generator().manual_seed(seed)
-    rows = []
-    for i in range(count):
-        ids = torch.randint(3, 250, (8 + i % 3,), generator=generator).tolist()
-        rows.append((tuple(ids), (*ids[-1:], 77)))
-    return answer_batches(rows, [0] * count, budget, "cpu")
+    prompts = [torch.randint(3, 250, (8 + i % 3,), generator=generator).tolist() for i in range(count)]
+    return answer_batches([(tuple(ids), (ids[-1], 77)) for ids in prompts], [0] * count, budget, "cpu")
 
 
 def purify(way, model, gradient, stop, *, on_round=lambda *_: None, checkpoint=NO_CHECKPOINT, seed=0, **section):
@@ -55,15 +53,11 @@ def with_odd_flags(model):
         p.grad = torch.full_like(p, 2.0) if i % 3 == 0 else None
         flags[name] = (p.requires_grad, p.grad)
 
-    def untouched():
-        return all(
-            p.requires_grad == flags[name][0]
-            and p.grad is flags[name][1]
-            and (p.grad is None or bool((p.grad == 2).all()))
-            for name, p in model.named_parameters()
-        )
+    def still(name, p):
+        asks, gradient = flags[name]
+        return p.requires_grad == asks and p.grad is gradient and (gradient is None or bool((gradient == 2).all()))
 
-    return untouched
+    return lambda: all(still(name, p) for name, p in model.named_parameters())
 
 
 WAYS = {
@@ -89,8 +83,7 @@ def test_the_model_stays_bit_equal(case, dtype, way, section):
 @both_ways
 @pytest.mark.parametrize("why", ["the budget is below one weight", "nothing hurts"])
 def test_nothing_goes_off(why, way, section):
-    model = tiny_model("llama")
-    weights = find_weights(model)
+    model, weights = model_and_weights("llama")
     if why == "nothing hurts":
         for weight in weights:
             weight.parameter.data.zero_()
@@ -125,13 +118,10 @@ def test_no_documents(missing, way, section):
 
 @pytest.mark.parametrize("case", ["llama", "gpt2", "mixtral"])
 def test_the_best_round_is_kept(case):
-    model = tiny_model(case)
-    weights = find_weights(model)
-    told = []
-    stop = batches(1)
-    found = purify(
-        greedy_purify, model, batches(0), stop, step=0.001, budget=0.02, patience=4, on_round=lambda *a: told.append(a)
-    )
+    model, weights = model_and_weights(case)
+    told, stop = [], batches(1)
+    options = {"step": 0.001, "budget": 0.02, "patience": 4}
+    found = purify(greedy_purify, model, batches(0), stop, on_round=lambda *a: told.append(a), **options)
     assert found.losses[found.best] == min(found.losses)
     assert found.losses[0] == mean_loss(model, stop)
     assert len(found.losses) - 1 - found.best <= 4
@@ -148,18 +138,13 @@ def test_the_best_round_is_kept(case):
 
 @pytest.mark.parametrize(("step", "budget"), [(0.001, 0.0035), (0.001, 0.003), (0.004, 0.0101), (0.02, 0.005)])
 def test_the_budget_is_kept(step, budget):
-    model = tiny_model("llama")
-    weights = find_weights(model)
-    total = sum(w.size for w in weights)
+    model, weights = model_and_weights("llama")
     off = []
     # The stopping loss plays no part: patience is endless.
-    found = purify(
-        greedy_purify, model, batches(0), batches(0), step=step, budget=budget, patience=999,
-        on_round=lambda r, loss, share: off.append(share),
-    )  # fmt: skip
-    assert off
+    options = {"step": step, "budget": budget, "patience": 999}
+    found = purify(greedy_purify, model, batches(0), batches(0), on_round=lambda *told: off.append(told[2]), **options)
     assert max(off) <= budget
-    assert found.mask.count <= budget * total
+    assert found.mask.count <= budget * sum(w.size for w in weights)
     assert max(off) + step > budget or found.losses[-1] == 0
 
 
@@ -175,11 +160,9 @@ def test_broken_numbers_leave_the_model_as_it_was():
             purify(greedy_purify, model, gradient, stop)
         assert unchanged(model, before)
         assert all(p.requires_grad and p.grad is None for p in model.parameters())
-    calls = []
 
-    def late(*_):
-        calls.append(1)
-        if len(calls) == 2:
+    def late(number, *_):
+        if number == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -187,31 +170,19 @@ def test_broken_numbers_leave_the_model_as_it_was():
     assert unchanged(model, before)
 
 
-def test_a_broken_gradient_names_its_weight():
-    model = tiny_model("llama")
-    weights = find_weights(model)
-    calls = []
-
-    good = 0
-
-    def late(gradient):
-        calls.append(1)
-        return gradient * (math.inf if len(calls) > good else 1)
-
-    weights[3].parameter.register_hook(late)
-    passes = len(batches(0))
+@pytest.mark.parametrize("number", range(3))
+def test_a_broken_gradient_names_its_weight(number):
+    model, weights = model_and_weights("llama")
     # The curvature takes a pass over the documents, and so does every round.
-    for number in range(3):
-        good = number * passes
-        calls.clear()
-        where = rf"Greedy purification, round {number}, \d+ weights off: .*gradient.*{weights[3].name}"
-        with pytest.raises(NumericError, match=where):
-            purify(greedy_purify, model, batches(0), batches(0), step=0.001)
+    good, passes = number * len(batches(0)), itertools.count()
+    weights[3].parameter.register_hook(lambda gradient: gradient * (math.inf if next(passes) >= good else 1))
+    where = rf"Greedy purification, round {number}, \d+ weights off: .*gradient.*{weights[3].name}"
+    with pytest.raises(NumericError, match=where):
+        purify(greedy_purify, model, batches(0), batches(0), step=0.001)
 
 
 def test_parts_share_a_round_and_a_step():
-    model = tiny_model("llama")
-    weights = find_weights(model)
+    model, weights = model_and_weights("llama")
     total = sum(w.size for w in weights)
     rows = [*batches(0), *batches(1), *batches(2), *batches(3)]
     tokens = sum(b.answer_tokens for b in rows)
@@ -232,8 +203,7 @@ def test_parts_share_a_round_and_a_step():
 
 
 def test_a_harmful_round_is_taken_back_and_the_next_is_half_as_large(monkeypatch):
-    model = tiny_model("llama")
-    weights = find_weights(model)
+    model, weights = model_and_weights("llama")
     before = bits(model)
     step = round(0.002 * sum(w.size for w in weights))
     # Nats; no round promises as much as the second, fifth and sixth cost. The seventh is worse, but as little as none is.
@@ -258,8 +228,7 @@ def test_a_harmful_round_is_taken_back_and_the_next_is_half_as_large(monkeypatch
 
 @pytest.mark.parametrize("case", ["llama", "gpt2"])
 def test_the_toll_is_what_a_cut_costs_beyond_first_order_and_what_its_gradient_is_unsure_of(case):
-    model = tiny_model(case)
-    weights = find_weights(model)
+    model, weights = model_and_weights(case)
     curvature = measure_curvature(model, weights, batches(0))
     toll = removal_penalty(curvature, 50)
     for weight in weights:

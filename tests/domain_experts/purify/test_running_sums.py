@@ -3,18 +3,21 @@
 import pytest
 import torch
 
-from freemoe.domain_experts.purify.running_sums import (
-    COUNTED,
-    KEPT,
-    SMALL,
-    LowRankSum,
-    RunningSum,
-    running_sum,
-    state_bytes,
-)
+from freemoe.domain_experts.purify import running_sums
+from freemoe.domain_experts.purify.running_sums import COUNTED, KEPT, SMALL, LowRankSum, RunningSum, state_bytes
 
 CPU = torch.device("cpu")
-SHAPES = [(1, 140, 150), (3, 190, 140)]
+WHOLE, LOW_RANK = (1, 20, 30), (1, 140, 150)
+of_low_rank = pytest.mark.parametrize("shape", [LOW_RANK, (3, 190, 140)])
+of_both_kinds = pytest.mark.parametrize("shape", [WHOLE, LOW_RANK])
+
+
+def running_sum(shape):
+    return running_sums.running_sum(shape, 0, CPU)
+
+
+def drawn(shape, seed):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def of_rank(shape, rank, seed):
@@ -25,17 +28,17 @@ def of_rank(shape, rank, seed):
 
 
 def test_a_whole_sum_is_the_sum():
-    found = running_sum((2, 3, SMALL), 0, CPU)
+    found = running_sum((2, 3, SMALL))
     assert not isinstance(found, LowRankSum)
-    matrices = [torch.randn(2, 3, SMALL, generator=torch.Generator().manual_seed(i)) for i in range(3)]
+    matrices = [drawn((2, 3, SMALL), i) for i in range(3)]
     for number, matrix in enumerate(matrices):
         found.add_matrix(matrix, 0.5 + number)
     torch.testing.assert_close(found.to_dense(), 0.5 * matrices[0] + 1.5 * matrices[1] + 2.5 * matrices[2])
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@of_low_rank
 def test_what_lies_in_few_directions_is_kept_exactly(shape):
-    found = running_sum(shape, 0, CPU)
+    found = running_sum(shape)
     assert isinstance(found, LowRankSum)
     parts = [of_rank(shape, 4, 1), of_rank(shape, 4, 2)]
     expected = torch.zeros(shape)
@@ -45,15 +48,14 @@ def test_what_lies_in_few_directions_is_kept_exactly(shape):
     assert float((found.to_dense() - expected).norm() / expected.norm()) < 1e-4
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@of_low_rank
 def test_the_total_is_the_best_approximation_by_few_directions(shape):
-    found = LowRankSum(shape, 0, CPU)
-    whole = torch.zeros(shape)
+    found, whole = running_sum(shape), torch.zeros(shape)
     common = of_rank(shape, 10, 5)
     for turn in range(30):
-        noise = torch.randn(shape, generator=torch.Generator().manual_seed(turn))
-        found.add_matrix(common + noise, 0.1)
-        whole += 0.1 * (common + noise)
+        noisy = common + drawn(shape, turn)
+        found.add_matrix(noisy, 0.1)
+        whole += 0.1 * noisy
     left, values, right = torch.linalg.svd(whole)
     best = left[..., :COUNTED] * values[:, None, :COUNTED] @ right[:, :COUNTED]
     assert float((found.to_dense() - best).norm() / best.norm()) < 0.05
@@ -62,55 +64,50 @@ def test_the_total_is_the_best_approximation_by_few_directions(shape):
     assert int(torch.linalg.matrix_rank(found.to_dense()).max()) <= COUNTED < KEPT
 
 
-@pytest.mark.parametrize("shape", [(1, 20, 30), (1, 140, 150)])
+@of_both_kinds
 def test_what_was_added_fades(shape):
-    found = running_sum(shape, 0, CPU)
-    a, b = of_rank(shape, 3, 1), of_rank(shape, 3, 2)
-    for matrix in (a, b):
+    found, again = running_sum(shape), running_sum(shape)
+    for matrix, left in ((of_rank(shape, 3, 1), 0.5), (of_rank(shape, 3, 2), 1.0)):
         found.scale_by(0.5)
         found.add_matrix(matrix, 1.0)
+        again.add_matrix(matrix, left)
     # A first step of the search meets a matrix only roughly.
-    again = running_sum(shape, 0, CPU)
-    again.add_matrix(a, 0.5)
-    again.add_matrix(b, 1.0)
     torch.testing.assert_close(found.to_dense(), again.to_dense(), rtol=1e-4, atol=1e-3)
     found.scale_by(0.0)
     assert not found.to_dense().any()
 
 
-@pytest.mark.parametrize("shape", [(1, 20, 30), (1, 140, 150)])
+@of_both_kinds
 def test_a_copy_stays_as_it_was(shape):
-    found = running_sum(shape, 0, CPU)
+    found = running_sum(shape)
     found.add_matrix(of_rank(shape, 2, 1), 1.0)
-    kept, before = found.copy(), found.to_dense().clone()
-    found.add_matrix(of_rank(shape, 2, 2), 1.0)
-    assert torch.equal(kept.to_dense(), before)
-    assert not torch.equal(found.to_dense(), before)
-    again = kept.copy()
-    again.add_matrix(of_rank(shape, 2, 2), 1.0)
+    kept, again, before = found.copy(), found.copy(), found.to_dense().clone()
+    for changed in (found, again):
+        changed.add_matrix(of_rank(shape, 2, 2), 1.0)
+        assert not torch.equal(changed.to_dense(), before)
+        assert torch.equal(kept.to_dense(), before)
     assert torch.equal(again.to_dense(), found.to_dense())
-    assert torch.equal(kept.to_dense(), before)
 
 
 def test_the_same_seed_gives_the_same_bits_and_nothing_added_is_nothing():
-    found = []
+    found, shape = [], (2, 140, 150)
     for _ in range(2):
-        one = LowRankSum((2, 140, 150), 4, CPU)
+        one = LowRankSum(shape, 4, CPU)
         assert not one.to_dense().any()
-        one.add_matrix(torch.zeros(2, 140, 150), 1.0)
+        one.add_matrix(torch.zeros(shape), 1.0)
         assert not one.to_dense().any()
-        one.add_matrix(torch.randn(2, 140, 150, generator=torch.Generator().manual_seed(0)), 1.0)
+        one.add_matrix(drawn(shape, 0), 1.0)
         found.append(one.to_dense())
     assert torch.equal(*found)
     assert found[0].any()
 
 
 def test_bfloat16_gradients_count():
-    matrix = of_rank((1, 140, 150), 3, 0).bfloat16()
-    for shape_sum in (LowRankSum((1, 140, 150), 0, CPU), RunningSum((1, 140, 150), CPU)):
+    matrix = of_rank(LOW_RANK, 3, 0).bfloat16()
+    for found in (LowRankSum(LOW_RANK, 0, CPU), RunningSum(LOW_RANK, CPU)):
         for _ in range(4):
-            shape_sum.add_matrix(matrix, 2.0)
-        total = shape_sum.to_dense()
+            found.add_matrix(matrix, 2.0)
+        total = found.to_dense()
         assert total.dtype == torch.float32
         assert float((total - 8 * matrix.float()).norm() / total.norm()) < 0.02
 

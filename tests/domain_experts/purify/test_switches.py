@@ -11,15 +11,14 @@ from freemoe.models.weights import find_weights
 from tests.domain_experts.purify.test_greedy import batches
 from tests.domain_experts.slow_learning import masked_gradients
 from tests.masks import indices_of
-from tests.tiny import tiny_model
+from tests.tiny import model_and_weights, tiny_model
 
 LAYOUTS = ["llama", "gpt2", "mixtral", "gpt_oss"]
 
 
 @pytest.mark.parametrize("case", LAYOUTS)
 def test_what_is_gathered_equals_autograd_through_an_explicit_mask(case):
-    model = tiny_model(case)
-    weights = find_weights(model)
+    model, weights = model_and_weights(case)
     rows = batches(0)
     mask = noise_weights(model, weights, batches(1), 200, spread=1e9)[0]
     off = indices_of(mask)
@@ -29,8 +28,9 @@ def test_what_is_gathered_equals_autograd_through_an_explicit_mask(case):
     with switched_off(weights, mask):
         learned._accumulate_gradients(model, switches, rows, False)
     some, slope = 0, 0.0
-    for (weight, own), slow in zip(zip(weights, switches.values(), strict=True), expected, strict=True):
-        torch.testing.assert_close(own.mean.to_dense().flatten(), 0.1 * slow, rtol=1e-3, atol=1e-6, msg=weight.name)
+    for weight, slow in zip(weights, expected, strict=True):
+        mean = switches[weight.name].mean.to_dense().flatten()
+        torch.testing.assert_close(mean, 0.1 * slow, rtol=1e-3, atol=1e-6, msg=weight.name)
         gone = off.get(weight.name, torch.empty(0, dtype=torch.long))
         some += int((slow[gone] != 0).sum())
         own = weight.canonical_view().reshape(-1)
@@ -48,8 +48,7 @@ def test_going_back_is_to_the_best_evidence():
     switch.update_evidence(1.0)
     best = switch.evidence.to_dense().clone()
     switch.save_best()
-    # More than once: what was kept stays as it was.
-    for _ in range(2):
+    for _ in range(2):  # what was kept stays as it was
         switch.add_gradient(torch.randn(weight.shape, generator=generator))
         switch.update_evidence(1.0)
         assert not torch.equal(switch.evidence.to_dense(), best)
@@ -71,14 +70,11 @@ def test_the_pace_grows_while_steps_end_downhill_and_halves_when_the_loss_rises(
     assert pace.value == pytest.approx(0.2 * 1.2**4)
     pace.shrink_step()
     assert pace.value == pytest.approx(0.1 * 1.2**4)
-    seen = TrustRegion()
-    seen.freeze_growth()
-    seen.update_slope(-1.0)
-    assert seen.value == pytest.approx(0.2)
-    again = TrustRegion()
-    again.shrink_step()
-    again.update_slope(-1.0)
-    assert again.value == pytest.approx(0.1)
+    for stop_growth, expected in ((TrustRegion.freeze_growth, 0.2), (TrustRegion.shrink_step, 0.1)):
+        pace = TrustRegion()
+        stop_growth(pace)
+        pace.update_slope(-1.0)
+        assert pace.value == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

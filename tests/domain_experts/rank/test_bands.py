@@ -9,16 +9,8 @@ import torch
 from torch import nn
 
 from freemoe.core.errors import NumericError
-from freemoe.domain_experts.rank.bands import (
-    Band,
-    BandRankings,
-    band_grid,
-    band_mask,
-    columns_at,
-    mask_between,
-    mask_between_ends,
-    rank_range,
-)
+from freemoe.domain_experts.rank import bands
+from freemoe.domain_experts.rank.bands import Band, BandRankings, band_grid, band_mask, columns_at, mask_between
 from freemoe.domain_experts.rank.importance import seeded_generator
 from freemoe.domain_experts.recipe import BandSection
 from freemoe.models.weights import WeightMatrix, find_weights
@@ -89,8 +81,7 @@ def brute_force(band, weight, norm):
 @pytest.mark.parametrize("patch", [1, 2, 4, 16])
 def test_masks_equal_brute_force(metric, scope, patch):
     for seed, shape in enumerate([(20, 17), (5, 33), (3, 6, 10)]):
-        matrix = torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
-        weight = one(matrix)
+        weight = one(torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16))
         norm = norms_of([weight], seed)
         for start, end in EDGES:
             band = Band(metric, start, end, scope=scope, patch=patch, seed=seed)
@@ -101,8 +92,7 @@ def test_masks_equal_brute_force(metric, scope, patch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", ["llama", "gpt2", "mixtral", "gpt_oss"])
 def test_models_equal_brute_force(case, dtype):
-    model = tiny_model(case).to(dtype)
-    weights = find_weights(model, layers=(1, 2))
+    weights = find_weights(tiny_model(case).to(dtype), layers=(1, 2))
     norm = norms_of(weights)
     for band in (Band("wanda", 0.35, 0.5), Band("magnitude", 0.0, 0.07, scope="layer"), Band("random", 0.9, 1.0)):
         found = indices_of(band_mask(band, weights, norm))
@@ -113,130 +103,118 @@ def test_models_equal_brute_force(case, dtype):
 
 
 def test_rank_range_has_no_gaps():
-    assert rank_range(0.0, 1.0, 7) == (0, 7)
+    assert bands.rank_range(0.0, 1.0, 7) == (0, 7)
     for size in (1, 7, 10, 33):
-        cuts = [rank_range(i / 20, (i + 1) / 20, size) for i in range(20)]
+        cuts = [bands.rank_range(i / 20, (i + 1) / 20, size) for i in range(20)]
         assert cuts[0][0] == 0
         assert cuts[-1][1] == size
         assert all(a[1] == b[0] for a, b in itertools.pairwise(cuts))
 
 
-def made_up(kind, shape=(2, 6, 23)):
-    generator = torch.Generator().manual_seed(2)
-    return {
-        "ties": lambda: torch.randint(0, 4, shape, generator=generator).float(),
-        "constant": lambda: torch.zeros(shape),
-        "distinct": lambda: torch.rand(shape, generator=generator),
-        "zeros and denormals": lambda: torch.randint(0, 3, shape, generator=generator) * 1e-45,
-        "up to the largest": lambda: torch.rand(shape, generator=generator).mul(200).exp2().clamp(max=3.4e38),
-        "signed": lambda: torch.randint(-2, 3, shape, generator=generator).float(),
-        "both zeros": lambda: torch.randint(-1, 2, shape, generator=generator) * 0.0,
-    }[kind]()
+def whole_numbers(low, high):
+    return lambda shape, generator: torch.randint(low, high, shape, generator=generator).float()
 
 
-KINDS = ["ties", "constant", "distinct", "zeros and denormals", "up to the largest", "signed", "both zeros"]
+MADE_UP = {
+    "ties": whole_numbers(0, 4),
+    "constant": whole_numbers(0, 1),
+    "distinct": lambda shape, generator: torch.rand(shape, generator=generator),
+    "zeros and denormals": lambda *given: whole_numbers(0, 3)(*given) * 1e-45,
+    "up to the largest": lambda shape, generator: (
+        torch.rand(shape, generator=generator).mul(200).exp2().clamp(max=3.4e38)
+    ),
+    "signed": whole_numbers(-2, 3),
+    "both zeros": lambda *given: whole_numbers(-1, 2)(*given) * 0.0,
+}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("make", MADE_UP.values(), ids=MADE_UP)
 @pytest.mark.parametrize("shape", [(2, 6, 23), (1, 1, 1), (1, 3, 70000), (5, 40, 64)])
-def test_columns_and_what_lies_between_them_are_those_of_a_stable_sort(kind, shape):
-    scores = made_up(kind, shape)
+def test_columns_and_what_lies_between_them_are_those_of_a_stable_sort(make, shape):
+    scores = make(shape, torch.Generator().manual_seed(2))
     size, rng = shape[-1], random.Random(0)
     ranks = sorted({0, size // 3, size // 2, size - 1})
     expected = torch.sort(scores, dim=-1, stable=True).indices
-    found = columns_at(scores, ranks)
+    found = bands.columns_at(scores, ranks)
     assert found.shape == (len(ranks), *shape[:-1])
     for rank, columns in zip(ranks, found, strict=True):
         assert torch.equal(columns.long(), expected[..., rank])
     # The layout in memory does not matter.
     turned = scores.transpose(-1, -2).contiguous().transpose(-1, -2)
-    assert torch.equal(columns_at(turned, ranks), found)
+    assert torch.equal(bands.columns_at(turned, ranks), found)
     for low, high in [(0, size), (0, 1), *(sorted((rng.randrange(size), rng.randrange(size))) for _ in range(20))]:
         between = torch.zeros(shape, dtype=torch.bool).scatter_(-1, expected[..., low:high], True)
         lower, upper = expected[..., low] if low else None, expected[..., high] if high < size else None
-        assert torch.equal(mask_between_ends(scores, lower, upper), between), (low, high)
+        assert torch.equal(bands.mask_between_ends(scores, lower, upper), between), (low, high)
 
 
 def test_many_rows_are_worked_on_in_parts(monkeypatch):
-    scores = made_up("ties", (3, 500, 300))
+    scores = MADE_UP["ties"]((3, 500, 300), torch.Generator().manual_seed(2))
     order = torch.sort(scores, dim=-1, stable=True).indices
     expected = torch.zeros(scores.shape, dtype=torch.bool).scatter_(-1, order[..., 30:99], True)
     for threads in (1, 3):
         monkeypatch.setattr(torch, "get_num_threads", lambda n=threads: n)
-        lower, upper = columns_at(scores, [30, 99])
+        lower, upper = bands.columns_at(scores, [30, 99])
         assert torch.equal(lower.long(), order[..., 30])
-        assert torch.equal(mask_between_ends(scores, lower, upper), expected)
+        assert torch.equal(bands.mask_between_ends(scores, lower, upper), expected)
 
 
 def test_all_bands_of_a_grid_share_one_sort(monkeypatch):
     weights = find_weights(tiny_model("llama"), "mlp", (0, 1))
     norm = norms_of(weights)
-    sorted_ = []
-
-    def counted(scores, ranks):
-        sorted_.append(len(ranks))
-        return columns_at(scores, ranks)
-
-    monkeypatch.setattr("freemoe.domain_experts.rank.bands.columns_at", counted)
+    sorts = []
+    monkeypatch.setattr(bands, "columns_at", lambda *given: sorts.append(len(given[1])) or columns_at(*given))
     section = BandSection(step=0.1, ratio=0.1)
     all_bands = [b for metric in ("wanda", "magnitude") for b in band_grid(section, metric, 0)]
-    apart = [
-        Band("magnitude", 0.1, 0.3, scope="layer"),
-        Band("magnitude", 0.1, 0.3, patch=2),
-        Band("random", 0.1, 0.3, seed=0),
-        Band("random", 0.1, 0.3, seed=1),
-    ]
     rankings = BandRankings(weights, norm, all_bands)
-    found = [indices_of(rankings.mask_of_band(b)) for b in all_bands]
-    assert sorted_ == [9] * len(weights) * 2
+    found = [rankings.mask_of_band(b) for b in all_bands]
+    assert sorts == [9] * len(weights) * 2
     # Bands that were not announced are sorted for, and right.
-    more = [Band("wanda", 0.33, 0.41), *apart]
-    extra = [indices_of(rankings.mask_of_band(b)) for b in more]
-    assert len(sorted_) == len(weights) * (2 + len(more))
+    more = [Band("wanda", 0.33, 0.41), *(Band("random", 0.1, 0.3, seed=seed) for seed in (0, 1))]
+    more += [Band("magnitude", 0.1, 0.3, scope="layer"), Band("magnitude", 0.1, 0.3, patch=2)]
+    found += [rankings.mask_of_band(b) for b in more]
+    assert len(sorts) == len(weights) * (2 + len(more))
     rankings.clear_cache()
-    for band, expected in zip([*all_bands, *more], [*found, *extra], strict=True):
-        alone = indices_of(band_mask(band, weights, norm))
-        assert alone.keys() == expected.keys()
-        assert all(torch.equal(alone[k], expected[k]) for k in alone), band
+    for band, mask in zip([*all_bands, *more], found, strict=True):
+        assert band_mask(band, weights, norm).is_equal(mask), band
 
 
 def test_a_band_touches_only_what_it_covers():
     weights = find_weights(tiny_model("llama"))
-    attention = indices_of(band_mask(Band("magnitude", 0, 0.1, sublayers="attention"), weights, None))
-    assert set(attention) == {w.name for w in weights if w.sublayer == "attention"}
-    second = indices_of(band_mask(Band("magnitude", 0, 0.1, layers=(1, 2)), weights, None))
-    assert set(second) == {w.name for w in weights if w.layer == 1}
-    both = indices_of(band_mask(Band("magnitude", 0, 0.1, sublayers="mlp", layers=(0, 1)), weights, None))
-    assert set(both) == {w.name for w in weights if w.layer == 0 and w.sublayer == "mlp"}
-    everything = indices_of(band_mask(Band("magnitude", 0, 0.1), weights, None))
-    assert all(torch.equal(everything[k], v) for k, v in {**attention, **second}.items())
+    everything = band_mask(Band("magnitude", 0, 0.1), weights, None)
+    for options, covered in (
+        ({"sublayers": "attention"}, [w for w in weights if w.sublayer == "attention"]),
+        ({"layers": (1, 2)}, [w for w in weights if w.layer == 1]),
+        ({"sublayers": "mlp", "layers": (0, 1)}, [w for w in weights if w.layer == 0 and w.sublayer == "mlp"]),
+    ):
+        found = band_mask(Band("magnitude", 0, 0.1, **options), weights, None)
+        assert set(found) == {w.name for w in covered}
+        assert all(everything[name].is_equal(off) for name, off in found.items())
 
 
 def test_many_columns_keep_their_numbers():
     # Above 32,767 units an order no longer fits into two bytes.
     weight = one(torch.randn(2, 40000, generator=torch.Generator().manual_seed(0)))
     for scope in ("row", "layer"):
-        band = Band("magnitude", 0.0, 0.3, scope=scope)
-        rankings = BandRankings([weight], None)
-        found = indices_of(rankings.mask_of_band(band))["w"]
-        flat = weight.parameter.detach().abs()
+        band, rankings = Band("magnitude", 0.0, 0.3, scope=scope), BandRankings([weight], None)
+        found = rankings.mask_of_band(band)["w"]
+        scores = weight.parameter.detach().abs()
         if scope == "row":
-            expected = torch.cat([flat[r].argsort(stable=True)[:12000] + 40000 * r for r in range(2)])
+            expected = torch.cat([scores[r].argsort(stable=True)[:12000] + 40000 * r for r in range(2)])
         else:
-            expected = flat.flatten().argsort(stable=True)[:24000]
-        assert torch.equal(found, expected.sort().values)
-        assert torch.equal(mask_between(band, weight, None, *rankings.band_ends(band)["w"]).indices(), found)
+            expected = scores.flatten().argsort(stable=True)[:24000]
+        assert torch.equal(found.indices(), expected.sort().values)
+        assert mask_between(band, weight, None, *rankings.band_ends(band)["w"]).is_equal(found)
 
 
 def test_a_grid_has_names_of_its_own():
-    bands = band_grid(BandSection(ratio=0.05, step=0.05), "wanda", 3)
-    assert len({b.name for b in bands}) == len(bands) == 20
-    assert bands[0].name == "wanda p=2 0-5 %"
-    assert [b.start for b in bands] == sorted(b.start for b in bands)
-    assert {b.seed for b in bands} == {3}
+    grid = band_grid(BandSection(ratio=0.05, step=0.05), "wanda", 3)
+    assert len({b.name for b in grid}) == len(grid) == 20
+    assert grid[0].name == "wanda p=2 0-5 %"
+    assert [b.start for b in grid] == sorted(b.start for b in grid)
+    assert {b.seed for b in grid} == {3}
     rules = {"p": "inf", "scope": "layer", "sublayers": "mlp", "patch": 4}
-    recipe = BandSection(start=0.5, end=1.0, step=0.05, ratio=0.05, **rules)
-    first = band_grid(recipe, "wanda", 0)[0]
+    first = band_grid(BandSection(start=0.5, end=1.0, step=0.05, ratio=0.05, **rules), "wanda", 0)[0]
     assert first == Band("wanda", 0.5, 0.55, "inf", "layer", "mlp", None, 4, 0)
 
 
@@ -244,6 +222,6 @@ def test_nan_in_a_weight_is_refused():
     matrix = torch.ones(2, 4)
     matrix[0, 1] = math.nan
     with pytest.raises(NumericError, match="'w'"):
-        indices_of(band_mask(Band("magnitude", 0, 0.5), [one(matrix)], None))
+        band_mask(Band("magnitude", 0, 0.5), [one(matrix)], None)
     with pytest.raises(NumericError, match="8 of 8"):
-        indices_of(band_mask(Band("wanda", 0, 0.5), [one(torch.ones(2, 4))], lambda t: torch.full((1, 4), math.inf)))
+        band_mask(Band("wanda", 0, 0.5), [one(torch.ones(2, 4))], lambda t: torch.full((1, 4), math.inf))

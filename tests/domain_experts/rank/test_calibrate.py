@@ -11,8 +11,7 @@ from transformers.pytorch_utils import Conv1D
 from freemoe.core.errors import DataError, FamilyError, NumericError
 from freemoe.domain_experts.rank.calibrate import InputNorms, calibrate, power_sums
 from freemoe.models.spec import family_of
-from freemoe.models.weights import find_weights
-from tests.tiny import CASES, tiny_model
+from tests.tiny import CASES, model_and_weights
 
 LENGTHS = (5, 9, 3, 7, 6)
 LABELS = (0, 2, 0, 2, 2)  # subdomain 1 has no documents
@@ -22,15 +21,29 @@ PS = (1, 2, 4, math.inf)
 
 def batch(which, side="right", extra=0):
     length = max(len(DOCUMENTS[i]) for i in which) + extra
-    ids, mask = (
-        torch.zeros(len(which), length, dtype=torch.long),
-        torch.zeros(len(which), length, dtype=torch.long),
-    )
+    ids, mask = torch.zeros(2, len(which), length, dtype=torch.long)
     for row, i in enumerate(which):
         n = len(DOCUMENTS[i])
         part = slice(0, n) if side == "right" else slice(length - n, length)
         ids[row, part], mask[row, part] = DOCUMENTS[i], 1
     return ids, mask, torch.tensor([LABELS[i] for i in which])
+
+
+def some():
+    """Two batches of all documents, padded on either side."""
+    return [batch([0, 1, 2]), batch([3, 4], "left", 2)]
+
+
+def same(a, b):
+    return a.sums.keys() == b.sums.keys() and all(
+        torch.equal(a.sums[t], b.sums[t]) and torch.equal(a.counts[t], b.counts[t]) for t in a.sums
+    )
+
+
+def assert_nearly_the_same(a, b):
+    for tap in a.sums:
+        assert torch.equal(a.counts[tap], b.counts[tap])
+        torch.testing.assert_close(a.sums[tap], b.sums[tap], rtol=2e-4, atol=1e-6)
 
 
 def one_expert(module, kind, e, x):
@@ -80,9 +93,8 @@ def slow_inputs(model, document):
 
 @pytest.mark.parametrize("case", CASES)
 def test_norms_equal_the_slow_way(case):
-    model = tiny_model(case)
-    weights = find_weights(model)
-    norms = calibrate(model, weights, [batch([0, 1, 2]), batch([3, 4], "left", 2)], groups=3)
+    model, weights = model_and_weights(case)
+    norms = calibrate(model, weights, some(), groups=3)
     slow = [{}, {}, {}]
     for document, label in zip(DOCUMENTS, LABELS, strict=True):
         for key, rows in slow_inputs(model, document).items():
@@ -105,13 +117,9 @@ def test_norms_equal_the_slow_way(case):
 @pytest.mark.parametrize("case", ["llama", "gpt2", "opt", "gpt_neox", "gemma3", "mixtral", "deepseek_v2"])
 @pytest.mark.parametrize(("side", "extra"), [("right", 4), ("left", 0), ("left", 11)])
 def test_padding_never_counts(case, side, extra):
-    model = tiny_model(case)
-    weights = find_weights(model)
+    model, weights = model_and_weights(case)
     plain = calibrate(model, weights, [batch([i]) for i in range(5)], groups=3)
-    padded = calibrate(model, weights, [batch(range(5), side, extra)], groups=3)
-    for tap in plain.sums:
-        assert torch.equal(plain.counts[tap], padded.counts[tap])
-        torch.testing.assert_close(plain.sums[tap], padded.sums[tap], rtol=2e-4, atol=1e-6)
+    assert_nearly_the_same(plain, calibrate(model, weights, [batch(range(5), side, extra)], groups=3))
 
 
 def test_power_sums_of_some_rows():
@@ -130,15 +138,10 @@ def test_power_sums_of_some_rows():
 
 @pytest.mark.parametrize("implementation", ["eager", "batched_mm"])
 def test_any_experts_implementation_gives_the_same_norms(implementation):
-    model = tiny_model("gpt_oss")
-    weights = find_weights(model)
-    batches = [batch([0, 1, 2]), batch([3, 4], "left", 2)]
-    usual = calibrate(model, weights, batches, groups=3)
+    model, weights = model_and_weights("gpt_oss")
+    usual = calibrate(model, weights, some(), groups=3)
     model.set_experts_implementation(implementation)
-    other = calibrate(model, weights, batches, groups=3)
-    for tap in usual.sums:
-        assert torch.equal(usual.counts[tap], other.counts[tap])
-        torch.testing.assert_close(usual.sums[tap], other.sums[tap], rtol=2e-4, atol=1e-6)
+    assert_nearly_the_same(usual, calibrate(model, weights, some(), groups=3))
 
 
 def test_norms_of_sums():
@@ -151,69 +154,55 @@ def test_norms_of_sums():
 
 
 def test_norms_travel_bit_by_bit():
-    model = tiny_model("qwen2_moe")
-    norms = calibrate(model, find_weights(model), [batch(range(5))], groups=3)
+    norms = calibrate(*model_and_weights("qwen2_moe"), [batch(range(5))], groups=3)
     back = InputNorms.from_tensors(load(save(norms.to_tensors())))
     assert back.num_groups == 3
-    assert back.sums.keys() == norms.sums.keys()
-    assert all(
-        torch.equal(back.sums[t], norms.sums[t]) and torch.equal(back.counts[t], norms.counts[t]) for t in back.sums
-    )
+    assert same(back, norms)
     with pytest.raises(DataError, match="'x'"):
         InputNorms.from_tensors({"x": torch.zeros(1)})
 
 
 def test_training_flags_and_gradients_are_as_before():
-    model = tiny_model("gpt2")
+    model, weights = model_and_weights("gpt2")
     model.train()
     model.transformer.h[0].eval()
-    flags = [m.training for m in model.modules()]
-    told = []
-    calibrate(model, find_weights(model), [batch([0, 1]), batch([2])], groups=3, on_batch=told.append)
+    flags, told = [m.training for m in model.modules()], []
+    calibrate(model, weights, [batch([0, 1]), batch([2])], groups=3, on_batch=told.append)
     assert [m.training for m in model.modules()] == flags
     assert told == [2, 1]
     assert all(p.grad is None for p in model.parameters())
 
 
 def test_bad_numbers_name_the_input_and_the_subdomain():
-    model = tiny_model("llama")
+    model, weights = model_and_weights("llama")
     bad = int(DOCUMENTS[1][4])
     assert all(bad not in d.tolist() for i, d in enumerate(DOCUMENTS) if i != 1)
-    model.model.embed_tokens.weight.data[bad] = math.nan
+    # Those of padding do not matter.
+    model.model.embed_tokens.weight.data[bad], model.model.embed_tokens.weight.data[0] = math.nan, 1e30
     with pytest.raises(NumericError, match=r"model\.layers\.0\.self_attn\.q_proj .*subdomain 2"):
-        calibrate(model, find_weights(model), [batch(range(5))], groups=3)
-    norms = calibrate(model, find_weights(model), [batch([0, 2, 3, 4])], groups=3)
-    assert all(s.isfinite().all() for s in norms.sums.values())
-
-
-def test_bad_numbers_in_padding_do_not_matter():
-    model = tiny_model("llama")
-    model.model.embed_tokens.weight.data[0] = 1e30
-    norms = calibrate(model, find_weights(model), [batch(range(5))], groups=3)
+        calibrate(model, weights, [batch(range(5))], groups=3)
+    norms = calibrate(model, weights, [batch([0, 2, 3, 4])], groups=3)
     assert all(s.isfinite().all() for s in norms.sums.values())
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda i, m, g: (i, m[:, 1:], g), r"\(B, L\)"),
-        (lambda i, m, g: (i, m, g[1:]), r"\(B,\)"),
-        (lambda i, m, g: (i, m, g + 1), "from 1 to 3; 0 to 2 allowed"),
-        (lambda i, m, g: (i, m, g - 1), "from -1 to 1"),
+        (lambda i, m, g: [(i, m[:, 1:], g)], r"\(B, L\)"),
+        (lambda i, m, g: [(i, m, g[1:])], r"\(B,\)"),
+        (lambda i, m, g: [(i, m, g + 1)], "from 1 to 3; 0 to 2 allowed"),
+        (lambda i, m, g: [(i, m, g - 1)], "from -1 to 1"),
+        (lambda *_: [], "no documents"),
     ],
 )
 def test_wrong_batches(change, message):
-    model = tiny_model("llama")
     with pytest.raises(DataError, match=message):
-        calibrate(model, find_weights(model), [change(*batch(range(5)))], groups=3)
-    with pytest.raises(DataError, match="no documents"):
-        calibrate(model, find_weights(model), [], groups=1)
+        calibrate(*model_and_weights("llama"), change(*batch(range(5))), groups=3)
 
 
 def test_a_linear_that_is_computed_without_its_module():
-    model = tiny_model("llama")
+    model, weights = model_and_weights("llama")
     mlp = model.model.layers[1].mlp
-    down = mlp.down_proj.weight
-    mlp.forward = lambda x: (mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x)) @ down.T
+    mlp.forward = lambda x: (mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x)) @ mlp.down_proj.weight.T
     with pytest.raises(FamilyError, match=r"1 inputs were never seen.*layers\.1\.mlp\.down_proj"):
-        calibrate(model, find_weights(model), [batch([0])], groups=3)
+        calibrate(model, weights, [batch([0])], groups=3)

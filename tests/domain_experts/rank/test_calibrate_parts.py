@@ -1,5 +1,6 @@
 """Calibration in parts: cut anywhere it ends in the same bits, and a killed run goes on at its last part."""
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -10,9 +11,9 @@ from freemoe.core.run.journal import RunJournal
 from freemoe.domain_experts import pipeline as build_module
 from freemoe.domain_experts.context import prepare_context
 from freemoe.domain_experts.rank.calibrate import calibrate, parts_of
-from freemoe.models.weights import find_weights
 from tests.domain_experts.conftest import task_recipe
-from tests.tiny import tiny_model
+from tests.domain_experts.rank.test_calibrate import same
+from tests.tiny import model_and_weights
 
 
 def batches(count=6):
@@ -27,19 +28,14 @@ def batches(count=6):
 @pytest.mark.parametrize("case", ["llama", "mixtral"])
 @pytest.mark.parametrize("cuts", [(1,), (3,), (2, 3, 5)])
 def test_a_pass_that_is_cut_ends_in_the_same_bits(case, cuts):
-    model = tiny_model(case)
-    weights = find_weights(model)
-    whole = calibrate(model, weights, batches(), 3)
-    norms, first = None, 0
-    for end in (*cuts, 6):
-        before = None if norms is None else norms.copy()
-        kept = norms
-        norms = calibrate(model, weights, list(batches())[first:end], 3, before=norms)
+    model, weights = model_and_weights(case)
+    norms = None
+    for first, end in itertools.pairwise((0, *cuts, 6)):
+        before, kept = norms, norms and norms.copy()
+        norms = calibrate(model, weights, list(batches())[first:end], 3, before=before)
         # What came before is added to, not changed.
-        assert before is None or all(torch.equal(kept.sums[t], before.sums[t]) for t in before.sums)
-        first = end
-    assert all(torch.equal(norms.sums[t], whole.sums[t]) for t in whole.sums)
-    assert all(torch.equal(norms.counts[t], whole.counts[t]) for t in whole.counts)
+        assert before is None or same(before, kept)
+    assert same(norms, calibrate(model, weights, batches(), 3))
 
 
 def test_parts_hold_every_document_once_and_not_too_much():
@@ -55,10 +51,8 @@ def test_parts_hold_every_document_once_and_not_too_much():
 @pytest.fixture(scope="module")
 def context(world):
     """A workbench with 32 documents, of which each part of the calibration takes few."""
-    recipe = task_recipe(
-        world, "unused", domains={"law": [str(world.law)]}, search={"metrics": ["wanda"]}, batch_tokens=128
-    )
-    return prepare_context(recipe)
+    changes = {"domains": {"law": [str(world.law)]}, "search": {"metrics": ["wanda"]}, "batch_tokens": 128}
+    return prepare_context(task_recipe(world, "unused", **changes))
 
 
 DIVIDED = {"law": SimpleNamespace(names=["law/0", "law/1"], labels=[i % 2 for i in range(32)])}
@@ -95,14 +89,14 @@ def run_of(folder):
     return RunFolder(folder / "out", {"recipe": 1})
 
 
-def same(a, b):
-    return a.sums.keys() == b.sums.keys() and all(
-        torch.equal(a.sums[t], b.sums[t]) and torch.equal(a.counts[t], b.counts[t]) for t in a.sums
-    )
+def run(context, folder, measured, stop=None):
+    """Calibrate, from where an earlier run of the folder came to, and count anew what is measured meanwhile."""
+    measured.units, measured.documents, measured.stop = [], 0, stop
+    return build_module._calibrate_norms(context, run_of(folder), DIVIDED)
 
 
 def test_a_killed_run_goes_on_at_its_last_part(context, tmp_path, measured):
-    whole = build_module._calibrate_norms(context, run_of(tmp_path / "whole"), DIVIDED)
+    whole = run(context, tmp_path / "whole", measured)
     assert measured.documents == 32
     count = len(measured.units)
     assert count > 5
@@ -110,18 +104,18 @@ def test_a_killed_run_goes_on_at_its_last_part(context, tmp_path, measured):
     tokens = sum(len(ids) for ids, _ in context.answer_rows(context.domains["law"].reference.documents))
     assert int(sum(n.sum() for n in whole.counts.values())) == tokens * len(whole.counts)
 
-    measured.units, measured.documents = [], 0
-    for measured.stop in (0, 1, 4):
-        with pytest.raises(KeyboardInterrupt):
-            build_module._calibrate_norms(context, run_of(tmp_path), DIVIDED)
-        assert len(measured.units) == measured.stop
-    measured.stop = None
-    assert same(build_module._calibrate_norms(context, run_of(tmp_path), DIVIDED), whole)
-    assert len(set(measured.units)) == len(measured.units) == count
+    units, documents = [], 0
+    for stop in (0, 1, 3, None):
+        if stop is None:
+            assert same(run(context, tmp_path, measured), whole)
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                run(context, tmp_path, measured, stop)
+        units, documents = units + measured.units, documents + measured.documents
+    assert len(set(units)) == len(units) == count
     # What a killed run measured last was not written down, and is measured twice.
-    assert 32 < measured.documents < 32 + 3 * 8
-    measured.documents = 0
-    assert same(build_module._calibrate_norms(context, run_of(tmp_path), DIVIDED), whole)
+    assert 32 < documents < 32 + 3 * 8
+    assert same(run(context, tmp_path, measured), whole)
     assert measured.documents == 0
     # Only the newest sums stay on the disk.
     assert len(list((run_of(tmp_path).partial / "units").iterdir())) == 1
@@ -129,13 +123,10 @@ def test_a_killed_run_goes_on_at_its_last_part(context, tmp_path, measured):
 
 @pytest.mark.parametrize("damage", [lambda p: p.unlink(), lambda p: p.write_bytes(p.read_bytes()[:-1] + b"x")])
 def test_lost_or_damaged_sums_are_measured_anew(context, tmp_path, measured, damage):
-    whole = build_module._calibrate_norms(context, run_of(tmp_path / "whole"), DIVIDED)
-    measured.units, measured.documents, measured.stop = [], 0, 4
+    whole = run(context, tmp_path / "whole", measured)
     with pytest.raises(KeyboardInterrupt):
-        build_module._calibrate_norms(context, run_of(tmp_path), DIVIDED)
-    measured.stop = None
+        run(context, tmp_path, measured, stop=4)
     for path in (run_of(tmp_path).partial / "units").iterdir():
         damage(path)
-    measured.documents = 0
-    assert same(build_module._calibrate_norms(context, run_of(tmp_path), DIVIDED), whole)
+    assert same(run(context, tmp_path, measured), whole)
     assert measured.documents == 32

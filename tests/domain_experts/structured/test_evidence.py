@@ -1,7 +1,6 @@
 """Which share of units counts as harmless: simulated losses, and the order in which shares are tested."""
 
 from types import SimpleNamespace
-from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -72,6 +71,5 @@ def test_shares_are_tested_from_the_smallest_up_until_one_fails(losses, largest)
 
 @pytest.mark.parametrize("margin", [0, -1, float("nan")])
 def test_a_margin_is_above_zero(margin):
-    recipe = {"command": "build", "base": "x", "domains": {"a": ["demo:code"]}, "units": {"margin": margin}}
     with pytest.raises(FreeMoEError, match="margin"):
-        recipe_from(cast(dict[str, Any], recipe), "The test")
+        recipe_from({"command": "build", "model": "x", "domains": {"a": ["demo:code"]}, "units": {"margin": margin}})

@@ -8,13 +8,11 @@ from freemoe.core.errors import ArtifactError, RecipeError
 from freemoe.domain_experts.hosting.merging import merge
 from freemoe.domain_experts.mixture import FreeMoE
 from tests.domain_experts.structured.artefacts import mixture_artefact, unit_artefact
+from tests.tiny import IDS, logits
 
 
 def cut_out(artefact, expert, folder, **how):
     return merge(artefact, expert, folder, shrink=True, **how)["folder"]
-
-
-IDS = torch.arange(5, 33).reshape(2, 14)
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +26,9 @@ def test_the_small_checkpoint_computes_what_the_expert_does(artefact, tmp_path):
     assert small.config.intermediate_size == 32
     assert AutoTokenizer.from_pretrained(folder)("a")["input_ids"]
     moe = FreeMoE.from_pretrained(None, artefact)
-    with torch.no_grad():
-        wanted = moe(IDS, expert="law/all").logits
-        assert (wanted - moe(IDS, expert="base").logits).abs().max() > 1e-3
-        torch.testing.assert_close(small(input_ids=IDS).logits, wanted, atol=1e-5, rtol=0)
+    wanted = moe(IDS, expert="law/all").logits
+    assert (wanted - moe(IDS, expert="base").logits).abs().max() > 1e-3
+    torch.testing.assert_close(logits(small), wanted, atol=1e-5, rtol=0)
     # The artefact belongs to the whole base, and to it only.
     with pytest.raises(ArtifactError, match="made for the base"):
         FreeMoE.from_pretrained(folder, artefact)
@@ -43,10 +40,8 @@ def test_experts_of_a_mixture_are_cut_out_and_never_left_as_zeros(tmp_path):
     small = AutoModelForCausalLM.from_pretrained(folder)
     moe = FreeMoE.from_pretrained(None, artefact)
     assert small.config.num_local_experts == moe.config.num_local_experts - 1
-    with torch.no_grad():
-        torch.testing.assert_close(small(input_ids=IDS).logits, moe(IDS, expert="law/all").logits, atol=1e-5, rtol=0)
-        base = moe.model(input_ids=IDS).logits
-        assert torch.equal(moe(IDS, expert="base").logits, base)
+    torch.testing.assert_close(logits(small), moe(IDS, expert="law/all").logits, atol=1e-5, rtol=0)
+    assert torch.equal(moe(IDS, expert="base").logits, logits(moe.model))
     # A router would choose experts that are nothing but zeros.
     with pytest.raises(ArtifactError, match="--shrink"):
         moe.merge_and_save("law/all", tmp_path / "zeros")

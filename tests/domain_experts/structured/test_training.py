@@ -16,39 +16,26 @@ from freemoe.domain_experts.structured.masks import all_on_masks, apply_masks, u
 from freemoe.domain_experts.structured.ranking import UnitImportance, measure_importance, unit_orders
 from freemoe.domain_experts.structured.rivals import random_scores, rival_scores, taylor_scores, wanda_scores
 from freemoe.domain_experts.structured.training import UnitScores, train_units
-from freemoe.domain_experts.structured.units import find_units, lowest_units
-from tests.tiny import tiny_model
+from freemoe.domain_experts.structured.units import lowest_units
+from tests.domain_experts.purify.test_greedy import bits, unchanged
+from tests.domain_experts.structured.test_units import model_and_units
 
 
 def batches(seed, rows=8):
     """Rows that count upwards from anywhere."""
-    generator = torch.Generator().manual_seed(seed)
-    starts = torch.randint(3, 200, (rows, 1), generator=generator)
+    starts = torch.randint(3, 200, (rows, 1), generator=torch.Generator().manual_seed(seed))
     ids = starts + torch.arange(17)
-    batch = AnswerBatch(
-        ids[:, :-1], torch.ones(rows, 16, dtype=torch.long), ids[:, 1:], torch.zeros(rows, dtype=torch.long)
-    )
-    return [batch]
+    ones = torch.ones(rows, 16, dtype=torch.long)
+    return [AnswerBatch(ids[:, :-1], ones, ids[:, 1:], torch.zeros(rows, dtype=torch.long))]
 
 
-def state(model):
-    return {k: v.clone() for k, v in model.state_dict().items()}
+KINDS = [("llama", kind) for kind in ("neuron", "kv_group", "layer")]
 
 
-@pytest.mark.parametrize(
-    ("case", "kind"),
-    [
-        ("llama", "neuron"),
-        ("llama", "kv_group"),
-        ("llama", "layer"),
-        ("phi3", "neuron"),
-        ("gpt2", "neuron"),
-        ("mixtral", "expert"),
-    ],
-)
+@pytest.mark.parametrize(("case", "kind"), [*KINDS, ("phi3", "neuron"), ("gpt2", "neuron"), ("mixtral", "expert")])
 def test_gain_is_the_slope_and_energy_the_mean_square(case, kind):
-    model = tiny_model(case)
-    units, text = find_units(model, kind), batches(0)
+    model, units = model_and_units(case, kind)
+    text = batches(0)
     found = measure_importance(model, units, text)
     unit = int(found[1].gain.abs().argmax())
     masks = all_on_masks(units, "cpu")
@@ -68,24 +55,27 @@ def test_gain_is_the_slope_and_energy_the_mean_square(case, kind):
         torch.testing.assert_close(found[1].energy.flatten(), seen[0].square().flatten(0, 1).mean(0))
 
 
-@pytest.mark.parametrize("kind", ["neuron", "kv_group", "layer"])
-def test_worth_is_the_same_to_the_bit_where_layers_forget_their_activations(kind):
-    model = tiny_model("llama")
-    units, text = find_units(model, kind), [*batches(0), *batches(1)]
+def runs_of_a_layer(model):
+    """A list that grows with every run of a layer."""
     runs = []
-    handle = model.model.layers[1].self_attn.register_forward_pre_hook(lambda *_: runs.append(1))
+    model.model.layers[1].self_attn.register_forward_pre_hook(lambda *_: runs.append(1))
+    return runs
+
+
+@pytest.mark.parametrize(("case", "kind"), KINDS)
+def test_worth_is_the_same_to_the_bit_where_layers_forget_their_activations(case, kind):
+    model, units = model_and_units(case, kind)
+    text, runs = [*batches(0), *batches(1)], runs_of_a_layer(model)
     plain, again = (measure_importance(model, units, text, checkpointing=asked) for asked in (False, True))
-    handle.remove()
     assert len(runs) == 3 * len(text)
     for one, other in zip(plain, again, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(vars(one).values(), vars(other).values(), strict=True))
 
 
 def test_measuring_worth_lets_go_of_every_pass_at_once():
-    model = tiny_model("llama")
-    units = find_units(model, "neuron")
+    model, units = model_and_units("llama", "neuron")
     seen = []
-    handle = units.layers[1].module.register_forward_hook(lambda m, x, out: seen.append(weakref.ref(x[0])))
+    units.layers[1].module.register_forward_hook(lambda m, x, out: seen.append(weakref.ref(x[0])))
     # A cycle would keep all activations of all passes until the collector comes by, which may be never.
     gc.disable()
     try:
@@ -94,70 +84,63 @@ def test_measuring_worth_lets_go_of_every_pass_at_once():
         assert all(ref() is None for ref in seen)
     finally:
         gc.enable()
-        handle.remove()
 
 
 def test_a_unit_that_disturbs_much_goes_last_in_every_order_but_that_of_gain_alone():
-    found = [
-        UnitImportance(torch.tensor([0.3, 0.01, -0.02, 0.02]), torch.tensor([90.0, 0.01, 0.01, 0.01]), torch.ones(4, 1))
-    ]
-    picked = {name: int(order[0].argmin()) for name, order in unit_orders(found).items()}
-    assert picked["change"] == picked["ratio"] == 3
-    assert picked["zone"] in (1, 3)
-    assert all(int(order[0].argmax()) == 0 for name, order in unit_orders(found).items() if name in ("change", "quiet"))
-    scores = UnitScores.from_order(
-        [torch.arange(200.0)], [UnitImportance(torch.zeros(200), torch.arange(200.0).flip(0), torch.ones(200, 1))]
-    )
+    gain, rise = torch.tensor([0.3, 0.01, -0.02, 0.02]), torch.tensor([90.0, 0.01, 0.01, 0.01])
+    orders = {name: order[0] for name, order in unit_orders([UnitImportance(gain, rise, torch.ones(4, 1))]).items()}
+    assert int(orders["change"].argmin()) == int(orders["ratio"].argmin()) == 3
+    assert int(orders["zone"].argmin()) in (1, 3)
+    assert int(orders["change"].argmax()) == int(orders["quiet"].argmax()) == 0
+    disturbing = UnitImportance(torch.zeros(200), torch.arange(200.0).flip(0), torch.ones(200, 1))
+    scores = UnitScores.from_order([torch.arange(200.0)], [disturbing])
     assert scores.values[0].argmax() == 1
     assert (scores.values[0] > 100).sum() == 2
 
 
 @pytest.mark.parametrize("layout", ["even", "free"])
 def test_training_keeps_every_budget_and_gives_the_model_back(layout):
-    model = tiny_model("llama")
-    units, before = find_units(model, "neuron"), state(model)
-    seen = []
+    model, units = model_and_units("llama", "neuron")
+    before, seen = bits(model), []
     task = PurifyTask(model, [], batches(1, 16), batches(2), on_round=lambda *a: seen.append(a))
     curve = train_units(task, units, UnitSection(off=(0.16, 0.5), layout=layout, steps=12, step_tokens=64, every=3))
-    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
-    assert not any(p.grad is not None for p in model.parameters())
+    assert unchanged(model, before)
+    assert all(p.grad is None for p in model.parameters())
     wanted = [16, 48] if layout == "even" else [15, 48]
     assert [units.number_off(p.off) for p in curve.points] == wanted
     if layout == "even":
         assert all(len(v) == w // 2 for p, w in zip(curve.points, wanted, strict=True) for v in p.off.values())
-    for point in curve.points:
-        with units_off(units, point.off):
-            assert mean_loss(model, batches(2)) == pytest.approx(point.loss, abs=1e-6)
+
+    def loss_without(off):
+        with units_off(units, off):
+            return mean_loss(model, batches(2))
+
     assert [(step, loss, share) for step, share, loss in curve.looks] == seen
-    # Never worse than the order that it began with, and here better than random units.
-    for point in curve.points:
-        losses = []
-        for seed in range(3):
-            with units_off(units, lowest_units(units, random_scores(units, seed), [units.number_off(point.off)])):
-                losses.append(mean_loss(model, batches(2)))
-        assert point.loss < sum(losses) / 3
+    for point, number in zip(curve.points, wanted, strict=True):
+        assert loss_without(point.off) == pytest.approx(point.loss, abs=1e-6)
+        # Never worse than the order that it began with, and here better than random units.
+        others = [lowest_units(units, random_scores(units, seed), [number]) for seed in range(3)]
+        assert point.loss < sum(map(loss_without, others)) / 3
 
 
 def test_memory_is_measured_before_it_is_asked_for_inside_a_pass(monkeypatch):
     # As on a model that is worth measuring; with masks alone nothing would be known, and every layer would ask again.
     monkeypatch.setattr(activations, "_SMALL", 0)
-    model = tiny_model("llama")
-    units = find_units(model, "neuron")
+    model, units = model_and_units("llama", "neuron")
     train_units(PurifyTask(model, [], batches(1), batches(2)), units, UnitSection(off=(0.16,), steps=1, step_tokens=64))
     assert model in activations._KNOWN
 
 
 def test_every_pass_of_a_fit_forgets_its_activations_where_that_is_asked_for():
-    runs = dict.fromkeys((False, True), 0)
-    for asked in runs:
-        model, counted = tiny_model("llama"), []
-        model.model.layers[1].self_attn.register_forward_pre_hook(lambda *_, counted=counted: counted.append(1))
-        task = PurifyTask(model, [], batches(1), batches(2))
+    def runs_of_a_fit(checkpointing):
+        model, units = model_and_units("llama", "neuron")
+        task, runs = PurifyTask(model, [], batches(1), batches(2)), runs_of_a_layer(model)
         section = UnitSection(unit="neuron", off=(0.16,), steps=1, step_tokens=64)
-        fit_units(task, find_units(model, "neuron"), section, SaliencySection(checkpointing=asked), singles=False)
-        runs[asked] = len(counted)
+        fit_units(task, units, section, SaliencySection(checkpointing=checkpointing), singles=False)
+        return len(runs)
+
     # One batch each for the start, the step and the rivals, whose layers are run a second time.
-    assert runs[True] - runs[False] == 3
+    assert runs_of_a_fit(True) - runs_of_a_fit(False) == 3
 
 
 def test_rivals_by_hand():
@@ -165,27 +148,21 @@ def test_rivals_by_hand():
     energy = torch.tensor([[4.0, 1.0], [0.0, 9.0]])
     assert wanda_scores(columns, energy).tolist() == [2 * 2 + 2 * 1, 0 + 6 * 3]
     assert taylor_scores(torch.tensor([-2.0, 1.0])).tolist() == [2.0, 1.0]
-    model = tiny_model("llama")
-    neurons, layers = find_units(model, "neuron"), find_units(model, "layer")
-    assert set(rival_scores(neurons, measure_importance(model, neurons, batches(0)))) == {
-        "wanda",
-        "taylor",
-        "activation",
-    }
-    assert set(rival_scores(layers, measure_importance(model, layers, batches(0)))) == {"taylor"}
+    for kind, rivals in (("neuron", {"wanda", "taylor", "activation"}), ("layer", {"taylor"})):
+        model, units = model_and_units("llama", kind)
+        assert set(rival_scores(units, measure_importance(model, units, batches(0)))) == rivals
 
 
 def test_experts_are_trained_too():
-    model = tiny_model("qwen3_moe")
-    units = find_units(model, "expert")
+    model, units = model_and_units("qwen3_moe", "expert")
     section = UnitSection(off=(0.25,), steps=4, step_tokens=64, every=2)
     curve = train_units(PurifyTask(model, [], batches(1), batches(2)), units, section, multiple=1)
     assert [len(v) for v in curve.points[0].off.values()] == [1] * len(units.layers)
 
 
 def test_bad_input():
-    model = tiny_model("llama")
     with pytest.raises(ValueError, match="ascend"):
         UnitSection(off=(0.3, 0.2))
+    model, units = model_and_units("llama", "neuron")
     with pytest.raises(DataError, match="gradients"):
-        train_units(PurifyTask(model, [], [], batches(1)), find_units(model, "neuron"), UnitSection())
+        train_units(PurifyTask(model, [], [], batches(1)), units, UnitSection())
