@@ -2,6 +2,9 @@
 
 import pytest
 
+from benchmarks.harness import Settings
+from benchmarks.real_llm import running
+
 
 @pytest.fixture(scope="session")
 def small_root(data_root, tmp_path_factory):
@@ -17,3 +20,11 @@ def small_root(data_root, tmp_path_factory):
         lines = (data_root / name).read_text(encoding="utf-8").splitlines(keepends=True)
         (root / name).write_text("".join(lines[:300]), encoding="utf-8")
     return root
+
+
+@pytest.fixture
+def real(stories, small_root, tmp_path, monkeypatch):
+    """Settings for cells of the real small model, each measured in this process."""
+    monkeypatch.setattr(running, "in_own_process", lambda job, work: work(job))
+    model = str(small_root / "models" / "stories260k")
+    return Settings(True, data_root=small_root, model=model, cells=tmp_path / "cells")

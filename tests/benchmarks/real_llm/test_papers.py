@@ -8,8 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.cli import names_of
-from benchmarks.harness import Settings
-from benchmarks.real_llm import papers, running
+from benchmarks.real_llm import papers
 from benchmarks.real_llm.cells import BASE, Cell
 from benchmarks.real_llm.methods.papers import BANDS, band_section, gated
 from benchmarks.real_llm.plan import needs
@@ -42,18 +41,15 @@ def test_gates_of_the_paper_go_on_from_fewer_steps_and_ours_begin_anew():
 
 
 @pytest.mark.realdata
-def test_cells_of_the_papers_on_a_real_small_model(stories, small_root, tmp_path, monkeypatch):
+def test_cells_of_the_papers_on_a_real_small_model(real, tmp_path, monkeypatch):
     gates = [Cell("gates", "wikitext", "paper", 0.5, documents=n) for n in (1, 2)]
     ours = Cell("gates", "wikitext", "ours", 0.5, documents=2)
     plan = [Cell("bands", "arc-easy"), P2, Cell("gates", "wikitext", "dense"), *gates, ours]
     monkeypatch.setattr(papers, "cells", lambda: plan)
-    monkeypatch.setattr(running, "in_own_process", lambda job, work: work(job))
-    model = str(small_root / "models" / "stories260k")
-    settings = Settings(True, data_root=small_root, model=model, cells=tmp_path / "cells")
-    outcome = papers.run(settings)
+    outcome = papers.run(real)
     assert not outcome.details["failed"]
-    found = {cell.name: json.loads((tmp_path / "cells" / f"{cell.file}.json").read_text()) for cell in plan}
-    base, bands = found[plan[0].name], found[P2.name]
+    found = [json.loads((real.cells / f"{cell.file}.json").read_text()) for cell in plan]
+    base, bands, dense, one, two, other = found
     assert base["ids"] == bands["ids"]
     # Algorithm 1: the best by the reference, and the papers' protocol: the best by what is reported.
     means = bands["bands"]
@@ -61,13 +57,12 @@ def test_cells_of_the_papers_on_a_real_small_model(stories, small_root, tmp_path
     for side, name in enumerate(("chosen", "oracle")):
         assert means[bands[name]["band"]][side] == max(mean[side] for mean in means.values())
         assert means[bands[name]["band"]][1] == pytest.approx(sum(bands[name]["right"]) / len(base["ids"]))
-    dense, one, two, other = (found[c.name] for c in plan[2:])
     assert dense["share"] == 1
     assert one["share"] == pytest.approx(0.5, abs=0.02)
     assert other["share"] == pytest.approx(0.5, abs=0.01)
     assert one["tokens"] == two["tokens"] == dense["tokens"]
     # Two steps at once are one step and another from its state.
-    job = papers._bench(settings).job(gates[1])
+    job = papers._bench(real).job(gates[1])
     gated(replace(job, needs=(), tensors=str(tmp_path / "whole")))
     whole, continued = load_file(tmp_path / "whole"), load_file(job.tensors)
     assert all(torch.equal(tensor, continued[name]) for name, tensor in whole.items())

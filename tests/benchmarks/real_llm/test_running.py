@@ -49,6 +49,13 @@ def settings(tmp_path, monkeypatch):
     return Settings(True, data_root=tmp_path, model=str(tmp_path / "model"), cells=tmp_path / "cells")
 
 
+def stand_on(cell, settings, protocol):
+    """What a cell stands on: the settings' base, and the parts of the cell's material."""
+    base, tokenizer = load_base(settings.model, dtype="float32", device="cpu")
+    data = load_parts(cell.material, settings.data_root, tokenizer, protocol, 0)
+    return Stand(cell, protocol, base, tokenizer, find_weights(base), data)
+
+
 @pytest.fixture
 def ran(monkeypatch):
     """Names of the cells that were run, each of which gives a made-up record."""
@@ -201,7 +208,7 @@ def test_a_union_switches_off_what_either_expert_does():
 
 
 @pytest.mark.realdata
-def test_a_router_sends_questions_to_the_experts_of_tasks(stories, small_root, tmp_path, monkeypatch):
+def test_a_router_sends_questions_to_the_experts_of_tasks(real, monkeypatch):
     names = ("arc-easy", "arc-challenge")  # so alike that some go astray, and a careful router would abstain
     monkeypatch.setattr(DomainRouter, "abstains", lambda *_: False)
     for module in (planned, routing, running):
@@ -209,25 +216,20 @@ def test_a_router_sends_questions_to_the_experts_of_tasks(stories, small_root, t
     experts = [Cell("task", n, "learned", 0.01) for n in names]
     cell = Cell("route", ALL, "learned", 0.01)
     monkeypatch.setattr(running, "cells", lambda quick: [cell, *experts])
-    monkeypatch.setattr(running, "in_own_process", lambda job, work: work(job))
-    model = str(small_root / "models" / "stories260k")
-    settings = Settings(True, data_root=small_root, model=model, cells=tmp_path / "cells")
-    bench = running.bench_of(settings)
-    bench.run_missing("route/*", None, settings.progress)
+    bench = running.bench_of(real)
+    bench.run_missing("route/*", None, real.progress)
     assert not bench.finished  # it waits for the experts
-    bench.run_missing("task/*", None, settings.progress)
+    bench.run_missing("task/*", None, real.progress)
     # Whatever training found on so few questions, these two change what is answered.
     for expert, seed in zip(experts, (0, 1), strict=True):
-        weight = find_weights(load_base(model, dtype="float32", device="cpu")[0])[seed]
+        weight = find_weights(load_base(real.model, dtype="float32", device="cpu")[0])[seed]
         half = {f"off|{weight.name}": encode_sorted(torch.arange(0, weight.size, 2))}
         write_atomic(bench.store.tensors(expert), save(half))
-    bench.run_missing("route/*", None, settings.progress)
+    bench.run_missing("route/*", None, real.progress)
     assert not bench.failed
     found = bench.finished[cell.name]["tasks"]
-    base, tokenizer = load_base(model, dtype="float32", device="cpu")
     for name, other in (names, names[::-1]):
-        data = load_parts(name, small_root, tokenizer, bench.protocol, 0)
-        stand = Stand(cell, bench.protocol, base, tokenizer, find_weights(base), data)
+        stand = stand_on(experts[names.index(name)], real, bench.protocol)
         kept = load_file(bench.store.tensors(experts[names.index(other)]))
         with switched_off(stand.weights, joined(stand.weights, [kept])):
             expected = [s.value for s in stand.scores(stand.data.reported)]
@@ -243,20 +245,17 @@ def test_a_router_sends_questions_to_the_experts_of_tasks(stories, small_root, t
 @pytest.mark.parametrize(
     "treatment", [{"method": "learned", "budget": 0.01}, {"method": "lora", "rank": 1, "rate": 5e-3}]
 )
-def test_what_was_trained_in_bfloat16_stands_on_the_fp32_base(stories, small_root, treatment):
-    path = str(small_root / "models" / "stories260k")
-    model, tokenizer = load_base(path, dtype="float32", device="cpu")
+def test_what_was_trained_in_bfloat16_stands_on_the_fp32_base(real, treatment):
+    stand = stand_on(Cell("text", "wikitext", **treatment), real, replace(quick_protocol(), train="bfloat16"))
+    model, reported = stand.model, stand.data.reported
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    protocol = replace(quick_protocol(), train="bfloat16")
-    data = load_parts("wikitext", small_root, tokenizer, protocol, 0)
-    stand = Stand(Cell("text", "wikitext", **treatment), protocol, model, tokenizer, find_weights(model), data)
-    base = sum(s.value for s in stand.scores(data.reported))
+    base = sum(s.value for s in stand.scores(reported))
     with METHODS.get(treatment["method"])(stand) as found:
         assert found.losses[0] > min(found.losses)
         stand.use(found.model or model)
         after = dict(stand.model.named_parameters())
         assert {p.dtype for p in after.values()} == {torch.float32}
-        assert sum(s.value for s in stand.scores(data.reported)) > base
+        assert sum(s.value for s in stand.scores(reported)) > base
         changed = [n for n, p in before.items() if not torch.equal(after[n], p)]
         linear = [w.name for w in stand.weights]
         assert set(changed) <= set(linear)
@@ -268,21 +267,17 @@ def test_what_was_trained_in_bfloat16_stands_on_the_fp32_base(stories, small_roo
 
 
 @pytest.mark.realdata
-def test_cells_on_a_real_small_model(stories, small_root, tmp_path, monkeypatch):
-    learned = Cell("text", "wikitext", "learned", 0.01)
+def test_cells_on_a_real_small_model(real, monkeypatch):
     plan = [
         Cell("text", "wikitext"),
         Cell("text", "wikitext", "lora", rank=1, rate=5e-3),
-        learned,
+        Cell("text", "wikitext", "learned", 0.01),
         Cell("task", "gsm8k-matching"),
         Cell("union", "wikitext", "learned", 0.01, other="wikitext"),
     ]
     monkeypatch.setattr(running, "cells", lambda quick: plan)
-    monkeypatch.setattr(running, "in_own_process", lambda job, work: work(job))
-    model = str(small_root / "models" / "stories260k")
-    settings = Settings(True, data_root=small_root, model=model, cells=tmp_path / "cells")
-    bench = running.bench_of(settings)
-    bench.run_missing(None, None, settings.progress)
+    bench = running.bench_of(real)
+    bench.run_missing(None, None, real.progress)
     assert not bench.failed
     base, lora, off, _, union = (bench.finished[c.name] for c in plan)
     for found in (lora, off):
@@ -294,10 +289,8 @@ def test_cells_on_a_real_small_model(stories, small_root, tmp_path, monkeypatch)
     # An expert joined with itself is itself, and is read back from its file.
     assert union["columns"]["wikitext"]["nll"] == pytest.approx(off["nll"], rel=1e-6)
     # So is an adapter.
-    base_model, tokenizer = load_base(model, dtype="float32", device="cpu")
-    data = load_parts("wikitext", small_root, tokenizer, bench.protocol, 0)
-    stand = Stand(plan[1], bench.protocol, base_model, tokenizer, find_weights(base_model), data)
+    stand = stand_on(plan[1], real, bench.protocol)
     with_adapter(stand, load_file(bench.store.tensors(plan[1])), 1)
-    again = per_document("text", stand.scores(data.reported))
+    again = per_document("text", stand.scores(stand.data.reported))
     assert again["nll"] == pytest.approx(lora["nll"], rel=1e-5)
-    assert len(running.run(settings).figures) == len(figures_of({}))
+    assert len(running.run(real).figures) == len(figures_of({}))

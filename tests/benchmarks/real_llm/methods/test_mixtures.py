@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.harness import Settings
 from benchmarks.real_llm import papers, running
 from benchmarks.real_llm.cells import Cell
 from benchmarks.real_llm.figures.mixtures import mixture_figures, mixture_tables
@@ -18,16 +17,15 @@ SPLIT, TRIM = Cell("mixture", "wikitext", "split"), Cell("trim", "wikitext", "ho
 
 @pytest.mark.slow
 @pytest.mark.realdata
-def test_a_small_model_is_converted_split_and_trimmed(small_root, tmp_path, monkeypatch):
+def test_a_small_model_is_converted_split_and_trimmed(real, monkeypatch):
     paper = replace(TRIM, method="paper")
     plan = [TRIM, CONVERTED, SPLIT, TRIM, paper]
     monkeypatch.setattr(running, "cells", lambda quick: plan)
-    monkeypatch.setattr(running, "in_own_process", lambda job, work: work(job))
     # The real small model's 172 neurons do not divide into experts that kernels take.
-    bench = running.bench_of(Settings(True, data_root=small_root, model=BUNDLED, cells=tmp_path / "cells"))
-    bench.run_missing("trim/*", None, Settings().progress)
+    bench = running.bench_of(replace(real, model=BUNDLED))
+    bench.run_missing("trim/*", None, real.progress)
     assert not bench.finished  # nothing was split that could be trimmed
-    bench.run_missing(None, None, Settings().progress)
+    bench.run_missing(None, None, real.progress)
     assert not bench.failed
     converted, split, trim = (bench.finished[c.name] for c in (CONVERTED, SPLIT, TRIM))
     assert set(converted["scores"]) > {"dense", "converted"}
