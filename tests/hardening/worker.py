@@ -15,13 +15,7 @@ STARTUP = 300.0
 
 
 class Worker:
-    """Such a process, ready when it is made.
-
-    Args:
-        module: Its ``start(*arguments)`` returns the function that answers.
-        arguments: Plain data.
-        environment: Variables beside this process's.
-    """
+    """Such a process, ready when it is made: a module's ``start(*arguments)`` returns the function that answers."""
 
     def __init__(self, module, *arguments, environment=None):
         self.process = subprocess.Popen(
@@ -36,12 +30,7 @@ class Worker:
         self._answer(STARTUP)
 
     def ask(self, question, seconds):
-        """Its answer.
-
-        Raises:
-            TimeoutError: None came in time.
-            EOFError: It has ended.
-        """
+        """Its answer; a TimeoutError where none came in time, an EOFError where it has ended."""
         try:
             print(json.dumps(question), file=self.process.stdin, flush=True)
         except OSError:

@@ -46,38 +46,22 @@ def require(holds, what):
 
 @dataclass(frozen=True)
 class Case:
-    """One case.
-
-    Attributes:
-        kind: A module of `kinds`.
-        what: What is opened, as its kind reads it: plain data.
-        seed: Of the draw that it came from; None of one that was written by hand.
-        about: In words, where somebody wrote them.
-    """
-
-    kind: str
-    what: Any
-    seed: int | None = None
-    about: str = ""
+    kind: str  # a module of `kinds`
+    what: Any  # what is opened, as its kind reads it: plain data
+    seed: int | None = None  # of the draw that it came from; None of one that was written by hand
+    about: str = ""  # in words, where somebody wrote them
 
     @property
     def name(self):
-        """``KIND-HASH``, the same for the same case."""
         return f"{self.kind}-{json_digest(repr(self.what))}"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a case ended.
-
-    Attributes:
-        ending: ``refused`` by an error of ours and ``accepted`` are good; ``wrong`` was accepted and is not what it says.
-        said: The error's first lines, or the end of the traceback.
-        seconds: It took.
-    """
+    """How a case ended: refused by an error of ours and accepted are good; wrong was accepted and is not what it says."""
 
     ending: Ending
-    said: str = ""
+    said: str = ""  # the error's first lines, or the end of the traceback
     seconds: float = 0.0
 
     @property

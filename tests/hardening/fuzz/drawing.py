@@ -168,11 +168,7 @@ def draw(strategy, count, number):
 
     @seed(number)
     @settings(
-        max_examples=count,
-        phases=[Phase.generate],
-        database=None,
-        deadline=None,
-        suppress_health_check=[*HealthCheck],
+        max_examples=count, phases=[Phase.generate], database=None, deadline=None, suppress_health_check=[*HealthCheck]
     )
     @given(strategy)
     def collect(example):

@@ -6,17 +6,9 @@ import struct
 
 import torch
 
-_TYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "U16": torch.uint16,
-    "U8": torch.uint8,
-}
+_TYPES = {f"F{bits}": getattr(torch, f"float{bits}") for bits in (16, 32, 64)} | {"BF16": torch.bfloat16}
+_TYPES |= {f"I{bits}": getattr(torch, f"int{bits}") for bits in (16, 32, 64)}
+_TYPES |= {"U8": torch.uint8, "U16": torch.uint16}
 
 
 def edited_copy(source, folder, edits):
@@ -54,10 +46,11 @@ def _edit_json(path, edit):
         return
     where = edit["set"] if "set" in edit else edit["drop"]
     try:
+        holder = holder_of(value, where)
         if "drop" in edit:
-            del holder_of(value, where)[where[-1]]
+            del holder[where[-1]]
         else:
-            holder_of(value, where)[where[-1]] = edit["to"]
+            holder[where[-1]] = edit["to"]
     except (KeyError, IndexError, TypeError):
         return
     path.write_text(json.dumps(value, indent=1), encoding="utf-8")
@@ -83,8 +76,9 @@ def read_plain(path):
     for name, told in header.items():
         if name != "__metadata__":
             first, last = told["data_offsets"]
-            flat = torch.frombuffer(bytearray(data[first:last]), dtype=_TYPES[told["dtype"]]) if last > first else None
-            flat = torch.empty(0, dtype=_TYPES[told["dtype"]]) if flat is None else flat
+            kind = _TYPES[told["dtype"]]
+            raw = bytearray(data[first:last])
+            flat = torch.frombuffer(raw, dtype=kind) if raw else torch.empty(0, dtype=kind)
             found[name] = flat.reshape(told["shape"])
     return found
 

@@ -35,52 +35,41 @@ _SIZES = {
 
 @dataclass(frozen=True)
 class Material:
-    """A folder that `make_material` filled.
-
-    Attributes:
-        folder: ``base`` and ``mixture`` are models, ``experts`` and ``trimmed`` artefacts on them.
-    """
+    """A folder that `make_material` filled: ``base`` and ``mixture`` are models, ``experts`` and ``trimmed`` artefacts on them."""
 
     folder: Path
 
     @property
     def base(self):
-        """The dense base."""
         return self.folder / "base"
 
     @cached_property
     def model(self):
-        """The dense base, loaded."""
         return self.opened("base")[0]
 
     @cached_property
     def mixture(self):
-        """The mixture, loaded."""
         return self.opened("mixture")[0]
 
     @cached_property
     def tokenizer(self):
-        """Of both."""
         return self.opened("base")[1]
 
     def opened(self, name):
-        """A model of the folder and its tokenizer."""
         return load_base(self.folder / name, device="cpu")
 
     @cached_property
     def probes(self):
-        """``(B, L)`` token ids of the probes, cut to one length."""
+        """Token ids of the probes, cut to one length."""
         rows = [self.tokenizer(text)["input_ids"] for text in PROBES]
         return torch.tensor([row[: min(map(len, rows))] for row in rows])
 
     @cached_property
     def answers(self):
-        """The base's logits on the probes."""
         return logits(self.model, self.probes)
 
 
 def logits(model, ids):
-    """``(B, L, V)`` of a plain forward pass."""
     with torch.no_grad():
         return model(input_ids=ids, use_cache=False).logits
 

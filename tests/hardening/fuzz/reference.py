@@ -19,17 +19,7 @@ def places_of(code):
 
 
 def off_of(described, tensors, weights, taps):
-    """What an expert has off.
-
-    Args:
-        described: Its row in the manifest.
-        tensors: Of the artefact.
-        weights: Of the base, by name: ``(out, in)``.
-        taps: Weight -> the name of its input.
-
-    Returns:
-        Weight -> ``(out, in)`` of booleans; None for a rule that is not read here.
-    """
+    """Weight -> booleans of what is off, of an expert by its row in the manifest; None for a rule that is not read here."""
     own = {}
     for key, tensor in tensors.items():
         owner, part, target = key.rsplit("|", 2)

@@ -17,19 +17,15 @@ from tests.hardening.worker import Worker
 
 CASES = 10_000
 """Of a full run, all kinds together."""
-
 ROUND = 100
 """Cases that are drawn at once, under one seed."""
-
 MEMORY = 8 << 30
 """Bytes of address space that a process may take, so that a case that asks for more ends as an error."""
-
 _GRACE = 6.0
 _KEPT = 200
 
 
 def share_of(kind, total):
-    """A kind's cases of so many."""
     return max(1, round(total * SHARES[kind] / 100))
 
 
@@ -49,13 +45,7 @@ def cases(material, kind, count, seed):
 
 
 class Opener:
-    """Opens cases of one kind in a process of their own; another one is started where it hangs or dies.
-
-    Args:
-        material: What cases are made of.
-        kind: Of all cases.
-        patience: Seconds for a case, before the process itself calls it a hang.
-    """
+    """Opens cases of one kind in a process of their own; another one is started where it hangs or dies."""
 
     def __init__(self, material, kind, patience=PATIENCE):
         self._arguments = str(material.folder), kind, patience
@@ -75,7 +65,6 @@ class Opener:
         return verdict
 
     def close(self):
-        """End the process."""
         if self._worker:
             self._worker.close()
         self._worker = None

@@ -1,15 +1,11 @@
 """Hostile input: the net catches what is planted, and what is drawn ends in an answer that is right or in our own words."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
 
 import pytest
 
@@ -32,9 +28,6 @@ def quiet():
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
-
-
-# ------------------------------------------------------------------------------- what is drawn
 
 
 @pytest.mark.parametrize("kind", SHARES)
@@ -99,9 +92,6 @@ def test_the_same_seed_draws_the_same_cases(material):
     assert len({case.name for case in first}) == len(first) == sum(share_of(kind, 40) for kind in SHARES)
 
 
-# ------------------------------------------------------------------------------- the net
-
-
 ENDINGS = {"accept": "accepted", "refuse": "refused", "wrong": "wrong", "raise": "traceback", "exit": "traceback"}
 ENDINGS |= {"sleep": "hang", "swallow": "hang", "swell": "traceback", "write": "accepted"}
 
@@ -114,7 +104,7 @@ def test_every_way_to_end_is_noticed(material, monkeypatch, what, ending):
     assert verdict.ending == ending, verdict.said
     assert verdict.good is (ending in ("accepted", "refused"))
     assert Path.cwd() == before
-    assert not (before / "left.txt").exists()
+    assert not Path("left.txt").exists()
 
 
 @pytest.mark.hardening
@@ -156,14 +146,14 @@ def _made_up(own, _):
 
 
 RECIPE = "command: build\nmodel: m\ndomains: {a: [b.jsonl]}\nseed: 3\n"
-CHOICES = "".join(
-    f'{{"question": "{q}", "choices": ["x", "y"], "answer": {a}}}\n' for q, a in (("q", "1"), ("r", '"B"'))
+CHOICES = (
+    '{"question": "q", "choices": ["x", "y"], "answer": 1}\n{"question": "r", "choices": ["x", "y"], "answer": "B"}\n'
 )
 WHOLE = {"edits": [], "again": True}
 OTHER_BASE = {"file": "freemoe_config.json", "set": ["base_fingerprint"], "to": "0" * 64}
 UNDATED = {"file": "result.json", "drop": ["created"]}
 # What is opened and how that ends; which function of the library then lies, how, and what is said of it.
-LIES: dict[str, tuple[str, Any, str, str, Callable[[Any, Any], Any], str]] = {
+LIES = {
     "another recipe": (
         *("recipes", {"text": RECIPE}, "accepted", "freemoe.recipes.load_recipe"),
         lambda own, _: lambda path: own(path).model_copy(update={"seed": 4}),

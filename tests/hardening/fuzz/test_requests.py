@@ -3,7 +3,6 @@
 import asyncio
 import json
 from contextlib import nullcontext
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,7 @@ from tests.hardening.fuzz.material import PROBES
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-GREEDY: dict[str, Any] = {"model": "more/switch", "prompt": PROBES[0], "n": 2, "max_tokens": 5, "temperature": 0}
+GREEDY = {"model": "more/switch", "prompt": PROBES[0], "n": 2, "max_tokens": 5, "temperature": 0}
 ANOTHER = {"model": "base:more/switch+more/unit"}
 
 

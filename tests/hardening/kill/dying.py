@@ -39,16 +39,9 @@ class Runs:
             self._free.put(None)  # started when it is first needed
 
     def run(self, system, folder, dies_at=None, noted=False):
-        """How a run ended: its code, or the negative number of a signal.
+        """How a run ended: its code, or the negative number of a signal; one that fails raises the end of what it said.
 
-        Args:
-            system: Name of the run.
-            folder: Where.
-            dies_at: Number of the write, counted from 0, at which the process kills itself; None: it lives.
-            noted: Leave the list of its writes in the folder.
-
-        Raises:
-            FreeMoEError: The run failed; with the end of what it said.
+        ``dies_at`` counts its writes from 0: at that one the process kills itself. ``noted`` leaves the list of them in the folder.
         """
         worker = self._free.get()
         try:
@@ -62,7 +55,6 @@ class Runs:
         return code
 
     def close(self):
-        """End the processes that the runs are forked from."""
         while not self._free.empty():
             if worker := self._free.get():
                 worker.close()

@@ -10,13 +10,9 @@ def kind(event):
 
 
 def places(events, count):
-    """Numbers of the writes at which a run is killed, ascending.
+    """Numbers of so many of an unbroken run's writes, ascending.
 
     The first of every stage and kind; the others evenly over what is left, so most in the longest unit.
-
-    Args:
-        events: All writes of an unbroken run.
-        count: How many places, where there are so many.
     """
     first = {}
     for number, event in enumerate(events):

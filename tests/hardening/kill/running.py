@@ -2,8 +2,7 @@
 
 A place is a write of the run's journal, of a unit's tensors or state, or of a file of the artefact: before it, in its middle
 with half of the bytes on disk, or right behind it. Every place is a run of its own, killed there, and gone on with by the same
-command; then both folders are compared. One more run of each system is killed
-after every single thing that it keeps, over and over.
+command; then both folders are compared. One more run of each system is killed after every single thing that it keeps, over and over.
 """
 
 import json
@@ -27,21 +26,13 @@ PLACES = 60
 
 @dataclass
 class Tally:
-    """What became of one system's kills.
+    """What became of one system's kills."""
 
-    Attributes:
-        writes: Of the run that nobody kills.
-        seconds_of_a_run: That it takes.
-        kills: Stage and kind of every place -> kills there.
-        wrong: What went wrong, by place.
-        processes: Of the run that is killed after every write.
-    """
-
-    writes: int = 0
+    writes: int = 0  # of the run that nobody kills
     seconds_of_a_run: float = 0.0
-    kills: Counter[str] = field(default_factory=Counter)
-    wrong: dict[str, str] = field(default_factory=dict)
-    processes: int = 0
+    kills: Counter[str] = field(default_factory=Counter)  # by stage and kind of the place
+    wrong: dict[str, str] = field(default_factory=dict)  # by place
+    processes: int = 0  # of the run that is killed after every write
 
 
 def outcome(tallies, wanted):

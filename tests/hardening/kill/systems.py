@@ -1,7 +1,6 @@
 """The runs that are killed: one of every system on a bundled tiny model, small, and with every kind of unit in it."""
 
 import json
-from typing import Any
 
 from freemoe.assets import BUNDLED, BUNDLED_MOE, DOMAINS, benchmark_path
 from freemoe.domain_experts.pipeline import build
@@ -14,9 +13,7 @@ OUTPUT = "out"
 
 TEXT = "text.jsonl"
 
-_ROWS = 100
-
-_BUILD: dict[str, Any] = {
+_BUILD = {
     "command": "build",
     "model": BUNDLED,
     "domains": {"code": ["demo:code"]},
@@ -28,7 +25,7 @@ _BUILD: dict[str, Any] = {
     "dtype": "float32",
 }
 
-RECIPES: dict[str, dict[str, Any]] = {
+RECIPES = {
     "build": {
         **_BUILD,
         "saliency": {
@@ -73,7 +70,7 @@ def prepare(folder):
     folder.mkdir(parents=True)
     lines = []
     for domain in DOMAINS:
-        rows = benchmark_path(domain, "reference").read_text(encoding="utf-8").splitlines()[:_ROWS]
+        rows = benchmark_path(domain, "reference").read_text(encoding="utf-8").splitlines()[:100]
         lines += [json.dumps({"text": " ".join(str(value) for value in json.loads(row).values())}) for row in rows]
     (folder / TEXT).write_text("\n".join(lines), encoding="utf-8")
 

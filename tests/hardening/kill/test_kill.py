@@ -121,13 +121,11 @@ def test_a_run_that_dies_inside_a_unit_goes_on_to_the_same_bytes(runs, tmp_path)
 
 
 def test_a_run_that_fails_says_why(runs, tmp_path):
-    tmp_path.joinpath("out").mkdir()
-    (tmp_path / "out" / "mine").write_text("x")
-    prepared = tmp_path / "text"
-    prepare(prepared)
-    (prepared / "text.jsonl").rename(tmp_path / "text.jsonl")
+    prepare(tmp_path / "run")
+    (tmp_path / "run" / OUTPUT).mkdir()
+    (tmp_path / "run" / OUTPUT / "mine").write_text("x")
     with pytest.raises(FreeMoEError, match=r"(?s)The run of 'trim' .* failed with code 1: .*exists already"):
-        runs.run("trim", tmp_path)
+        runs.run("trim", tmp_path / "run")
 
 
 def test_an_ordinary_process_has_no_such_hook():

@@ -102,9 +102,7 @@ class Witness:
         """A process that does nothing, started anew where it has ended."""
         if self._victim is None or self._victim.poll() is not None:
             self._victim = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _IDLE],
-                env={"FREEMOE_SECRET": self.secret},
-                start_new_session=True,
+                [sys.executable, "-I", "-S", "-c", _IDLE], env={"FREEMOE_SECRET": self.secret}, start_new_session=True
             )
         return self._victim
 

@@ -18,56 +18,36 @@ GONE, BAD = 0.05, 0.05
 """Shares of requests that are left in the middle, and that are wrong."""
 
 WRONG: tuple[dict[str, Any], ...] = (
-    {"model": "nobody"},
-    {"max_tokens": 10**7},
-    {"prompt": []},
-    {"prompt": [10**9]},
-    {"prompt": [5] * 5000},
-    {"temperature": "hot"},
-    {"n": 0},
-    {"logit_bias": {"5": 1}},
-    {"suffix": "x"},
+    *({"prompt": prompt} for prompt in ([], [10**9], [5] * 5000)),
+    *({"model": "nobody"}, {"max_tokens": 10**7}, {"temperature": "hot"}, {"n": 0}),
+    *({"logit_bias": {"5": 1}}, {"suffix": "x"}),
 )
 _MOST_KEPT = 200
 
 
 @dataclass
 class Clients:
-    """All of them, and what they saw.
+    """All of them, and what they saw."""
 
-    Attributes:
-        session: An httpx client.
-        asked: Expert, prompt, tokens and right answer of every request there can be.
-        passing: Experts that come and go.
-        folder: Where they are.
-        seconds: How long.
-        seed: Of what is asked.
-        counts: ``right``, ``gone``, ``bad``, ``absent`` (an expert that was not there), ``loads``.
-        differs: Number of the request, and its answer.
-        errors: What came without a cause.
-    """
-
-    session: Any
-    asked: Sequence[Any]
-    passing: Sequence[str]
-    folder: str
+    session: httpx.AsyncClient
+    asked: Sequence[Any]  # expert, prompt, tokens and right answer of every request there can be
+    passing: Sequence[str]  # experts that come and go
+    folder: str  # where those are
     seconds: float
     seed: int
-    counts: Counter[str] = field(default_factory=Counter)
-    differs: list[tuple[int, str]] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)  # absent: an expert that was not there
+    differs: list[tuple[int, str]] = field(default_factory=list)  # number of the request, and its answer
+    errors: list[str] = field(default_factory=list)  # what came without a cause
 
     def __post_init__(self):
         self._until = time.monotonic() + self.seconds
 
     def failed(self, what):
-        """Keep an error."""
         self.counts["errors"] += 1
         if len(self.errors) < _MOST_KEPT:
             self.errors.append(what[:300])
 
     async def run(self, clients):
-        """Ask until the time is over."""
         await asyncio.gather(self._change(), *(self._client(self.seed * 1000 + n) for n in range(clients)))
 
     async def _client(self, seed):
@@ -154,9 +134,8 @@ def _streamed(text):
 
 
 async def _all(url, clients, how):
-    async with httpx.AsyncClient(
-        base_url=url, timeout=120, limits=httpx.Limits(max_connections=clients + 4)
-    ) as session:
+    limits = httpx.Limits(max_connections=clients + 4)
+    async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as session:
         seen = Clients(session, **how)
         await seen.run(clients)
     return {"counts": dict(seen.counts), "differs": seen.differs, "errors": seen.errors}

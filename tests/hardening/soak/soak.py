@@ -53,14 +53,7 @@ def _text(moe, ids):
 
 @torch.no_grad()
 def gap(moe, wish, true, said):
-    """By how much the first two tokens' logits differ where an answer leaves the right one; the least up to there.
-
-    Args:
-        moe: The base.
-        wish: What was asked.
-        true: Tokens of the right answer.
-        said: The text of the other.
-    """
+    """By how much the first two tokens' logits differ where an answer leaves the right one; the least up to there."""
     agree = next((n for n in range(len(true), 0, -1) if said.startswith(_text(moe, true[:n]).rstrip("\ufffd"))), 0)
     ids = torch.tensor([[*wish.prompt, *true]])
     logits = moe(ids, expert=wish.expert).logits[0, len(wish.prompt) - 1 : len(wish.prompt) + agree]

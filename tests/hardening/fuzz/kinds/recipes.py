@@ -4,11 +4,8 @@ Accepted is a recipe that is what its text says: every value is there as it was 
 number is one, and written again it is the same.
 """
 
-from __future__ import annotations
-
 import json
 import math
-from typing import Any
 
 import yaml
 from hypothesis import strategies as st
@@ -20,7 +17,7 @@ from tests.hardening.fuzz.editing import holder_of, places
 
 FILE = "recipe.yaml"
 
-_BEGUN: dict[str, dict[str, Any]] = {
+_BEGUN = {
     "build": {"command": "build", "model": "freemoe-demo", "domains": {"math": ["demo:math"]}},
     "eval": {"command": "eval", "artefact": "freemoe-demo", "domains": {"math": ["demo:math"]}},
     "convert": {"command": "convert", "model": "freemoe-demo", "text": ["a.txt"]},
@@ -127,9 +124,8 @@ def _means(wanted, said):
         # YAML 1.1 has yes and no; in words they are a choice of their own, and 0 and 1 say them too.
         if isinstance(said, bool) and isinstance(wanted, int | float):
             return wanted == said
-        return wanted is said or (
-            isinstance(wanted, str) and wanted.lower() in ("true", "false", "yes", "no", "on", "off")
-        )
+        words = ("true", "false", "yes", "no", "on", "off")
+        return wanted is said or (isinstance(wanted, str) and wanted.lower() in words)
     if wanted is None or said is None:
         return wanted is said
     if isinstance(said, list):

@@ -5,8 +5,6 @@ text in them, and, where nothing is drawn at random, the text that transformers'
 an error has OpenAI's shape, nothing is a fault of the server's, and no slot stays taken.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import json
@@ -34,7 +32,7 @@ from tests.hardening.soak.soak import NEAR, gap
 TEXT, CHAT, ROUTE, LOAD = "/v1/completions", "/v1/chat/completions", "/v1/freemoe/route", "/v1/freemoe/experts"
 
 _SAID = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": PROBES[0]}]
-_SOUND: tuple[tuple[str, dict[str, Any]], ...] = (
+_SOUND = (
     (TEXT, {"model": "base", "prompt": PROBES[0], "max_tokens": 6, "temperature": 0}),
     (TEXT, {"model": "base:more/switch", "prompt": [PROBES[0], PROBES[1]], "n": 2, "max_tokens": 4, "seed": 7, "top_p": 0.9}),
     (TEXT, {"model": "more/unit", "prompt": [5, 9, 30], "logprobs": 2, "echo": True, "max_tokens": 3, "temperature": 0.0}),
@@ -45,11 +43,9 @@ _SOUND: tuple[tuple[str, dict[str, Any]], ...] = (
     (ROUTE, {"prompt": PROBES[0]}),
     (LOAD, {"path": "elsewhere", "prefix": "new-"}),
 )  # fmt: skip
-_OTHERS: dict[str, tuple[Any, ...]] = {
-    "model": (
-        *("base", "auto", "more/switch", "base:more/unit", "base:more/unit&more/switch", "more/unit+more/switch"),
-        " base",
-    ),
+_ONE, _TWO = "more/unit", "more/switch"
+_OTHERS = {
+    "model": ("base", "auto", _TWO, f"base:{_ONE}", f"base:{_ONE}&{_TWO}", f"{_ONE}+{_TWO}", " base"),
     "temperature": (0, 0.0, 0.5, 1, 2, None),
     "n": (1, 2, 3, None),
     "max_tokens": (0, 1, 2, 9, None),
@@ -70,10 +66,7 @@ _OTHERS: dict[str, tuple[Any, ...]] = {
 }
 """Fields -> what may well be accepted: only what is accepted can be wrong."""
 
-_PIECES = (
-    *(b"\0", b"\xff", b"\xc3", b"{", b"]", b'"', b",", b"NaN", b"1e999", b"-0", b"\\ud800", b"[" * 70, b"9" * 400),
-    b"\xef\xbb\xbf",
-)
+_PIECES = (*b'\0 \xff \xc3 { ] " , NaN 1e999 -0 \\ud800'.split(b" "), b"[" * 70, b"9" * 400, b"\xef\xbb\xbf")
 
 
 def strategy(material):

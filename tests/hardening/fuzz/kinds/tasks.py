@@ -4,13 +4,10 @@ Accepted is a file whose every document is what a plain reader finds in its row:
 and no question stands on both sides of the split, whatever key its rows have.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json
 import unicodedata
-from typing import Any
 
 from hypothesis import strategies as st
 
@@ -20,7 +17,7 @@ from freemoe.evals.tasks.user_tasks import read_task_file
 from tests.hardening.fuzz.case import require
 from tests.hardening.fuzz.drawing import TEXTS, near, rarely, spliced
 
-ROWS: tuple[dict[str, Any], ...] = (
+ROWS = (
     {"question": "Who rules?", "choices": ["the judge", "the king", "nobody"], "answer": 1},
     {"question": "What is 2+2?", "choices": ["3", "4"], "answer": "B", "id": "sum", "field": "maths"},
     {"question": "Which one?", "A": "this", "B": "that", "answer": "A"},
