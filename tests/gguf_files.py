@@ -52,16 +52,10 @@ def gguf_tensors(model):
     return found
 
 
-def write_gguf(model, path, kind="F32", architecture="llama", drop=None, **extra):
+def write_gguf(model, path, kind="F32", architecture="llama", drop=None, add=None, **extra):
     """Write a Llama, its matrices in one type and its norms in F32.
 
-    Args:
-        model: Of the family llama.
-        path: File to write.
-        kind: F32, F16, BF16, Q8_0 or Q4_1.
-        architecture: What the file says it is.
-        drop: A tensor to leave out.
-        extra: 32-bit numbers to add to the metadata.
+    One tensor is dropped and ones of the shapes in ``add`` are added; ``extra`` are 32-bit numbers for the metadata.
     """
     config = model.config
     writer = gguf.GGUFWriter(path, architecture)
@@ -79,7 +73,8 @@ def write_gguf(model, path, kind="F32", architecture="llama", drop=None, **extra
     _add_tokenizer(writer)
     for key, value in extra.items():
         writer.add_uint32(key.replace("__", "."), value)
-    for name, values in gguf_tensors(model).items():
+    added = {name: np.ones(shape, dtype=np.float32) for name, shape in (add or {}).items()}
+    for name, values in (gguf_tensors(model) | added).items():
         if name == drop:
             continue
         stored = gguf.GGMLQuantizationType["F32" if values.ndim == 1 else kind]

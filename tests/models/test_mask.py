@@ -11,9 +11,7 @@ from freemoe.core.errors import ArtifactError
 from freemoe.domain_experts.rank import random_mask as random_mask_module
 from freemoe.domain_experts.rank.random_mask import random_mask
 from freemoe.models.mask import AXES, Mask, MaskError, TensorMask
-from freemoe.models.weights import find_weights
 from tests.masks import indices_of, mask_of
-from tests.tiny import tiny_model
 
 BLOCK = 1 << 16
 SIZES = (1, 7, 8, 9, 1000, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 17)
@@ -90,15 +88,13 @@ def test_lines_are_whole_rows_columns_or_experts(axis):
         (torch.tensor([[1]]), r"\(1, 1\)"),
     ],
 )
-def test_indices_that_are_no_mask(where, message):
-    weights = find_weights(tiny_model("llama"))
+def test_indices_that_are_no_mask(weights, where, message):
     with pytest.raises(MaskError, match=f"{weights[0].name}: .*{message}"):
         mask_of({weights[0].name: where}, weights)
     assert issubclass(MaskError, ValueError)
 
 
-def test_a_model_s_mask_counts_joins_and_travels():
-    weights = find_weights(tiny_model("llama"))
+def test_a_model_s_mask_counts_joins_and_travels(weights):
     a, b, c = (w.name for w in weights[:3])
     one = mask_of({a: torch.arange(100), b: torch.arange(0), c: torch.tensor([4])}, weights)
     assert list(one) == [a, c]
@@ -115,8 +111,7 @@ def test_a_model_s_mask_counts_joins_and_travels():
     assert "101 off in 2 weights" in repr(one)
 
 
-def test_codes_of_other_weights_are_refused():
-    weights = find_weights(tiny_model("llama"))
+def test_codes_of_other_weights_are_refused(weights):
     code = mask_of({weights[0].name: torch.tensor([1000])}, weights).encode()[weights[0].name]
     with pytest.raises(MaskError, match=r"'gone'.*14 weights"):
         Mask.decode({"gone": code}, weights)
@@ -135,8 +130,7 @@ def test_random_numbers_are_the_same_however_many_draw_them(size, monkeypatch):
     assert random_mask_module._uniform_numbers([5, 2], size).tolist() == expected.tolist()
 
 
-def test_a_random_mask_has_as_many_in_the_same_weights():
-    weights = find_weights(tiny_model("llama"))
+def test_a_random_mask_has_as_many_in_the_same_weights(weights):
     own = mask_of({weights[0].name: torch.arange(100), weights[4].name: torch.tensor([7])}, weights)
     a, b, c = (random_mask(own, seed) for seed in (1, 1, 2))
     assert a.is_equal(b)
@@ -199,8 +193,7 @@ def test_anything_drawn_survives_what_accelerators_do(seed, monkeypatch):
     size = rng.choice(SIZES)
     numbers = drawn(size, rng.choice(SHARES), seed)
     plain = made(numbers, size)
-    not_cpu = lambda tensor: False  # noqa: E731
-    monkeypatch.setattr("freemoe.models.mask._on_cpu", not_cpu)
+    monkeypatch.setattr("freemoe.models.mask._on_cpu", lambda tensor: False)
     other = made(numbers, size)
     assert other.is_equal(plain)
     assert other.indices().tolist() == plain.indices().tolist() == sorted(numbers)

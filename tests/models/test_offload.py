@@ -85,18 +85,17 @@ def test_switching_nests_and_is_undone_after_an_error(tmp_path):
 def test_a_switchboard_switches_what_is_in_memory_and_what_is_not(tmp_path):
     memory, _ = on_disk(tmp_path)
     # The first layer stays in memory.
-    places = {"": "cpu", "model.layers.1": "disk"}
-    disk, _ = load_base(tmp_path, device=places)
+    disk, _ = load_base(tmp_path, device={"": "cpu", "model.layers.1": "disk"})
     near, far = find_weights(memory), find_weights(disk)
     assert {w.layer for w in far if w.stored is None} == {0}
-    masks = {"one": some(near, 0), "two": some(near, 1)}
+    masks = {"one": some(near, 0), "two": some(near, 1), None: Mask()}
     board = ExpertCache(far)
     before = logits(disk)
-    for name, mask in masks.items():
-        board.add_expert(name, mask)
+    for name in ("one", "two"):
+        board.add_expert(name, masks[name])
     for name in ("one", "two", None, "two", "one", None):
         board.activate_expert(name)
-        with switched_off(near, masks[name] if name else Mask()):
+        with switched_off(near, masks[name]):
             assert torch.equal(logits(disk), logits(memory))
     assert torch.equal(logits(disk), before)
     assert FreeMoE(disk, []).generate(IDS, max_new_tokens=2).shape[1] == IDS.shape[1] + 2
@@ -125,10 +124,9 @@ def test_what_needs_weights_in_memory_says_so(tmp_path):
         find_weights(disk)[0].canonical_view()
 
 
-def test_what_needs_one_device_says_which_there_are():
-    model = tiny_model("llama")
-    model.model.layers[1].to("meta")
-    weights = find_weights(model, layers=(0, 1))
-    elsewhere = replace(weights[0], module=model.model.layers[1].self_attn.q_proj)
+def test_what_needs_one_device_says_which_there_are(llama):
+    llama.model.layers[1].to("meta")
+    weights = find_weights(llama, layers=(0, 1))
+    elsewhere = replace(weights[0], module=llama.model.layers[1].self_attn.q_proj)
     with pytest.raises(FamilyError, match="--unit neuron needs all weights on one device; they lie on cpu, meta"):
         require_in_memory([weights[0], elsewhere], "--unit neuron", together=True)

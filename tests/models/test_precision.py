@@ -73,36 +73,32 @@ def test_whatever_happens_inside_the_models_own_weights_come_back(case):
         assert unchanged(model, before)
 
 
-def test_switches_off_around_it_stay_off_inside_and_come_back():
-    model = tiny_model("llama")
-    weights = find_weights(model)
-    before, first = bits(model), weights[0]
+def test_switches_off_around_it_stay_off_inside_and_come_back(llama, weights):
+    before, first = bits(llama), weights[0]
     outer, inner = (torch.arange(start, first.size, 3) for start in (0, 1))
     with switched_off(weights, mask_of({first.name: outer}, weights)):
-        with held_in(model, torch.bfloat16), switched_off(weights, mask_of({first.name: inner}, weights)):
+        with held_in(llama, torch.bfloat16), switched_off(weights, mask_of({first.name: inner}, weights)):
             off = first.canonical_view().reshape(-1) == 0
             assert off[outer].all()
             assert off[inner].all()
         assert not (first.canonical_view().reshape(-1)[inner] == 0).any()
-    assert unchanged(model, before)
+    assert unchanged(llama, before)
 
 
 @pytest.mark.parametrize(("faster", "expected"), [(0.4, None), (1.2, None), (1.3, torch.bfloat16)])
-def test_what_is_clearly_faster_is_taken(faster, expected, monkeypatch):
+def test_what_is_clearly_faster_is_taken(llama, faster, expected, monkeypatch):
     asked = []
     monkeypatch.setattr(precision, "bfloat16_speedup", lambda *args: asked.append(args) or faster)
-    model = tiny_model("llama")
     # Small matrices are never measured.
-    assert compute_dtype("auto", model) is None
+    assert compute_dtype("auto", llama) is None
     assert not asked
     monkeypatch.setattr(precision, "_SMALLEST", 1)
-    assert compute_dtype("auto", model) is expected
+    wishes = ("auto", "own", "bfloat16")
+    assert [compute_dtype(wish, llama) for wish in wishes] == [expected, None, torch.bfloat16]
     # Gate and up are as many as queries and outputs, and larger.
     assert asked == [(torch.device("cpu"), 48, 32)]
-    assert (compute_dtype("own", model), compute_dtype("bfloat16", model)) == (None, torch.bfloat16)
     # A base in half precision keeps its own.
-    halved = model.to(torch.bfloat16)
-    assert [compute_dtype(wish, halved) for wish in ("auto", "own", "bfloat16")] == [None] * 3
+    assert [compute_dtype(wish, llama.to(torch.bfloat16)) for wish in wishes] == [None] * 3
     assert len(asked) == 1
 
 

@@ -7,7 +7,7 @@ from freemoe.models.mask import Mask, MaskError, TensorMask
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
 from tests.masks import indices_of, mask_of
-from tests.tiny import CASES, tiny_model
+from tests.tiny import CASES, IDS, tiny_model
 
 BITS = {2: torch.int16, 4: torch.int32}
 
@@ -79,24 +79,19 @@ def test_restored_after_an_error():
     assert equal(bits(model), before)
 
 
-def test_inside_inference_mode_and_training_afterwards():
-    model = tiny_model("llama")
-    weights = find_weights(model)
-    before = bits(model)
+def test_inside_inference_mode_and_training_afterwards(llama, weights):
+    before = bits(llama)
     with torch.inference_mode(), switched_off(weights, some(weights)):
         pass
-    assert equal(bits(model), before)
-    ids = torch.randint(3, 250, (1, 5))
+    assert equal(bits(llama), before)
     with switched_off(weights, some(weights)):
-        model(input_ids=ids, labels=ids).loss.backward()
-    assert equal(bits(model), before)
+        llama(input_ids=IDS, labels=IDS).loss.backward()
+    assert equal(bits(llama), before)
     assert all(w.parameter.grad is not None for w in weights)
 
 
-def test_a_mask_of_other_weights_touches_nothing():
-    model = tiny_model("llama")
-    weights = find_weights(model)
-    before = bits(model)
+def test_a_mask_of_other_weights_touches_nothing(llama, weights):
+    before = bits(llama)
     good = mask_of({weights[1].name: torch.tensor([0])}, weights)
     larger = Mask({weights[0].name: TensorMask.of_indices(torch.tensor([0, 1024]), 1025)})
     with pytest.raises(MaskError, match=f"{weights[0].name} is of 1025 weights, but it has 1024"):
@@ -104,4 +99,4 @@ def test_a_mask_of_other_weights_touches_nothing():
     unknown = Mask({"model.x": TensorMask.of_indices(torch.tensor([0]), 9)})
     with pytest.raises(MaskError, match=r"'model\.x'.*14 weights"):
         switched_off(weights, good.union(unknown))
-    assert equal(bits(model), before)
+    assert equal(bits(llama), before)

@@ -51,15 +51,12 @@ def test_token_is_the_flat_index_of_its_row(case):
         torch.testing.assert_close(batch_x[inside], x, rtol=1e-4, atol=1e-5)
 
 
+@torch.no_grad()
 def overheard(model, weights, ids=IDS):
     """(tap, expert) -> the rows that it was given, and their tokens; then the model's logits."""
     seen = {}
-    with (
-        tap_inputs(model, weights, lambda tap, e, x, token: seen.setdefault((tap, e), (x, token))),
-        torch.no_grad(),
-    ):
-        found = model(input_ids=ids).logits
-    return seen, found
+    with tap_inputs(model, weights, lambda tap, e, x, token: seen.setdefault((tap, e), (x, token))):
+        return seen, model(input_ids=ids).logits
 
 
 def experts_of(case):
@@ -68,6 +65,12 @@ def experts_of(case):
     model.set_experts_implementation("eager")
     seen, _ = overheard(model, find_weights(model, "mlp"))
     return model, {key: value for key, value in seen.items() if key[0].endswith("down_proj")}
+
+
+def require_heard(seen, eager):
+    for key, (x, token) in eager.items():
+        assert torch.equal(seen[key][1], token)
+        torch.testing.assert_close(seen[key][0], x, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", ["mixtral", "gpt_oss", "qwen2_moe"])
@@ -87,9 +90,7 @@ def test_what_is_overheard_is_what_eager_computes_anew(case, implementation):
         seen, _ = overheard(model, find_weights(model, "mlp"))
     # Two single rows per layer make sure of the order; nothing else is computed again.
     assert set(anew) == {1}
-    for key, (x, token) in eager.items():
-        assert torch.equal(seen[key][1], token)
-        torch.testing.assert_close(seen[key][0], x, rtol=1e-4, atol=1e-5)
+    require_heard(seen, eager)
     assert vars(model.model.layers[-1].mlp.experts).keys() == before.keys()
 
 
@@ -109,9 +110,7 @@ def test_an_unknown_order_of_rows_is_computed_anew(monkeypatch):
     monkeypatch.setitem(ALL_EXPERTS_FUNCTIONS._global_mapping, "turned", turned)
     model.config._experts_implementation = "turned"
     seen, turned_logits = overheard(model, find_weights(model, "mlp"))
-    for key, (x, token) in eager.items():
-        assert torch.equal(seen[key][1], token)
-        torch.testing.assert_close(seen[key][0], x, rtol=1e-4, atol=1e-5)
+    require_heard(seen, eager)
     model.set_experts_implementation("grouped_mm")
     torch.testing.assert_close(turned_logits, logits(model), rtol=1e-4, atol=1e-5)
 
@@ -120,47 +119,34 @@ def test_an_unknown_order_of_rows_is_computed_anew(monkeypatch):
 def test_nested_taps_hear_the_same(implementation):
     model, eager = experts_of("gpt_oss")
     model.set_experts_implementation(implementation)
-    weights, outer, inner = find_weights(model, "mlp"), {}, {}
-    with (
-        tap_inputs(model, weights, lambda tap, e, x, token: outer.update({(tap, e): x})),
-        tap_inputs(model, weights, lambda tap, e, x, token: inner.update({(tap, e): x})),
-    ):
-        logits(model)
-    for key, (x, _) in eager.items():
-        assert torch.equal(outer[key], inner[key])
-        torch.testing.assert_close(outer[key], x, rtol=1e-4, atol=1e-5)
+    weights, outer = find_weights(model, "mlp"), {}
+    with tap_inputs(model, weights, lambda tap, e, x, token: outer.update({(tap, e): (x, token)})):
+        inner, _ = overheard(model, weights)
+    require_heard(outer, eager)
+    assert all(torch.equal(outer[key][0], inner[key][0]) for key in eager)
 
 
 def test_taps_vanish_after_an_error():
     model = tiny_model("qwen2_moe")
     before = hooks(model)
-
-    def fail(*_):
-        raise RuntimeError("on purpose")
-
-    with pytest.raises(RuntimeError, match="on purpose"), tap_inputs(model, find_weights(model), fail):
+    with pytest.raises(ZeroDivisionError), tap_inputs(model, find_weights(model), lambda *_: 1 / 0):
         logits(model)
     assert hooks(model) == before
 
 
-def test_every_tap_must_be_in_the_model():
-    model = tiny_model("llama")
-    before = hooks(model)
-    weights = find_weights(tiny_model("llama", num_hidden_layers=3))
-    with (
-        pytest.raises(FamilyError, match=r"No module 'model\.layers\.2\.self_attn\.q_proj'"),
-        tap_inputs(model, weights, print),
-    ):
+@pytest.mark.parametrize(
+    ("case", "more", "message"),
+    [
+        ("llama", {"num_hidden_layers": 3}, r"No module 'model\.layers\.2\.self_attn\.q_proj'"),
+        ("mixtral", {}, "no fused experts"),
+    ],
+)
+def test_every_tap_must_be_in_the_model(llama, case, more, message):
+    before = hooks(llama)
+    weights = find_weights(tiny_model(case, **more), "both" if more else "mlp")
+    with pytest.raises(FamilyError, match=message), tap_inputs(llama, weights, print):
         pass
-    assert hooks(model) == before
-
-
-def test_fused_experts_of_a_model_without_them():
-    with (
-        pytest.raises(FamilyError, match="no fused experts"),
-        tap_inputs(tiny_model("llama"), find_weights(tiny_model("mixtral"), "mlp"), print),
-    ):
-        pass
+    assert hooks(llama) == before
 
 
 def test_dropped_slots_are_not_seen():

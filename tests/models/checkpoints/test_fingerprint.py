@@ -7,34 +7,22 @@ from tests.tiny import tiny_model
 
 
 def test_the_same_values_in_bf16_and_fp32_are_the_same_base():
-    half = tiny_model("llama").to(torch.bfloat16)
-    mark = fingerprint_model(half)
-    assert mark == fingerprint_model(half.float())
-    # The original fp32 values do not survive bf16, so that is another base.
-    assert mark != fingerprint_model(tiny_model("llama"))
-
-
-def test_loading_again_gives_the_same_fingerprint(tmp_path):
-    from transformers import AutoModelForCausalLM
-
-    model = tiny_model("llama", tie_word_embeddings=True).to(torch.bfloat16)
-    model.save_pretrained(tmp_path / "m")
-    for dtype in (torch.bfloat16, torch.float32):
-        again = AutoModelForCausalLM.from_pretrained(tmp_path / "m", dtype=dtype)
-        assert fingerprint_model(again) == fingerprint_model(model)
-
-
-def test_one_changed_value_changes_it_and_large_parameters_are_read_in_pieces(monkeypatch):
     model = tiny_model("llama")
-    before = fingerprint_model(model)
-    weight = model.model.layers[1].mlp.up_proj.weight
+    exact, half = fingerprint_model(model), fingerprint_model(model.to(torch.bfloat16))
+    # The original fp32 values do not survive bf16, so that is another base.
+    assert exact != half == fingerprint_model(model.float())
+
+
+def test_one_changed_value_changes_it_and_large_parameters_are_read_in_pieces(llama, monkeypatch):
+    before = fingerprint_model(llama)
+    weight = llama.model.layers[1].mlp.up_proj.weight
     with torch.no_grad():
         kept = weight[3, 5].clone()
         weight[3, 5] = torch.nextafter(kept, torch.tensor(9.0))
-        assert fingerprint_model(model) != before
+        assert fingerprint_model(llama) != before
         weight[3, 5] = kept
     monkeypatch.setattr("freemoe.models.checkpoints.fingerprint._CHUNK", 7)
-    assert fingerprint_model(model) == before
+    assert fingerprint_model(llama) == before
 
 
 def test_tied_weights_count_once_and_are_not_the_untied_ones():

@@ -5,29 +5,15 @@ import torch
 
 from freemoe.models.mask import TensorMask
 from freemoe.models.mixed.parts import WeightMask
-from freemoe.models.weights import find_weights
-from tests.tiny import tiny_model
-
-SHARES = [0.0, 0.001, 0.03, 0.4, 1.0]
 
 
-@pytest.fixture(scope="module")
-def weight():
-    model = tiny_model("llama")
-    return max(find_weights(model), key=lambda w: w.size)
-
-
-def drawn(weight, share, rows, columns):
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.03, 0.4, 1.0])
+@pytest.mark.parametrize(("rows", "columns"), [([], []), ([2], []), ([], [0, 5]), ([1, 3], [4])])
+def test_lines_and_places_together_are_the_mask(weights, share, rows, columns):
+    weight = max(weights, key=lambda w: w.size)
     off = torch.rand(weight.num_rows, weight.num_columns, generator=torch.Generator().manual_seed(3)) < share
     off[rows] = True
     off[:, columns] = True
-    return off
-
-
-@pytest.mark.parametrize("share", SHARES)
-@pytest.mark.parametrize(("rows", "columns"), [([], []), ([2], []), ([], [0, 5]), ([1, 3], [4])])
-def test_lines_and_places_together_are_the_mask(weight, share, rows, columns):
-    off = drawn(weight, share, rows, columns)
     part = WeightMask.from_mask(TensorMask.of_bools(off), weight)
     whole = off.all(1).nonzero().flatten(), off.all(0).nonzero().flatten()
     for found, wanted in zip((part.rows, part.columns), whole, strict=True):
