@@ -33,7 +33,7 @@ def seen(monkeypatch):
             settings.append(given)
             return Outcome((Figure("speed", value, 6.0), Figure("beside", value)), {"seed": given.seed})
 
-        module.run = run  # type: ignore[attr-defined]
+        module.run = run
         monkeypatch.setitem(sys.modules, module.__name__, module)
         monkeypatch.setitem(BENCHES._entries, name, module.__name__)
         monkeypatch.setitem(BENCHES._about, name, "for this test")

@@ -18,6 +18,8 @@ def test_all_means_every_benchmark_and_names_keep_the_order_of_the_table():
     assert names_of(["all"]) == [n for n in BENCHES if n not in ("real", "papers", "large")]
     assert names_of(["large"]) == ["large"]
     assert names_of(["router", "real", "scorer", "router"]) == ["scorer", "router", "real"]
+    assert names_of(["real-llm"]) == names_of(["real"]) == ["real"]
+    assert names_of(["real-llm"], "a model", papers=True) == names_of(["papers"]) == ["papers"]
 
 
 def test_a_met_figure_exits_with_0_and_a_missed_one_with_1(seen, bench, folder):

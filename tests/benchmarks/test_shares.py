@@ -18,10 +18,10 @@ def test_a_share_is_the_ratio_of_means_with_both_sides_drawn_together():
     # A method that gains half as much on every document has no spread, however much the gains differ.
     half = share_bootstrap([([v / 2 for v in rival], rival, names(5))])
     assert (half.mean, half.low, half.high) == pytest.approx((0.5, 0.5, 0.5))
-    found = share_bootstrap([([2.0, 0.0, 3.0, 1.0, 4.0], rival, names(5))])
+    top = [2.0, 0.0, 3.0, 1.0, 4.0]
+    found = share_bootstrap([(top, rival, names(5))])
     assert found.mean == pytest.approx(10 / 16)
     # Listing all 5^5 draws gives the percentiles.
-    top = [2.0, 0.0, 3.0, 1.0, 4.0]
     draws = itertools.product(range(5), repeat=5)
     ratios = [sum(top[i] for i in d) / sum(rival[i] for i in d) for d in draws]
     assert (found.low, found.high) == pytest.approx(tuple(np.quantile(ratios, [0.025, 0.975])), abs=0.02)

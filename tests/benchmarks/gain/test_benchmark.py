@@ -1,6 +1,5 @@
 """The gain benchmark: what is compared, what is chosen by what, and the real material."""
 
-import json
 import math
 from dataclasses import replace
 
@@ -20,7 +19,9 @@ from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.statistics import over_seeds
 from freemoe.evals.tasks.domains import load_domain
 from scripts import make_demo_model
+from scripts.tiny_world import write_benchmark
 from tests.benchmarks.real_llm.conftest import small_root  # noqa: F401  a fixture
+from tests.rows import write_rows
 
 QUICK = Schedule(steps=4, step_tokens=512, every=2, patience=1)
 
@@ -65,12 +66,12 @@ def test_bases_are_fresh_and_kept_by_what_decides_them(tmp_path):
     assert make_demo_model.EVAL_SEED not in [eval_seed(s) for s in SEEDS]
     folder = base_folder(tmp_path, SEEDS[0], False)
     assert not is_ready(folder, SEEDS[0], False)
-    (folder / "demo_model").mkdir(parents=True)
+    provenance = folder / "demo_model" / "PROVENANCE.json"
     record = {**make_demo_model.recipe(SEEDS[0], eval_seed(SEEDS[0]), make_demo_model.STEPS), "tokens": 1}
-    (folder / "demo_model" / "PROVENANCE.json").write_text(json.dumps(record))
+    write_rows(provenance, [record])
     assert is_ready(folder, SEEDS[0], False)
     assert not is_ready(folder, SEEDS[1], False)
-    (folder / "demo_model" / "PROVENANCE.json").write_text(json.dumps({**record, "learning_rate": 1.0}))
+    write_rows(provenance, [{**record, "learning_rate": 1.0}])
     assert not is_ready(folder, SEEDS[0], False)
 
 
@@ -81,8 +82,6 @@ def test_a_base_that_cannot_be_trained_says_how_it_ended(tmp_path, monkeypatch):
 
 
 def test_a_fresh_benchmark_is_a_domain(tmp_path):
-    from scripts.tiny_world import write_benchmark
-
     write_benchmark(tmp_path / "benchmark", eval_seed(SEEDS[0]))
     for name, specs in benchmark_specs(tmp_path).items():
         domain = load_domain(name, specs)
@@ -97,8 +96,7 @@ def test_material_trains_on_other_documents_than_it_reports(name, stories, small
     material, again = (read_material(name, small_root, Scorer(model, tokenizer), 0, 40) for _ in range(2))
     assert again == material
     gradient, stop = ({p.continuation for p in part} for part in (material.gradient, material.stop))
-    assert gradient
-    assert stop
+    assert all((gradient, stop))
     assert not gradient & stop
     if material.reported[0].kind == "text":
         assert not {d.tokens for d in material.reported} & (gradient | stop)
@@ -115,13 +113,8 @@ def test_material_trains_on_other_documents_than_it_reports(name, stories, small
 @pytest.mark.realdata
 def test_every_method_competes_on_text(stories, data_root):
     job = Job("wikitext", str(data_root), limit=16, schedule=QUICK)
-    methods = [
-        job,
-        replace(job, method="learned"),
-        replace(job, method="lora", rank=1, rate=1e-2),
-        replace(job, method="full", rate=1e-3),
-    ]
-    base, *others = [compete(j) for j in methods]
+    methods = {"learned": {}, "lora": {"rank": 1, "rate": 1e-2}, "full": {"rate": 1e-3}}
+    base, *others = map(compete, [job, *(replace(job, method=name, **how) for name, how in methods.items())])
     assert base["numbers"] == base["bytes"] == 0
     for found in others:
         assert found["keys"] == base["keys"]
@@ -139,7 +132,6 @@ def test_every_method_competes_on_text(stories, data_root):
 @pytest.mark.realdata
 def test_jobs_run_in_processes_of_their_own_and_come_back_in_order(stories, small_root):  # noqa: F811
     job = Job("arc-easy", str(small_root), limit=16, schedule=QUICK)
-    jobs = [job, replace(job, method="lora", rate=1e-2)]
-    found = side_by_side(compete, jobs, QuietProgress(), "test")
+    found = side_by_side(compete, [job, replace(job, method="lora", rate=1e-2)], QuietProgress(), "test")
     assert [f["name"] for f in found] == ["base", "LoRA r=1, lr 0.01"]
     assert found[0]["right"] == compete(job)["right"]

@@ -12,6 +12,7 @@ from benchmarks.harness import Settings
 from benchmarks.hookmoe import mixtures, quality
 from freemoe.core.errors import DataError, RecipeError
 from freemoe.hookmoe.plans.layers import plan_of
+from tests.rows import write_rows
 
 
 @pytest.fixture(scope="module")
@@ -19,12 +20,10 @@ def data(tmp_path_factory):
     """Two of the files, small."""
     root, draw = tmp_path_factory.mktemp("data"), random.Random(0)
     words = ["river", "stone", "fox", "sleeps", "runs", "over", "seven", "the", "a", "and", "old", "grey"]
-    for name in ("c4", "gsm8k"):
-        (root / name).mkdir()
-    texts = [" ".join(draw.choice(words) for _ in range(50)) + f" {n}." for n in range(500)]
-    (root / "c4" / "c4_demo.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+    texts = [{"text": f"{' '.join(draw.choices(words, k=50))} {n}."} for n in range(500)]
+    write_rows(root / "c4" / "c4_demo.jsonl", texts)
     items = [{"question": f"What is {n} + 1?", "answer": f"It is {n + 1}."} for n in range(200)]
-    (root / "gsm8k" / "train.jsonl").write_text("".join(json.dumps(i) + "\n" for i in items))
+    write_rows(root / "gsm8k" / "train.jsonl", items)
     return root
 
 
@@ -55,9 +54,8 @@ def test_a_mixture_is_trained_once_and_never_sees_its_own_text(data, tmp_path):
     written = weights.stat().st_mtime_ns
     mixtures.make_mixture(folder, data, "olmoe", steps=2, quick=True)
     assert weights.stat().st_mtime_ns == written
-    more = mixtures.make_mixture(
-        mixtures.folder_of(tmp_path, "olmoe", steps=3, quick=True), data, "olmoe", steps=3, quick=True
-    )
+    longer = mixtures.folder_of(tmp_path, "olmoe", steps=3, quick=True)
+    more = mixtures.make_mixture(longer, data, "olmoe", steps=3, quick=True)
     assert mixtures.best_kept(tmp_path, "olmoe", quick=True) == more
     # Other steps in the same folder are another mixture.
     mixtures.make_mixture(folder, data, "olmoe", steps=1, quick=True)

@@ -1,10 +1,15 @@
 """Made-up records of cells, as `Store` would read them."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from benchmarks.real_llm.cells import Cell
 from freemoe.core.errors import NumericError
+
+BASE = Cell("text", "wikitext")
+LORA = replace(BASE, method="lora", rank=1, rate=1e-3)
+LEARNED = replace(BASE, method="learned", budget=0.01)
+NLL = [40.0, 30.0, 20.0, 50.0] * 100
 
 
 def text_record(cell, nll, losses=None, **more):

@@ -50,12 +50,12 @@ def test_a_record_counts_only_for_its_own_identity(tmp_path):
 
 
 def test_a_cross_stands_on_the_rate_with_the_best_stopping_loss():
-    tried = [replace(CELL, rate=rate) for rate in (5e-3, 2e-3)]
+    first, second = tried = [replace(CELL, rate=rate) for rate in (5e-3, 2e-3)]
     cross = Cell("cross", "wikitext", "lora", rank=1)
-    losses = {tried[0].name: {"losses": [3.0, 2.9]}, tried[1].name: {"losses": [3.0, 2.5, 2.8]}}
-    assert needs(cross, losses, tried) == [tried[1]]
-    assert needs(cross, {tried[1].name: losses[tried[1].name]}, tried) is None
-    assert needs(tried[0], {}, tried) == []
+    best = {second.name: {"losses": [3.0, 2.5, 2.8]}}
+    assert needs(cross, {first.name: {"losses": [3.0, 2.9]}} | best, tried) == [second]
+    assert needs(cross, best, tried) is None
+    assert needs(first, {}, tried) == []
 
 
 def test_estimates_follow_what_finished_cells_of_the_kind_took():

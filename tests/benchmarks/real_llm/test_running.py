@@ -30,6 +30,7 @@ from tests.benchmarks.real_llm.records import text_record
 from tests.core.run.away import SerialAway, runs, soon
 from tests.masks import indices_of
 
+LORA = Cell("text", "wikitext", "lora", rank=1, rate=5e-3)
 PLAN = [Cell("text", "wikitext"), Cell("text", "wikitext", "learned", 0.01), Cell("text", "wikitext", "greedy", 0.01)]
 
 
@@ -172,29 +173,24 @@ def test_one_cell_that_fails_costs_no_other(settings, ran, monkeypatch):
 def test_a_cell_ends_with_the_run_that_was_killed(tmp_path):
     script = tmp_path / "run.py"
     script.write_text(_KILLED)
-    run = subprocess.Popen([sys.executable, str(script), str(tmp_path / "pid")])
-    try:
-        cell = soon(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
-    finally:
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE) as run:
+        cell = int(run.stdout.readline())
         run.kill()
-        run.wait()
-    assert soon(lambda: not runs(int(cell)))
+    assert soon(lambda: not runs(cell))
 
 
 _KILLED = """
-import multiprocessing, os, sys, time
+import multiprocessing, os, time
 from concurrent.futures import ProcessPoolExecutor
 from freemoe.core.run.processes import end_with_parent
 
-def cell(path):
-    with open(path + ".part", "w") as stream:
-        stream.write(str(os.getpid()))
-    os.replace(path + ".part", path)
+def cell():
+    print(os.getpid(), flush=True)
     time.sleep(600)
 
 if __name__ == "__main__":
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), end_with_parent) as pool:
-        pool.submit(cell, sys.argv[1]).result()
+        pool.submit(cell).result()
 """
 
 
@@ -242,15 +238,13 @@ def test_a_router_sends_questions_to_the_experts_of_tasks(real, monkeypatch):
 
 
 @pytest.mark.realdata
-@pytest.mark.parametrize(
-    "treatment", [{"method": "learned", "budget": 0.01}, {"method": "lora", "rank": 1, "rate": 5e-3}]
-)
-def test_what_was_trained_in_bfloat16_stands_on_the_fp32_base(real, treatment):
-    stand = stand_on(Cell("text", "wikitext", **treatment), real, replace(quick_protocol(), train="bfloat16"))
+@pytest.mark.parametrize("cell", [PLAN[1], LORA], ids=["learned", "lora"])
+def test_what_was_trained_in_bfloat16_stands_on_the_fp32_base(real, cell):
+    stand = stand_on(cell, real, replace(quick_protocol(), train="bfloat16"))
     model, reported = stand.model, stand.data.reported
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     base = sum(s.value for s in stand.scores(reported))
-    with METHODS.get(treatment["method"])(stand) as found:
+    with METHODS.get(cell.method)(stand) as found:
         assert found.losses[0] > min(found.losses)
         stand.use(found.model or model)
         after = dict(stand.model.named_parameters())
@@ -259,7 +253,7 @@ def test_what_was_trained_in_bfloat16_stands_on_the_fp32_base(real, treatment):
         changed = [n for n, p in before.items() if not torch.equal(after[n], p)]
         linear = [w.name for w in stand.weights]
         assert set(changed) <= set(linear)
-        if treatment["method"] == "learned":
+        if cell.method == "learned":
             # What is not off has the base's own bits.
             assert all(((after[n] == before[n]) | (after[n] == 0)).all() for n in changed)
         else:
@@ -268,13 +262,8 @@ def test_what_was_trained_in_bfloat16_stands_on_the_fp32_base(real, treatment):
 
 @pytest.mark.realdata
 def test_cells_on_a_real_small_model(real, monkeypatch):
-    plan = [
-        Cell("text", "wikitext"),
-        Cell("text", "wikitext", "lora", rank=1, rate=5e-3),
-        Cell("text", "wikitext", "learned", 0.01),
-        Cell("task", "gsm8k-matching"),
-        Cell("union", "wikitext", "learned", 0.01, other="wikitext"),
-    ]
+    union = Cell("union", "wikitext", "learned", 0.01, other="wikitext")
+    plan = [PLAN[0], LORA, PLAN[1], Cell("task", "gsm8k-matching"), union]
     monkeypatch.setattr(running, "cells", lambda quick: plan)
     bench = running.bench_of(real)
     bench.run_missing(None, None, real.progress)
@@ -289,8 +278,8 @@ def test_cells_on_a_real_small_model(real, monkeypatch):
     # An expert joined with itself is itself, and is read back from its file.
     assert union["columns"]["wikitext"]["nll"] == pytest.approx(off["nll"], rel=1e-6)
     # So is an adapter.
-    stand = stand_on(plan[1], real, bench.protocol)
-    with_adapter(stand, load_file(bench.store.tensors(plan[1])), 1)
+    stand = stand_on(LORA, real, bench.protocol)
+    with_adapter(stand, load_file(bench.store.tensors(LORA)), 1)
     again = per_document("text", stand.scores(stand.data.reported))
     assert again["nll"] == pytest.approx(lora["nll"], rel=1e-5)
     assert len(running.run(real).figures) == len(figures_of({}))

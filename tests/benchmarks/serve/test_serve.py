@@ -84,9 +84,8 @@ def test_percentiles():
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_a_rival_that_does_not_start_says_why_and_nothing_of_it_is_left(tmp_path):
     # The server ends when it is told; what it started would stay.
-    python = script(
-        tmp_path / "python", f"#!/bin/sh\nsleep 300 & echo $! > {tmp_path}/child\necho broken >&2\nexit 1\n"
-    )
+    program = f"#!/bin/sh\nsleep 300 & echo $! > {tmp_path}/child\necho broken >&2\nexit 1\n"
+    python = script(tmp_path / "python", program)
     with (
         pytest.raises(FreeMoEError, match="does not answer: broken"),
         vllm_lora.vllm_serving(str(python), open_base(Settings()), 4, 64),

@@ -20,15 +20,15 @@ from tests.tiny import tiny_model
 def test_computed_bytes_are_those_of_the_file(case):
     weights = find_weights(tiny_model(case))
     norms = {w.tap: torch.rand(w.num_experts, w.num_columns) for w in weights}
+    experts = []
     for band in (Band("wanda", 0.2, 0.3), Band("wanda", 0.0, 0.1), Band("magnitude", 0.0, 1.0)):
-        expert = band_expert("math/ü", band, BandRankings(weights, norms.__getitem__).band_ends(band), norms, weights)
-        assert file_bytes(shapes_of(expert.to_tensors())) == len(save(expert.to_tensors()))
-    switch = switch_expert(
-        "d/0", mask_of({w.name: torch.arange(0, w.size, 7 + i) for i, w in enumerate(weights)}, weights)
-    )
-    assert file_bytes(shapes_of(switch.to_tensors())) == len(save(switch.to_tensors()))
-    wide = DomainExpert("d/1", "band", band, {}, {"w": (torch.tensor([[70000]]), torch.tensor([[3]]))})
-    assert file_bytes(shapes_of(wide.to_tensors())) == len(save(wide.to_tensors()))
+        ends = BandRankings(weights, norms.__getitem__).band_ends(band)
+        experts.append(band_expert("math/ü", band, ends, norms, weights))
+    off = {w.name: torch.arange(0, w.size, 7 + i) for i, w in enumerate(weights)}
+    experts.append(switch_expert("d/0", mask_of(off, weights)))
+    experts.append(DomainExpert("d/1", "band", band, {}, {"w": (torch.tensor([[70000]]), torch.tensor([[3]]))}))
+    for tensors in (expert.to_tensors() for expert in experts):
+        assert file_bytes(shapes_of(tensors)) == len(save(tensors))
 
 
 @pytest.mark.parametrize("model_type", ["llama", "mixtral"])

@@ -35,10 +35,10 @@ def test_figures_of_a_quick_run(monkeypatch):
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_every_stage_runs_and_leaves_the_base_alone(stage):
-    settings = Settings(quick=True)
-    world = bench.bench_of(bench.shaped_model("1.1G", settings, torch.bfloat16, num_hidden_layers=1), 0)
-    before = {k: v.clone() for k, v in world.model.state_dict().items()}
+def test_every_stage_runs_and_leaves_the_base_alone(stage, monkeypatch):
+    model = bench.shaped_model("1.1G", Settings(quick=True), torch.bfloat16, num_hidden_layers=1)
+    world = bench.bench_of(model, 0)
+    before = {k: v.clone() for k, v in model.state_dict().items()}
     seen = []
     real = bench.Bench.score
 
@@ -46,10 +46,9 @@ def test_every_stage_runs_and_leaves_the_base_alone(stage):
         seen.append(mask.off_share(self.weights))
         real(self, mask)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bench.Bench, "score", score)
-        found = bench.prepared(stage, world)()
-    assert all(torch.equal(v, before[k]) for k, v in world.model.state_dict().items())
+    monkeypatch.setattr(bench.Bench, "score", score)
+    found = bench.prepared(stage, world)()
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     expected = {"scoring": [0], "band search": [0.1] * 2, "report": [0.01, 0.01, 0.1, 0.1]}.get(stage, [])
     assert seen == pytest.approx(expected, abs=0.02)
     if stage in FITTED:
@@ -61,6 +60,5 @@ def test_every_stage_runs_and_leaves_the_base_alone(stage):
 def test_what_is_taken_is_seen_and_goes_back():
     # In a process of its own: where much was freed before, blocks come from what is left of that.
     taken, left, peak = in_own_process("tests.benchmarks.speed.taken", ["8 Mi numbers"])
-    assert taken > 30 << 20
     assert left < 8 << 20
-    assert peak > 30 << 20
+    assert min(taken, peak) > 30 << 20

@@ -22,12 +22,8 @@ def test_a_quick_run_has_every_figure():
 
 
 def test_tokens_are_counted_once():
-    pairs = [
-        TokenPair((1, 2, 3), (4,)),
-        TokenPair((1, 2, 3), (5,)),
-        TokenPair((1, 2), (3, 7, 8)),
-        TokenPair((9,), (9,)),
-    ]
+    rows = ((1, 2, 3), (4,)), ((1, 2, 3), (5,)), ((1, 2), (3, 7, 8)), ((9,), (9,))
+    pairs = [TokenPair(*row) for row in rows]
     assert bench._tokens_whole(pairs) == 3 + 4 + 1
     assert bench._tokens_once(pairs) == 3 + 1 + 1
 
@@ -41,14 +37,11 @@ def contest():
 
 def test_another_answer_is_an_error(contest, monkeypatch):
     theirs = contest.rival._loglikelihood_tokens(contest.tokens, disable_tqdm=True)
-    turned = [(-value, greedy) for value, greedy in theirs]
-    monkeypatch.setattr(contest.rival, "_loglikelihood_tokens", lambda *a, **k: turned)
-    with pytest.raises(NumericError, match="answered differently"):
-        contest.figure("turned", None)
-    near = [(value + 2e-3, greedy) for value, greedy in theirs]
-    monkeypatch.setattr(contest.rival, "_loglikelihood_tokens", lambda *a, **k: near)
-    with pytest.raises(NumericError, match=r"differ from lm-eval's by 0\.002"):
-        contest.figure("near", None)
+    for sign, by, said in ((-1, 0, "answered differently"), (1, 2e-3, r"differ from lm-eval's by 0\.002")):
+        other = [(sign * value + by, greedy) for value, greedy in theirs]
+        monkeypatch.setattr(contest.rival, "_loglikelihood_tokens", lambda *a, other=other, **k: other)
+        with pytest.raises(NumericError, match=said):
+            contest.figure("another", None)
 
 
 def test_without_sharing_there_is_nothing_to_measure(contest):

@@ -10,13 +10,11 @@ from freemoe.models import switchboard
 
 def test_figures_of_a_quick_run():
     outcome = bench.run(Settings(quick=True))
-    assert len(outcome.figures) == 6
-    assert {(f.target, f.better, f.value > 0, "bit-equal" in f.note) for f in outcome.figures} == {
-        (1.5, "lower", True, True)
-    }
-    names = [f.name for f in outcome.figures]
-    assert names[0] == "switching, band of 10% width, float32"
-    assert names[-1] == "switching, single switches, 1% off, bfloat16"
+    figures = outcome.figures
+    assert len(figures) == 6
+    assert {(f.target, f.better, f.value > 0, "bit-equal" in f.note) for f in figures} == {(1.5, "lower", True, True)}
+    assert figures[0].name == "switching, band of 10% width, float32"
+    assert figures[-1].name == "switching, single switches, 1% off, bfloat16"
     for kind, size in (("float32", 4), ("bfloat16", 2)):
         for case in bench.CASES:
             details = outcome.details[f"{case.name}, {kind}"]

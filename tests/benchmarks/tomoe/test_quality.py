@@ -49,12 +49,7 @@ def test_a_share_is_judged_by_the_best_rival_of_each_run():
 
 def test_a_conversion_is_done_once_and_again_when_what_decided_it_changes(tmp_path, monkeypatch):
     done = []
-
-    def convert(own, output):
-        done.append(own.name)
-        return {"held_out": 1.0}
-
-    monkeypatch.setattr(conversions, "converted", convert)
+    monkeypatch.setattr(conversions, "converted", lambda own, _: done.append(own.name) or {"held_out": 1.0})
     own = job(tmp_path)
     first = measured(own)
     assert measured(own) == first == kept(own)
@@ -72,11 +67,7 @@ def test_a_conversion_is_done_once_and_again_when_what_decided_it_changes(tmp_pa
 
 def test_only_what_is_asked_for_is_run_and_what_is_there_counts(tmp_path, monkeypatch):
     begun = []
-
-    def work(function, jobs, progress, stage):
-        begun.append([one.name for one in jobs])
-
-    monkeypatch.setattr(conversions, "side_by_side", work)
+    monkeypatch.setattr(conversions, "side_by_side", lambda function, jobs, *_: begun.append([j.name for j in jobs]))
     few, many = job(tmp_path), job(tmp_path, steps=8)
     few.record.parent.mkdir()
     few.record.write_text(json.dumps({"steps": 4, "identity": identity(few)}))
@@ -87,16 +78,10 @@ def test_only_what_is_asked_for_is_run_and_what_is_there_counts(tmp_path, monkey
 
 def test_a_quick_run_converts_with_every_number_of_steps(tmp_path, monkeypatch):
     jobs = []
-
-    def run(asked, settings):
-        jobs.extend(asked)
-        return []
-
-    monkeypatch.setattr(quality, "run_all", run)
+    monkeypatch.setattr(quality, "run_all", lambda asked, settings: jobs.extend(asked) or [])
     outcome = quality.run(Settings(quick=True, cells=tmp_path / "cells"))
     assert [one.name for one in jobs] == [f"demo/50%/{steps}/s0" for steps in quality.QUICK_STEPS]
     assert all(math.isnan(figure.value) for figure in outcome.figures)
     jobs.clear()
-    root = tmp_path / "data"
-    quality.run(Settings(data_root=root, cells=tmp_path / "cells"))
+    quality.run(Settings(data_root=tmp_path / "data", cells=tmp_path / "cells"))
     assert len(jobs) == len({one.record for one in jobs}) == 2 * 3 * (4 + 2)

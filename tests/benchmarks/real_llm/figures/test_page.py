@@ -2,24 +2,19 @@
 
 from dataclasses import replace
 
-from benchmarks.real_llm.cells import Cell
 from benchmarks.real_llm.figures.tables import markdown, tables_of
 from freemoe.evals.statistics import mean_interval
-from tests.benchmarks.real_llm.records import finished, text_record
-
-BASE = Cell("text", "wikitext")
-HEAD = {"model": "m", "cells": {"done": 3, "planned": 9}}
+from tests.benchmarks.real_llm.records import BASE, LEARNED, LORA, finished, text_record
 
 
 def test_the_table_shows_every_method():
-    cut = text_record(replace(BASE, method="structured", budget=0.2), [36.0, 26.0, 31.0], [3.0])
     records = finished(
-        cut,
+        text_record(replace(BASE, method="structured", budget=0.2), [36.0, 26.0, 31.0], [3.0]),
         text_record(BASE, [40.0, 30.0, 35.0]),
-        text_record(replace(BASE, method="lora", rank=1, rate=1e-3), [30.0, 20.0, 25.0], [3.0]),
-        text_record(replace(BASE, method="learned", budget=0.01), [35.0, 25.0, 30.0], [3.0]),
+        text_record(LORA, [30.0, 20.0, 25.0], [3.0]),
+        text_record(LEARNED, [35.0, 25.0, 30.0], [3.0]),
     )
-    text = markdown({**HEAD, **tables_of(records)})
+    text = markdown({"model": "m", "cells": {"done": 3, "planned": 9}, **tables_of(records)})
     found = mean_interval([0.5] * 3, ["a", "b", "c"])
     assert "| wikitext | base | 33.12 |" in text
     ends = f"{round(found.low, 4):+.3f}, {round(found.high, 4):+.3f}"

@@ -10,11 +10,7 @@ from benchmarks.real_llm.figures import rows as joined
 from benchmarks.real_llm.figures.rows import accepted, base_of, gain, pick, rows_of, share
 from benchmarks.real_llm.figures.tables import forgetting, null_table, table
 from freemoe.evals.statistics import mean_interval
-from tests.benchmarks.real_llm.records import finished, null_record, task_record, text_record
-
-BASE = Cell("text", "wikitext")
-LORA = replace(BASE, method="lora", rank=1, rate=1e-3)
-LEARNED = replace(BASE, method="learned", budget=0.01)
+from tests.benchmarks.real_llm.records import BASE, LEARNED, LORA, finished, null_record, task_record, text_record
 
 
 def test_a_rate_is_chosen_by_the_stopping_loss_alone():

@@ -8,12 +8,7 @@ import pytest
 from benchmarks.real_llm.cells import ALL, Cell
 from benchmarks.real_llm.data import TASKS
 from benchmarks.real_llm.figures.text_and_tasks import figures_of
-from tests.benchmarks.real_llm.records import finished, null_record, task_record, text_record
-
-BASE = Cell("text", "wikitext")
-LORA = replace(BASE, method="lora", rank=1, rate=1e-3)
-LEARNED = replace(BASE, method="learned", budget=0.01)
-NLL = [40.0, 30.0, 20.0, 50.0] * 100
+from tests.benchmarks.real_llm.records import BASE, LEARNED, LORA, NLL, finished, null_record, task_record, text_record
 
 
 def less(by):
@@ -30,14 +25,13 @@ def test_without_cells_every_figure_is_not_measured_and_missed():
 
 
 def test_t13_takes_the_setting_that_stopped_best_and_says_the_share():
-    large = replace(LEARNED, budget=0.05)
     records = [
         text_record(BASE, NLL),
         text_record(LORA, less(10.0), [4.0, 3.0]),
         text_record(LEARNED, less(2.0), [4.0, 3.5]),
         # Better on the reported documents, worse on the stopping ones: not chosen.
         text_record(replace(LEARNED, method="greedy"), less(9.9), [4.0, 3.9]),
-        text_record(large, less(9.5), [4.0, 3.1]),
+        text_record(replace(LEARNED, budget=0.05), less(9.5), [4.0, 3.1]),
     ]
     share, low, *_ = figures_of(finished(*records))
     assert share.value == pytest.approx(95.0)
@@ -76,40 +70,40 @@ def t14(records):
 
 
 def test_t14_counts_the_base_where_the_guard_says_no():
-    low, share, *_ = t14(tasks(12, 16))
+    low, share, *others = t14(tasks(12, 16))
     assert low.value > 0
     assert "guarded +30.00" in low.note
     assert share.value == pytest.approx(75.0)
+    assert [f.verdict(False) for f in (share, *others[:2])] == ["missed", "not judged", "not judged"]
     # Four of four: p = 1/16 on every task proves nothing.
-    low, share, *_ = t14(tasks(4, 16))
-    assert "guarded +0.00" in low.note
-    assert "unguarded +10.00" in low.note
-    assert "accepted: none" in low.note
+    low, *shares = t14(tasks(4, 16))[:4]
+    assert all(said in low.note for said in ("guarded +0.00", "unguarded +10.00", "accepted: none"))
     assert low.verdict(False) == "missed"
-    assert share.value == 0
     # What proves nothing for LoRA either is compared with nothing, and without a guard both count.
-    assert [f.value for f in t14(tasks(4, 16))[2:4]] == pytest.approx([0.0, 25.0])
+    assert [f.value for f in shares] == pytest.approx([0.0, 0.0, 25.0])
     behind, plain = t14(tasks(4, 5))[2:4]
     assert math.isnan(behind.value)
     assert "+0.00" in behind.note
     assert plain.value == pytest.approx(80.0)
-    assert [f.verdict(False) for f in t14(tasks(12, 16))[1:4]] == ["missed", "not judged", "not judged"]
-    some = {k: v for k, v in tasks(12, 16).items() if "rte" not in k}
-    low, share, *_ = t14(some)
+
+
+def test_t14_says_which_tasks_are_missing():
+    def without(name):
+        return t14({k: v for k, v in tasks(12, 16).items() if name not in k})[:2]
+
+    low, _ = without("rte")
     assert math.isnan(low.value)
     assert "rte" in low.note
     # A task that is measured and has no expert yet is the base's.
-    some = {k: v for k, v in tasks(12, 16).items() if "rte/learned" not in k}
-    low, share, *_ = t14(some)
+    low, share = without("rte/learned")
     assert f"guarded +{30 * 7 / 8:.2f}" in low.note
     assert "no expert yet, so the base: rte" in low.note
     assert math.isnan(share.value)
-    some = {k: v for k, v in tasks(12, 16).items() if "rte/lora" not in k}
-    low, share, *_ = t14(some)
+    low, share = without("rte/lora")
     assert low.value > 0
     assert math.isnan(share.value)
     assert "missing on rte; on the others 75.0 %" in share.note
-    assert "missing" in t14({k: v for k, v in tasks(12, 16).items() if "lora" not in k})[1].note
+    assert "missing" in without("lora")[1].note
 
 
 def routes(picked, right, abstains=False):
@@ -121,34 +115,35 @@ def routes(picked, right, abstains=False):
 
 
 def test_t14_routed_counts_what_the_expert_that_was_picked_answers():
-    names = [t.name for t in TASKS]
+    first, *rest = names = [t.name for t in TASKS]
+    own, all_to_first = {n: [n] * 40 for n in names}, {n: [first] * 40 for n in names}
     unknown = {n: [None] * 40 for n in names}
     records = tasks(12, 16)
-    *_, routed, ever = t14(records | routes({n: [n] * 40 for n in names}, unknown))
+    assert math.isnan(t14(records)[-2].value)
+    *_, routed, ever = t14(records | routes(own, unknown))
     assert "learned-1% +30.00" in routed.note
     assert routed.value == ever.value == pytest.approx(t14(records)[0].value)
-    *_, routed, ever = t14(records | routes({n: [n] * 40 for n in names}, unknown, abstains=True))
+    *_, routed, ever = t14(records | routes(own, unknown, abstains=True))
     assert "+0.00" in routed.note
     assert "100.0% to the base" in routed.note
     assert routed.verdict(False) == "missed"
     assert "learned-1% +30.00" in ever.note
     assert ever.verdict(False) == "not judged"
     # All go to the expert of the first task, which gets every second one of the others' right.
-    half = {n: [1.0, 0.0] * 20 for n in names[1:]}
-    routed = t14(records | routes({n: [names[0]] * 40 for n in names}, {names[0]: [None] * 40, **half}))[-2]
+    half = unknown | {n: [1.0, 0.0] * 20 for n in rest}
+    routed = t14(records | routes(all_to_first, half))[-2]
     assert f"learned-1% +{30 / 8:.2f}" in routed.note
     assert "87.5% went to another task's expert" in routed.note
     # A task without an expert is the base's, whoever is sent to it.
-    record = routes({n: [names[0]] * 40 for n in names}, unknown)
-    next(iter(record.values()))["experts"] = names[1:]
+    record = routes(all_to_first, unknown)
+    next(iter(record.values()))["experts"] = rest
     routed = t14(records | record)[-2]
     assert "learned-1% +0.00" in routed.note
-    assert f"no expert yet, so the base: {names[0]}" in routed.note
+    assert f"no expert yet, so the base: {first}" in routed.note
     # An expert that the guard refused is the base, whoever is sent to it.
-    routed = t14(tasks(4, 16) | routes({n: [names[0]] * 40 for n in names}, {names[0]: [None] * 40, **half}))[-2]
+    routed = t14(tasks(4, 16) | routes(all_to_first, half))[-2]
     assert "learned-1% +0.00" in routed.note
     assert "accepted: none" in routed.note
-    assert math.isnan(t14(records)[-2].value)
 
 
 def test_t17_is_the_share_of_null_builds_that_accepted():

@@ -16,12 +16,7 @@ from tests.benchmarks.rivals.tiny_terms import given
 
 def inputs_of(model, layer, batches):
     seen = []
-    with (
-        forward_pre_hook(
-            layer.block, lambda module, args: seen.append((args[0] if args else None).reshape(-1, layer.hidden))
-        ),
-        torch.no_grad(),
-    ):
+    with forward_pre_hook(layer.block, lambda module, args: seen.append(args[0].reshape(-1, layer.hidden))):
         for batch in batches:
             model.base_model(input_ids=batch.ids, use_cache=False)
     return torch.cat(seen)

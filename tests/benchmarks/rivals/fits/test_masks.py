@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from benchmarks.rivals.fits.masks import NORM, lowest_in_rows, purified, ranked
+from freemoe.models.hooks import forward_pre_hook
 from tests.benchmarks.rivals.tiny_terms import TERMS, given
 
 
@@ -21,18 +22,14 @@ def test_the_lowest_of_every_row_and_rows_take_turns():
 def test_wanda_is_the_smallest_products_of_weight_and_norm_of_its_input():
     model, materials = given()
     batches = materials.batches(materials.gradient)
-    weight = materials.weights[0]
-    seen = []
+    weight, seen = materials.weights[0], []
     layer = model.get_submodule(weight.name.removesuffix(".weight"))
-    handle = layer.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
-    for batch in batches:
-        model(input_ids=batch.ids)
-    handle.remove()
+    with forward_pre_hook(layer, lambda module, args: seen.append(args[0])):
+        for batch in batches:
+            model(input_ids=batch.ids)
     rows = torch.cat([x[b.mask.bool()] for x, b in zip(seen, batches, strict=True)])
     scores = weight.canonical_view()[0].abs() * rows.norm(p=NORM, dim=0)
-    expected = torch.zeros_like(scores, dtype=torch.bool)
-    for row, values in enumerate(scores):
-        expected[row, values.argsort()[:8]] = True
+    expected = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, scores.argsort(1)[:, :8], True)
     with ranked(model, materials, TERMS, metric="wanda") as fitted:
         assert torch.equal(weight.canonical_view()[0] == 0, expected)
         assert fitted.share_off == pytest.approx(0.25)
@@ -44,8 +41,6 @@ def test_switches_are_filled_up_to_the_share_and_all_of_them_stay_off():
     with purified(model, materials, terms, method="learned") as alone:
         off = [w.canonical_view() == 0 for w in materials.weights]
     with purified(model, materials, terms, method="learned", filled_by="wanda") as filled:
-        assert all(
-            bool((w.canonical_view()[before] == 0).all()) for w, before in zip(materials.weights, off, strict=True)
-        )
+        assert all((w.canonical_view()[o] == 0).all() for w, o in zip(materials.weights, off, strict=True))
         assert alone.share_off < filled.share_off == pytest.approx(0.3, abs=0.05)
         assert filled.facts["share_before_filling"] == alone.share_off
