@@ -16,46 +16,33 @@ EXPERTS = "mlp.experts.gate_up_proj mlp.experts.down_proj"
 SHARED = "mlp.shared_expert.gate_proj mlp.shared_expert.up_proj mlp.shared_expert.down_proj"
 MLA = "self_attn.kv_a_proj_with_mqa self_attn.kv_b_proj self_attn.o_proj"
 LLAMA = [f"{QKVO} {GATED}"] * 2
-LOW_RANK = f"self_attn.q_a_proj self_attn.q_b_proj {MLA}"
+ONE_RANK, LOW_RANK = f"self_attn.q_proj {MLA}", f"self_attn.q_a_proj self_attn.q_b_proj {MLA}"
 SHARED_EXPERTS = SHARED.replace("shared_expert", "shared_experts") + f" {EXPERTS}"
 
-# Case -> (path of the layers, per layer the modules or fused parameters, number of matrices per sublayer).
+PATHS = {
+    "gemma3_images": "model.language_model.layers",
+    "gpt2": "transformer.h",
+    "opt": "model.decoder.layers",
+    "gpt_neox": "gpt_neox.layers",
+}
+# Case -> (per layer the modules or fused parameters, number of matrices per sublayer).
 FOUND = {
     **dict.fromkeys(
-        ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"), ("model.layers", LLAMA, (8, 6))
+        ["llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gemma3_images"], (LLAMA, (8, 6))
     ),
-    "gemma3_images": ("model.language_model.layers", LLAMA, (8, 6)),
-    "phi": ("model.layers", [f"{QKVO.replace('o_proj', 'dense')} mlp.fc1 mlp.fc2"] * 2, (8, 4)),
-    "phi3": (
-        "model.layers",
-        ["self_attn.qkv_proj self_attn.o_proj mlp.gate_up_proj mlp.down_proj"] * 2,
-        (4, 4),
-    ),
-    "gpt2": ("transformer.h", ["attn.c_attn attn.c_proj mlp.c_fc mlp.c_proj"] * 2, (4, 4)),
-    "opt": ("model.decoder.layers", [f"{QKVO.replace('o_proj', 'out_proj')} fc1 fc2"] * 2, (8, 4)),
-    "gpt_neox": (
-        "gpt_neox.layers",
-        ["attention.query_key_value attention.dense mlp.dense_h_to_4h mlp.dense_4h_to_h"] * 2,
-        (4, 4),
-    ),
-    "mixtral": ("model.layers", [f"{QKVO} {EXPERTS}"] * 2, (8, 16)),
-    "qwen2_moe": (
-        "model.layers",
-        [f"{QKVO} {SHARED} {EXPERTS}", f"{QKVO} {GATED}", f"{QKVO} {SHARED} {EXPERTS}"],
-        (12, 25),
-    ),
-    "qwen3_moe": ("model.layers", [f"{QKVO} {GATED}", f"{QKVO} {EXPERTS}"], (8, 11)),
-    "olmoe": ("model.layers", [f"{QKVO} {EXPERTS}"] * 2, (8, 16)),
-    "deepseek_v2": (
-        "model.layers",
-        [f"self_attn.q_proj {MLA} {GATED}", *[f"self_attn.q_proj {MLA} {SHARED_EXPERTS}"] * 2],
-        (12, 25),
-    ),
+    "phi": ([f"{QKVO.replace('o_proj', 'dense')} mlp.fc1 mlp.fc2"] * 2, (8, 4)),
+    "phi3": (["self_attn.qkv_proj self_attn.o_proj mlp.gate_up_proj mlp.down_proj"] * 2, (4, 4)),
+    "gpt2": (["attn.c_attn attn.c_proj mlp.c_fc mlp.c_proj"] * 2, (4, 4)),
+    "opt": ([f"{QKVO.replace('o_proj', 'out_proj')} fc1 fc2"] * 2, (8, 4)),
+    "gpt_neox": (["attention.query_key_value attention.dense mlp.dense_h_to_4h mlp.dense_4h_to_h"] * 2, (4, 4)),
+    **dict.fromkeys(["mixtral", "olmoe", "gpt_oss"], ([f"{QKVO} {EXPERTS}"] * 2, (8, 16))),
+    "qwen2_moe": ([f"{QKVO} {SHARED} {EXPERTS}", LLAMA[0], f"{QKVO} {SHARED} {EXPERTS}"], (12, 25)),
+    "qwen3_moe": ([LLAMA[0], f"{QKVO} {EXPERTS}"], (8, 11)),
+    "deepseek_v2": ([f"{ONE_RANK} {GATED}", *[f"{ONE_RANK} {SHARED_EXPERTS}"] * 2], (12, 25)),
     **dict.fromkeys(
-        ("deepseek_v2_low_rank_queries", "deepseek_v3"),
-        ("model.layers", [f"{LOW_RANK} {GATED}", *[f"{LOW_RANK} {SHARED_EXPERTS}"] * 2], (15, 25)),
+        ["deepseek_v2_low_rank_queries", "deepseek_v3"],
+        ([f"{LOW_RANK} {GATED}", *[f"{LOW_RANK} {SHARED_EXPERTS}"] * 2], (15, 25)),
     ),
-    "gpt_oss": ("model.layers", [f"{QKVO} {EXPERTS}"] * 2, (8, 16)),
 }
 
 
@@ -66,7 +53,7 @@ def test_every_family_has_a_case():
 
 @pytest.mark.parametrize("case", FOUND)
 def test_what_is_found(case):
-    path, per_layer, matrices = FOUND[case]
+    (per_layer, matrices), path = FOUND[case], PATHS.get(case, "model.layers")
     model = tiny_model(case)
     weights = find_weights(model)
     expected = {
@@ -144,11 +131,10 @@ def test_a_model_without_a_head_is_understood(case):
     assert [w.name for w in whole] == [f"{model.base_model_prefix}.{w.name}" for w in body]
 
 
-def test_unknown_family_says_what_was_seen_and_what_to_do():
-    model = tiny_model("llama")
-    model.config.model_type = "mamba9"
+def test_unknown_family_says_what_was_seen_and_what_to_do(llama):
+    llama.config.model_type = "mamba9"
     with pytest.raises(FamilyError) as error:
-        find_weights(model)
+        find_weights(llama)
     for part in ("LlamaForCausalLM", "mamba9", "model.layers", "transformer.h", "lm_head", "add a row"):
         assert part in str(error.value)
     with pytest.raises(FamilyError, match=r"Linear.*None"):
@@ -197,12 +183,11 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_switched_is_refused(case):
+def test_what_cannot_be_switched_is_refused(llama, case):
     change, message = REFUSED[case]
-    model = tiny_model("llama")
-    change(model)
+    change(llama)
     with pytest.raises(FamilyError, match=message):
-        find_weights(model)
+        find_weights(llama)
 
 
 class QuantLinear(nn.Module):
