@@ -1,5 +1,7 @@
 """Experts that are off as a whole are not chosen, however they are switched off."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 
@@ -55,10 +57,11 @@ def test_what_is_nested_leaves_out_what_either_does():
 def test_an_expert_with_a_weight_left_is_still_chosen_and_so_are_the_last_ones():
     model = tiny_model("mixtral")
     weights, units = find_weights(model), find_units(model, "expert")
-    assert len(left_out(weights, units.mask(off(units, 1)))) == len(units.layers)
-    most = {name: where[1:] for name, where in indices_of(units.mask(off(units, 1))).items()}
+    mask = units.mask(off(units, 1))
+    assert len(left_out(weights, mask)) == len(units.layers)
+    most = {name: where[1:] for name, where in indices_of(mask).items()}
     assert left_out(weights, mask_of(most, weights)) == []
-    one_matrix = dict(list(indices_of(units.mask(off(units, 1))).items())[:1])
+    one_matrix = dict(list(indices_of(mask).items())[:1])
     assert left_out(weights, mask_of(one_matrix, weights)) == []
     # With fewer experts left than a token is given, the router has no choice.
     everything = mask_of({w.name: torch.arange(w.size) for w in weights if w.is_fused}, weights)
@@ -75,12 +78,8 @@ def test_an_interrupted_switching_leaves_the_base(monkeypatch):
     for name, number in (("one", 1), ("two", 0)):
         board.add_expert(name, units.mask(off(units, number)))
     board.activate_expert("one")
-
-    def stop(*_):
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patched:
-        patched.setattr("freemoe.models.switchboard.exclude_experts", stop)
+        patched.setattr("freemoe.models.switchboard.exclude_experts", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             board.activate_expert("two")
     assert board.active_expert is None

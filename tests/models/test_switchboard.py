@@ -1,6 +1,8 @@
 """The switchboard against plain switching: bit by bit, in every layout, whoever else edits and whenever it breaks."""
 
+import itertools
 import random
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -26,28 +28,48 @@ def expected(model, weights, mask):
     return found
 
 
-def board_of(weights, shares=(0.1, 0.3, 0.02)):
-    experts = {f"e{i}": some(weights, share, i) for i, share in enumerate(shares)}
-    return filled(weights, experts), experts
+def all_expected(model, weights, experts):
+    return {name: expected(model, weights, mask) for name, mask in {**experts, None: Mask()}.items()}
 
 
-def filled(weights, experts):
+def experts_of(weights, shares=(0.1, 0.3, 0.02)):
+    return {f"e{i}": some(weights, share, i) for i, share in enumerate(shares)}
+
+
+def board_of(weights, experts):
     board = ExpertCache(weights)
     for name, mask in experts.items():
         board.add_expert(name, mask)
     return board
 
 
-def check_switching(model, weights, names, after=lambda: None, shares=(0.1, 0.3, 0.02), experts=None):
+def check_switching(model, weights, names, after=lambda: None, experts=None):
     """Switch to the experts one after the other, and at last to the base: each time it is what plain switching gives."""
-    board, experts = (filled(weights, experts), experts) if experts else board_of(weights, shares)
-    masked = {name: expected(model, weights, mask) for name, mask in experts.items()} | {None: bits(model)}
+    experts = experts or experts_of(weights)
+    board = board_of(weights, experts)
+    masked = all_expected(model, weights, experts)
     for name in [*names, None]:
         board.activate_expert(name)
         assert board.active_expert == name
         assert equal(bits(model), masked[name]), name
         after()
     return board
+
+
+@pytest.fixture
+def experts(weights):
+    return experts_of(weights)
+
+
+@pytest.fixture
+def board(weights, experts):
+    return board_of(weights, experts)
+
+
+@pytest.fixture
+def masked(llama, weights, experts):
+    """The bits of the base (None) and of every expert."""
+    return all_expected(llama, weights, experts)
 
 
 @pytest.mark.parametrize(
@@ -67,18 +89,19 @@ def test_strange_bits_survive(case, dtype):
     model = tiny_model(case).to(dtype)
     weights = find_weights(model)
     size = weights[0].parameter.element_size()
-    quiet, signalling = {
-        2: (0x7FC1, 0x7C81 if dtype == torch.float16 else 0x7F81),
-        4: (0x7FC12345, 0x7F812345),
-    }[size]
+    quiet, signalling = (0x7FC12345, 0x7F812345) if size == 4 else (0x7FC1, 0x7F81)
+    if dtype == torch.float16:
+        signalling = 0x7C81
     lowest = -(1 << (8 * size - 1))
     for weight in weights:
         flat = weight.parameter.data.view(BITS[size]).view(-1)
         flat[0:4] = torch.tensor([quiet, signalling, lowest, 1], dtype=BITS[size])
         flat[4:8] = flat[0:4] | lowest
         flat[8:10] = torch.tensor([float("inf"), float("-inf")], dtype=dtype).view(BITS[size])
-    masks = {"all": {w.name: torch.arange(w.size) for w in weights}, "few": {w.name: torch.arange(9) for w in weights}}
-    experts = {name: mask_of(mask, weights) for name, mask in masks.items()}
+    experts = {
+        "all": mask_of({w.name: torch.arange(w.size) for w in weights}, weights),
+        "few": mask_of({w.name: torch.arange(9) for w in weights}, weights),
+    }
     check_switching(model, weights, ["all", "few", "all", "few"], experts=experts)
     with switched_off(weights, experts["all"]):
         assert all((w.parameter.view(BITS[size]) == 0).all() for w in weights)
@@ -89,7 +112,8 @@ def test_many_blocks_do_the_same(monkeypatch, case):
     monkeypatch.setattr(switchboard, "_BLOCK_BYTES", 4 * 300)
     model = tiny_model(case)
     weights = find_weights(model)
-    board = check_switching(model, weights, ["e0", "e1", "e2", "e0", "e2"], shares=(0.1, 0.3, 0.001))
+    experts = experts_of(weights, (0.1, 0.3, 0.001))
+    board = check_switching(model, weights, ["e0", "e1", "e2", "e0", "e2"], experts=experts)
     assert all(len(blocks) == -(-w.size // 300) for w, blocks in zip(weights, board._blocks, strict=True))
 
 
@@ -118,45 +142,31 @@ def test_a_device_that_is_not_the_cpu_adds_by_index(monkeypatch):
     assert part.row is None
 
 
-def test_others_may_edit_in_between():
-    model = tiny_model("llama")
-    weights = find_weights(model)
-    board, experts = board_of(weights)
-    before = bits(model)
-    masked = {name: expected(model, weights, mask) for name, mask in experts.items()}
+def test_others_may_edit_in_between(llama, weights, experts, board, masked):
     board.activate_expert("e0")
     with switched_off(weights, experts["e1"]):
         pass
     board.activate_expert("e2")
-    assert equal(bits(model), masked["e2"])
+    assert equal(bits(llama), masked["e2"])
     board.activate_expert("e0")
     with torch.no_grad():
         for weight in weights:
             weight.parameter.view(-1)[experts["e0"][weight.name].indices()] = 3.0
-    board.activate_expert("e1")
-    assert equal(bits(model), masked["e1"])
-    board.activate_expert(None)
-    assert equal(bits(model), before)
-    # Another base in the same memory: what the board knew is read anew.
-    model.load_state_dict(tiny_model("llama", seed=5).state_dict())
-    other = bits(model)
-    assert not equal(other, before)
-    masked = {name: expected(model, weights, mask) for name, mask in experts.items()}
-    for name in ("e2", "e1", "e0"):
+    for name in ("e1", None):
         board.activate_expert(name)
-        assert equal(bits(model), masked[name])
-    board.activate_expert(None)
-    assert equal(bits(model), other)
+        assert equal(bits(llama), masked[name])
+    # Another base in the same memory: what the board knew is read anew.
+    llama.load_state_dict(tiny_model("llama", seed=5).state_dict())
+    others = all_expected(llama, weights, experts)
+    assert not equal(others[None], masked[None])
+    for name in ("e2", "e1", "e0", None):
+        board.activate_expert(name)
+        assert equal(bits(llama), others[name])
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 @pytest.mark.parametrize("after", [0, 1, 2, 5, 9, 16, 27])
-def test_broken_off_anywhere_it_is_the_base_again(monkeypatch, error, after):
-    model = tiny_model("llama")
-    weights = find_weights(model)
-    before = bits(model)
-    board, experts = board_of(weights)
-    masked = {name: expected(model, weights, mask) for name, mask in experts.items()}
+def test_broken_off_anywhere_it_is_the_base_again(llama, board, masked, monkeypatch, error, after):
     if after % 2:
         board.activate_expert("e1")
     board.activate_expert("e0")
@@ -173,30 +183,24 @@ def test_broken_off_anywhere_it_is_the_base_again(monkeypatch, error, after):
         with pytest.raises(error):
             board.activate_expert("e1")
     assert board.active_expert is None
-    assert equal(bits(model), before)
+    assert equal(bits(llama), masked[None])
     for name in ("e1", "e0", None):
         board.activate_expert(name)
-        assert equal(bits(model), masked.get(name, before))
+        assert equal(bits(llama), masked[name])
 
 
-def test_broken_off_twice(monkeypatch):
-    model = tiny_model("llama")
-    weights = find_weights(model)
-    before = bits(model)
-    board, _ = board_of(weights)
+def test_broken_off_twice(llama, board, monkeypatch):
+    before = bits(llama)
     board.activate_expert("e0")
     board.activate_expert("e1")
-
-    def broken(*_):
-        raise KeyboardInterrupt
-
+    broken = Mock(side_effect=KeyboardInterrupt)
     with monkeypatch.context() as patch:
         patch.setattr(switchboard._ExpertBlock, "restore_values", broken)
         patch.setattr(switchboard._ExpertBlock, "add", broken)
         with pytest.raises(KeyboardInterrupt):
             board.activate_expert("e0")
     board.activate_expert(None)
-    assert equal(bits(model), before)
+    assert equal(bits(llama), before)
 
 
 def test_a_model_made_under_inference_mode():
@@ -205,56 +209,51 @@ def test_a_model_made_under_inference_mode():
     check_switching(model, find_weights(model), ["e0", "e1", "e0"])
 
 
-def test_a_parameter_that_is_not_contiguous():
-    model = tiny_model("llama")
-    for layer in model.model.layers:
+def test_a_parameter_that_is_not_contiguous(llama):
+    for layer in llama.model.layers:
         layer.mlp.up_proj.weight.data = layer.mlp.up_proj.weight.data.t().contiguous().t()
-    down = model.model.layers[0].mlp.down_proj.weight
+    down = llama.model.layers[0].mlp.down_proj.weight
     # A part of a larger tensor: what stands between its rows belongs to others.
     room = torch.full((64, 48), 9.0)
     down.data = room[::2].copy_(down.data)
-    weights = find_weights(model, "mlp")
+    weights = find_weights(llama, "mlp")
     assert not any(w.parameter.is_contiguous() for w in weights[1:3])
-    check_switching(model, weights, ["e0", "e1"])
+    check_switching(llama, weights, ["e0", "e1"])
     assert bool((room[1::2] == 9).all())
 
 
-def test_weights_that_move_take_their_expert_along():
+def test_weights_that_move_take_their_expert_along(llama, weights):
     """As on the way to another device: the same numbers, elsewhere in memory."""
-    model = tiny_model("llama")
-    weights = find_weights(model)
 
     def move():
         for weight in weights:
             weight.parameter.data = weight.parameter.data.clone()
 
-    check_switching(model, weights, ["e0", "e1", "e0", "e2"], move)
+    check_switching(llama, weights, ["e0", "e1", "e0", "e2"], move)
 
 
-def test_the_type_of_numbers_must_stay_under_an_expert():
-    model = tiny_model("llama")
-    weights = find_weights(model)
-    board, experts = board_of(weights)
+def test_the_type_of_numbers_must_stay_under_an_expert(llama, weights, experts, board):
     board.activate_expert("e0")
     board.activate_expert(None)
-    model.to(torch.bfloat16)
-    masked = expected(model, weights, experts["e0"])
+    llama.to(torch.bfloat16)
+    masked = expected(llama, weights, experts["e0"])
     board.activate_expert("e0")
-    assert equal(bits(model), masked)
-    model.to(torch.float16)
+    assert equal(bits(llama), masked)
+    llama.to(torch.float16)
     with pytest.raises(DataError, match=r"changed their type while expert 'e0'.*q_proj"):
         board.activate_expert(None)
 
 
 def test_what_is_held():
     weights = find_weights(tiny_model("llama").to(torch.bfloat16))
-    board, experts = board_of(weights, (0.1,))
+    experts = experts_of(weights, (0.1,))
+    board = board_of(weights, experts)
     off = sum(len(p) for p in experts["e0"].values())
     assert board.held_bytes("e0") == 4 * off
     board.activate_expert("e0")
     assert board.held_bytes("e0") == 6 * off
     # The sparse matrices that torch adds are views of the same memory.
-    for part in [part for blocks in board._experts["e0"].blocks for part in blocks]:
+    for part in itertools.chain(*board._experts["e0"].blocks):
         assert part.row.col_indices().data_ptr() == part.places.data_ptr()
         assert part.row.values().data_ptr() == part.values.data_ptr()
     assert "e0" in board
@@ -267,33 +266,19 @@ def test_what_is_held():
     assert "e0" not in board
 
 
-def test_learning_anew_replaces():
-    model = tiny_model("llama")
-    weights = find_weights(model)
-    board = ExpertCache(weights)
-    for seed in (0, 1):
-        mask = some(weights, 0.1, seed)
-        board.add_expert("a", mask)
-        masked = expected(model, weights, mask)
+def test_learning_anew_replaces(llama, experts, board, masked):
+    for name in ("e0", "e1"):
+        board.add_expert("a", experts[name])
         board.activate_expert("a")
-        assert equal(bits(model), masked)
+        assert equal(bits(llama), masked[name])
         board.activate_expert(None)
 
 
-def test_an_expert_that_switches_nothing_off():
-    model = tiny_model("llama")
-    board, _ = board_of(find_weights(model))
-    before = bits(model)
-    board.add_expert("nothing", Mask())
-    board.activate_expert("e0")
-    board.activate_expert("nothing")
-    assert equal(bits(model), before)
-    assert board.active_expert == "nothing"
+def test_an_expert_that_switches_nothing_off(llama, weights, experts):
+    check_switching(llama, weights, ["e0", "nothing"], experts={**experts, "nothing": Mask()})
 
 
-def test_bad_input():
-    weights = find_weights(tiny_model("llama"), "mlp")
-    board, _ = board_of(weights)
+def test_bad_input(weights, board):
     with pytest.raises(DataError, match=r"'x' was never learned\. Known: e0, e1, e2"):
         board.activate_expert("x")
     with pytest.raises(MaskError, match="of 9 weights"):
@@ -303,13 +288,11 @@ def test_bad_input():
         board.add_expert("x", Mask({"model.x": TensorMask.of_indices(torch.tensor([3]), 9)}))
 
 
-def test_what_was_not_used_for_longest_goes_when_room_is_short():
-    model = tiny_model("llama")
-    weights = find_weights(model)
+def test_what_was_not_used_for_longest_goes_when_room_is_short(llama, weights):
     masks = {name: some(weights, 0.1, seed) for seed, name in enumerate("abcd")}
     each = 8 * max(mask.count for mask in masks.values())
     board = ExpertCache(weights, most_bytes=2 * each)
-    before, masked = bits(model), expected(model, weights, masks["d"])
+    before, masked = bits(llama), expected(llama, weights, masks["d"])
     # What is switched in stays, however long ago that was.
     for name, held in (("a", "a"), ("b", "ab"), ("c", "ac"), ("d", "ad")):
         board.add_expert(name, masks[name])
@@ -317,17 +300,15 @@ def test_what_was_not_used_for_longest_goes_when_room_is_short():
             board.activate_expert("a")
         assert [n for n in masks if n in board] == list(held)
     board.activate_expert("d")
-    assert equal(bits(model), masked)
+    assert equal(bits(llama), masked)
     board.add_expert("b", masks["b"])
     assert [n for n in masks if n in board] == ["b", "d"]
     board.activate_expert(None)
-    assert equal(bits(model), before)
+    assert equal(bits(llama), before)
     assert sum(board.held_bytes(n) for n in masks if n in board) <= 2 * each
 
 
-def test_one_expert_that_is_larger_than_the_room_is_held_all_the_same():
-    model = tiny_model("llama")
-    weights = find_weights(model)
+def test_one_expert_that_is_larger_than_the_room_is_held_all_the_same(weights):
     board = ExpertCache(weights, most_bytes=0)
     for seed, name in enumerate("ab"):
         board.add_expert(name, some(weights, 0.1, seed))

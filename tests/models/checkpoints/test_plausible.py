@@ -18,6 +18,8 @@ from freemoe.models.checkpoints.base_files import find_base_files
 from freemoe.models.checkpoints.checks.plausible import require_fillable
 from freemoe.models.checkpoints.loading import load_base, load_config, load_tokenizer
 
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
 
 @pytest.fixture
 def model(tmp_path):
@@ -30,12 +32,7 @@ def model(tmp_path):
 
 def says(name, **values):
     """A JSON file with values set."""
-
-    def change(folder):
-        path = folder / name
-        path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
-
-    return change
+    return lambda folder: (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | values))
 
 
 def holds(name, data):
@@ -44,29 +41,15 @@ def holds(name, data):
 
 def instead(name, data):
     """Another weight file in place of the one that is there."""
-
-    def change(folder):
-        (folder / "model.safetensors").unlink()
-        (folder / name).write_bytes(data)
-
-    return change
+    return lambda folder: (folder / WEIGHTS).rename(folder / name).write_bytes(data)
 
 
-def cut(bytes_left):
-    def change(folder):
-        path = folder / "model.safetensors"
-        path.write_bytes(path.read_bytes()[:bytes_left])
-
-    return change
+def cut(bytes_left, behind=b""):
+    return lambda folder: (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:bytes_left] + behind)
 
 
 def header(length, data):
-    return holds("model.safetensors", struct.pack("<Q", length) + data)
-
-
-def more(folder):
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes() + b"x")
+    return holds(WEIGHTS, struct.pack("<Q", length) + data)
 
 
 def made(name, make):
@@ -88,8 +71,6 @@ def pickled():
     return stream.getvalue()
 
 
-INDEX = "model.safetensors.index.json"
-
 REFUSED = {
     # Before the model is built.
     "a billion layers": (says("config.json", num_hidden_layers=10**9), r"num_hidden_layers 1,000,000,000.*38 tensors"),
@@ -98,12 +79,7 @@ REFUSED = {
     "fewer than no layers": (says("config.json", num_hidden_layers=-1), "num_hidden_layers -1"),
     **{
         f"{name} {value!r:.20}": (says("generation_config.json", **{name: value}), f"(?s)is not whole: {name}")
-        for name, value in (
-            ("num_beams", 0),
-            ("num_return_sequences", 10**9),
-            ("temperature", "hot"),
-            ("top_p", 10**30),
-        )
+        for name, value in {"num_beams": 0, "num_return_sequences": 10**9, "temperature": "hot", "top_p": 1e30}.items()
     },
     "a huge vocabulary": (says("config.json", vocab_size=2**31), "vocab_size 2,147,483,648"),
     "a number in a config in it": (says("config.json", text_config={"hidden_size": 2**70}), "hidden_size 1.18e"),
@@ -112,22 +88,19 @@ REFUSED = {
     "a config with a key twice": (holds("config.json", b'{"model_type": "llama", "model_type": "gpt2"}'), "twice"),
     "a config that is a pipe": (made("config.json", os.mkfifo), "a pipe or a device"),
     "a config that leads to itself": (made("config.json", lambda p: p.symlink_to(p)), "no config.json|cannot be read"),
-    "weights that are a device": (made("model.safetensors", lambda p: p.symlink_to("/dev/zero")), "a pipe or a device"),
+    "weights that are a device": (made(WEIGHTS, lambda p: p.symlink_to("/dev/zero")), "a pipe or a device"),
     "a tokenizer that is a pipe": (made("tokenizer.json", os.mkfifo), "a pipe or a device"),
     "a template that is a pipe": (made("chat_template.jinja", os.mkfifo), "a pipe or a device"),
     "empty weights": (cut(0), "0 bytes and announces a header of 0"),
     "weights cut in their header": (cut(100), "announces a header"),
     "weights cut by a byte": (cut(-1), "cut short"),
-    "weights with more behind": (more, "longer than its header"),
+    "weights with more behind": (cut(None, b"x"), "longer than its header"),
     "a header without end": (header(2**63, b"{}"), "announces a header of 9,223"),
     "a header that is deep": (header(10**5, b"[" * 10**5), "deep"),
     "a header of other things": (header(7, b'{"a":5}'), "cannot be read"),
-    "an index that is a list": (lambda f: instead(INDEX, b"[]")(f), "no weight_map"),
+    "an index that is a list": (instead(INDEX, b"[]"), "no weight_map"),
     "an index of numbers": (instead(INDEX, b'{"weight_map": {"a": 5}}'), "no weight_map"),
-    "an index that leads out": (
-        instead(INDEX, b'{"weight_map": {"a": "../../x.safetensors"}}'),
-        "outside of the folder",
-    ),
+    "an index that leads out": (instead(INDEX, b'{"weight_map": {"a": "../../x.safetensors"}}'), "outside of the f"),
     "an index of a file that is not there": (instead(INDEX, b'{"weight_map": {"a": "b.safetensors"}}'), "is not there"),
     # By what transformers says, whatever it raises.
     "no heads": (says("config.json", num_attention_heads=0), "could not be loaded: ZeroDivisionError"),
@@ -135,7 +108,7 @@ REFUSED = {
     "an unknown type": (says("config.json", model_type="x\x1b[31m"), "could not be loaded"),
     "a quantisation that is a number": (says("config.json", quantization_config=5), "could not be loaded"),
     "settings that are a list": (holds("generation_config.json", b"[]"), "generation_config.json holds a JSON list"),
-    "no weights": (lambda f: (f / "model.safetensors").unlink(), "could not be loaded"),
+    "no weights": (lambda f: (f / WEIGHTS).unlink(), "could not be loaded"),
     "empty pickled weights": (instead("pytorch_model.bin", b""), "could not be loaded"),
     "pickled weights that were cut": (instead("pytorch_model.bin", pickled()[:100]), "could not be loaded"),
     "pickled weights that are a program": (instead("pytorch_model.bin", pickle.dumps(Evil())), "could not be loaded"),
@@ -184,12 +157,12 @@ def test_the_config_alone_is_looked_at_too(model):
 
 def test_what_is_well_passes(model):
     require_fillable("m", model, find_base_files(model).headers)
-    tensors = load_file(model / "model.safetensors")
-    half = dict(list(tensors.items())[:10])
-    save_file(half, model / "a.safetensors", metadata={"format": "pt"})
-    save_file({k: v for k, v in tensors.items() if k not in half}, model / "b.safetensors", metadata={"format": "pt"})
-    (model / "model.safetensors").unlink()
-    places = {k: "a.safetensors" if k in half else "b.safetensors" for k in tensors}
+    tensors = load_file(model / WEIGHTS)
+    (model / WEIGHTS).unlink()
+    places = {name: "b.safetensors" if number < 10 else "a.safetensors" for number, name in enumerate(tensors)}
+    for shard in ("a.safetensors", "b.safetensors"):
+        held = {name: tensor for name, tensor in tensors.items() if places[name] == shard}
+        save_file(held, model / shard, metadata={"format": "pt"})
     (model / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}))
     require_fillable("m", model, find_base_files(model).headers)
     base, _ = load_base(str(model))
@@ -200,6 +173,6 @@ def test_what_is_well_passes(model):
 def test_a_device_that_is_not_there(device, model, monkeypatch):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     # Said before anything is read.
-    (model / "model.safetensors").unlink()
+    (model / WEIGHTS).unlink()
     with pytest.raises(RecipeError, match=f"Device '{device}' is not on this machine; torch finds cpu here"):
         load_base(str(model), device=device)

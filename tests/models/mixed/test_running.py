@@ -1,6 +1,7 @@
 """One forward pass of several experts: equal to one pass each, over the families; the base is untouched."""
 
 from contextlib import contextmanager
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -37,9 +38,8 @@ def masks_of(weights):
 @contextmanager
 def opened(model, strategy, rules=lambda: True):
     weights = find_weights(model)
-    with running.open_mixed_batch(
-        MixedBoard(weights), mask_of=masks_of(weights).__getitem__, strategy=strategy, rules=rules
-    ) as run:
+    mask = masks_of(weights).__getitem__
+    with running.open_mixed_batch(MixedBoard(weights), mask_of=mask, strategy=strategy, rules=rules) as run:
         yield run
 
 
@@ -73,10 +73,10 @@ def test_a_mixed_batch_equals_its_sequences_by_themselves(family):
     assert not any("forward" in module.__dict__ for module in model.modules())
 
 
-def outcome(model, strategy="fused"):
+def outcome(model, strategy="fused", ids=IDS):
     with opened(model, strategy) as run:
         run.assign(NAMES)
-        return model(IDS).logits
+        return model(ids).logits
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -93,81 +93,70 @@ def test_types_that_have_no_loops(dtype):
     torch.testing.assert_close(outcome(model), one_by_one(model, NAMES), **close)
 
 
-def test_without_numba_copies_are_made(monkeypatch):
+def test_without_numba_copies_are_made(llama, monkeypatch):
     monkeypatch.setattr(sparse, "importable", lambda package: False)
-    model = tiny_model("llama")
-    torch.testing.assert_close(outcome(model), one_by_one(model, NAMES), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(outcome(llama), one_by_one(llama, NAMES), rtol=1e-5, atol=1e-5)
 
 
-def test_one_cache_and_tokens_one_by_one():
-    model = tiny_model("llama")
-    wanted = one_by_one(model, NAMES)
-    with opened(model, "fused") as run:
+def test_one_cache_and_tokens_one_by_one(llama):
+    wanted = one_by_one(llama, NAMES)
+    with opened(llama, "fused") as run:
         run.assign(NAMES)
-        cache = model(IDS[:, :3], use_cache=True).past_key_values
+        cache = llama(IDS[:, :3], use_cache=True).past_key_values
         for place in (3, 4):
-            last = model(IDS[:, place : place + 1], past_key_values=cache, use_cache=True).logits[:, 0]
+            last = llama(IDS[:, place : place + 1], past_key_values=cache, use_cache=True).logits[:, 0]
             torch.testing.assert_close(last, wanted[:, place], rtol=1e-5, atol=1e-5)
 
 
-def test_rows_are_equal_parts():
-    model = tiny_model("llama")
-    with opened(model, "fused") as run:
+def test_rows_are_equal_parts(llama):
+    with opened(llama, "fused") as run:
         run.assign(["thin", "base", "lines", "band"])
         with pytest.raises(DataError, match="4 sequences have experts assigned, and a module is given 5 rows"):
-            model(IDS[:1])
+            llama(IDS[:1])
         # Two rows for each, as two beams are.
-        found = model(IDS[:4].repeat_interleave(2, 0)).logits
+        found = llama(IDS[:4].repeat_interleave(2, 0)).logits
         torch.testing.assert_close(found[::2], found[1::2])
 
 
-def test_names_that_come_back_and_none():
-    model = tiny_model("llama")
-    plain, wanted = model(IDS).logits, {}
-    with opened(model, "fused") as run:
+def test_names_that_come_back_and_none(llama):
+    plain, wanted = llama(IDS).logits, {}
+    with opened(llama, "fused") as run:
         for turn in range(2):
             for names in (NAMES, NAMES[::-1], *([name] * 6 for name in NAMES)):
                 run.assign(names)
-                found = model(IDS).logits
+                found = llama(IDS).logits
                 assert torch.equal(found, wanted.setdefault(tuple(names), found)), turn
         run.assign([])
-        assert torch.equal(model(IDS).logits, plain)
+        assert torch.equal(llama(IDS).logits, plain)
         for number in range(40):
             run.assign(["thin"] * (number + 1))
         assert len(run._known) <= 32
 
 
-def test_it_rests_while_another_block_rules():
-    model, rules = tiny_model("llama"), [True]
-    plain = model(IDS).logits
-    with opened(model, "fused", lambda: rules[0]) as run:
+def test_it_rests_while_another_block_rules(llama):
+    rules, plain = [True], llama(IDS).logits
+    with opened(llama, "fused", lambda: rules[0]) as run:
         run.assign(NAMES)
         rules[0] = False
-        assert torch.equal(model(IDS[:1]).logits, model(IDS[:1]).logits)
-        assert torch.equal(model(IDS).logits, plain)
+        # Also a number of rows that cannot be divided among them.
+        assert len(llama(IDS[:1]).logits) == 1
+        assert torch.equal(llama(IDS).logits, plain)
         rules[0] = True
-        assert not torch.equal(model(IDS).logits, plain)
+        assert not torch.equal(llama(IDS).logits, plain)
 
 
-def _run(run, model):
-    run.assign(NAMES)
-    model(IDS[:1])
-
-
-def test_after_an_error_everything_is_as_before():
-    model = tiny_model("llama")
-    plain = model(IDS).logits
-    with pytest.raises(DataError, match="equal parts"), opened(model, "scratch") as run:
-        _run(run, model)
-    assert torch.equal(model(IDS).logits, plain)
+def test_after_an_error_everything_is_as_before(llama):
+    plain = llama(IDS).logits
+    with pytest.raises(DataError, match="equal parts"):
+        outcome(llama, "scratch", IDS[:1])
+    assert torch.equal(llama(IDS).logits, plain)
     assert torch.is_grad_enabled()
 
 
-def test_wrong_asks():
-    model = tiny_model("llama")
-    with pytest.raises(RecipeError, match=r"'grouped'.*auto, fused, scratch"), opened(model, "grouped"):
+def test_wrong_asks(llama):
+    with pytest.raises(RecipeError, match=r"'grouped'.*auto, fused, scratch"), opened(llama, "grouped"):
         pass
-    with opened(model, "fused") as run:
+    with opened(llama, "fused") as run:
         run.assign(NAMES)
         with pytest.raises(KeyError):
             run.assign(["nobody"])
@@ -176,32 +165,28 @@ def test_wrong_asks():
 
 @pytest.mark.parametrize("family", MIXTURES[:2])
 def test_fused_experts_of_a_mixture_are_refused(family):
-    model = tiny_model(family)
-    weights = find_weights(model)
+    weights = find_weights(tiny_model(family))
     fused = next(w for w in weights if w.is_fused)
-    board = MixedBoard(weights)
     with pytest.raises(DataError, match=r"'e'.*mixture's own experts.*grouped"):
-        board.get_experts(["e"], lambda name: mask_of({fused.name: torch.arange(3)}, weights))
+        MixedBoard(weights).get_experts(["e"], lambda name: mask_of({fused.name: torch.arange(3)}, weights))
 
 
-def test_what_was_not_used_for_longest_is_forgotten():
-    weights = find_weights(tiny_model("llama"))
+def test_what_was_not_used_for_longest_is_forgotten(weights):
     masks = {str(i): mask_of({weights[0].name: torch.arange(i, 900, 41)}, weights) for i in range(4)}
-    asked = []
+    ask = Mock(side_effect=masks.__getitem__)
     board = MixedBoard(weights, most_bytes=3 * 200)
     assert board.held_bytes("0") == 0
     for names in ("0", "1", "0"):
-        board.get_experts([names], lambda name: asked.append(name) or masks[name])
+        board.get_experts([names], ask)
         assert 0 < board.held_bytes("0") <= 300
-    board.get_experts(["2", "3"], lambda name: asked.append(name) or masks[name])
+    board.get_experts(["2", "3"], ask)
     assert [name in board for name in "123"] == [False, True, True]
-    assert asked == ["0", "1", "2", "3"]
+    assert [call.args[0] for call in ask.call_args_list] == ["0", "1", "2", "3"]
 
 
-def test_one_pass_is_worth_it_for_few_rows_and_for_many():
-    weights = find_weights(tiny_model("llama"))
+def test_one_pass_is_worth_it_for_few_rows_and_for_many(llama, weights):
     walks = sparse.loops_available(torch.float32)
     assert [cost.worth_mixing(weights, rows) for rows in (8, 256, 257, 511, 512)] == [walks, walks, False, False, True]
     # Weights in a type that the loops do not read are copied.
-    halves = find_weights(tiny_model("llama").half())
-    assert [cost.worth_mixing(halves, rows) for rows in (8, 512)] == [False, True]
+    llama.half()
+    assert [cost.worth_mixing(weights, rows) for rows in (8, 512)] == [False, True]
