@@ -10,9 +10,9 @@ from tests.tiny import tiny_model
 GIB = 2**30
 
 
-def said(model, tokens=1024, **more):
-    settings = {"width": 0.1, "budget": 0.01, **more}
-    return {name: peak.expected for name, peak in stage_peaks(model, find_weights(model), tokens, **settings).items()}
+def said(model, tokens=1024, width=0.1, budget=0.01, **more):
+    peaks = stage_peaks(model, find_weights(model), tokens, width=width, budget=budget, **more)
+    return {name: peak.expected for name, peak in peaks.items()}
 
 
 def test_every_stage_is_named_in_order():
@@ -56,12 +56,9 @@ def test_seven_billion_weights_fit_a_device_of_80_and_seventy_do_not():
 
 def test_routed_experts_are_met_by_the_tokens_that_are_sent_to_them():
     model = stand_in(*PUBLISHED["Mixtral-8x7B"])
-    config = model.config
-    one = said(model)["scoring"]
-    for weight in (w for w in find_weights(model) if w.gate is not None):
-        assert weight.gate is not None
-        assert weight.gate.experts_per_token == config.num_experts_per_tok == 2
-    assert one < 2 * GIB
+    gates = [w.gate for w in find_weights(model) if w.gate is not None]
+    assert {gate.experts_per_token for gate in gates} == {model.config.num_experts_per_tok} == {2}
+    assert said(model)["scoring"] < 2 * GIB
 
 
 @pytest.mark.parametrize(

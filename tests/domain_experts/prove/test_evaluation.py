@@ -8,7 +8,6 @@ import pytest
 from freemoe.artefacts import evaluate, score_elsewhere
 from freemoe.core.errors import ArtifactError, DataError, FreeMoEError, UnknownNameError
 from freemoe.distributed import executors
-from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.evals.engine.evaluator import Evaluator
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.tasks.documents import FrozenChoice
@@ -79,20 +78,24 @@ def test_the_output_is_written_once(world, artefact, tmp_path):
     evaluate(recipe, overwrite=True)
 
 
-def test_bad_input(world, artefact, tmp_path):
-    with pytest.raises(UnknownNameError, match="law/0"):
-        evaluate(recipe_of(world, artefact, experts=["law/00"]))
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ArtifactError, match="neither an artefact"):
-        evaluate(recipe_of(world, tmp_path / "empty"))
-    with pytest.raises(FreeMoEError, match="fingerprint"):
-        evaluate(recipe_of(world, artefact, dtype="bfloat16"))
+@pytest.mark.parametrize(
+    ("changes", "error", "said"),
+    [
+        ({"experts": ["law/00"]}, UnknownNameError, "law/0"),
+        ({"experts": ["law/0+sums/al"]}, UnknownNameError, "Unknown expert 'sums/al'"),
+        ({"dtype": "bfloat16"}, FreeMoEError, "fingerprint"),
+        ({"artefact": "."}, ArtifactError, "neither an artefact"),
+    ],
+)
+def test_bad_input(world, artefact, tmp_path, monkeypatch, changes, error, said):
+    monkeypatch.chdir(tmp_path)  # with nothing in it
+    with pytest.raises(error, match=said):
+        evaluate(recipe_of(world, **{"artefact": artefact, **changes}))
 
 
-def test_combinations_are_scored_beside_their_parts(world, artefact):
+def test_combinations_are_scored_beside_their_parts(world, artefact, moe):
     names = ["law/0", "sums/all", "law/0+sums/all", "law/0&sums/all"]
     found = evaluate(recipe_of(world, artefact, experts=names))
-    moe = FreeMoE.from_pretrained(str(world.base), artefact, device="cpu")  # one of its own: it is changed for good
     for domain in found["domains"]:
         assert list(domain["rows"]) == ["base", *names]
         assert all({"low", "high"} <= domain["rows"][n]["gain"].keys() for n in names)
@@ -103,8 +106,6 @@ def test_combinations_are_scored_beside_their_parts(world, artefact):
     scores = Evaluator(Scorer(model, world.tokenizer, batch_tokens=4096), data.graders).score(documents)
     told = {d["id"]: d["law/0+sums/all"] for d in found["domains"][0]["documents"]}
     assert [told[f"{d.task}/{d.id}"] for d in documents] == [s.value for s in scores]
-    with pytest.raises(UnknownNameError, match="Unknown expert 'sums/al'"):
-        evaluate(recipe_of(world, artefact, experts=["law/0+sums/al"]))
 
 
 def test_workers_score_what_one_process_scores(world, artefact, monkeypatch):
@@ -116,6 +117,5 @@ def test_workers_score_what_one_process_scores(world, artefact, monkeypatch):
 
 def test_a_worker_with_other_documents_says_so(world, artefact):
     recipe = recipe_of(world, artefact, experts=["base"])
-    known = {"domain": recipe.model_dump()["domains"].copy().popitem()[0], "way": "base"}
     with pytest.raises(DataError, match="found other documents for"):
-        score_elsewhere(recipe.model_dump(mode="json"), **known, documents="other")
+        score_elsewhere(recipe.model_dump(mode="json"), domain="sums", way="base", documents="other")

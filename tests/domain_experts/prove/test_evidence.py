@@ -81,17 +81,11 @@ def test_every_row_is_scored_under_its_own_expert():
         return [DocumentScore(value, -1.0, 1, (("pass@10", value),)) for value in found]
 
     made = []
-
-    def candidate(who):
-        def make():
-            made.append(who)
-            return {"who": who}
-
-        return make
-
+    candidates = {
+        name: lambda who=who: made.append(who) or {"who": who} for name, who in (("good", "cand"), ("bad", "bad"))
+    }
     found = domain_evidence(
-        docs, known, names, routes, experts,
-        {n: {"good": candidate("cand"), "bad": candidate("bad")} for n in names},
+        docs, known, names, routes, experts, dict.fromkeys(names, candidates),
         lambda name, r: {"who": f"control {name[-1]} {r}"}, 2, score,
     )  # fmt: skip
     rows = {k: [d[k] for d in found["documents"]] for k in ("base", "expert", "routed", "control", "oracle")}
@@ -105,19 +99,26 @@ def test_every_row_is_scored_under_its_own_expert():
     # Its documents chose it, so that an interval would say nothing.
     assert found["rows"]["oracle"]["gain"] == {"mean": pytest.approx(100 * 2 / 6), "low": None, "high": None}
     assert "mcnemar_p" not in found["rows"]["oracle"]
-    also = found["rows"]["oracle"]["also"]["pass@10"]
-    assert also == {k: found["rows"]["oracle"][k] for k in ("score", "gain")}
+    assert found["rows"]["oracle"]["also"]["pass@10"] == {k: found["rows"]["oracle"][k] for k in ("score", "gain")}
     assert found["rows"]["control"]["seeds"] == pytest.approx([-100 / 6, 100 / 6])
-    over = found["rows"]["expert"]["over_control"]
+    expert = found["rows"]["expert"]
+    over, gain = expert["over_control"], expert["gain"]
     assert over["mean"] == pytest.approx(100 * (4 - 2) / 6)
-    assert over["low"] < found["rows"]["expert"]["gain"]["low"] + over["mean"] - found["rows"]["expert"]["gain"]["mean"]
+    assert over["low"] < gain["low"] + over["mean"] - gain["mean"]
     assert made == ["cand", "bad"] * 3
     assert len(asked) == len(set(asked))
-    assert found["rows"]["expert"]["score"] == pytest.approx(100 * 4 / 6)
+    assert expert["score"] == pytest.approx(100 * 4 / 6)
     assert [d["subdomain"] for d in found["documents"]] == [names[k] for k in known]
     assert [d["routed_to"] for d in found["documents"]] == [r[0] for r in routes]
     assert found["subdomains"]["d/b"]["candidates"] == {"good": 100.0, "bad": 0.0}
     assert found["subdomains"]["d/a"]["rows"]["expert"]["won"] == 1
+
+
+def undivided_evidence(docs, score, candidates=(), fallback=True):
+    """The rows of a domain with one subdomain, none of whose documents is routed."""
+    count, routes = len(docs), [("base", "d/a", 0.0)] * len(docs)
+    named = {"d/a": dict(candidates)}
+    return domain_evidence(docs, [0] * count, ["d/a"], routes, {}, named, lambda name, r: {}, 0, score, fallback)
 
 
 @pytest.mark.parametrize(("fallback", "expected"), [(True, [1, 1, 0]), (False, [0, 0, 1])])
@@ -130,11 +131,8 @@ def test_the_papers_oracle_has_no_base_to_fall_back_on(fallback, expected):
         who = off().get("who")
         return [DocumentScore(float(int(d.id) in right[who]), -1.0, 1, (("pass@10", tens[who]),)) for d in wanted]
 
-    candidates = {"d/a": {who: partial(dict, who=who) for who in ("one", "two")}}
-    routes = [("base", "d/a", 0.0)] * 3
-    found = domain_evidence(
-        documents(3), [0] * 3, ["d/a"], routes, {}, candidates, lambda name, r: {}, 0, score, fallback
-    )
+    candidates = {who: partial(dict, who=who) for who in ("one", "two")}
+    found = undivided_evidence(documents(3), score, candidates, fallback)
     assert [d["oracle"] for d in found["documents"]] == expected
     assert found["rows"]["oracle"]["also"]["pass@10"]["score"] == 100.0
 
@@ -144,18 +142,13 @@ def test_the_oracle_of_tasks_with_different_figures_shows_those_that_all_have():
         also = {"0": (("acc_norm", 1.0), ("acc", 0.0)), "1": (("acc", 1.0),)}
         return [DocumentScore(1.0, -1.0, 1, also[d.id]) for d in wanted]
 
-    candidates = {"d/a": {"one": dict}}
-    found = domain_evidence(
-        documents(2), [0] * 2, ["d/a"], [("base", "d/a", 0.0)] * 2, {}, candidates, lambda name, r: {}, 0, score
-    )
+    found = undivided_evidence(documents(2), score, {"one": dict})
     assert {name: row["score"] for name, row in found["rows"]["oracle"]["also"].items()} == {"acc": 50.0}
 
 
 def test_a_domain_of_two_tasks_has_the_rows_of_each():
     docs = [Document("s" if i > 1 else "t", str(i), f"k{i}", "target", "x") for i in range(5)]
-    one, two = (
-        domain_evidence(part, [0] * n, ["d/a"], [("base", "d/a", 1.0)] * n, {}, {}, dict, 0, lambda u, o, d, n=n: scores([1, 0] + [1] * 3)[:n])
-        for n, part in ((2, docs[:2]), (5, docs))
-    )  # fmt: skip
+    right = scores([1, 0, 1, 1, 1])
+    one, two = (undivided_evidence(docs[:n], lambda unit, off, wanted: right[: len(wanted)]) for n in (2, 5))
     assert {task: rows["base"]["score"] for task, rows in two["tasks"].items()} == {"t": 50, "s": 100}
     assert one["tasks"] == {}

@@ -7,12 +7,8 @@ import pytest
 import torch
 from scipy.optimize import minimize_scalar
 
-from freemoe.domain_experts.route.confidence import (
-    abstention_threshold,
-    expected_calibration_error,
-    fit_temperature,
-    most_likely,
-)
+from freemoe.domain_experts.route.confidence import abstention_threshold, fit_temperature, most_likely
+from freemoe.domain_experts.route.confidence import expected_calibration_error as calibration_error
 
 
 def drawn(count, classes, temperature, seed):
@@ -64,19 +60,17 @@ def test_calibration_error_by_hand():
     # Bins [0.2, 0.3): confidence 0.25, accuracy 0.5; [0.9, 1]: confidence 0.97, accuracy 2/3.
     confidence, right = [0.2, 0.3 - 1e-9, 0.95, 1.0, 0.96], [True, False, True, False, True]
     expected = (2 * abs(0.25 - 0.5) + 3 * abs(0.97 - 2 / 3)) / 5
-    assert expected_calibration_error(confidence, right) == pytest.approx(expected)
-    assert expected_calibration_error([1.0, 1.0], [True, True]) == 0
-    assert expected_calibration_error([], []) == 0
-    assert expected_calibration_error([0.5] * 4, [True, True, False, False]) == 0
+    assert calibration_error(confidence, right) == pytest.approx(expected)
+    assert calibration_error([1.0, 1.0], [True, True]) == 0
+    assert calibration_error([], []) == 0
+    assert calibration_error([0.5] * 4, [True, True, False, False]) == 0
 
 
 def test_abstention_threshold():
-    confidence = [0.9, 0.5, 0.7, 0.6, 0.8]
-    right = [True, False, True, False, True]
+    confidence, right = [0.9, 0.5, 0.7, 0.6, 0.8], [True, False, True, False, True]
     # From the top: 0.9 0.8 0.7 right, 0.6 0.5 wrong.
-    assert abstention_threshold(confidence, right, 1.0) == 0.7
-    assert abstention_threshold(confidence, right, 0.75) == 0.6
-    assert abstention_threshold(confidence, right, 0.6) == 0.5
+    for precision, threshold in ((1.0, 0.7), (0.75, 0.6), (0.6, 0.5)):
+        assert abstention_threshold(confidence, right, precision) == threshold
     assert abstention_threshold(confidence, [False] * 5, 0.5) > 1
     assert abstention_threshold([], [], 0.9) > 1
     # A wrong one at the top does not hide that many below it are right.

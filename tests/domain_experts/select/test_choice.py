@@ -36,11 +36,10 @@ def null_rows(rng, documents=120, count=10):
 
 @pytest.mark.parametrize("method", ["exhaustive", "halving"])
 def test_noise_is_accepted_no_more_often_than_alpha(method):
-    rng = random.Random(0)
+    rng, names = random.Random(0), [f"c{i}" for i in range(10)]
     accepted, naive = 0, 0
     for trial in range(100):
         table, _ = table_of(null_rows(rng))
-        names = [f"c{i}" for i in range(10)]
         verdict = judge_winner(table, "wanda", names, method, "accuracy", trial)
         ((judged,),) = adjust_verdicts([[verdict]])
         accepted += accept_candidate([judged], 0.05) is not None
@@ -51,9 +50,8 @@ def test_noise_is_accepted_no_more_often_than_alpha(method):
 
 
 def test_the_verdict_by_hand():
-    rows = null_rows(random.Random(4), documents=40, count=4)
+    rows, names = null_rows(random.Random(4), documents=40, count=4), ["c0", "c1", "c2", "c3"]
     table, _ = table_of(rows)
-    names = ["c0", "c1", "c2", "c3"]
     gain = {n: [a - b for a, b in zip(rows[n], rows["base"], strict=True)] for n in names}
     best = max(names, key=lambda n: sum(gain[n]))
     verdict = judge_winner(table, "wanda", names, "exhaustive", "accuracy", 9)
@@ -66,23 +64,21 @@ def test_the_verdict_by_hand():
 
 
 def test_the_test_is_on_the_reported_figure():
-    rows = null_rows(random.Random(5), documents=40, count=2)
-    table, _ = table_of(rows)
-    by_accuracy = judge_winner(table, "wanda", ["c0"], "exhaustive", "accuracy", 0)
-    by_likelihood = judge_winner(table, "wanda", ["c0"], "exhaustive", "loglikelihood", 0)
+    table, _ = table_of(null_rows(random.Random(5), documents=40, count=2))
+    by_accuracy, by_likelihood = (
+        judge_winner(table, "wanda", ["c0"], "exhaustive", objective, 0) for objective in ("accuracy", "loglikelihood")
+    )
     assert by_accuracy == by_likelihood
 
 
 def test_documents_that_are_all_the_same_prove_nothing():
-    rows = {"base": [0.0] * 10, "c0": [1.0] * 10}
-    table, _ = table_of(rows, ["one"] * 10)
+    table, _ = table_of({"base": [0.0] * 10, "c0": [1.0] * 10}, ["one"] * 10)
     verdict = judge_winner(table, "wanda", ["c0"], "exhaustive", "accuracy", 0)
     assert (verdict.p, verdict.tested) == (0.5, 10)
 
 
 def test_a_fitted_candidate_is_judged_on_its_guard_only():
-    rows = {"base": [0.0] * 10, "fit": [1.0] * 4 + [0.0] * 6}
-    table, asked = table_of(rows)
+    table, asked = table_of({"base": [0.0] * 10, "fit": [1.0] * 4 + [0.0] * 6})
     verdict = judge_fitted(table, "fit", [2, 3, 8, 9], 0)
     assert {i for _, i in asked} == {2, 3, 8, 9}
     assert (verdict.gain, verdict.tested, verdict.p) == (0.5, 4, 0.25)
@@ -118,24 +114,23 @@ def test_a_few_ruined_documents_are_not_hidden_by_a_mean():
     assert accept_candidate([replace(verdict, holm=0.001, much_worse=0.05)], 0.05) is not None
 
 
+def assert_all_parted_and_no_key(parts, keys):
+    assert sorted(i for part in parts for i in part) == list(range(len(keys)))
+    assert sum(len({keys[i] for i in part}) for part in parts) == len(set(keys))
+
+
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("count", [2, 3, 7])
 def test_folds_part_all_documents_and_no_key(seed, count):
     rng = random.Random(seed)
     keys = [f"k{rng.randrange(40)}" for _ in range(rng.randrange(1, 120))]
     parts = split_folds(keys, count, seed)
-    assert sorted(i for p in parts for i in p) == list(range(len(keys)))
-    owner = {}
-    for n, part in enumerate(parts):
-        assert part
-        assert part == sorted(part)
-        for i in part:
-            assert owner.setdefault(keys[i], n) == n
+    assert_all_parted_and_no_key(parts, keys)
+    assert all(part and part == sorted(part) for part in parts)
     assert parts == split_folds(keys, count, seed)
     assert len(parts) == min(count, len(set(keys)))
     if len(keys) > 60:
-        largest = max(keys.count(k) for k in keys)
-        assert max(map(len, parts)) - min(map(len, parts)) <= largest
+        assert max(map(len, parts)) - min(map(len, parts)) <= max(map(keys.count, keys))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -143,23 +138,16 @@ def test_shares_part_all_documents_and_no_key(seed):
     rng = random.Random(seed)
     keys = [f"k{rng.randrange(60)}" for _ in range(100)]
     parts = split_by_share(keys, [0.4, 0.3], seed)
-    assert len(parts) == 3
-    assert sorted(i for p in parts for i in p) == list(range(100))
-    owner = {}
-    for n, part in enumerate(parts):
-        for i in part:
-            assert owner.setdefault(keys[i], n) == n
-    largest = max(keys.count(k) for k in keys)
+    assert_all_parted_and_no_key(parts, keys)
     for part, share in zip(parts, (40, 30, 30), strict=True):
-        assert abs(len(part) - share) <= largest
+        assert abs(len(part) - share) <= max(map(keys.count, keys))
     assert parts == split_by_share(keys, [0.4, 0.3], seed)
     assert parts != split_by_share(keys, [0.4, 0.3], seed + 1)
 
 
 def test_shares_of_distinct_documents_are_exact():
-    keys = [str(i) for i in range(50)]
-    assert list(map(len, split_by_share(keys, [0.4, 0.3], 0))) == [20, 15, 15]
-    assert list(map(len, split_by_share(keys[:10], [0.4, 0.3], 3))) == [4, 3, 3]
+    for count, sizes, seed in ((50, [20, 15, 15], 0), (10, [4, 3, 3], 3)):
+        assert list(map(len, split_by_share(list(map(str, range(count))), [0.4, 0.3], seed))) == sizes
     assert split_by_share([], [0.4], 0) == [[], []]
 
 
@@ -168,13 +156,8 @@ def verdict(p, gain=0.1, candidate="c", holm=None):
 
 
 def test_adjusting_spans_all_subdomains():
-    groups = [[verdict(0.01), verdict(0.04)], [], [verdict(0.02)]]
-    found = adjust_verdicts(groups)
-    assert [[v.holm for v in g] for g in found] == [
-        [pytest.approx(0.03), pytest.approx(0.04)],
-        [],
-        [pytest.approx(0.04)],
-    ]
+    found = adjust_verdicts([[verdict(0.01), verdict(0.04)], [], [verdict(0.02)]])
+    assert [[v.holm for v in g] for g in found] == [pytest.approx([0.03, 0.04]), [], pytest.approx([0.04])]
     assert [[v.p for v in g] for g in found] == [[0.01, 0.04], [], [0.02]]
     assert adjust_verdicts([]) == []
 
@@ -186,20 +169,21 @@ def test_accepting():
     assert accept_candidate([weak, replace(strong, holm=0.02)], 0.05).candidate == "strong"
     assert accept_candidate([weak, strong], 0.03).candidate == "weak"
     assert accept_candidate([weak, strong], 0.01) is None
-    assert accept_candidate([verdict(0.001, 0.0, holm=0.001)], 0.05) is None
-    assert accept_candidate([verdict(0.001, -0.2, holm=0.001)], 0.05) is None
-    assert accept_candidate([verdict(0.001, 0.2)], 0.05) is None
-    assert accept_candidate([], 0.05) is None
     assert accept_candidate([verdict(0.05, 0.2, holm=0.05)], 0.05) is not None
+    no_gain, loss, unadjusted = verdict(0.001, 0.0, holm=0.001), verdict(0.001, -0.2, holm=0.001), verdict(0.001, 0.2)
+    for turned_down in ([no_gain], [loss], [unadjusted], []):
+        assert accept_candidate(turned_down, 0.05) is None
 
 
 @pytest.mark.parametrize(("tests", "alpha"), [(1, 0.05), (1, 0.5), (2, 0.05), (16, 0.05), (7, 0.01), (1, 0.9)])
 def test_enough_documents_can_pass_one_of_the_tests(tests, alpha):
+    def accepted(documents):
+        sure = judge_fitted(table_of_gains(np.ones((documents, 1))), "c0", range(documents), 0)
+        return accept_candidate(adjust_verdicts([[sure], [verdict(1.0)] * (tests - 1)])[0], alpha) is not None
+
     needed = required_documents(tests, alpha)
-    sure = [judge_fitted(table_of_gains(np.ones((n, 1))), "c0", range(n), 0) for n in (needed, max(1, needed - 1))]
-    worst = [[verdict(1.0) for _ in range(tests - 1)]]
-    assert accept_candidate(adjust_verdicts([[sure[0]], *worst])[0], alpha) is not None
-    assert needed == 1 or accept_candidate(adjust_verdicts([[sure[1]], *worst])[0], alpha) is None
+    assert accepted(needed)
+    assert needed == 1 or not accepted(needed - 1)
 
 
 @pytest.mark.parametrize(
