@@ -6,17 +6,14 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from freemoe.core.run.progress import CollectingProgress
 from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.pipeline import build
 from freemoe.recipes import recipe_from
+from tests.rows import write_rows as write_jsonl
 from tests.tiny import tiny_model, tiny_tokenizer
-
-
-def write_jsonl(path, rows):
-    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
-    return path
 
 
 def choice_rows(count=64, seed=0):
@@ -31,8 +28,6 @@ def choice_rows(count=64, seed=0):
 
 def target_rows(model, tokenizer, count=40, seed=1):
     """Sums; every other target is what the base says anyway, so that it is neither all right nor all wrong."""
-    import torch
-
     rng = random.Random(seed)
     rows = []
     for i in range(count):
@@ -47,12 +42,11 @@ def target_rows(model, tokenizer, count=40, seed=1):
 
 def paragraphs(count=40, seed=2):
     rng = random.Random(seed)
-    letters = "etaoinshrdlu"
-    found = []
-    for _ in range(count):
-        words = ["".join(rng.choice(letters) for _ in range(rng.randrange(2, 8))) for _ in range(20)]
-        found.append(" ".join(words) + ".")
-    return found
+
+    def word():
+        return "".join(rng.choice("etaoinshrdlu") for _ in range(rng.randrange(2, 8)))
+
+    return [" ".join(word() for _ in range(20)) + "." for _ in range(count)]
 
 
 def task_recipe(world, output, **changes):

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 
@@ -126,10 +127,8 @@ def _workers(folder):
 def _texts(folder):
     found = []
     for path in folder.glob("*.jsonl"):
-        try:
+        with suppress(FileNotFoundError):
             found.append(path.read_bytes())
-        except FileNotFoundError:
-            continue
     return found
 
 
@@ -166,14 +165,13 @@ def stopped(world, folder, monkeypatch, name):
 
 def test_a_run_of_one_process_goes_on_with_two(world, alone, tmp_path, here, monkeypatch):
     stopped(world, tmp_path, monkeypatch, "purify|sums")
-    purified = []
-    fill = ParallelBuildStages.run_stage
+    filled, fill = [], ParallelBuildStages.run_stage
     monkeypatch.setattr(
-        ParallelBuildStages, "run_stage", lambda ahead, *given: purified.append(given[:2]) or fill(ahead, *given)
+        ParallelBuildStages, "run_stage", lambda ahead, *given: filled.append(given[:2]) or fill(ahead, *given)
     )
     same(build(recipe(world, tmp_path, workers=2)), alone)
     # One that is left is not worth a process.
-    assert purified[0] == ("purify", ["sums/all"])
+    assert filled[0] == ("purify", ["sums/all"])
 
 
 @pytest.fixture
@@ -199,10 +197,6 @@ def test_the_reported_split_stays_closed_until_the_choice_is_written(half, monke
 
 
 def test_a_plan_counts_every_workers_memory(world, tmp_path):
-    def memory(workers):
-        found = plan_build(recipe(world, tmp_path, workers=workers))
-        assert found["workers"] == workers
-        return found["memory_bytes"], found["base_bytes"]
-
-    one, base = memory(1)
-    assert memory(3)[0] == base + 3 * one
+    one, three = (plan_build(recipe(world, tmp_path, workers=workers)) for workers in (1, 3))
+    assert (one["workers"], three["workers"]) == (1, 3)
+    assert three["memory_bytes"] == one["base_bytes"] + 3 * one["memory_bytes"]

@@ -95,18 +95,6 @@ def test_the_loss_of_one_expert(moe):
     assert not torch.equal(moe(ids, attention_mask=mask, labels=labels).loss, wanted)
 
 
-@pytest.mark.parametrize(
-    "asked", [{"output_hidden_states": True}, {"output_attentions": True}, {"return_dict": False}], ids=str
-)
-def test_what_calls_of_one_expert_each_cannot_give_is_refused(moe, asked):
-    ids, mask = ids_of(*PROMPTS)
-    with pytest.raises(DataError, match=f"3 experts, and {next(iter(asked))} needs one"):
-        moe(ids, attention_mask=mask, expert=NAMES, strategy="grouped", **asked)
-    for refused in ({"streamer": TextIteratorStreamer(moe.tokenizer)}, {"return_dict_in_generate": True}):
-        with pytest.raises(DataError, match=f"{next(iter(refused))} needs one"):
-            moe.generate(ids, attention_mask=mask, expert=NAMES, strategy="swap", **refused, **GREEDY)
-
-
 def test_an_unknown_expert_stops_a_batch_before_it_runs(moe, monkeypatch):
     ids, mask = ids_of(*PROMPTS)
     monkeypatch.setattr(moe.model, "forward", lambda **inputs: pytest.fail("it ran"))

@@ -1,7 +1,5 @@
 """A build from files to artefact: what stands in it, and that the report is about what is on disk."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -9,7 +7,6 @@ from safetensors.torch import load_file
 
 from freemoe.core.artifacts import MANIFEST, read_manifest
 from freemoe.core.errors import FreeMoEError
-from freemoe.core.run.folder import interrupted_message
 from freemoe.core.run.progress import CollectingProgress
 from freemoe.domain_experts.expert import DomainExpert
 from freemoe.domain_experts.mixture import FreeMoE
@@ -23,8 +20,13 @@ from freemoe.models.mask import Mask
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
 from freemoe.recipes import load_recipe
-from tests.domain_experts.conftest import read_result, task_recipe, text_recipe, write_jsonl
+from tests.domain_experts.conftest import read_result, task_recipe, write_jsonl
 from tests.tiny import tiny_model
+
+
+def experts_of(folder):
+    tensors = load_file(folder / "experts.safetensors")
+    return {e["name"]: DomainExpert.from_parts(e, tensors) for e in read_manifest(folder)["experts"]}
 
 
 def reported(world, name, spec):
@@ -54,11 +56,9 @@ def test_no_weight_of_the_base_is_in_the_artefact(artefact, text_artefact):
 
 def test_the_result_is_what_the_experts_do(world, artefact):
     """Every per-document score again, by hand: load, switch off, score one document at a time."""
-    result, tensors = read_result(artefact), load_file(artefact / "experts.safetensors")
-    model = tiny_model("llama")
+    model, experts = tiny_model("llama"), experts_of(artefact)
     weights = find_weights(model)
-    experts = {e["name"]: DomainExpert.from_parts(e, tensors) for e in read_manifest(artefact)["experts"]}
-    for domain, spec in zip(result["domains"], (world.law, world.sums), strict=True):
+    for domain, spec in zip(read_result(artefact)["domains"], (world.law, world.sums), strict=True):
         data, documents = reported(world, domain["name"], spec)
         evaluator = Evaluator(Scorer(model, world.tokenizer), data.graders)
         assert [d["key"] for d in domain["documents"]] == [d.key for d in documents]
@@ -122,8 +122,7 @@ def test_text(world, text_artefact):
     assert (domain["unit"], domain["metric"]) == ("perplexity", "perplexity")
     model = tiny_model("llama")
     weights = find_weights(model)
-    (described,) = read_manifest(text_artefact)["experts"]
-    expert = DomainExpert.from_parts(described, load_file(text_artefact / "experts.safetensors"))
+    (expert,) = experts_of(text_artefact).values()
     assert expert.kind == "switch"
     _, documents = reported(world, "wiki", f"text:{world.text}")
     scorer = Scorer(model, world.tokenizer)
@@ -145,14 +144,9 @@ def test_text(world, text_artefact):
 
 
 def test_guarded_noise_gets_the_base(world, tmp_path):
-    recipe = task_recipe(
-        world,
-        tmp_path / "out",
-        domains={"law": [str(world.law)]},
-        search={"metrics": ["random"], "select": "guarded", "method": "exhaustive"},
-        subdomains={"count": 1},
-    )
-    folder = build(recipe)
+    search = {"metrics": ["random"], "select": "guarded", "method": "exhaustive"}
+    law = {"law": [str(world.law)]}
+    folder = build(task_recipe(world, tmp_path / "out", domains=law, search=search, subdomains={"count": 1}))
     (domain,) = read_result(folder)["domains"]
     (sub,) = domain["subdomains"]
     assert sub["chosen"] == "base"
@@ -165,16 +159,14 @@ def test_guarded_noise_gets_the_base(world, tmp_path):
     assert "no reliable gain" in (folder / "README.md").read_text()
 
 
-LONG = [{"prompt": f"p{i}", "target": "x" * 300} for i in range(20)]
-LONG_PROMPTS = [{"prompt": f"p{i}" * 100, "target": "x"} for i in range(20)]
 BAD = {
     "text beside tasks": (
         lambda w, rows: {"domains": {"d": [str(w.law), f"text:{w.text}"]}},
         "mixes plain text with tasks",
     ),
     "layers": (lambda w, rows: {"bands": {"layers": [0, 9]}}, r"\[0, 9\)"),
-    "answers": (lambda w, rows: rows(LONG), "300 tokens, more than the model's context of 256"),
-    "prompts": (lambda w, rows: {**rows(LONG_PROMPTS), "data": {"overflow": "error"}}, "--overflow truncate"),
+    "answers": (lambda w, rows: rows("p", "x" * 300), "300 tokens, more than the model's context of 256"),
+    "prompts": (lambda w, rows: {**rows("p" * 300, "x"), "data": {"overflow": "error"}}, "--overflow truncate"),
     "no base": (lambda w, rows: {"model": str(w.root)}, "tokenizer|config.json"),
     "no file": (lambda w, rows: {"domains": {"d": ["./nowhere.jsonl"]}}, "nowhere"),
 }
@@ -182,7 +174,8 @@ BAD = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_leaves_no_artefact(world, tmp_path, case):
-    def rows(made):
+    def rows(prompt, target):
+        made = [{"prompt": f"{prompt}{i}", "target": target} for i in range(20)]
         return {"domains": {"d": [str(write_jsonl(tmp_path / "rows.jsonl", made))]}}
 
     changes, message = BAD[case]
@@ -209,11 +202,3 @@ def test_a_prompt_that_is_cut_is_said(world, tmp_path):
     assert any("12 prompts of p are longer than the context of 256" in line for line in told.lines)
     assert any("power: d, magnitude" in line and "(12 documents test it" in line for line in told.lines)
     assert set(read_result(folder)["domains"][0]["rows"]) == {"base", "expert", "routed"}
-
-
-def test_what_an_interrupted_run_is_told(world, tmp_path):
-    recipe = text_recipe(world, tmp_path / "out")
-    assert "before any unit" in interrupted_message(recipe.output)
-    (tmp_path / "out.partial").mkdir()
-    (tmp_path / "out.partial" / "journal.jsonl").write_text(json.dumps({}))
-    assert "run the same command again" in interrupted_message(recipe.output)

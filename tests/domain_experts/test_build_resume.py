@@ -1,7 +1,6 @@
 """Builds that are stopped: what is finished is kept, and the end is the same, byte by byte; test_ahead.py kills one."""
 
 import shutil
-from dataclasses import replace
 
 import pytest
 
@@ -10,6 +9,7 @@ from freemoe.core.run.journal import RunJournal
 from freemoe.domain_experts.pipeline import build
 from freemoe.domain_experts.purify import methods as purification
 from tests.domain_experts.conftest import choice_rows, read_result, task_recipe, write_jsonl
+from tests.domain_experts.test_candidates import put_method
 from tests.tiny import tiny_model, tiny_tokenizer
 
 FILES = ("experts.safetensors", "router.safetensors")
@@ -36,8 +36,8 @@ def unbroken(world, tmp_path_factory):
 class Counter:
     """Counts the work that is really done."""
 
-    def __init__(self, monkeypatch, output):
-        self.units, self.purified, self.stop_after = [], [], None
+    def __init__(self, monkeypatch, output, stop_after=None):
+        self.units, self.purified, self.stop_after = [], [], stop_after
         unit, purify = RunJournal.run_unit, purification.METHODS.get("greedy").search
 
         def counted_unit(journal, name, work):
@@ -56,9 +56,7 @@ class Counter:
             return purify(*args, **kwargs)
 
         monkeypatch.setattr(RunJournal, "run_unit", counted_unit)
-        monkeypatch.setitem(
-            purification.METHODS._entries, "greedy", replace(purification.METHODS.get("greedy"), search=counted_purify)
-        )
+        put_method(monkeypatch, "greedy", counted_purify)
 
 
 def same(a, b):
@@ -74,20 +72,17 @@ def same(a, b):
 def test_a_stopped_build_goes_on_where_it_stopped(world, unbroken, tmp_path, monkeypatch, after):
     total = read_result(unbroken)["cost"]["units_done"]
     after %= total
-    recipe = small(world, tmp_path)
-    counter = Counter(monkeypatch, tmp_path / "out")
-    counter.stop_after = after
+    counter = Counter(monkeypatch, tmp_path / "out", after)
     with pytest.raises(KeyboardInterrupt):
-        build(recipe)
+        build(small(world, tmp_path))
     assert not (tmp_path / "out").exists()
     # Before any unit of work is finished there is nothing to keep: the first one only notes what is read.
     kept = 0 if after == 1 else after
     assert (tmp_path / "out.partial").is_dir() == (kept > 0)
     assert len(counter.units) == after
     counter.stop_after = None
-    folder = build(recipe)
+    first, _ = same(build(small(world, tmp_path)), unbroken)
     assert not (tmp_path / "out.partial").exists()
-    first, _ = same(folder, unbroken)
     assert len(set(counter.units)) == total
     assert len(counter.units) == total + after - kept
     assert first["cost"]["units_done"] == total - kept
@@ -112,7 +107,7 @@ def test_stopped_many_times(world, unbroken, tmp_path, monkeypatch):
 
 def stop(world, folder, monkeypatch, after=6, **changes):
     with monkeypatch.context() as patch:
-        Counter(patch, folder / "out").stop_after = after
+        Counter(patch, folder / "out", after)
         with pytest.raises(KeyboardInterrupt):
             build(small(world, folder, **changes))
 

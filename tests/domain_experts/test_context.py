@@ -57,12 +57,9 @@ def test_reported_scores_have_a_type_of_their_own(context):
 
 
 def test_tasks_of_one_name_in_two_domains_keep_their_own_grader(world, tmp_path):
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
     one = write_jsonl(tmp_path / "a" / "task.jsonl", choice_rows(20, seed=3))
-    two = write_jsonl(
-        tmp_path / "b" / "task.jsonl", [{"prompt": f"{i}?", "target": "x", "key": f"z{i}"} for i in range(20)]
-    )
+    targets = [{"prompt": f"{i}?", "target": "x", "key": f"z{i}"} for i in range(20)]
+    two = write_jsonl(tmp_path / "b" / "task.jsonl", targets)
     context = prepare_context(task_recipe(world, tmp_path / "out", domains={"a": [str(one)], "b": [str(two)]}))
     for name, data in context.domains.items():
         found = context.score_documents(name, "base", Mask, data.reference.documents)

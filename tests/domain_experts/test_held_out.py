@@ -57,14 +57,17 @@ def score(small, artefact=None, told=None, **changes):
     return evaluate(recipe_from(data), progress=told)
 
 
-def searched(small, name, spec):
-    """The reference documents of the build."""
-    data = load_domain(name, [spec], tokenizer=tiny_tokenizer(), seed=SEED)
-    return list(data.reference.documents)
+def carved(name, spec, **seed):
+    return load_domain(name, [str(spec)], tokenizer=tiny_tokenizer(), **seed)
+
+
+def searched(small):
+    """The questions and the blocks of text that the build saw."""
+    return [carved(*of, seed=SEED).reference.documents for of in (("law", small.law), ("wiki", f"text:{small.text}"))]
 
 
 def test_no_key_is_on_both_sides_whatever_the_seed(small):
-    known = {d.key for d in searched(small, "law", str(small.law))}
+    known = {d.key for d in searched(small)[0]}
     assert len(known) == 32
     own = score(small)["domains"][0]
     assert own["set_aside"] == {"documents": 0, "of": 32, "by": {}}
@@ -98,7 +101,7 @@ def test_a_text_cut_otherwise_shares_no_run_of_words_with_what_was_searched(smal
         found = split_words(text)
         return {tuple(found[i : i + 13]) for i in range(len(found) - 12)}
 
-    known = set().union(*(runs(d.reference) for d in searched(small, "wiki", f"text:{small.text}")))
+    known = set().union(*(runs(d.reference) for d in searched(small)[1]))
     own = score(small, domains={"wiki": [f"text:{small.text}"]})["domains"][0]
     assert own["set_aside"]["documents"] == 0
     # The same text a few bytes on, so that every block is another one, and another half of it reported.
@@ -107,27 +110,25 @@ def test_a_text_cut_otherwise_shares_no_run_of_words_with_what_was_searched(smal
     (tmp_path / "first.txt").write_text("some other words that are no part of it at all. " * 20)
     shifted = f"text:{tmp_path / 'first.txt'}::{tmp_path / 'second.txt'}"
     (domain,) = score(small, domains={"wiki": [shifted]})["domains"]
-    tokenizer = tiny_tokenizer()
-    reported = load_domain("wiki", [shifted], tokenizer=tokenizer).reported
+    reported = carved("wiki", shifted).reported
     assert domain["set_aside"]["of"] == len(reported)
     assert 0 < domain["set_aside"]["by"]["text"] <= domain["set_aside"]["documents"] < len(reported)
-    kept = {d["id"] for d in domain["documents"]}
-    inside = load_domain("wiki", [shifted], tokenizer=tokenizer).reported.filter_documents(
-        lambda documents: [bool(known & runs(d.reference)) for d in documents]
-    )
+    inside = carved("wiki", shifted).reported.filter_documents(lambda ds: [bool(known & runs(d.reference)) for d in ds])
     assert len(inside) == domain["set_aside"]["documents"]
-    assert len(kept) == len(reported) - len(inside)
+    assert len({d["id"] for d in domain["documents"]}) == len(reported) - len(inside)
 
 
 def test_when_nothing_is_left_it_says_so(small, tmp_path):
-    known = {d.prompt for d in searched(small, "law", str(small.law))}
-    seen = write_jsonl(tmp_path / "seen.jsonl", [row for row in small.rows if row["question"] in known])
-    with pytest.raises(DataError, match=r"nothing is left to report on.*own seed is 3"):
-        score(small, domains={"law": [str(seen)]})
+    known = {d.prompt for d in searched(small)[0]}
+    again = [row for row in small.rows if row["question"] in known]
     # Under other keys they are still the same questions.
-    keyed = [row | {"key": f"mine {n}"} for n, row in enumerate(small.rows) if row["question"] in known]
-    with pytest.raises(DataError, match="as the same question with the same answer"):
-        score(small, domains={"law": [str(write_jsonl(tmp_path / "keyed.jsonl", keyed))]})
+    keyed = [row | {"key": f"mine {n}"} for n, row in enumerate(again)]
+    for rows, message in (
+        (again, r"nothing is left to report on.*own seed is 3"),
+        (keyed, "as the same question with the same answer"),
+    ):
+        with pytest.raises(DataError, match=message):
+            score(small, domains={"law": [str(write_jsonl(tmp_path / "seen.jsonl", rows))]})
 
 
 def legacy(small, folder):
@@ -156,7 +157,7 @@ def test_the_manifest_names_the_file_and_vouches_for_it(small, tmp_path):
     assert said["bytes"] == (small.artefact / SEEN_FILE).stat().st_size < 20_000
     assert said == read_result(small.artefact)["seen"]
     seen = read_record(small.artefact).seen
-    assert said["documents"] == seen.documents == 32 + len(searched(small, "wiki", f"text:{small.text}"))
+    assert said["documents"] == seen.documents == 32 + len(searched(small)[1])
     for name, change in (
         (SEEN_FILE, lambda d: d[:-8] + bytes(8)),
         (MANIFEST, lambda d: d.replace(b'"seen"', b'"gone"')),
@@ -175,7 +176,7 @@ def test_lm_eval_is_told_which_documents_were_seen(small, tmp_path, caplog):
 
     from freemoe.domain_experts.hosting.lm_eval_model import FreeMoELM
 
-    known = {d.prompt for d in searched(small, "law", str(small.law))}
+    known = {d.prompt for d in searched(small)[0]}
     # Shown examples were seen; that is not what is asked.
     shots = "".join(f"{r['question']} {r['choices'][r['answer']]}\n\n" for r in small.rows if r["question"] in known)[
         :200
@@ -208,5 +209,5 @@ def test_lm_eval_is_told_which_documents_were_seen(small, tmp_path, caplog):
 def test_the_hashes_say_nothing_of_documents_that_were_not_searched(small):
     seen = read_record(small.artefact).seen
     assert len(seen.keys) == len(np.unique(seen.keys))
-    law = load_domain("law", [str(small.law)], tokenizer=tiny_tokenizer(), seed=SEED)
+    law = carved("law", small.law, seed=SEED)
     assert len(law.reported.filter_documents(lambda ds: [not seen.seen_reason(d) for d in ds])) == 32

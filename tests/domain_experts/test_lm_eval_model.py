@@ -8,6 +8,7 @@ import torch
 from freemoe.cli.lm_eval import command_line
 from freemoe.core.errors import DataError, RecipeError, UnknownNameError
 from tests.cli.conftest import freemoe  # noqa: F401  a fixture
+from tests.lm_eval_files import write_task
 from tests.tiny import tiny_model, tiny_tokenizer
 
 # lm-eval and its libraries warn of their own affairs.
@@ -17,40 +18,43 @@ CONTEXT = 160
 SHOTS = "12+5=17\n30+4=34\n"
 
 
-def rows(count=8):
-    sums = [(f"{i}+{3 * i}=", f"{4 * i}") for i in range(count)]
-    return [{"q": SHOTS + q, "choices": [a, f"{a}.", "none"], "answer": i % 3} for i, (q, a) in enumerate(sums)]
+def rows():
+    return [
+        {"q": f"{SHOTS}{i}+{3 * i}=", "choices": [f"{4 * i}", f"{4 * i}.", "none"], "answer": i % 3} for i in range(8)
+    ]
 
 
-def task_config(kind, **changes):
-    """A choice, a generation or a perplexity over the same rows, made without files."""
-    from datasets import Dataset
-
-    config = {
-        "task": kind,
-        "custom_dataset": lambda **_: {"test": Dataset.from_list(rows())},
-        "test_split": "test",
+CONFIGS = {
+    "choice": {
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{q}}",
+        "doc_to_choice": "choices",
+        "doc_to_target": "answer",
+        "metric_list": [{"metric": "acc"}],
+    },
+    "generate": {
+        "output_type": "generate_until",
         "doc_to_text": "{{q}}",
         "doc_to_target": "answer",
-    }
-    if kind == "choice":
-        config |= {"output_type": "multiple_choice", "doc_to_choice": "choices", "metric_list": [{"metric": "acc"}]}
-    elif kind == "generate":
-        config |= {
-            "output_type": "generate_until",
-            "generation_kwargs": {"until": ["\n", "e"], "max_gen_toks": 9, "do_sample": False},
-            "metric_list": [{"metric": "exact_match"}],
-        }
-    else:
-        long = ["".join(f"{i}+{n}={i + n}\n" for i in range(n)) for n in (2, 19, 31, 50)]
-        config |= {
-            "output_type": "loglikelihood_rolling",
-            "custom_dataset": lambda **_: {"test": Dataset.from_list([{"q": q} for q in long])},
-            "doc_to_text": "",
-            "doc_to_target": "{{q}}",
-            "metric_list": [{"metric": "byte_perplexity"}],
-        }
-    return {**config, **changes}
+        "generation_kwargs": {"until": ["\n", "e"], "max_gen_toks": 9, "do_sample": False},
+        "metric_list": [{"metric": "exact_match"}],
+    },
+    "perplexity": {
+        "output_type": "loglikelihood_rolling",
+        "doc_to_text": "",
+        "doc_to_target": "{{q}}",
+        "metric_list": [{"metric": "byte_perplexity"}],
+    },
+}
+
+
+def task_config(kind):
+    """A choice or a generation over the same rows, or a perplexity over longer ones, made without files."""
+    from datasets import Dataset
+
+    long = [{"q": "".join(f"{i}+{n}={i + n}\n" for i in range(n))} for n in (2, 19, 31, 50)]
+    held = Dataset.from_list(long if kind == "perplexity" else rows())
+    return {"task": kind, "custom_dataset": lambda **_: {"test": held}, "test_split": "test", **CONFIGS[kind]}
 
 
 @functools.cache
@@ -64,26 +68,18 @@ def samples(model, config, **options):
     """lm-eval's log of every document."""
     import lm_eval
 
-    loaded = manager().load([config])["tasks"]
-    task = next(iter(loaded.values())) if isinstance(loaded, dict) else loaded[0]
+    tasks = list(manager().load([config])["tasks"].values())
     result = lm_eval.simple_evaluate(
-        model, tasks=[task], task_manager=manager(), log_samples=True, bootstrap_iters=0, **options
+        model, tasks=tasks, task_manager=manager(), log_samples=True, bootstrap_iters=0, **options
     )
     (found,) = result["samples"].values()
     return found
 
 
-def hflm(model, **options):
+def hflm(model):
     from lm_eval.models.huggingface import HFLM
 
-    return HFLM(
-        pretrained=model,
-        tokenizer=tiny_tokenizer(),
-        batch_size=4,
-        max_length=CONTEXT,
-        softmax_dtype="float32",
-        **options,
-    )
+    return HFLM(model, tokenizer=tiny_tokenizer(), batch_size=4, max_length=CONTEXT, softmax_dtype="float32")
 
 
 def ours(**arguments):
@@ -126,6 +122,15 @@ def asked(pairs, kind="loglikelihood"):
     return [Instance(kind, {}, pair, i) for i, pair in enumerate(pairs)]
 
 
+def loglikelihoods(lm, pairs):
+    return lm.loglikelihood(asked(pairs), disable_tqdm=True)
+
+
+def numbers(lm, pairs, within):
+    """What the log-likelihoods must come near to."""
+    return pytest.approx([value for value, _ in loglikelihoods(lm, pairs)], abs=within)
+
+
 PROMPTS = ["treaty judge claim 5?", "12+7*3=", "court appeal party 9?", "881+5*2=", "treaty judge claim 5?"]
 
 
@@ -133,19 +138,17 @@ def test_each_request_is_answered_by_the_expert_of_its_context(world, artefact, 
     pairs = [(p, a) for p in PROMPTS for a in (" yes", " no.")]
     lm = ours(pretrained=str(artefact), device="cpu")
     assert lm.expert == "auto"
-    found = lm.loglikelihood(asked(pairs), disable_tqdm=True)
-    names = [moe.route(torch.tensor([tiny_tokenizer().encode(p, add_special_tokens=False)]))[0][0] for p, _ in pairs]
-    assert len(set(names)) > 1
-    for pair, name, (value, greedy) in zip(pairs, names, found, strict=True):
-        with moe.expert(name):
-            ((expected, other),) = hflm(moe.model).loglikelihood(asked([pair]), disable_tqdm=True)
+    names = dict(zip(PROMPTS, (name for name, _ in moe.route(PROMPTS)), strict=True))
+    assert len(set(names.values())) > 1
+    for pair, (value, greedy) in zip(pairs, loglikelihoods(lm, pairs), strict=True):
+        with moe.expert(names[pair[0]]):
+            ((expected, other),) = loglikelihoods(hflm(moe.model), [pair])
         assert (value, greedy) == (pytest.approx(expected, abs=2e-4), other)
     assert lm.moe.active == "base"
     texts = lm.generate_until(asked([(p, {"until": ["\n"], "max_gen_toks": 5}) for p in PROMPTS], "generate_until"))
     whole = lm.loglikelihood_rolling(asked([(p,) for p in PROMPTS], "loglikelihood_rolling"))
     for i, prompt in enumerate(PROMPTS):
-        name = moe.route(torch.tensor([tiny_tokenizer().encode(prompt, add_special_tokens=False)]))[0][0]
-        with moe.expert(name):
+        with moe.expert(names[prompt]):
             rival = hflm(moe.model)
             assert rival.generate_until(asked([(prompt, {"until": ["\n"], "max_gen_toks": 5})]), True) == [texts[i]]
             (expected,) = rival.loglikelihood_rolling(asked([(prompt,)]), disable_tqdm=True)
@@ -154,33 +157,27 @@ def test_each_request_is_answered_by_the_expert_of_its_context(world, artefact, 
 
 def test_a_named_expert_answers_everything(world, artefact, moe):
     pairs = [(p, " yes") for p in PROMPTS]
-    for arguments in (
-        {"pretrained": str(world.base), "artefact": str(artefact), "expert": "law/1"},
-        {"pretrained": moe, "expert": "law/1"},
-    ):
-        lm = ours(**arguments, **({} if "artefact" not in arguments else {"device": "cpu"}))
-        found = lm.loglikelihood(asked(pairs), disable_tqdm=True)
-        with moe.expert("law/1"):
-            expected = hflm(moe.model).loglikelihood(asked(pairs), disable_tqdm=True)
-        assert [v for v, _ in found] == pytest.approx([v for v, _ in expected], abs=2e-4)
-    base = ours(pretrained=moe, expert="base").loglikelihood(asked(pairs), disable_tqdm=True)
-    assert [v for v, _ in base] != pytest.approx([v for v, _ in found], abs=1e-3)
+    with moe.expert("law/1"):
+        expected = numbers(hflm(moe.model), pairs, 2e-4)
+    for given in ({"pretrained": str(world.base), "artefact": str(artefact), "device": "cpu"}, {"pretrained": moe}):
+        found = [value for value, _ in loglikelihoods(ours(**given, expert="law/1"), pairs)]
+        assert found == expected
+    base = ours(pretrained=moe, expert="base")
+    assert found != numbers(base, pairs, 1e-3)
     plain = ours(pretrained=str(world.base), device="cuda:0")  # what lm-eval's command asks for everywhere
     assert plain.expert == "base"
     if not torch.cuda.is_available():
         assert plain.device.type == "cpu"
-    same = plain.loglikelihood(asked(pairs), disable_tqdm=True)
-    assert [v for v, _ in same] == pytest.approx([v for v, _ in base], abs=1e-5)
+    assert [value for value, _ in loglikelihoods(plain, pairs)] == numbers(base, pairs, 1e-5)
 
 
 def test_a_request_without_context_gets_the_base(moe, monkeypatch):
     lm = ours(pretrained=moe, expert="auto")
     seen = []
     monkeypatch.setattr(moe, "route", lambda ids, mask=None: seen.append(ids) or [("law/0", None)])
-    found = lm.loglikelihood(asked([("", "alone"), ("12+7=", "19")]), disable_tqdm=True)
+    found = loglikelihoods(lm, [("", "alone"), ("12+7=", "19")])
     assert len(seen) == 1
-    plain = ours(pretrained=moe, expert="base").loglikelihood(asked([("", "alone")]), disable_tqdm=True)
-    assert found[0] == plain[0]
+    assert found[:1] == loglikelihoods(ours(pretrained=moe, expert="base"), [("", "alone")])
 
 
 @pytest.mark.parametrize("setting", [{"do_sample": True}, {"temperature": 0.7}, {"num_beams": 4}])
@@ -212,22 +209,14 @@ def test_bad_arguments(world, moe):
 def test_the_command(world, tmp_path, monkeypatch, freemoe):  # noqa: F811
     from lm_eval import tasks
 
+    folder = write_task(tmp_path)
     # lm-eval's own tasks are not indexed.
     monkeypatch.setattr(tasks, "TaskManager", functools.partial(tasks.TaskManager, include_defaults=False))
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    lines = '{"q": "1+1=", "choices": ["2", "3"], "answer": 0}\n{"q": "1+2=", "choices": ["2", "3"], "answer": 1}\n'
-    (tmp_path / "rows.jsonl").write_text(lines)
-    (tmp_path / "sums.yaml").write_text(
-        "task: sums_here\ndataset_path: json\n"
-        f"dataset_kwargs: {{data_files: {{test: {tmp_path / 'rows.jsonl'}}}}}\n"
-        'test_split: test\noutput_type: multiple_choice\ndoc_to_text: "{{q}}"\ndoc_to_choice: choices\n'
-        "doc_to_target: answer\nmetric_list: [{metric: acc}]\n"
-    )
-    arguments = f"--model_args pretrained={world.base} --tasks {tmp_path / 'sums.yaml'}"
-    done = freemoe("lm-eval", *arguments.split())
-    assert done.code == 0, done.err
+    arguments = f"--model_args pretrained={world.base} --tasks sums --limit 2 --include_path {folder}"
+    done = freemoe("lm-eval", *arguments.split()).ok()
     assert "freemoe (" in done.out
-    assert "|sums_here|" in done.out
+    assert "|sums|" in done.out.replace(" ", "")
 
 
 def test_lm_evals_command_line_is_passed_on():

@@ -66,20 +66,18 @@ def test_merging_in_many_shards(case, tmp_path):
 def test_merging_that_fails_leaves_nothing(moe, tmp_path, monkeypatch):
     before = bits(moe.model)
 
-    def fails(error):
-        def save(model, folder, size):
-            folder.mkdir()
-            (folder / "half").write_text("x")
-            raise error
-
-        return save
-
     for error, seen, message in (
         (OSError(28, "No space left on device"), ArtifactError, "The disk is full: .*merged could not be written"),
         (SafetensorError("I/O error"), ArtifactError, "could not be written: I/O error"),
         (KeyboardInterrupt("by hand"), KeyboardInterrupt, "by hand"),
     ):
-        monkeypatch.setattr(saving, "save_checkpoint", fails(error))
+
+        def fails(model, folder, size, error=error):
+            folder.mkdir()
+            (folder / "half").write_text("x")
+            raise error
+
+        monkeypatch.setattr(saving, "save_checkpoint", fails)
         with pytest.raises(seen, match=message):
             moe.merge_and_save("law/0", tmp_path / "merged")
         assert list(tmp_path.iterdir()) == []

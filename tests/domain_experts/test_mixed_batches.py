@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from transformers import TextIteratorStreamer
 
 from freemoe.core.errors import BusyError, DataError, RecipeError
 from freemoe.domain_experts.expert import band_expert, switch_expert, unit_expert
@@ -71,9 +72,8 @@ def test_a_generation_is_one_call(moe, strategy, monkeypatch):
     calls, generate = [], moe.model.generate
     monkeypatch.setattr(moe.model, "generate", lambda **given: calls.append(given) or generate(**given))
     ids, mask = ids_of(*PROMPTS)
-    out = moe.generate(
-        ids, attention_mask=mask, expert=NAMES, strategy=strategy, return_dict_in_generate=True, num_beams=2, **GREEDY
-    )
+    options = {"expert": NAMES, "strategy": strategy, "return_dict_in_generate": True, "num_beams": 2, **GREEDY}
+    out = moe.generate(ids, attention_mask=mask, **options)
     assert len(calls) == 1
     alone = moe.generate(ids[:1], attention_mask=mask[:1], expert="d/0", num_beams=2, **GREEDY)
     assert torch.equal(out.sequences[:1, : alone.shape[1]], alone)
@@ -90,6 +90,14 @@ def test_what_only_one_pass_can_give(moe):
     for strategy in ("grouped", "swap"):
         with pytest.raises(DataError, match=r"labels, output_hidden_states needs one.*strategy='fused'"):
             moe(ids, expert=NAMES, strategy=strategy, **asked)
+        for call, refused in (
+            (moe, {"output_attentions": True}),
+            (moe, {"return_dict": False}),
+            (moe.generate, {"return_dict_in_generate": True}),
+            (moe.generate, {"streamer": TextIteratorStreamer(moe.tokenizer)}),
+        ):
+            with pytest.raises(DataError, match=f"4 experts, and {next(iter(refused))} needs one"):
+                call(ids, expert=NAMES, strategy=strategy, **refused)
 
 
 def test_an_unknown_strategy(moe):

@@ -112,23 +112,23 @@ def test_a_new_name_for_the_base_is_written(text_artefact, world, tmp_path):
 
 
 def test_what_could_not_be_read_again_is_not_written(world, tmp_path):
-    nothing = FreeMoE(world.model, [switch_expert("law/empty", Mask())], tokenizer=world.tokenizer)
-    with pytest.raises(ArtifactError, match=r"law/empty.*nothing that is off"):
-        nothing.save_pretrained(tmp_path / "x", base=str(world.base))
-    nameless = FreeMoE(tiny_model("llama"), [DomainExpert("law/none")])
-    with pytest.raises(ArtifactError, match="does not say where it was loaded from"):
-        nameless.save_pretrained(tmp_path / "x")
-    with pytest.raises(ArtifactError, match="no experts to save"):
-        FreeMoE(world.model, [], tokenizer=world.tokenizer).save_pretrained(tmp_path / "x", base=str(world.base))
+    base = str(world.base)
+    for model, experts, given, message in (
+        (world.model, [switch_expert("law/empty", Mask())], base, r"law/empty.*nothing that is off"),
+        (tiny_model("llama"), [DomainExpert("law/none")], None, "does not say where it was loaded from"),
+        (world.model, [], base, "no experts to save"),
+    ):
+        with pytest.raises(ArtifactError, match=message):
+            FreeMoE(model, experts, tokenizer=world.tokenizer).save_pretrained(tmp_path / "x", base=given)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("keep")
     for overwrite, fault in ((False, "exists already"), (True, "is not an artefact")):
         with pytest.raises(ArtifactError, match=fault):
-            by_hand(world).save_pretrained(tmp_path / "full", base=str(world.base), overwrite=overwrite)
+            by_hand(world).save_pretrained(tmp_path / "full", base=base, overwrite=overwrite)
     assert [p.name for p in (tmp_path / "full").iterdir()] == ["mine.txt"]
-    saved = by_hand(world).save_pretrained(tmp_path / "mine", base=str(world.base))
     moe = by_hand(world)
+    saved = moe.save_pretrained(tmp_path / "mine", base=base)
     moe.delete_expert("law/units")
-    assert moe.save_pretrained(saved, base=str(world.base), overwrite=True) == saved
+    assert moe.save_pretrained(saved, base=base, overwrite=True) == saved
     assert FreeMoE.from_pretrained(saved, device="cpu").experts == ["law/mine", "law/none"]

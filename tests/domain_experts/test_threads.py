@@ -22,6 +22,7 @@ from tests.tiny import tiny_model, tiny_tokenizer
 
 PROMPTS = ["court?", "12+7=", "treaty 9"]
 NAMES = ["base", "a", "b", "c", "d", "a+c", "b&d"]
+GREEDY = {"max_new_tokens": 3, "do_sample": False}
 
 
 def experts_on(model, names="abcd"):
@@ -62,7 +63,7 @@ def slow(ids, scores):
 
 
 def text(moe, prompt, name, **options):
-    return moe.generate_text(prompt, expert=name, max_new_tokens=3, do_sample=False, **options)[0]
+    return moe.generate_text(prompt, expert=name, **GREEDY, **options)[0]
 
 
 def logits(moe, prompt, name):
@@ -82,11 +83,10 @@ def test_eight_threads_get_what_one_gets(moe, model):
     keys = [(moe, p, n) for n in NAMES for p in PROMPTS] + [(other, p, n) for n in ("w", "x", "base") for p in PROMPTS]
     texts, scores = ({key: give(*key) for key in keys} for give in (text, logits))
     assert len(set(texts.values())) > 6
-    wrong = []
 
     def work(seed):
         rng = random.Random(seed)
-        for number in range(60):
+        for _ in range(60):
             host, prompt, name = key = rng.choice(keys)
             kind = rng.random()
             if kind < 0.08:
@@ -96,26 +96,21 @@ def test_eight_threads_get_what_one_gets(moe, model):
                 with pytest.raises(UnknownNameError):
                     text(host, prompt, "nobody")
             elif kind < 0.3:
-                if text(*key) != texts[key]:
-                    wrong.append((seed, number, "text"))
+                assert text(*key) == texts[key]
             elif kind < 0.4:
                 nested = rng.choice(keys)
                 with host.expert(name):
-                    inner = logits(*nested)
-                    outer = logits(host, prompt, None)
-                if not torch.equal(outer, scores[key]) or not torch.equal(inner, scores[nested]):
-                    wrong.append((seed, number, "nested"))
+                    assert torch.equal(logits(*nested), scores[nested])
+                    assert torch.equal(logits(host, prompt, None), scores[key])
             elif kind < 0.43:
-                if "".join(host.stream_text(prompt, expert=name, max_new_tokens=3, do_sample=False)) != texts[key]:
-                    wrong.append((seed, number, "stream"))
+                assert "".join(host.stream_text(prompt, expert=name, **GREEDY)) == texts[key]
             elif kind < 0.46:
                 host.set_expert(name)
-            elif not torch.equal(logits(*key), scores[key]):
-                wrong.append((seed, number, "logits"))
+            else:
+                assert torch.equal(logits(*key), scores[key])
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(8)))
-    assert wrong == []
     moe.set_expert(None)
     other.set_expert(None)
     assert unchanged(model, before)
@@ -286,10 +281,9 @@ def test_a_fork_goes_on_where_its_own_thread_was_and_nowhere_else(moe):
             held.set()
             leave.wait(30)
 
-    thread = threading.Thread(target=hold)
-    thread.start()
-    held.wait(30)
-    assert in_a_child(is_refused)
-    leave.set()
-    thread.join()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(hold)
+        held.wait(30)
+        assert in_a_child(is_refused)
+        leave.set()
     assert text(moe, "court?", "b") == wanted
