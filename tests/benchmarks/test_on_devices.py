@@ -1,6 +1,7 @@
 """Benchmarks with ``--device``: parts that fail, what the large base measures, and when a timing begins and ends."""
 
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import torch
 
@@ -10,16 +11,14 @@ from benchmarks.speed import large
 
 
 def test_a_part_that_fails_says_so_and_the_others_go_on(monkeypatch):
-    def full(*args):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
-
-    monkeypatch.setattr(large.memory, "prepared", full)
+    said = "CUDA out of memory. Tried to allocate 20.00 GiB"
+    monkeypatch.setattr(large.memory, "prepared", Mock(side_effect=torch.OutOfMemoryError(said)))
     outcome = large.run(Settings(quick=True, only="*: [cs]*"))
     lines = [figure.line() for figure in outcome.figures]
     calibration = ["7B shape, calibration over a plain forward pass", "7B shape, calibration"]
     assert [line.partition(":")[0] for line in lines] == [*calibration, "memory", "memory"]
-    assert lines[-1] == "memory: calibration: not measured; CUDA out of memory. Tried to allocate 20.00 GiB"
-    assert outcome.details["memory: scoring"] == {"error": "CUDA out of memory. Tried to allocate 20.00 GiB"}
+    assert lines[-1] == f"memory: calibration: not measured; {said}"
+    assert outcome.details["memory: scoring"] == {"error": said}
 
 
 def test_the_large_base_measures_every_part():

@@ -7,6 +7,7 @@ from benchmarks.scale.simulation import PAPER, Link, Measured, Part, simulate, s
 FREE = Measured({"begin": 1.0, "purify": 4.0, "search": 2.0, "report": 3.0}, 0.0, 0.0)
 EACH = int(PAPER["devices_per_worker"].value)
 BASE = PAPER["parameters"].value * PAPER["weight_bytes"].value
+LOAD = BASE / PAPER["storage_of_one"].value
 
 
 def only(*parts):
@@ -15,27 +16,25 @@ def only(*parts):
 
 def test_one_worker_does_one_after_the_other():
     parts = only(Part(10, 0, 0, 0), Part(20, 0, 0, 0))
-    load = BASE / PAPER["storage_of_one"].value
-    assert simulate(parts, FREE, EACH).total == pytest.approx(load + 30)
-    assert simulate(parts, FREE, 2 * EACH).total == pytest.approx(load + 20)
+    assert simulate(parts, FREE, EACH).total == pytest.approx(LOAD + 30)
+    assert simulate(parts, FREE, 2 * EACH).total == pytest.approx(LOAD + 20)
     # A third worker has nothing to do and loads no base.
     assert simulate(parts, FREE, 3 * EACH).bytes["bases"] == pytest.approx(2 * BASE)
     # Starts and handing out cost what was measured.
-    slow = Measured(FREE.passes, 2.0, 7.0)
-    assert simulate(only(*[Part(1, 0, 0, 0)] * 3), slow, EACH).total == pytest.approx(7 + load + 3 * (2 + 1))
+    slow = simulate(only(*[Part(1, 0, 0, 0)] * 3), Measured(FREE.passes, 2.0, 7.0), EACH)
+    assert slow.total == pytest.approx(7 + LOAD + 3 * (2 + 1))
 
 
 def test_links_are_passed_one_after_the_other_and_nobody_waits_for_who_comes_later():
     link = PAPER["link"].value
-    load = BASE / PAPER["storage_of_one"].value
     # What all read is fetched once by each worker; the second one waits for the first one's bytes.
     common = simulate(only(*[Part(0, 5 * link, 0, 0)] * 4), FREE, 2 * EACH)
-    assert common.total == pytest.approx(load + 10)
+    assert common.total == pytest.approx(LOAD + 10)
     assert common.bytes["sent"] == pytest.approx(10 * link)
     # The short unit's answer does not wait for that of the long one, which was begun before.
     up, disk = 100.0 * link, PAPER["disk"].value
     run = simulate(only(Part(1000, 0, 0, 0), Part(1, 0, 0, up)), FREE, 2 * EACH)
-    assert run.total == pytest.approx(load + 1000 + up / disk)
+    assert run.total == pytest.approx(LOAD + 1000 + up / disk)
 
 
 @pytest.mark.parametrize("subdomains", [1, 8])

@@ -35,15 +35,11 @@ class Answers(BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.send_response(200)
         self.end_headers()
-        for said in (
-            {{"choices": [{{"text": "a"}}]}},
-            {{"choices": [{{"text": "b"}}]}},
-            {{"choices": [], "usage": {{"completion_tokens": asked["max_tokens"]}}}},
-        ):
+        used = {{"completion_tokens": asked["max_tokens"]}}
+        for said in ({{"choices": [{{"text": "a"}}]}}, {{"choices": [{{"text": "b"}}]}}, {{"choices": [], "usage": used}}):
             self.wfile.write(b"data: " + json.dumps(said).encode() + b"\\n\\n")
 
-    def log_message(self, *_):
-        pass
+    log_message = lambda *_: None
 
 
 ThreadingHTTPServer(("127.0.0.1", int(given[given.index("--port") + 1])), Answers).serve_forever()
@@ -62,10 +58,8 @@ def test_a_quick_run_beside_a_rival(tmp_path, monkeypatch):
     monkeypatch.setenv(vllm_lora.PYTHON, str(python))
     found = run_bench("serve", Settings(quick=True))
     figures = {figure["name"]: figure for figure in found["figures"]}
-    assert list(figures)[:2] == [
-        "tokens/s of 1 client, over one request at a time",
-        "tokens/s of 4 clients, over one request at a time",
-    ]
+    clients = ("1 client", "4 clients")
+    assert list(figures)[:2] == [f"tokens/s of {who}, over one request at a time" for who in clients]
     assert all(figure["value"] > 0 for figure in figures.values())
     assert found["details"]["runner"] == "SlotRunner"
     assert "tokens/s of 1 client, over vLLM with LoRA" in figures

@@ -49,17 +49,9 @@ def test_figures_of_a_conversion():
     def score(nll, right):
         return {"nll": [nll, nll + 2], "right": [right, right], "tokens": [10, 10]}
 
-    record = {
-        "scores": {
-            "dense": score(30, 8),
-            "converted": score(40, 6),
-            "static": score(80, 1),
-            "activation-split": score(50, 4),
-        },
-        "training": {"steps": 3, "batch_tokens": 64},
-        "experts": 8,
-    }
-    record |= {"cell": vars(CONVERTED), "name": CONVERTED.name, "identity": "x"}
+    scores = {"dense": (30, 8), "converted": (40, 6), "static": (80, 1), "activation-split": (50, 4)}
+    record = {"scores": {name: score(*each) for name, each in scores.items()}, "experts": 8, "identity": "x"}
+    record |= {"training": {"steps": 3, "batch_tokens": 64}, "cell": vars(CONVERTED), "name": CONVERTED.name}
     margin, kept = mixture_figures({CONVERTED.name: record})[2:4]
     (entry,) = mixture_tables({CONVERTED.name: record}).values()
     assert entry["accuracy"] == {"dense": 0.8, "converted": 0.6, "static": 0.1, "activation-split": 0.4}
@@ -81,11 +73,12 @@ def test_figures_of_a_trim():
         "hooks": {"ce": 2.5, "recovered_ce": [0.5, 0.4, 0.6]},
         "control": {"ce": 1.9, "recovered_ce": [0.1, None, 0.2]},
     }
-    (*_, figure) = mixture_figures({TRIM.name: {"rows": rows, "plan": {"act": 4.0}}, SPLIT.name: split})
+    records = {TRIM.name: {"rows": rows, "plan": {"act": 4.0}}, SPLIT.name: split}
+    (*_, figure) = mixture_figures(records)
     assert figure.value == pytest.approx(50.0)
     assert figure.note.startswith("95 % 50 [40, 60]; the others: control 10 [?, 20]; Act 6 -> 4 of 8 experts; ")
     assert "split evenly: dense 2.72, mixture 7.39 (20.09 before)" in figure.note
     rows["hooks"]["recovered_ce"] = [None, None, None]
-    (*_, figure) = mixture_figures({TRIM.name: {"rows": rows, "plan": {"act": 4.0}}, SPLIT.name: split})
+    (*_, figure) = mixture_figures(records)
     assert math.isnan(figure.value)
     assert figure.note.startswith("95 % nothing was lost; ")
