@@ -23,10 +23,11 @@ from tests.tiny import CASES, IDS, logits, tiny_model, tiny_tokenizer
 
 
 def on_disk(folder, case="llama"):
-    """A model in memory, and the same with its decoder layers on disk."""
+    """A model in memory, and the same with its decoder layers on disk; then the weights of both."""
     tiny_model(case).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
-    return load_base(folder, device="cpu")[0], load_base(folder, device="disk")[0]
+    models = [load_base(folder, device=device)[0] for device in ("cpu", "disk")]
+    return *models, *map(find_weights, models)
 
 
 def some(weights, seed=0, share=10):
@@ -40,8 +41,7 @@ def digests(folder):
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_model_on_disk_is_the_one_in_memory(case, tmp_path):
-    memory, disk = on_disk(tmp_path, case)
-    near, far = find_weights(memory), find_weights(disk)
+    memory, disk, near, far = on_disk(tmp_path, case)
     assert all(w.parameter.is_meta and w.device == torch.device("cpu") for w in far)
     assert resident_bytes(disk) < resident_bytes(memory)
     for a, b in zip(near, far, strict=True):
@@ -68,8 +68,7 @@ def test_a_model_on_disk_is_the_one_in_memory(case, tmp_path):
 
 
 def test_switching_nests_and_is_undone_after_an_error(tmp_path):
-    memory, disk = on_disk(tmp_path)
-    near, far = find_weights(memory), find_weights(disk)
+    memory, disk, near, far = on_disk(tmp_path)
     first, second = some(near, 0), some(near, 1)
     before = logits(disk)
     with switched_off(far, first):
@@ -83,10 +82,10 @@ def test_switching_nests_and_is_undone_after_an_error(tmp_path):
 
 
 def test_a_switchboard_switches_what_is_in_memory_and_what_is_not(tmp_path):
-    memory, _ = on_disk(tmp_path)
+    memory, _, near, _ = on_disk(tmp_path)
     # The first layer stays in memory.
     disk, _ = load_base(tmp_path, device={"": "cpu", "model.layers.1": "disk"})
-    near, far = find_weights(memory), find_weights(disk)
+    far = find_weights(disk)
     assert {w.layer for w in far if w.stored is None} == {0}
     masks = {"one": some(near, 0), "two": some(near, 1), None: Mask()}
     board = ExpertCache(far)
@@ -102,8 +101,7 @@ def test_a_switchboard_switches_what_is_in_memory_and_what_is_not(tmp_path):
 
 
 def test_weights_offloaded_to_memory_by_others_are_known(tmp_path):
-    memory, _ = on_disk(tmp_path)
-    near = find_weights(memory)
+    memory, _, near, _ = on_disk(tmp_path)
     mask = some(near)
     with switched_off(near, mask):
         expected = logits(memory)
@@ -119,9 +117,9 @@ def test_weights_offloaded_to_memory_by_others_are_known(tmp_path):
 
 
 def test_what_needs_weights_in_memory_says_so(tmp_path):
-    _, disk = on_disk(tmp_path)
+    *_, far = on_disk(tmp_path)
     with pytest.raises(FamilyError, match=r"needs all weights in memory, and 1 of 1 .*q_proj.*--metric wanda"):
-        find_weights(disk)[0].canonical_view()
+        far[0].canonical_view()
 
 
 def test_what_needs_one_device_says_which_there_are(llama):

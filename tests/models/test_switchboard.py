@@ -83,15 +83,15 @@ def test_any_order_of_experts_gives_what_plain_switching_gives(case, dtype):
     check_switching(model, find_weights(model), [*names, *random.Random(0).choices(names, k=12)])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("dtype", "quiet", "signalling"),
+    [(torch.float32, 0x7FC12345, 0x7F812345), (torch.bfloat16, 0x7FC1, 0x7F81), (torch.float16, 0x7FC1, 0x7C81)],
+)
 @pytest.mark.parametrize("case", ["llama", "gpt2", "gpt_oss"])
-def test_strange_bits_survive(case, dtype):
+def test_strange_bits_survive(case, dtype, quiet, signalling):
     model = tiny_model(case).to(dtype)
     weights = find_weights(model)
-    size = weights[0].parameter.element_size()
-    quiet, signalling = (0x7FC12345, 0x7F812345) if size == 4 else (0x7FC1, 0x7F81)
-    if dtype == torch.float16:
-        signalling = 0x7C81
+    size = dtype.itemsize
     lowest = -(1 << (8 * size - 1))
     for weight in weights:
         flat = weight.parameter.data.view(BITS[size]).view(-1)

@@ -29,6 +29,7 @@ from freemoe.models.weights import find_weights
 from tests.benchmarks.real_llm.records import text_record
 from tests.core.run.away import SerialAway, runs, soon
 from tests.masks import indices_of
+from tests.rows import write_rows
 
 LORA = Cell("text", "wikitext", "lora", rank=1, rate=5e-3)
 PLAN = [Cell("text", "wikitext"), Cell("text", "wikitext", "learned", 0.01), Cell("text", "wikitext", "greedy", 0.01)]
@@ -42,10 +43,8 @@ class Killed(BaseException):
 def settings(tmp_path, monkeypatch):
     """A plan of three cells on a model and data that are files with a few letters."""
     for name in ("wikitext2_train_5k.txt", "wiki.test.raw"):
-        (tmp_path / "wikitext-2-raw").mkdir(exist_ok=True)
-        (tmp_path / "wikitext-2-raw" / name).write_text("text")
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
+        write_rows(tmp_path / "wikitext-2-raw" / name, ["text"])
+    write_rows(tmp_path / "model" / "config.json", [{}])
     monkeypatch.setattr(running, "cells", lambda quick: PLAN)
     return Settings(True, data_root=tmp_path, model=str(tmp_path / "model"), cells=tmp_path / "cells")
 
@@ -58,11 +57,19 @@ def stand_on(cell, settings, protocol):
 
 
 @pytest.fixture
-def ran(monkeypatch):
+def faults():
+    """Methods, and what their cells raise."""
+    return {}
+
+
+@pytest.fixture
+def ran(monkeypatch, faults):
     """Names of the cells that were run, each of which gives a made-up record."""
     names = []
 
     def run(job, work):
+        if job.cell.method in faults:
+            raise faults[job.cell.method]
         names.append(job.cell.name)
         return text_record(job.cell, [1.0, 2.0, 3.0], [2.0])
 
@@ -70,23 +77,11 @@ def ran(monkeypatch):
     return names
 
 
-def refuse(monkeypatch, method, error):
-    """Let cells of a method raise, all others do what they did."""
-    whole = running.in_own_process
-
-    def run(job, work):
-        if job.cell.method == method:
-            raise error
-        return whole(job, work)
-
-    monkeypatch.setattr(running, "in_own_process", run)
-
-
-def test_a_killed_run_goes_on_with_what_is_missing(settings, ran):
-    with pytest.MonkeyPatch.context() as patch:
-        refuse(patch, "greedy", Killed())
-        with pytest.raises(Killed):
-            running.run(settings)
+def test_a_killed_run_goes_on_with_what_is_missing(settings, ran, faults):
+    faults["greedy"] = Killed()
+    with pytest.raises(Killed):
+        running.run(settings)
+    faults.clear()
     assert ran == [c.name for c in PLAN[:2]]
     outcome = running.run(settings)
     assert ran == [c.name for c in PLAN]
@@ -161,8 +156,8 @@ def test_only_minutes_and_the_list(settings, ran):
     assert all(row["seconds"] > 0 for row in rows)
 
 
-def test_one_cell_that_fails_costs_no_other(settings, ran, monkeypatch):
-    refuse(monkeypatch, "learned", NumericError("a loss is NaN"))
+def test_one_cell_that_fails_costs_no_other(settings, ran, faults):
+    faults["learned"] = NumericError("a loss is NaN")
     outcome = running.run(settings)
     assert ran == [PLAN[0].name, PLAN[2].name]
     assert "a loss is NaN" in outcome.details["failed"][PLAN[1].name]

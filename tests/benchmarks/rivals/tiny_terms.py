@@ -9,15 +9,12 @@ from freemoe.evals.tasks.documents import Document
 from freemoe.models.weights import find_weights
 from tests.tiny import tiny_model, tiny_tokenizer
 
-LENGTH = 16
-
 
 def texts(count, first=0):
     """Blocks of drawn tokens in which every second one follows from the one before it."""
     found = []
     for n in range(first, first + count):
-        generator = torch.Generator().manual_seed(n)
-        halves = torch.randint(3, 40, (LENGTH // 2,), generator=generator)
+        halves = torch.randint(3, 40, (8,), generator=torch.Generator().manual_seed(n))
         ids = torch.stack([halves, halves + 1], 1).flatten().tolist()
         text = " ".join(map(str, ids))
         found.append(Document("t", str(n), str(n), "text", "", (text,), reference=text, tokens=tuple(ids)))
@@ -37,16 +34,12 @@ def given(family="llama", kind="text", stop=None, **config):
     model, tokenizer = tiny_model(family, **config), tiny_tokenizer()
     scorer = Scorer(model, tokenizer)
     documents = texts if kind == "text" else questions
-    materials = Materials(
-        kind,
-        tokenizer,
-        scorer.max_length,
-        find_weights(model),
-        documents(8),
-        documents(4, 100) if stop is None else stop,
-        lambda some: answer_batches(gold_rows(scorer, some), [0] * len(some), 64, "cpu"),
-    )
-    return model, materials
+    parts = documents(8), documents(4, 100) if stop is None else stop
+
+    def batches(some):
+        return answer_batches(gold_rows(scorer, some), [0] * len(some), 64, "cpu")
+
+    return model, Materials(kind, tokenizer, scorer.max_length, find_weights(model), *parts, batches)
 
 
 TERMS = Terms(share=0.25, rank=1, rate=1e-2, schedule=Schedule(steps=6, step_tokens=64, every=2, patience=3))

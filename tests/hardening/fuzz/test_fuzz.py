@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import os
 import time
+from contextlib import closing
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -50,11 +51,9 @@ def found():
 @pytest.mark.hardening
 @pytest.mark.parametrize("kind", SHARES)
 def test_everything_that_is_drawn_ends_well(material, found, tmp_path, kind):
-    count, opener = share_of(kind, CASES * full.SHARE), Opener(material, kind)
-    try:
+    count = share_of(kind, CASES * full.SHARE)
+    with closing(Opener(material, kind)) as opener:
         tried = [(case, opener.judge(case)) for case in cases(material, kind, count, full.SEED)]
-    finally:
-        opener.close()
     found += tried
     assert len(tried) == count
     require_good(tried, Path(full.OUT) / "fuzz-cases" if full.OUT else tmp_path)
@@ -111,11 +110,8 @@ def test_every_way_to_end_is_noticed(material, monkeypatch, what, ending):
 def test_a_process_that_dies_or_hears_nothing_is_replaced(material, monkeypatch):
     monkeypatch.setattr(running, "CROWDED", 1)
     monkeypatch.setattr(running, "_GRACE", 2.0)
-    opener = Opener(material, "planted", patience=1.0)
-    try:
+    with closing(Opener(material, "planted", patience=1.0)) as opener:
         endings = [opener.judge(Case("planted", what)).ending for what in ("die", "refuse", "deaf")]
-    finally:
-        opener.close()
     assert endings == ["crash", "refused", "hang"]
 
 

@@ -67,15 +67,12 @@ def run(wanted=lambda name: True, rounds=ROUNDS):
     """Every program that is wanted inside bubblewrap, most of them without it; then what it costs a program."""
     found = {"bubblewrap": Found(), "none": Found()}
     chosen = [(kind, name) for kind, of_kind in PROGRAMS.items() for name in of_kind if wanted(name)]
-    witness = Witness()
-    try:
+    with contextlib.closing(Witness()) as witness:
         for isolation, what in found.items():
             for kind, name in chosen:
                 if isolation == "bubblewrap" or kind in ALONE:
                     attack(witness, isolation, kind, name, what)
             be_right(witness, isolation, wanted, what)
-    finally:
-        witness.close()
     cost = costs(rounds)
     details = {
         "programs": {kind: list(of_kind) for kind, of_kind in PROGRAMS.items()},
@@ -84,7 +81,7 @@ def run(wanted=lambda name: True, rounds=ROUNDS):
         "found": {isolation: vars(what) for isolation, what in found.items()},
         "milliseconds": cost,
     }
-    return Outcome(_figures(len(chosen), found["bubblewrap"], found["none"], cost), details)
+    return Outcome(_figures(len(chosen), *found.values(), cost), details)
 
 
 def _figures(programs, found, control, cost):

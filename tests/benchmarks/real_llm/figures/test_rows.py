@@ -1,4 +1,4 @@
-"""Rows, gains, shares and the guard, on made-up records whose answers are known."""
+"""Rows, gains, shares, the guard and the page of them, on made-up records whose answers are known."""
 
 import math
 from dataclasses import replace
@@ -8,7 +8,7 @@ import pytest
 from benchmarks.real_llm.cells import EVERYTHING, Cell
 from benchmarks.real_llm.figures import rows as joined
 from benchmarks.real_llm.figures.rows import accepted, base_of, gain, pick, rows_of, share
-from benchmarks.real_llm.figures.tables import forgetting, null_table, table
+from benchmarks.real_llm.figures.tables import forgetting, markdown, null_table, table, tables_of
 from freemoe.evals.statistics import mean_interval
 from tests.benchmarks.real_llm.records import BASE, LEARNED, LORA, finished, null_record, task_record, text_record
 
@@ -103,3 +103,17 @@ def test_accepted_null_builds_are_counted_over_all_batches():
     assert (found["builds"], found["accepted"]) == (4, 1)
     assert found["by_reference_documents"] == {"120": [1, 4]}
     assert null_table({}) == {}
+
+
+def test_the_table_shows_every_method():
+    records = finished(
+        text_record(replace(BASE, method="structured", budget=0.2), [36.0, 26.0, 31.0], [3.0]),
+        text_record(BASE, [40.0, 30.0, 35.0]),
+        text_record(LORA, [30.0, 20.0, 25.0], [3.0]),
+        text_record(LEARNED, [35.0, 25.0, 30.0], [3.0]),
+    )
+    text = markdown({"model": "m", "cells": {"done": 3, "planned": 9}, **tables_of(records)})
+    low, high = ends([0.5] * 3)
+    assert "| wikitext | base | 33.12 |" in text
+    assert f"| wikitext | learned-1% | 20.09 | +0.500 [{low:+.3f}, {high:+.3f}] | 50 % [50, 50] |" in text
+    assert "lora-r1, lr 0.001" in text
