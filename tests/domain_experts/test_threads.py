@@ -162,6 +162,7 @@ def test_blocks_that_end_out_of_order_leave_the_base(moe, model):
 
 def test_an_expert_that_goes_while_blocks_are_open(moe, model):
     before = bits(model)
+    moe.set_expert("a&d")
     with moe.expert("a"):
         with moe.expert("a+b"):
             moe.delete_expert("a")
