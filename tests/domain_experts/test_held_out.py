@@ -162,8 +162,7 @@ def test_the_manifest_names_the_file_and_vouches_for_it(small, tmp_path):
         (SEEN_FILE, lambda d: d[:-8] + bytes(8)),
         (MANIFEST, lambda d: d.replace(b'"seen"', b'"gone"')),
     ):
-        folder = tmp_path / name
-        shutil.copytree(small.artefact, folder)
+        folder = shutil.copytree(small.artefact, tmp_path / name)
         (folder / name).write_bytes(change((folder / name).read_bytes()))
         with pytest.raises(ArtifactError, match="edited"):
             score(small, folder)
@@ -178,9 +177,8 @@ def test_lm_eval_is_told_which_documents_were_seen(small, tmp_path, caplog):
 
     known = {d.prompt for d in searched(small)[0]}
     # Shown examples were seen; that is not what is asked.
-    shots = "".join(f"{r['question']} {r['choices'][r['answer']]}\n\n" for r in small.rows if r["question"] in known)[
-        :200
-    ]
+    shown = (f"{r['question']} {r['choices'][r['answer']]}\n\n" for r in small.rows if r["question"] in known)
+    shots = "".join(shown)[:200]
     asked = [
         Instance("loglikelihood", {"q": row["question"]}, (shots + row["question"], f" {choice}"), i, ("law", n, 1))
         for n, row in enumerate(small.rows[:20])
