@@ -11,12 +11,10 @@ from freemoe.domain_experts.purify.gradients import noise_weights
 from freemoe.models.mask import Mask
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
-from tests.domain_experts.purify.test_greedy import batches, bits, unchanged
+from tests.domain_experts.purify.test_greedy import LAYOUTS, batches, bits, unchanged
 from tests.domain_experts.slow_learning import masked_gradients
 from tests.masks import indices_of
 from tests.tiny import model_and_weights, tiny_model
-
-LAYOUTS = ["llama", "gpt2", "mixtral", "gpt_oss"]
 
 
 @pytest.mark.parametrize("case", LAYOUTS)

@@ -1,5 +1,8 @@
 """Purifications that are killed in their middle: they go on at their last state, and find what an unbroken one finds."""
 
+import itertools
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -8,7 +11,7 @@ from freemoe.core.run.folder import RunFolder
 from freemoe.domain_experts import pipeline as build
 from freemoe.domain_experts.purify import curvature, greedy, learned, methods
 from freemoe.domain_experts.purify.greedy import PurifyTask
-from freemoe.domain_experts.recipe import BuildRecipe, SaliencySection, UnitSection
+from freemoe.domain_experts.recipe import SaliencySection, UnitSection
 from freemoe.domain_experts.structured import training
 from freemoe.domain_experts.structured.fitting import fit_units
 from freemoe.domain_experts.structured.units import find_units
@@ -25,39 +28,31 @@ class KilledError(BaseException):
     pass
 
 
-class Passes:
+@pytest.fixture
+def passes(monkeypatch):
     """Counts gradient passes, the work that must not be done again, and dies after so many states were written."""
+    told = SimpleNamespace(count=0, left=10**9)
 
-    def __init__(self, monkeypatch):
-        self.count, self.left = 0, 10**9
-        monkeypatch.setattr(unit_state, "SECONDS", 0.0)
-        monkeypatch.setattr(unit_state, "SHARE", 0.0)
-        for module in (curvature, greedy, learned, training):
-            for name in ("backward", "noise_weights"):
-                if hasattr(module, name):
-                    monkeypatch.setattr(module, name, self.counted(getattr(module, name)))
-        monkeypatch.setattr(unit_state, "write_atomic", self.dying(unit_state.write_atomic))
-
-    def counted(self, work):
+    def counted(work):
         def counting(*args, **options):
-            self.count += 1
+            told.count += 1
             return work(*args, **options)
 
         return counting
 
-    def dying(self, write):
-        def writing(*args):
-            write(*args)
-            self.left -= 1
-            if self.left == 0:
-                raise KilledError
+    def dying(*args, write=unit_state.write_atomic):
+        write(*args)
+        told.left -= 1
+        if told.left == 0:
+            raise KilledError
 
-        return writing
-
-
-@pytest.fixture
-def passes(monkeypatch):
-    return Passes(monkeypatch)
+    for name in ("SECONDS", "SHARE"):
+        monkeypatch.setattr(unit_state, name, 0.0)
+    for module, name in itertools.product((curvature, greedy, learned, training), ("backward", "noise_weights")):
+        if hasattr(module, name):
+            monkeypatch.setattr(module, name, counted(getattr(module, name)))
+    monkeypatch.setattr(unit_state, "write_atomic", dying)
+    return told
 
 
 def lives(work, folder, passes, after):
@@ -119,12 +114,10 @@ def test_units_killed_in_their_middle_end_alike(tmp_path, passes):
 def test_the_number_format_is_measured_once_for_a_run(tmp_path, monkeypatch):
     """A process that goes on may find the other format faster: it goes on in the first one's."""
     recipe = recipe_from({"command": "build", "model": "m", "domains": {"law": ["demo:code"]}, "output": "out"})
-    assert isinstance(recipe, BuildRecipe)
     large = tiny_model("llama", hidden_size=512, intermediate_size=512)
-    for faster, expected in ((torch.bfloat16, "bfloat16"), (None, "bfloat16")):
+    for faster in (torch.bfloat16, None):
         monkeypatch.setattr(build, "compute_dtype", lambda wish, model, faster=faster: faster)
-        found = build._with_format(recipe, large, RunFolder(tmp_path / "out", {}))
-        assert found.saliency.compute == expected
+        assert build._with_format(recipe, large, RunFolder(tmp_path / "out", {})).saliency.compute == "bfloat16"
     # Where nothing is measured, nothing is noted.
     run = RunFolder(tmp_path / "other", {})
     assert build._with_format(recipe, tiny_model("llama"), run) is recipe

@@ -8,7 +8,7 @@ import torch
 
 from freemoe.core.errors import NumericError
 from freemoe.domain_experts.purify import learned
-from freemoe.domain_experts.purify.batches import mean_loss, rows_of
+from freemoe.domain_experts.purify.batches import rows_of
 from freemoe.domain_experts.purify.learned import draw_steps, learn_switches
 from freemoe.models.switching import switched_off
 from tests.domain_experts.purify.test_greedy import batches, bits, purify, unchanged
@@ -34,20 +34,6 @@ def test_training_equals_a_slow_one(case):
     expected = mask_of(masks[found.best], weights)
     assert found.mask.difference(expected).count <= 0.02 * found.mask.count > 0
     assert found.mask.count == pytest.approx(expected.count, rel=0.02)
-
-
-def test_what_is_kept_gives_the_loss_that_was_seen():
-    model, weights = model_and_weights("llama")
-    stop = batches(1)
-    found = purify(learn_switches, model, batches(0, 24), stop, **QUICK)
-    assert found.losses[0] == mean_loss(model, stop)
-    with switched_off(weights, found.mask):
-        after = mean_loss(model, stop)
-    assert after == found.losses[found.best] < found.losses[0]
-    assert all((where[1:] > where[:-1]).all() for where in indices_of(found.mask).values())
-    # What it is made of, test_curvature.py shows.
-    assert found.forecast.measured == pytest.approx(found.losses[0] - after, abs=1e-6)
-    assert found.forecast.disturbance > 0
 
 
 def test_weights_come_back_and_the_budget_holds(monkeypatch):

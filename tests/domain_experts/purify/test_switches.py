@@ -8,12 +8,10 @@ from freemoe.domain_experts.purify.gradients import noise_weights
 from freemoe.domain_experts.purify.learned import TrustRegion, WeightSwitches, switch_all, training_schedule
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
-from tests.domain_experts.purify.test_greedy import batches
+from tests.domain_experts.purify.test_greedy import LAYOUTS, batches
 from tests.domain_experts.slow_learning import masked_gradients
 from tests.masks import indices_of
 from tests.tiny import model_and_weights, tiny_model
-
-LAYOUTS = ["llama", "gpt2", "mixtral", "gpt_oss"]
 
 
 @pytest.mark.parametrize("case", LAYOUTS)

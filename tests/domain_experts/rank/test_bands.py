@@ -4,6 +4,7 @@ import itertools
 import math
 import random
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -38,41 +39,26 @@ def norms_of(weights, seed=0):
 
 def brute_force(band, weight, norm):
     """Positions by plain Python: score every unit, sort by (score, column), cut, spread over patches."""
-    experts, rows, columns = weight.shape
-    values = weight.parameter.detach().float()
+    size = weight.parameter.detach().float().abs()
     if weight.layout.endswith("columns"):
-        values = values.transpose(-1, -2)
-    values = values.reshape(weight.shape)
+        size = size.transpose(-1, -2)
+    size, places = size.reshape(weight.shape), np.arange(weight.size).reshape(weight.shape)
     noise = torch.rand(weight.shape, generator=seeded_generator(band.seed, weight.name), dtype=torch.float32)
-    side, found = band.patch, []
-    high, wide = math.ceil(rows / side), math.ceil(columns / side)
-    for e in range(experts):
-        scores = {"magnitude": values[e].abs(), "random": noise[e]}.get(band.metric)
-        if scores is None:
-            scores = values[e].abs() * norm(weight.tap)[e]
-        units = {(i, j): v for i, row in enumerate(scores.tolist()) for j, v in enumerate(row)}
-        for i in range(high if side > 1 else 0):
-            for j in range(wide):
-                block = scores[i * side : (i + 1) * side, j * side : (j + 1) * side]
-                padded = torch.zeros(side, side)
-                padded[: block.shape[0], : block.shape[1]] = block
-                total = torch.zeros(())
-                for value in padded.flatten():
-                    total = total + value
-                units[i, j] = float(total)
-        groups = [[(i, j) for j in range(wide)] for i in range(high)]
-        if band.scope == "layer":
-            groups = [[unit for group in groups for unit in group]]
-        for group in groups:
-            order = sorted(range(len(group)), key=lambda k: (units[group[k]], k))
+    scores = {"magnitude": size, "random": noise, "wanda": size * norm(weight.tap)[:, None]}[band.metric].numpy()
+    (_, rows, columns), side, found = weight.shape, band.patch, []
+    for own, at in zip(scores, places, strict=True):
+        # Added one by one, as float32: ties stay ties.
+        groups = [
+            [
+                (sum(own[i : i + side, j : j + side].flat, np.float32(0)), at[i : i + side, j : j + side].ravel())
+                for j in range(0, columns, side)
+            ]
+            for i in range(0, rows, side)
+        ]
+        for group in [list(itertools.chain(*groups))] if band.scope == "layer" else groups:
+            ranked = sorted(group, key=lambda unit: unit[0])
             first, last = round(band.start * len(group)), round(band.end * len(group))
-            for k in order[first:last]:
-                i, j = group[k]
-                found += [
-                    (e * rows + r) * columns + c
-                    for r in range(i * side, min(rows, (i + 1) * side))
-                    for c in range(j * side, min(columns, (j + 1) * side))
-                ]
+            found += [place for _, where in ranked[first:last] for place in where]
     return sorted(found)
 
 

@@ -13,11 +13,9 @@ from tests.tiny import tiny_model
 
 def split_of(fields, tasks=("t",)):
     """A document of every field, or so many without one; their tasks take turns."""
-    fields = [""] * fields if isinstance(fields, int) else fields
-    named = enumerate(fields)
-    return ReferenceSplit(
-        tuple(Document(tasks[i % len(tasks)], str(i), str(i), "target", "x", field=f) for i, f in named)
-    )
+    rows = enumerate([""] * fields if isinstance(fields, int) else fields)
+    documents = [Document(tasks[i % len(tasks)], str(i), str(i), "target", "x", field=field) for i, field in rows]
+    return ReferenceSplit(tuple(documents))
 
 
 def divided(fields, feature, tasks=("t",), seed=0, **options):
