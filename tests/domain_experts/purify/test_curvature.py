@@ -44,23 +44,20 @@ def test_outputs_equal_their_definition(case):
 
 
 def test_inputs_are_the_means_over_real_tokens():
-    model = tiny_model("llama")
-    weights, rows = find_weights(model), batches(0, 60)
+    model, weights = model_and_weights("llama")
+    rows = batches(0, 60)
     sums = {w.name: torch.zeros(w.num_columns) for w in weights}
 
     def add_inputs(name, module, given):
         sums[name] += given[0].detach().flatten(0, -2).square().sum(0)
 
-    hooks = [
+    inputs = measure_curvature(model, weights, rows).inputs
+    for name in sums:
         model.get_submodule(name.removesuffix(".weight")).register_forward_pre_hook(partial(add_inputs, name))
-        for name in sums
-    ]
     for batch in batches(0, 60, budget=1):  # the same documents one by one, without padding
         model(input_ids=batch.ids)
-    for hook in hooks:
-        hook.remove()
     tokens = sum(int(b.mask.sum()) for b in rows)
-    for name, found in measure_curvature(model, weights, rows).inputs.items():
+    for name, found in inputs.items():
         torch.testing.assert_close(found[0], sums[name] / tokens, rtol=1e-4, atol=1e-8)
 
 

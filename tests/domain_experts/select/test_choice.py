@@ -18,11 +18,8 @@ from freemoe.domain_experts.select.choice import (
     split_by_share,
     split_folds,
 )
-from freemoe.domain_experts.select.scores import ScoreTable
 from freemoe.domain_experts.select.search import exhaustive_search
-from freemoe.evals.engine.evaluator import DocumentScore
 from freemoe.evals.statistics import detectable_gain, paired_test
-from freemoe.evals.tasks.documents import Document, ReferenceSplit
 from tests.domain_experts.select.test_search import table_of
 
 
@@ -87,13 +84,7 @@ def test_a_fitted_candidate_is_judged_on_its_guard_only():
 
 
 def text_table(gains, tokens):
-    documents = tuple(Document("t", str(i), f"k{i}", "text", "") for i in range(len(gains)))
-
-    def compute(candidate, numbers):
-        change = gains if candidate == "fit" else [0.0] * len(gains)
-        return [DocumentScore(change[i] - 3.0, (change[i] - 3.0) * tokens[i], tokens[i]) for i in numbers]
-
-    return ScoreTable(ReferenceSplit(documents), compute)
+    return table_of({"base": [-3.0] * len(gains), "fit": [gain - 3.0 for gain in gains]}, tokens=tokens)[0]
 
 
 def test_text_is_weighed_by_its_tokens_in_search_and_test():

@@ -11,19 +11,23 @@ from freemoe.evals.engine.evaluator import DocumentScore
 from freemoe.evals.tasks.documents import Document, ReferenceSplit
 
 
-def split_of(keys):
-    return ReferenceSplit(tuple(Document("t", str(i), key, "target", f"{i}") for i, key in enumerate(keys)))
+def split_of(keys, kind="target"):
+    return ReferenceSplit(tuple(Document("t", str(i), key, kind, f"{i}") for i, key in enumerate(keys)))
 
 
-def table_of(rows, keys=None):
-    """A table from ``{candidate: values}``, and the list of (candidate, document) it was asked for."""
-    asked = []
+def table_of(rows, keys=None, tokens=None):
+    """A table from ``{candidate: values}``, and the list of (candidate, document) it was asked for.
+
+    Where numbers of tokens are given, the documents are text.
+    """
+    keys = keys or [f"k{i}" for i in range(len(rows["base"]))]
+    length, asked = tokens or [3] * len(keys), []
 
     def compute(candidate, numbers):
         asked.extend((candidate, i) for i in numbers)
-        return [DocumentScore(rows[candidate][i], rows[candidate][i] * 3.0, 3) for i in numbers]
+        return [DocumentScore(rows[candidate][i], rows[candidate][i] * length[i], length[i]) for i in numbers]
 
-    return ScoreTable(split_of(keys or [f"k{i}" for i in range(len(rows["base"]))]), compute), asked
+    return ScoreTable(split_of(keys, "text" if tokens else "target"), compute), asked
 
 
 def search(name, rows, inside=None, seed=0):
