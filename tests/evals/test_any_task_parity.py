@@ -22,14 +22,9 @@ def lm_eval_samples(folder, name, model, tokenizer, shots):
     from lm_eval.tasks import TaskManager
 
     backend = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=4, max_length=128)
-    result = lm_eval.simple_evaluate(
-        backend,
-        tasks=[name],
-        task_manager=TaskManager(include_defaults=False, include_path=folder),
-        num_fewshot=shots,
-        log_samples=True,
-        bootstrap_iters=0,
-    )
+    manager = TaskManager(include_defaults=False, include_path=folder)
+    how = {"num_fewshot": shots, "log_samples": True, "bootstrap_iters": 0}
+    result = lm_eval.simple_evaluate(backend, tasks=[name], task_manager=manager, **how)
     (samples,) = result["samples"].values()
     return samples
 

@@ -40,14 +40,8 @@ def lm_eval_samples(config, rows, shots, lm, **overrides):
     manager = TaskManager(include_defaults=False)
     task = manager.load([config])["tasks"]
     task = next(iter(task.values())) if isinstance(task, dict) else task[0]
-    result = lm_eval.simple_evaluate(
-        lm,
-        tasks=[task],
-        task_manager=manager,
-        log_samples=True,
-        bootstrap_iters=0,
-        confirm_run_unsafe_code=True,
-    )
+    how = {"log_samples": True, "bootstrap_iters": 0, "confirm_run_unsafe_code": True}
+    result = lm_eval.simple_evaluate(lm, tasks=[task], task_manager=manager, **how)
     (samples,) = result["samples"].values()
     return samples
 
@@ -120,10 +114,7 @@ def test_generation(stories, data_root):
 
 def _same_exact_match(grade, logged):
     theirs = {s["filter"]: s["exact_match"] for s in logged}
-    assert grade == {
-        "exact_match": theirs["flexible-extract"],
-        "exact_match,strict-match": theirs["strict-match"],
-    }
+    assert grade == {"exact_match": theirs["flexible-extract"], "exact_match,strict-match": theirs["strict-match"]}
 
 
 def answering(answers):
@@ -161,10 +152,8 @@ def their_code_eval(monkeypatch):
 
     def passes(program):
         with contextlib.suppress(subprocess.TimeoutExpired):
-            done = subprocess.run(
-                [sys.executable, "-c", program], capture_output=True, timeout=10, stdin=subprocess.DEVNULL
-            )
-            return done.returncode == 0
+            how = {"capture_output": True, "timeout": 10, "stdin": subprocess.DEVNULL}
+            return subprocess.run([sys.executable, "-c", program], **how).returncode == 0
         return False
 
     class CodeEval:

@@ -78,9 +78,8 @@ def lm():
     from lm_eval.models.huggingface import HFLM
 
     model, tokenizer = tiny_model("llama"), tiny_tokenizer()
-    return HFLM(pretrained=model, tokenizer=tokenizer, batch_size=4, max_length=1024), Scorer(
-        model, tokenizer, max_length=1024
-    )
+    theirs = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=4, max_length=1024)
+    return theirs, Scorer(model, tokenizer, max_length=1024)
 
 
 @pytest.mark.parametrize(
@@ -118,10 +117,9 @@ def _same_grades(spec, made_up, texts_of):
     documents = task.reported()
     texts = [texts_of(d, i) for i, d in enumerate(documents)]
     answers = dict(zip([d.prompt for d in documents], texts, strict=True))
-    subject = task._parts[0].subject
-    config = {**official_config(task.row.yaml.format(subject=subject)), "process_docs": None}
-    shots = task._parts[0].shots
-    samples = lm_eval_samples(config, rows_of(task, documents), [], answering(answers), num_fewshot=shots)
+    part = task._parts[0]
+    config = {**official_config(task.row.yaml.format(subject=part.subject)), "process_docs": None}
+    samples = lm_eval_samples(config, rows_of(task, documents), [], answering(answers), num_fewshot=part.shots)
     assert len(samples) == 8
     grades = []
     for document, text in zip(documents, texts, strict=True):
@@ -187,25 +185,18 @@ def test_a_file_that_is_not_there_is_named_with_its_size_and_source(spec, said, 
         make_task(spec, DataSection(root=str(tmp_path)))
 
 
+GOAL = {"piqa/train.jsonl": {"goal": "g", "sol1": "a", "sol2": "b"}}
+NO_TRUTH = [{"question": "q", "mc1_targets": {"a": 0}, "mc2_targets": {"a": 1}}]
+NO_BOX = {"problem": "p", "solution": "no box"}
+
+
 @pytest.mark.parametrize(
     ("spec", "held", "said"),
     [
-        ("piqa", {"piqa/train.jsonl": {"goal": "g", "sol1": "a", "sol2": "b"}}, "labels are not beside it"),
-        (
-            "piqa",
-            {"piqa/train.jsonl": {"goal": "g", "sol1": "a", "sol2": "b"}, "piqa/train-labels.lst": "0\n1"},
-            "2 labels for 1 goals",
-        ),
-        (
-            "truthfulqa_mc1",
-            {"truthfulqa/mc_task.json": [{"question": "q", "mc1_targets": {"a": 0}, "mc2_targets": {"a": 1}}]},
-            "mark true answers with 1",
-        ),
-        (
-            "hendrycks_math_algebra",
-            {"math/train/algebra/1.json": {"problem": "p", "solution": "no box"}},
-            r"no .*boxed",
-        ),
+        ("piqa", GOAL, "labels are not beside it"),
+        ("piqa", {**GOAL, "piqa/train-labels.lst": "0\n1"}, "2 labels for 1 goals"),
+        ("truthfulqa_mc1", {"truthfulqa/mc_task.json": NO_TRUTH}, "mark true answers with 1"),
+        ("hendrycks_math_algebra", {"math/train/algebra/1.json": NO_BOX}, r"no .*boxed"),
     ],
 )
 def test_malformed_files(spec, held, said, tmp_path):

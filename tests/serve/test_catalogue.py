@@ -20,9 +20,12 @@ def there(folders):
     opened = FreeMoE.from_pretrained(str(folders.base), folders.own, device="cpu")
     bare = FreeMoE(opened.model, [], opened.router, opened.tokenizer)
     with engine_on(bare) as engine:
-        yield SimpleNamespace(
-            engine=engine, host=bare, experts=ServedExperts(engine, ExpertCatalogue().with_artefact(folders.own))
-        )
+        experts = ServedExperts(engine, ExpertCatalogue().with_artefact(folders.own))
+        yield SimpleNamespace(engine=engine, host=bare, experts=experts)
+
+
+def load(there, name):
+    asyncio.run(there.experts.ensure_loaded(name))
 
 
 def said(there, name, tokens=12):
@@ -33,12 +36,12 @@ def test_an_expert_is_there_when_it_is_asked_for(there, whole):
     assert there.experts.catalogue.expert_names == ["a", "b"]
     with pytest.raises(UnknownNameError):
         said(there, "a")
-    asyncio.run(there.experts.ensure_loaded("base"))
+    load(there, "base")
     assert there.engine.experts == []
-    asyncio.run(there.experts.ensure_loaded("a"))
+    load(there, "a")
     assert there.engine.experts == ["a"]
     assert said(there, "a") == alone(whole, "court?", "a") != alone(whole, "court?", "b")
-    asyncio.run(there.experts.ensure_loaded("a+b"))
+    load(there, "a+b")
     assert said(there, "a+b") == alone(whole, "court?", "a+b")
     assert there.engine.experts == ["a", "b"]
 
@@ -66,7 +69,7 @@ def test_the_router_picks_what_is_not_loaded_yet(there, whole):
 
 def test_a_newer_catalogue_is_taken_over_and_an_older_one_is_not(there, folders):
     first = there.experts.catalogue
-    asyncio.run(there.experts.ensure_loaded("a+b"))
+    load(there, "a+b")
     second = first.without_expert("a").with_artefact(folders.more, "x-")
     assert second.version > first.version
     there.experts.update_catalogue(second)
@@ -77,7 +80,7 @@ def test_a_newer_catalogue_is_taken_over_and_an_older_one_is_not(there, folders)
     assert there.experts.catalogue.expert_names == ["b", "x-c", "x-d"]
     asyncio.run(there.experts.wait_dropped())
     assert there.host.experts == ["b"]
-    asyncio.run(there.experts.ensure_loaded("x-c"))
+    load(there, "x-c")
     assert there.engine.experts == ["b", "x-c"]
 
 
@@ -87,10 +90,10 @@ def test_a_name_that_means_another_expert_now_answers_as_that_one(there, folders
     write_artefact(tmp_path / "swapped", folders.base, model, "ba")
     swapped = FreeMoE.from_pretrained(str(folders.base), tmp_path / "swapped", device="cpu")
     assert alone(swapped, "court?", "a") != alone(whole, "court?", "a")
-    asyncio.run(there.experts.ensure_loaded("a"))
+    load(there, "a")
     old = there.engine.submit([ask(there.host, "court?", "a", 60)])[0]
     there.experts.update_catalogue(ExpertCatalogue().with_artefact(tmp_path / "swapped"))
-    asyncio.run(there.experts.ensure_loaded("a"))
+    load(there, "a")
     assert said(there, "a") == alone(swapped, "court?", "a")
     assert read(old).text == alone(whole, "court?", "a", 60)
 
@@ -101,9 +104,9 @@ def test_files_that_are_gone_cost_that_expert_and_no_other(there, folders, tmp_p
     there.experts.update_catalogue(there.experts.catalogue.with_artefact(copied))
     shutil.rmtree(copied)
     with pytest.raises(NotLoadedError, match="'c' could not be loaded") as caught:
-        asyncio.run(there.experts.ensure_loaded("c"))
+        load(there, "c")
     assert str(tmp_path) not in str(caught.value)
-    asyncio.run(there.experts.ensure_loaded("a"))
+    load(there, "a")
     assert said(there, "a")
 
 

@@ -85,10 +85,11 @@ def test_the_number_of_processes_is_bounded(monkeypatch):
     monkeypatch.setattr(process, "STEP", 60.0)
     result = run_tests("import os, time\nfor _ in range(90):\n    if not os.fork(): time.sleep(30)\n", timeout=9)
     # By the kernel; where it does not for root, by whoever looks at it from outside.
-    assert result.detail in (
+    kernel, watcher = (
         "BlockingIOError: [Errno 11] Resource temporarily unavailable",
         "more than 64 processes and threads",
     )
+    assert result.detail in (kernel, watcher)
 
 
 def test_a_fork_bomb_ends_with_its_first_process():
@@ -134,12 +135,8 @@ def test_the_room_is_private_empty_and_cleaned():
     seen = run_tests(
         "import os; raise ValueError(set(os.listdir('/')) - {'usr', 'lib', 'lib32', 'lib64', 'etc', 'dev', 'sys'})"
     )
-    for name in ("home", "tmp", "proc", "run", "var"):
-        assert (
-            f"'{name}'" not in seen.detail
-            or sys.prefix.startswith(f"/{name}/")
-            or sys.base_prefix.startswith(f"/{name}/")
-        )
+    libraries = {Path(prefix).parts[1] for prefix in (sys.prefix, sys.base_prefix)}
+    assert not [name for name in {"home", "tmp", "proc", "run", "var"} - libraries if f"'{name}'" in seen.detail]
     descriptors = Path("/proc/self/fd")
     before = len(list(descriptors.iterdir())) if descriptors.exists() else 0
     run_tests("pass")

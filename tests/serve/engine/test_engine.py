@@ -4,6 +4,7 @@ import itertools
 import random
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -53,11 +54,8 @@ def test_texts_are_those_of_each_prompt_alone_however_they_are_mixed(moe):
                         wrong.append((key, found))
                 time.sleep(rng.random() * 0.01)
 
-        threads = [threading.Thread(target=client, args=(seed,)) for seed in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(120)
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(client, range(8)))
         whole = [(key, read(engine.submit([ask(moe, *key)])[0]).text) for key in true]
         assert wrong == []
         assert [key for key, text in whole if text != true[key]] == []
@@ -131,10 +129,8 @@ def test_a_repetition_penalty_is_transformers_s():
 
 def test_rows_that_are_drawn_together_get_what_each_gets_alone():
     generator = torch.Generator().manual_seed(0)
-    cold, warm = (
-        {"sampling": SamplingConfig(1, 0.7, 0.8, 1), "presence": 0.4},
-        {"sampling": SamplingConfig(1, 1.5, 1.0, 2), "top_k": 9},
-    )
+    cold = {"sampling": SamplingConfig(1, 0.7, 0.8, 1), "presence": 0.4}
+    warm = {"sampling": SamplingConfig(1, 1.5, 1.0, 2), "top_k": 9}
     wishes = [{}, cold, {"repetition": 1.3}, warm, cold, {"frequency": 0.2}, {**warm, "min_p": 0.1, "repetition": 1.2}]
     asks = [SequenceRequest((3, 1, n), "base", 6, choice=n, **wish) for n, wish in enumerate(wishes)]
     alone, together = [TokenSampler(ask) for ask in asks], [TokenSampler(ask) for ask in asks]
@@ -183,14 +179,11 @@ def test_stop_texts_end_an_answer(moe):
         assert all(token.offset < max(1, len(found.text)) for token in found.tokens)
 
 
-def test_the_end_of_text_ends_an_answer(moe):
+def test_the_end_of_text_ends_an_answer(moe, monkeypatch):
     first = moe.tokenizer(alone(moe, "court?", tokens=1), add_special_tokens=False)["input_ids"][0]
-    moe.model.generation_config.eos_token_id = [2, first]
-    try:
-        with engine_on(moe) as engine:
-            found = read(engine.submit([ask(moe, "court?")])[0])
-    finally:
-        moe.model.generation_config.eos_token_id = 2
+    monkeypatch.setattr(moe.model.generation_config, "eos_token_id", [2, first])
+    with engine_on(moe) as engine:
+        found = read(engine.submit([ask(moe, "court?")])[0])
     assert (found.text, found.reason) == ("", "stop")
 
 
@@ -267,10 +260,9 @@ def test_an_engine_that_fails_tells_all_who_wait_and_takes_nobody_else(caplog, p
         assert isinstance(future.exception(20), EngineError | None)
     engine.stop()
     assert (engine.is_alive, engine.num_unfinished, str(engine.failure)) == (False, 0, "planted")
-    with pytest.raises(EngineError):
-        engine.submit([ask(own, "x")])
-    with pytest.raises(EngineError):
-        engine.drop_expert("a")
+    for late in (lambda: engine.submit([ask(own, "x")]), lambda: engine.drop_expert("a")):
+        with pytest.raises(EngineError):
+            late()
     assert isinstance(engine.run_between_steps(lambda: 1).exception(1), EngineError)
     assert "planted" in caplog.text
     assert own.active == "base"
@@ -315,14 +307,14 @@ def test_a_long_prompt_does_not_stall_who_is_writing(moe):
 
 def test_what_is_refused(moe):
     with engine_on(moe, queue=2, batch=1) as engine:
-        for bad, error in [
-            (SequenceRequest((), "base", 1), DataError),
-            (SequenceRequest((5,) * 120, "base", 10), ContextError),
-            (SequenceRequest((5,), "nobody", 1), UnknownNameError),
-            (SequenceRequest((5,), "auto", 1), DataError),
-        ]:
+        for ids, expert, tokens, error in (
+            ((), "base", 1, DataError),
+            ((5,) * 120, "base", 10, ContextError),
+            ((5,), "nobody", 1, UnknownNameError),
+            ((5,), "auto", 1, DataError),
+        ):
             with pytest.raises(error):
-                engine.submit([bad])
+                engine.submit([SequenceRequest(ids, expert, tokens)])
         with pytest.raises(QueueFullError, match="queue of 2"):
             engine.submit([ask(moe, "x")] * 4)
         assert idle(engine)
@@ -333,23 +325,17 @@ def test_what_is_refused(moe):
             engine.drop_expert("nobody")
 
 
-def test_any_number_of_combinations_is_answered_and_those_used_last_are_held(moe):
+def test_any_number_of_combinations_is_answered_and_those_used_last_are_held(moe, monkeypatch):
     """One after the other, with room for a few masks alone: the ones that nobody uses go."""
     names = [sign.join(some) for sign in "+&" for n in (2, 3, 4) for some in itertools.permutations("abcd", n)]
-    board = moe._mixed_board, moe._board
-    limits = [(b, b._most_bytes) for b in board]
-    try:
-        for one, _ in limits:
-            one._most_bytes = 1
-        with engine_on(moe) as engine:
-            for name in names[:70]:
-                answer = read(engine.submit([ask(moe, "x", name, 1)])[0])
-                assert answer.error is None or "is the base itself" in str(answer.error)
-        assert len(set(moe._board.expert_names) & set(names)) <= 2
-        assert len(set(moe._mixed_board.expert_names) & set(names)) <= 2
-    finally:
-        for one, most in limits:
-            one._most_bytes = most
+    boards = moe._mixed_board, moe._board
+    for board in boards:
+        monkeypatch.setattr(board, "_most_bytes", 1)
+    with engine_on(moe) as engine:
+        for name in names[:70]:
+            answer = read(engine.submit([ask(moe, "x", name, 1)])[0])
+            assert answer.error is None or "is the base itself" in str(answer.error)
+    assert all(len(set(board.expert_names) & set(names)) <= 2 for board in boards)
 
 
 def test_experts_go_when_those_who_asked_for_them_have_their_answers(moe):

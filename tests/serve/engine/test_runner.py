@@ -50,6 +50,13 @@ def slots(model, acting, context=48, batch=4, sequences=0):
     return runner
 
 
+def mixing(monkeypatch, family="llama", worth=True):
+    """A model, with experts that share a pass or take turns."""
+    model = tiny_model(family)
+    monkeypatch.setattr(acting, "worth_mixing", lambda weights, rows: worth)
+    return model, FreeMoE(model, experts_on(model))
+
+
 def same(found, model, ids):
     torch.testing.assert_close(found[0], logits(model, ids)[-1], atol=1e-4, rtol=1e-3)
 
@@ -111,8 +118,8 @@ def test_own_caches_say_the_same_beyond_a_window(family):
 def test_experts_take_turns_and_the_one_that_is_there_goes_first():
     host = Nobody()
     runner = slots(tiny_model("llama"), ByExpert(host), sequences=4)
-    runner.forward([BatchRow(n, (5,), name) for n, name in enumerate("abab")])
-    runner.forward([BatchRow(n, (5,), name) for n, name in enumerate("abab")])
+    for _ in range(2):
+        runner.forward([BatchRow(n, (5,), name) for n, name in enumerate("abab")])
     assert host.names == ["a", "b", "a"]
 
 
@@ -131,9 +138,7 @@ def test_nan_of_one_sequence_never_reaches_another():
     model = tiny_model("llama")
     model.get_input_embeddings().weight[200] = torch.nan
     runner = slots(model, ByExpert(Nobody()), batch=3, sequences=3)
-    found = runner.forward(
-        [BatchRow(0, (5, 6), "base"), BatchRow(1, (200, 7), "base"), BatchRow(2, (8, 9, 10), "base")]
-    )
+    found = runner.forward([BatchRow(n, ids, "base") for n, ids in enumerate(((5, 6), (200, 7), (8, 9, 10)))])
     assert [bool(one.isnan().any()) for one in found] == [False, True, False]
     # The slot of the one that failed is taken again, by the one that moves there and by a new one.
     runner.remove_sequence(1)
@@ -153,9 +158,7 @@ def test_bytes_per_token_are_those_of_the_cache(family):
 
 @pytest.mark.parametrize("worth", [True, False])
 def test_rows_of_several_experts_share_a_pass_where_that_is_quicker(monkeypatch, worth):
-    model = tiny_model("llama")
-    moe = FreeMoE(model, experts_on(model))
-    monkeypatch.setattr(acting, "worth_mixing", lambda weights, rows: worth)
+    model, moe = mixing(monkeypatch, worth=worth)
     runner = slots(model, InOnePass(moe), sequences=4)
     passes, forward = [], model.forward
     monkeypatch.setattr(model, "forward", lambda **inputs: passes.append(len(inputs["input_ids"])) or forward(**inputs))
@@ -176,9 +179,7 @@ def test_rows_of_several_experts_share_a_pass_where_that_is_quicker(monkeypatch,
 
 
 def test_one_expert_alone_is_switched_in_after_a_while(monkeypatch):
-    model = tiny_model("llama")
-    moe = FreeMoE(model, experts_on(model))
-    monkeypatch.setattr(acting, "worth_mixing", lambda weights, rows: True)
+    model, moe = mixing(monkeypatch)
     runner = slots(model, InOnePass(moe), batch=2, sequences=2)
     active, ids = [], [5]
     runner.forward([BatchRow(0, (5,), "a"), BatchRow(1, (6,), "b")])
@@ -193,9 +194,7 @@ def test_one_expert_alone_is_switched_in_after_a_while(monkeypatch):
 
 
 def test_experts_that_cannot_be_mixed_take_turns(monkeypatch):
-    model = tiny_model("mixtral")
-    moe = FreeMoE(model, experts_on(model, "ab"))
-    monkeypatch.setattr(acting, "worth_mixing", lambda weights, rows: True)
+    model, moe = mixing(monkeypatch, "mixtral")
     runner = slots(model, InOnePass(moe), sequences=2)
     found = runner.forward([BatchRow(0, (5, 6), "a"), BatchRow(1, (7, 8), "b")])
     runner.release_model()

@@ -19,6 +19,10 @@ def complete(there, **body):
     return done
 
 
+def text_of(there, **body):
+    return complete(there, **body).json()["choices"][0]["text"]
+
+
 def lines_of(text):
     found = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
     assert found.pop() == "[DONE]"
@@ -31,15 +35,10 @@ def test_a_completion_is_the_model_s_own(there, moe, model, expert):
     body = done.json()
     assert body["object"] == "text_completion"
     assert body["model"] == model
-    assert body["choices"] == [
-        {"index": 0, "text": alone(moe, "court?", expert), "logprobs": None, "finish_reason": "length"}
-    ]
-    assert body["usage"] == {
-        "prompt_tokens": 6,
-        "completion_tokens": 12,
-        "total_tokens": 18,
-        "freemoe": {"expert": expert, "confidence": None},
-    }
+    text = alone(moe, "court?", expert)
+    assert body["choices"] == [{"index": 0, "text": text, "logprobs": None, "finish_reason": "length"}]
+    counts = {"prompt_tokens": 6, "completion_tokens": 12, "total_tokens": 18}
+    assert body["usage"] == counts | {"freemoe": {"expert": expert, "confidence": None}}
     assert done.headers["x-freemoe-expert"] == expert
     assert "x-freemoe-confidence" not in done.headers
 
@@ -62,11 +61,9 @@ def test_models_are_listed(there):
     [
         ({}, None),
         ({"user": "me", "parallel_tool_calls": False, "store": True}, "user,parallel_tool_calls,store"),
-        (
-            {"tempreature": 0.5, "typical_p": 1, "a,b\r\nx: y": 1, "ä": None},
-            "tempreature,typical_p,a%2Cb%0D%0Ax%3A%20y,%C3%A4",
-        ),
+        ({"tempreature": 0.5, "a,b\r\nx: y": 1, "ä": None}, "tempreature,a%2Cb%0D%0Ax%3A%20y,%C3%A4"),
         ({"model_config": 1, "ignored": 2, "stops": 3, "__dict__": 4}, "model_config,ignored,stops,__dict__"),
+        ({"typical_p": 1}, "typical_p"),
         ({"logit_bias": {}, "suffix": ""}, None),
     ],
 )
@@ -74,24 +71,16 @@ def test_models_are_listed(there):
 def test_fields_that_are_unknown_do_nothing_and_are_named_in_a_header(there, moe, extras, ignored, stream):
     done = complete(there, prompt="court?", stream=stream, **extras)
     assert done.headers.get("x-freemoe-ignored") == ignored
-    text = (
-        "".join(p["choices"][0]["text"] for p in lines_of(done.text)) if stream else done.json()["choices"][0]["text"]
-    )
-    assert text == alone(moe, "court?")
+    pieces = lines_of(done.text) if stream else [done.json()]
+    assert "".join(piece["choices"][0]["text"] for piece in pieces) == alone(moe, "court?")
 
 
 def test_an_answer_of_another_server_may_be_sent_on_as_it_came(there):
     """As openai's own classes dump a message, and as agents keep them."""
-    answer = {
-        "role": "assistant",
-        "content": "y",
-        "refusal": None,
-        "annotations": [],
-        "audio": None,
-        "function_call": None,
-    }
+    answer = {"role": "assistant", "content": "y", "refusal": None, "annotations": [], "reasoning_content": ""}
+    answer |= dict.fromkeys(("audio", "function_call", "tool_calls"))
     messages = [{"role": "user", "name": "me", "content": [{"type": "text", "text": "x", "cache_control": {}}]}]
-    messages += [{**answer, "tool_calls": None, "reasoning_content": ""}, {"role": "user", "content": "z"}]
+    messages += [answer, {"role": "user", "content": "z"}]
     tools = {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True, "response_format": {"type": "text"}}
     body = {"model": "base", "messages": messages, "max_tokens": 1, **tools}
     done = there.client.post("/v1/chat/completions", json=body)
@@ -123,14 +112,13 @@ def test_prompts_of_every_form_and_several_answers(there, moe):
         assert [c["index"] for c in body["choices"]] == [0, 1, 2, 3]
         assert body["usage"]["prompt_tokens"] == sum(map(len, ids))
         assert body["usage"]["freemoe"]["expert"] == ["base"] * 4
-    assert complete(there, prompt=ids[0]).json()["choices"][0]["text"] == texts[0]
+    assert text_of(there, prompt=ids[0]) == texts[0]
     drawn = complete(there, prompt=PROMPTS[:2], n=3, temperature=1, seed=5).json()["choices"]
     assert len({c["text"] for c in drawn}) == 6
     # The same seed draws the same, alone too, and another seed draws others.
-    assert (
-        complete(there, prompt=PROMPTS[1], n=3, temperature=1, seed=5).json()["choices"][2]["text"] == drawn[5]["text"]
-    )
-    assert complete(there, prompt=PROMPTS[1], temperature=1, seed=6).json()["choices"][0]["text"] != drawn[3]["text"]
+    again = complete(there, prompt=PROMPTS[1], n=3, temperature=1, seed=5).json()["choices"]
+    assert again[2]["text"] == drawn[5]["text"]
+    assert text_of(there, prompt=PROMPTS[1], temperature=1, seed=6) != drawn[3]["text"]
 
 
 @pytest.mark.parametrize("expert", ["base", "a"])
@@ -161,9 +149,8 @@ def test_logprobs_of_completions(there, moe):
     ids = moe.tokenizer("treaty")["input_ids"]
     with torch.no_grad():
         scores = moe(torch.tensor([ids]), expert="b").logits[0].log_softmax(-1)
-    assert told["token_logprobs"][:6] == pytest.approx(
-        [None, *(float(scores[i, t]) for i, t in enumerate(ids[1:]))], abs=1e-4
-    )
+    true = [None, *(float(scores[i, t]) for i, t in enumerate(ids[1:]))]
+    assert told["token_logprobs"][:6] == pytest.approx(true, abs=1e-4)
     assert told["tokens"][:6] == list("treaty")
     assert told["text_offset"][:7] == [0, 1, 2, 3, 4, 5, 6]
     assert told["top_logprobs"][0] is None

@@ -26,12 +26,8 @@ class Replica(EngineReplica):
         self.name, self.peers = f"r{len(peers)}", peers
         peers.append(self)
         transport = httpx.ASGITransport(self.__serve_build_asgi_app__(), raise_app_exceptions=False)
-        self.client = httpx.AsyncClient(
-            transport=transport,
-            base_url="http://127.0.0.1:8000",
-            timeout=60,
-            headers={"authorization": f"Bearer {KEY}"},
-        )
+        how = {"base_url": "http://127.0.0.1:8000", "timeout": 60, "headers": {"authorization": f"Bearer {KEY}"}}
+        self.client = httpx.AsyncClient(transport=transport, **how)
 
     def counts(self):
         return self.name, list(self._metrics.registry.collect())
@@ -52,8 +48,7 @@ def served(folders):
 @pytest.fixture
 def replicas(served):
     peers = []
-    for _ in range(2):
-        Replica(served, peers)
+    Replica(served, peers), Replica(served, peers)
     yield peers
     for replica in peers:
         replica._engine.stop()
