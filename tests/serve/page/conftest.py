@@ -4,6 +4,7 @@ import pytest
 
 from tests.chromium import NAMES, browser, find
 from tests.serve.page.stand_in import StandIn, standing_in
+from tests.serve.page.using import opened
 
 
 @pytest.fixture(scope="package")
@@ -19,3 +20,10 @@ def tab():
 def server():
     with standing_in(StandIn()) as found:
         yield found
+
+
+@pytest.fixture
+def page(tab, server):
+    """The stand-in's page, opened in the browser."""
+    opened(tab, server)
+    return tab

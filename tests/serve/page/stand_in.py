@@ -65,10 +65,8 @@ class StandIn:
         self.refuses = {}
         subdomains = [{"name": "law", "probability": 0.166}, {"name": "math", "probability": 0.834}]
         self.route = {"expert": "math", "confidence": 0.834, "subdomains": subdomains}
-        self.key, self.template = (
-            None,
-            True,
-        )  # Asked of every request where there is one; whether the base has one for chats
+        self.key = None  # Asked of every request where there is one
+        self.template = True  # Whether the base has one for chats
         self.html, headers = load_page()
         self.headers, self.address = dict(headers), ""
         self.asked = []  # All requests with a body

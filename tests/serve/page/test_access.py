@@ -75,11 +75,10 @@ def test_it_fits_and_can_be_read(tab, server, width, theme):
     assert tab.run("getComputedStyle(document.body).backgroundColor") == paper
 
 
-def test_the_check_of_contrast_sees_what_is_faint(tab, server):
-    opened(tab, server)
-    assert tab.run(TOO_FAINT) == []
-    tab.run("document.querySelector('h1').style.color = '#8a8a8a'")
-    assert len(tab.run(TOO_FAINT)) == 1
+def test_the_check_of_contrast_sees_what_is_faint(page, server):
+    assert page.run(TOO_FAINT) == []
+    page.run("document.querySelector('h1').style.color = '#8a8a8a'")
+    assert len(page.run(TOO_FAINT)) == 1
 
 
 def test_the_reader_may_choose_light_or_dark(tab, server):
@@ -105,75 +104,72 @@ def focused(tab):
     return name
 
 
-def test_everything_is_done_by_keyboard(tab, server):
-    opened(tab, server)
-    assert focused(tab) == "prompt"
-    tab.type("One")
-    tab.press("Enter")
-    tab.until(f"document.querySelector('.route') && {IDLE}")
+def test_everything_is_done_by_keyboard(page, server):
+    assert focused(page) == "prompt"
+    page.type("One")
+    page.press("Enter")
+    page.until(f"document.querySelector('.route') && {IDLE}")
     # Backwards over what there is, and all of it can be seen: the router's bars, the bar above.
     passed = []
     while not passed or passed[-1] != "expert":
-        tab.press("Tab", shift=True)
-        passed.append(focused(tab))
+        page.press("Tab", shift=True)
+        passed.append(focused(page))
         assert len(passed) < 10
     assert passed == ["Router: math, 83 % sure", "theme", "settings", "fresh", "beside", "expert"]
-    tab.press("ArrowDown")
-    assert tab.run("document.getElementById('expert').value") == "base"
-    tab.press("Tab")
-    tab.press(" ")
-    assert tab.run("document.getElementById('beside').checked")
-    tab.press(" ")
+    page.press("ArrowDown")
+    assert page.run("document.getElementById('expert').value") == "base"
+    page.press("Tab")
+    page.press(" ")
+    assert page.run("document.getElementById('beside').checked")
+    page.press(" ")
     server.says["base"] = ["a", UNTIL_GONE]
-    while focused(tab) != "prompt":
-        tab.press("Tab")
-    tab.type("Two")
-    tab.press("Tab")
-    assert focused(tab) == "send"
-    tab.press("Enter")
-    tab.until("document.querySelectorAll('.text')[1]?.textContent.length > 3")
-    assert focused(tab) == "prompt"
-    tab.press("Tab")
-    assert focused(tab) == "stop"
-    tab.press("Enter")
-    tab.until(IDLE)
-    assert focused(tab) == "prompt"
+    while focused(page) != "prompt":
+        page.press("Tab")
+    page.type("Two")
+    page.press("Tab")
+    assert focused(page) == "send"
+    page.press("Enter")
+    page.until("document.querySelectorAll('.text')[1]?.textContent.length > 3")
+    assert focused(page) == "prompt"
+    page.press("Tab")
+    assert focused(page) == "stop"
+    page.press("Enter")
+    page.until(IDLE)
+    assert focused(page) == "prompt"
     assert [body["model"] for body in server.bodies()] == ["auto", "base"]
     assert server.gone.wait(5)
 
 
-def test_the_settings_keep_the_keyboard_and_give_it_back(tab, server):
-    opened(tab, server)
-    tab.run("document.getElementById('settings').focus()")
-    tab.press("Enter")
-    seen = [focused(tab)]
+def test_the_settings_keep_the_keyboard_and_give_it_back(page, server):
+    page.run("document.getElementById('settings').focus()")
+    page.press("Enter")
+    seen = [focused(page)]
     for _ in range(5):
-        tab.press("Tab")
-        seen.append(focused(tab))
+        page.press("Tab")
+        seen.append(focused(page))
     assert seen == ["max-tokens", "temperature", "seed", "key", "cancel", "Save"]
-    tab.press("Escape")
-    assert not tab.run("document.getElementById('dialog').open")
-    assert focused(tab) == "settings"
+    page.press("Escape")
+    assert not page.run("document.getElementById('dialog').open")
+    assert focused(page) == "settings"
 
 
-def test_every_control_has_a_name_and_answers_are_read_aloud(tab, server):
+def test_every_control_has_a_name_and_answers_are_read_aloud(page, server):
     more = threading.Event()
     server.says["auto"] = ["Hello", more]
-    opened(tab, server)
-    send(tab, "Hi")
-    tab.until("document.querySelector('.text')?.textContent === 'Hello'")
+    send(page, "Hi")
+    page.until("document.querySelector('.text')?.textContent === 'Hello'")
     # Read when it is complete, not letter by letter.
     live = "(() => { const e = document.querySelector('.text'); return [e.ariaLive, e.ariaBusy]; })()"
-    assert tab.run(live) == ["polite", "true"]
+    assert page.run(live) == ["polite", "true"]
     more.set()
-    tab.until(IDLE)
-    assert tab.run(live) == ["polite", "false"]
-    assert tab.run("document.getElementById('status').getAttribute('role')") == "status"
+    page.until(IDLE)
+    assert page.run(live) == ["polite", "false"]
+    assert page.run("document.getElementById('status').getAttribute('role')") == "status"
     named = {}
-    press(tab, "Settings")
-    inside = tab.ask("Accessibility.getFullAXTree")["nodes"]
-    tab.press("Escape")
-    for node in [*inside, *tab.ask("Accessibility.getFullAXTree")["nodes"]]:
+    press(page, "Settings")
+    inside = page.ask("Accessibility.getFullAXTree")["nodes"]
+    page.press("Escape")
+    for node in [*inside, *page.ask("Accessibility.getFullAXTree")["nodes"]]:
         if not node.get("ignored"):
             named.setdefault(node["role"]["value"], []).append(node.get("name", {}).get("value", ""))
     for role in ("button", "checkbox", "combobox", "textbox", "spinbutton", "dialog", "article", "region"):
@@ -193,31 +189,29 @@ def test_nothing_moves_for_those_who_want_no_movement(tab, server, motion, movin
     tab.until("document.querySelector('.text')?.textContent")
     assert tab.run("getComputedStyle(document.querySelector('.text'), '::after').animationName") == moving
     tab.until("document.querySelector('.share')")
-    assert tab.run("getComputedStyle(document.querySelector('.share')).transitionDuration") == (
-        "0s" if moving == "none" else "0.25s"
-    )
+    lasts = "0s" if moving == "none" else "0.25s"
+    assert tab.run("getComputedStyle(document.querySelector('.share')).transitionDuration") == lasts
     more.set()
     tab.until(IDLE)
 
 
-def test_the_end_is_followed_until_the_reader_goes_elsewhere(tab, server):
+def test_the_end_is_followed_until_the_reader_goes_elsewhere(page, server):
     more, last = threading.Event(), threading.Event()
     lines = "line\n" * 80
     server.says["auto"] = [lines, more, lines, last, lines]
-    opened(tab, server)
     left = "(() => { const s = document.scrollingElement; return s.scrollHeight - s.scrollTop - s.clientHeight; })()"
-    send(tab, "?")
-    tab.until("document.querySelector('.text')?.textContent.length === 400")
-    tab.until(f"{left} < 2")
+    send(page, "?")
+    page.until("document.querySelector('.text')?.textContent.length === 400")
+    page.until(f"{left} < 2")
     more.set()
-    tab.until("document.querySelector('.text').textContent.length === 800")
-    tab.until(f"{left} < 2")
-    tab.run("scrollTo(0, 100)")
+    page.until("document.querySelector('.text').textContent.length === 800")
+    page.until(f"{left} < 2")
+    page.run("scrollTo(0, 100)")
     last.set()
-    tab.until(IDLE)
-    assert tab.run("document.scrollingElement.scrollTop") == 100
-    assert len(texts(tab)[0]) == 1200
-    choose(tab, "base:law")
-    ask(tab, "back to the end")
-    tab.until(f"{left} < 2")
-    assert read(tab, ".who")[1] == "law"
+    page.until(IDLE)
+    assert page.run("document.scrollingElement.scrollTop") == 100
+    assert len(texts(page)[0]) == 1200
+    choose(page, "base:law")
+    ask(page, "back to the end")
+    page.until(f"{left} < 2")
+    assert read(page, ".who")[1] == "law"

@@ -15,46 +15,43 @@ TAG = "<img src=x onerror='window.caught = 1'>"
 ESCAPES = "\x1b[31mred\x07 \u202egnp.exe\u200b"
 
 
-def test_a_refusal_is_shown_as_the_server_words_it(tab, server):
+def test_a_refusal_is_shown_as_the_server_words_it(page, server):
     server.refuses["auto"] = [Refusal(400, "The prompt has 900 tokens, the context 512.")]
-    opened(tab, server)
-    ask(tab, "long")
-    assert read(tab, ".error p") == ["The prompt has 900 tokens, the context 512."]
-    assert tab.run("document.querySelector('.error p').getAttribute('role')") == "alert"
-    press(tab, "Try again")
-    tab.until(f"{IDLE} && document.querySelector('.text').textContent")
-    assert texts(tab) == ["I am math."]
-    assert read(tab, ".error") == []
+    ask(page, "long")
+    assert read(page, ".error p") == ["The prompt has 900 tokens, the context 512."]
+    assert page.run("document.querySelector('.error p').getAttribute('role')") == "alert"
+    press(page, "Try again")
+    page.until(f"{IDLE} && document.querySelector('.text').textContent")
+    assert texts(page) == ["I am math."]
+    assert read(page, ".error") == []
     # What failed is no part of the conversation.
     assert [len(body["messages"]) for body in server.bodies()] == [1, 1]
 
 
-def test_a_refusal_that_is_no_json_is_told_by_its_status(tab, server):
+def test_a_refusal_that_is_no_json_is_told_by_its_status(page, server):
     server.refuses["auto"] = [Refusal(502, None)]
-    opened(tab, server)
-    ask(tab, "?")
-    assert read(tab, ".error p") == ["The server answered 502 Bad Gateway."]
+    ask(page, "?")
+    assert read(page, ".error p") == ["The server answered 502 Bad Gateway."]
 
 
-def test_a_wait_is_counted_down(tab, server):
+def test_a_wait_is_counted_down(page, server):
     server.refuses["auto"] = [Refusal(429, "32 requests wait already.", {"retry-after": "2"})]
-    opened(tab, server)
     # All that the button ever says: a busy machine may skip one of them.
-    tab.run(
+    page.run(
         "window.said = []; new MutationObserver(() => { const button = document.querySelector('.error button');"
         " if (button && said.at(-1) !== button.textContent) said.push(button.textContent); })"
         ".observe(document.body, {subtree: true, childList: true}); 0"
     )
-    ask(tab, "?")
-    assert read(tab, ".error p") == ["32 requests wait already."]
-    tab.until("!document.querySelector('.error button').disabled")
-    said = tab.run("said")
+    ask(page, "?")
+    assert read(page, ".error p") == ["32 requests wait already."]
+    page.until("!document.querySelector('.error button').disabled")
+    said = page.run("said")
     assert said[-1] == "Try again"
     assert set(said[:-1]) <= {"Try again in 2 s", "Try again in 1 s"}
     assert said[:-1] == sorted(said[:-1], reverse=True) != []
-    press(tab, "Try again")
-    tab.until(f"{IDLE} && document.querySelector('.text').textContent")
-    assert texts(tab) == ["I am math."]
+    press(page, "Try again")
+    page.until(f"{IDLE} && document.querySelector('.text').textContent")
+    assert texts(page) == ["I am math."]
 
 
 def test_a_key_is_asked_for_sent_and_kept_in_the_tab_only(tab, server):
@@ -73,9 +70,8 @@ def test_a_key_is_asked_for_sent_and_kept_in_the_tab_only(tab, server):
     assert ask(tab, "?") == "I am math."
     assert {asked.key for asked in server.asked} == {"Bearer s3cret"}
     assert "s3cret" in tab.run("JSON.stringify({...sessionStorage})")
-    assert "s3cret" not in tab.run(
-        "JSON.stringify({...localStorage}) + document.cookie + document.documentElement.outerHTML"
-    )
+    elsewhere = "JSON.stringify({...localStorage}) + document.cookie + document.documentElement.outerHTML"
+    assert "s3cret" not in tab.run(elsewhere)
 
 
 @pytest.mark.parametrize(
@@ -90,16 +86,15 @@ def test_a_key_is_asked_for_sent_and_kept_in_the_tab_only(tab, server):
     ],
     ids=["error", "no JSON", "null", "7", "cut", "quiet"],
 )
-def test_an_answer_that_breaks_off_keeps_what_came(tab, server, steps, words):
+def test_an_answer_that_breaks_off_keeps_what_came(page, server, steps, words):
     more = threading.Event()
     server.says["auto"] = ["So far", more, *steps]
-    opened(tab, server)
-    send(tab, "?")
-    tab.until("document.querySelector('.text')?.textContent")
+    send(page, "?")
+    page.until("document.querySelector('.text')?.textContent")
     more.set()
-    tab.until(IDLE)
-    assert texts(tab) == ["So far"]
-    assert read(tab, ".error p") == [words]
+    page.until(IDLE)
+    assert texts(page) == ["So far"]
+    assert read(page, ".error p") == [words]
 
 
 def test_a_server_that_has_gone_and_comes_back(tab):
@@ -160,11 +155,10 @@ def test_the_policy_lets_nothing_else_run(tab, server):
     assert any("Content Security Policy" in line for line in tab.complaints())
 
 
-def test_text_is_shown_as_the_rest_of_the_project_shows_it(tab, server):
-    opened(tab, server)
+def test_text_is_shown_as_the_rest_of_the_project_shows_it(page, server):
     ranges = [(0, 0x200), (0x600, 0x630), (0x1800, 0x1810), (0x1FF0, 0x2080), (0xFEF0, 0x10010), (0xDFFFA, 0xE0090)]
     text = "".join(chr(number) for one, end in ranges for number in range(one, end))
     escaped = "".join(f"\\u{{{ord(character):x}}}" for character in text)
-    assert tab.run(f'printable("{escaped}")') == neutral.escape_terminal(text)
+    assert page.run(f'printable("{escaped}")') == neutral.escape_terminal(text)
     assert re.search(r"\\x1b", neutral.escape_terminal(text))
-    assert tab.run(r"printable('\ud800a') === '\\ud800a'")
+    assert page.run(r"printable('\ud800a') === '\\ud800a'")
