@@ -27,16 +27,10 @@ def question(prompt, answer, key, task="q"):
     return Document(task, f"id {key}", key, "choice", prompt, (f" {answer}", " other"), gold=0, reference=f" {answer}")
 
 
-def has_document(seen, document):
-    return bool(seen.seen_reason(document))
-
-
 def test_runs_equal_the_slow_obvious_ones():
     found = prose(40)
-    hashes = run_hashes(found)
-    assert len(hashes) == 40 - RUN + 1
-    alone = [run_hashes(found[i : i + RUN])[0] for i in range(len(hashes))]
-    assert hashes.tolist() == alone
+    alone = [run_hashes(found[i : i + RUN])[0] for i in range(40 - RUN + 1)]
+    assert run_hashes(found).tolist() == alone
     assert len(set(alone)) == len(alone)
     assert run_hashes(found[: RUN - 1]).size == 0
 
@@ -46,9 +40,9 @@ def test_a_block_that_overlaps_is_found_whatever_its_offset_case_and_breaks():
     seen = SeenHashes.from_documents([text_document(" ".join(said[:200]), "a")])
     for start in (0, 17, 150, 200 - RUN):
         block = "\n".join(w.upper() for w in said[start : start + 100])
-        assert has_document(seen, text_document(f"{block}!", "b")), start
-    assert not has_document(seen, text_document(" ".join(said[200 - RUN + 1 :]), "b"))
-    assert not has_document(seen, text_document(" ".join(prose(400, 1)), "b"))
+        assert seen.seen_reason(text_document(f"{block}!", "b")), start
+    assert not seen.seen_reason(text_document(" ".join(said[200 - RUN + 1 :]), "b"))
+    assert not seen.seen_reason(text_document(" ".join(prose(400, 1)), "b"))
 
 
 def test_short_lines_are_found_in_another_order_and_tiny_ones_are_not():
@@ -69,10 +63,10 @@ def test_what_the_own_reported_part_says_too_tells_nothing():
     licence = prose(30, 9)
     ours, theirs = [" ".join([*licence, *prose(60, n)]) for n in (1, 2)]
     first, other = text_document(ours, "a"), text_document(theirs, "b")
-    assert has_document(SeenHashes.from_documents([first]), other)
+    assert SeenHashes.from_documents([first]).seen_reason(other)
     seen = SeenHashes.from_documents([first], [other])
-    assert not has_document(seen, other)
-    assert has_document(seen, text_document(ours, "c"))
+    assert not seen.seen_reason(other)
+    assert seen.seen_reason(text_document(ours, "c"))
 
 
 def test_a_question_is_found_by_key_and_by_its_words_with_the_same_answer():

@@ -62,14 +62,8 @@ def test_what_is_slower_is_reliably_slower_and_by_how_much(model, prompt_only, m
 
 
 def test_each_prompt_is_timed_once_in_a_run_and_one_round_has_no_interval(model, tmp_path):
-    asked, opened = TimingSection(prompts=(8, 40), new_tokens=2, rounds=1), []
-
-    def opening():
-        opened.append(1)
-        return nullcontext(model)
-
-    sides = {"base": opening, "ours": opening}
-    found = []
+    asked, opened, found = TimingSection(prompts=(8, 40), new_tokens=2, rounds=1), [], []
+    sides = dict.fromkeys(("base", "ours"), lambda: opened.append(1) or nullcontext(model))
     for _ in range(2):
         run = RunFolder(tmp_path / "out", {"a": 1})
         found.append(compare_prompts(asked, sides, PROMPT, prompt_lengths(asked, model, 16), run))
@@ -94,7 +88,6 @@ def test_a_block_is_timed_unless_prompts_are_named_or_nothing_is(model, fields, 
 
 
 def test_a_prompt_beyond_the_context_is_refused(model):
-    with pytest.raises(
-        RecipeError, match=r"250 tokens and 17 new ones, and the model has 256 positions: prompts of 239"
-    ):
+    said = "250 tokens and 17 new ones, and the model has 256 positions: prompts of 239"
+    with pytest.raises(RecipeError, match=said):
         prompt_lengths(TimingSection(prompts=(8, 250)), model, 64)

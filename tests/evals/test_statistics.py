@@ -27,12 +27,8 @@ def names(count):
 
 def listed_sign_flips(values):
     """Share of all 2^n sign patterns whose sum is at least the one seen."""
-    seen = math.fsum(values)
-    sums = [
-        math.fsum(s * abs(v) for s, v in zip(signs, values, strict=True))
-        for signs in itertools.product((1, -1), repeat=len(values))
-    ]
-    return sum(s >= seen - 1e-9 for s in sums) / len(sums)
+    sums = [math.fsum(flipped) for flipped in itertools.product(*((abs(v), -abs(v)) for v in values))]
+    return sum(s >= math.fsum(values) - 1e-9 for s in sums) / len(sums)
 
 
 @pytest.mark.parametrize(("won", "lost", "same"), [(0, 0, 100), (7, 3, 50), (20, 20, 0), (3, 0, 27)])
@@ -52,9 +48,8 @@ def test_the_interval_of_other_scores_is_students_on_two_documents_more():
     found = mean_interval(values.tolist(), names(80))
     more = [*values, np.abs(values).max(), -np.abs(values).max()]
     half = stats.t.ppf(0.975, 79) * np.std(more, ddof=1) / math.sqrt(82)
-    assert (found.mean, found.low, found.high) == pytest.approx(
-        (values.mean(), np.mean(more) - half, np.mean(more) + half)
-    )
+    expected = (values.mean(), np.mean(more) - half, np.mean(more) + half)
+    assert (found.mean, found.low, found.high) == pytest.approx(expected)
 
 
 def test_clusters_count_as_one():
@@ -133,9 +128,9 @@ def test_right_or_wrong_is_the_exact_one_sided_mcnemar_test(won, lost):
     differences = [1.0] * won + [-1.0] * lost + [0.0] * 30
     random.Random(0).shuffle(differences)
     expected = stats.binomtest(won, won + lost, 0.5, alternative="greater").pvalue
-    assert paired_test(differences, names(len(differences))) == pytest.approx(expected, rel=1e-9)
-    scaled = [100 * d for d in differences]
-    assert paired_test(scaled, names(len(scaled))) == pytest.approx(expected, rel=1e-9)
+    for scale in (1, 100):
+        found = paired_test([scale * d for d in differences], names(len(differences)))
+        assert found == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-3, 1e-10, 1e6])

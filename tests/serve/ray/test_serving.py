@@ -40,16 +40,11 @@ def there(folders):
     line = f"serve {folders.own} --on ray --replicas 2 --threads 1 --expert-root {folders.root} --port {port}".split()
     # What a shell of this test's own may say of Ray is none of the server's.
     environ = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    how = {"env": {**environ, "FREEMOE_API_KEY": KEY, "OMP_NUM_THREADS": "1"}, "stderr": subprocess.PIPE, "text": True}
+    asking = {"base_url": f"http://127.0.0.1:{port}", "timeout": 120, "headers": {"authorization": f"Bearer {KEY}"}}
     with (
-        subprocess.Popen(
-            [sys.executable, "-m", "freemoe", *line],
-            env={**environ, "FREEMOE_API_KEY": KEY, "OMP_NUM_THREADS": "1"},
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as process,
-        httpx.Client(
-            base_url=f"http://127.0.0.1:{port}", timeout=120, headers={"authorization": f"Bearer {KEY}"}
-        ) as client,
+        subprocess.Popen([sys.executable, "-m", "freemoe", *line], **how) as process,
+        httpx.Client(**asking) as client,
     ):
         found = SimpleNamespace(process=process, client=client)
         try:
@@ -178,9 +173,8 @@ def test_a_killed_replica_costs_its_open_requests_and_no_other(there, true):
     # Nobody else notices, also before there are two again.
     # Connections of their own: one that lay idle may be closed by the server just as a request comes.
     for number in range(6):
-        found = httpx.post(
-            str(there.client.base_url) + TEXT, json=body(NAMES[number % 3]), headers=there.client.headers, timeout=120
-        )
+        how = {"json": body(NAMES[number % 3]), "headers": there.client.headers, "timeout": 120}
+        found = httpx.post(f"{there.client.base_url}{TEXT}", **how)
         assert found.json()["choices"][0]["text"] == true[NAMES[number % 3]]
     until(lambda: ready(there) == 2)
     assert kept.pid in {one.pid for one in replicas_of(there)}
