@@ -102,7 +102,8 @@ def test_targets_are_sampled_where_the_task_says_so(tmp_path):
     assert task.grade(document, [right] + ["no"] * 9) == {"pass@1": pytest.approx(0.1), "pass@10": 1.0}
     assert task.grade(document, [right + "0"] * 10) == {"pass@1": 0.0, "pass@10": 0.0}
     assert len(load_domain("d", [f"sampled:{file}"], tokenizer=tiny_tokenizer()).reference) == 10
-    choices = write_rows(tmp_path / "choices.jsonl", [{"question": "q", "choices": ["a", "b"], "answer": 0}] * 9)
+    rows = [{"question": f"{i}?", "choices": ["a", "b"], "answer": 0} for i in range(9)]
+    choices = write_rows(tmp_path / "choices.jsonl", rows)
     with pytest.raises(DataError, match="a prompt and its target"):
         make_task(f"sampled:{choices}")
     assert make_task("sampled:demo:code").reported()[0].until == ("\n",)

@@ -5,9 +5,8 @@ import contextlib
 import json
 import threading
 import time
-from dataclasses import dataclass, field
+from collections import namedtuple
 from types import SimpleNamespace
-from typing import Any
 from urllib.parse import quote
 
 from starlette.applications import Starlette
@@ -26,32 +25,16 @@ QUIET = object()
 """A step: the response ends as if all were well, but for the last event."""
 UNTIL_GONE = object()
 """A step: pieces go on until the reader has gone."""
+Asked = namedtuple("Asked", ("path", "key", "body"))
+"""A request as it came."""
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """An answer that is none."""
-
-    status: int
-    message: str | None
-    headers: dict[str, str] = field(default_factory=dict)
-    code: str | None = None
-
-    @property
-    def response(self):
-        if self.message is None:
-            return HTMLResponse("<h1>no</h1>", self.status, self.headers)
-        error = {"message": self.message, "type": "invalid_request_error", "code": self.code}
-        return JSONResponse({"error": error}, self.status, self.headers)
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A request as it came."""
-
-    path: str
-    key: str | None
-    body: dict[str, Any]
+def refusal(status, message, headers=None):
+    """An answer that is none; without a message it is no JSON."""
+    if message is None:
+        return HTMLResponse("<h1>no</h1>", status, headers)
+    error = {"message": message, "type": "invalid_request_error", "code": None}
+    return JSONResponse({"error": error}, status, headers)
 
 
 class StandIn:
@@ -81,29 +64,29 @@ class StandIn:
 
     async def list_models(self, request):
         rows = [{"id": n, "object": "model"} | ({"rejected": True} if n in self.rejected else {}) for n in self.models]
-        return self.refusal(request, "/v1/models") or JSONResponse({"object": "list", "data": rows})
+        return self.turned_away(request, "/v1/models") or JSONResponse({"object": "list", "data": rows})
 
     async def answer(self, request):
         body, path = await request.json(), request.url.path
         self.asked.append(Asked(path, request.headers.get("authorization"), body))
         model = body.get("model", "")
-        if refused := self.refusal(request, path, model):
+        if refused := self.turned_away(request, path, model):
             return refused
         if path == "/v1/freemoe/route":
             return JSONResponse(self.route)
         if path == CHAT and not self.template:
-            return Refusal(400, "This base has no chat template; ask /v1/completions.").response
+            return refusal(400, "This base has no chat template; ask /v1/completions.")
         expert = self.route["expert"] if model == "auto" else model.removeprefix("base:")
         headers = {"x-freemoe-expert": quote(expert, safe="/+&:-_.~ ")}
         headers |= {"x-freemoe-confidence": str(self.route["confidence"])} if model == "auto" else {}
         steps = self.says.get(model, [f"I am {expert}."])
         return StreamingResponse(self.pieces(steps, path == CHAT), headers=headers, media_type="text/event-stream")
 
-    def refusal(self, request, *what):
+    def turned_away(self, request, *what):
         """What a request gets that is not let through."""
         if self.key is not None and request.headers.get("authorization") != f"Bearer {self.key}":
-            return Refusal(401, "Wrong or missing API key.").response
-        return next((self.refuses[one].pop(0).response for one in what if self.refuses.get(one)), None)
+            return refusal(401, "Wrong or missing API key.")
+        return next((self.refuses[one].pop(0) for one in what if self.refuses.get(one)), None)
 
     async def pieces(self, steps, chat):
         def event(told):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.chromium import STICKING_OUT
-from tests.serve.page.stand_in import UNTIL_GONE, Refusal
+from tests.serve.page.stand_in import UNTIL_GONE, refusal
 from tests.serve.page.using import IDLE, ask, choose, opened, press, read, send, texts
 
 pytestmark = pytest.mark.browser
@@ -50,7 +50,7 @@ def fill_the_page(tab, server):
     ask(tab, "Which word? " * 12)
     tab.until("document.querySelector('.route')")
     tab.click("document.getElementById('beside')")
-    server.refuses["base"] = [Refusal(429, f"Too many requests for {LONG}.", {"retry-after": "60"})]
+    server.refuses["base"] = [refusal(429, f"Too many requests for {LONG}.", {"retry-after": "60"})]
     ask(tab, "x" * 300)
     tab.until("document.querySelectorAll('.route').length === 2")
 

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from tests.serve.page.stand_in import UNTIL_GONE, Refusal
+from tests.serve.page.stand_in import UNTIL_GONE, refusal
 from tests.serve.page.using import IDLE, ask, choose, fill, opened, press, read, send, texts
 
 pytestmark = pytest.mark.browser
@@ -165,7 +165,7 @@ def test_without_a_router_it_is_not_asked(tab, server):
 
 
 def test_a_router_that_fails_costs_no_answer(page, server):
-    server.refuses["/v1/freemoe/route"] = [Refusal(500, "The router gave NaN.")]
+    server.refuses["/v1/freemoe/route"] = [refusal(500, "The router gave NaN.")]
     assert ask(page, "?") == "I am math."
     page.until("document.querySelector('.turn').textContent.includes('No view of the router: The router gave NaN.')")
 
@@ -213,7 +213,7 @@ def test_stop_ends_both_sides_and_a_failed_side_leaves_the_other(page, server):
     page.until(IDLE)
     assert all(words.endswith("stopped") for words in read(page, ".figures"))
     server.says = {}
-    server.refuses["base"] = [Refusal(500, "The base gave NaN.")]
+    server.refuses["base"] = [refusal(500, "The base gave NaN.")]
     ask(page, "Again")
     assert texts(page)[2:] == ["", "I am math."]
     assert read(page, ".error p") == ["The base gave NaN."]

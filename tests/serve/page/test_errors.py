@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from freemoe.core import neutral
-from tests.serve.page.stand_in import CUT, QUIET, Refusal, StandIn, standing_in
+from tests.serve.page.stand_in import CUT, QUIET, StandIn, refusal, standing_in
 from tests.serve.page.using import IDLE, ask, fill, opened, press, read, send, texts
 
 pytestmark = pytest.mark.browser
@@ -16,7 +16,7 @@ ESCAPES = "\x1b[31mred\x07 \u202egnp.exe\u200b"
 
 
 def test_a_refusal_is_shown_as_the_server_words_it(page, server):
-    server.refuses["auto"] = [Refusal(400, "The prompt has 900 tokens, the context 512.")]
+    server.refuses["auto"] = [refusal(400, "The prompt has 900 tokens, the context 512.")]
     ask(page, "long")
     assert read(page, ".error p") == ["The prompt has 900 tokens, the context 512."]
     assert page.run("document.querySelector('.error p').getAttribute('role')") == "alert"
@@ -29,13 +29,13 @@ def test_a_refusal_is_shown_as_the_server_words_it(page, server):
 
 
 def test_a_refusal_that_is_no_json_is_told_by_its_status(page, server):
-    server.refuses["auto"] = [Refusal(502, None)]
+    server.refuses["auto"] = [refusal(502, None)]
     ask(page, "?")
     assert read(page, ".error p") == ["The server answered 502 Bad Gateway."]
 
 
 def test_a_wait_is_counted_down(page, server):
-    server.refuses["auto"] = [Refusal(429, "32 requests wait already.", {"retry-after": "2"})]
+    server.refuses["auto"] = [refusal(429, "32 requests wait already.", {"retry-after": "2"})]
     # All that the button ever says: a busy machine may skip one of them.
     page.run(
         "window.said = []; new MutationObserver(() => { const button = document.querySelector('.error button');"
@@ -110,7 +110,7 @@ def test_a_server_that_has_gone_and_comes_back(tab):
 
 
 def test_a_page_whose_list_failed_asks_for_it_again(tab, server):
-    server.refuses["/v1/models"] = [Refusal(503, "The experts are being loaded.")]
+    server.refuses["/v1/models"] = [refusal(503, "The experts are being loaded.")]
     opened(tab, server)
     assert read(tab, "#notice .error p") == ["The experts are being loaded."]
     send(tab, "?")
@@ -135,7 +135,7 @@ def test_what_others_wrote_is_text(tab, server, policy):
     tab.until("document.querySelector('.route')")
     assert read(tab, ".route li span:first-child") == [neutral.escape_terminal(bad)]
     assert neutral.escape_terminal(bad) in read(tab, "#expert option")
-    server.refuses["auto"] = [Refusal(400, bad)]
+    server.refuses["auto"] = [refusal(400, bad)]
     ask(tab, "?")
     assert read(tab, ".error p") == [neutral.escape_terminal(bad)]
     assert tab.run("document.querySelectorAll('img').length") == 0
