@@ -17,13 +17,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 CEILINGS = {
-    "lines of src/freemoe": (51_500, 42_000),
+    "lines of src/freemoe": (51_480, 42_000),
     "lines of benchmarks and reproduce": (13_550, 13_000),
-    "lines of tests": (48_700, 40_000),
+    "lines of tests": (47_300, 40_000),
     "one-word names of functions and classes, %": (10, 35),
     "classes defined more than once": (0, 0),
     "functions with 8 or more arguments": (26, 15),
-    "private helpers called once": (300, 300),
+    "private helpers called once": (298, 300),
 }
 """Figure -> the most that passes today, and the most that is wanted in the end."""
 
