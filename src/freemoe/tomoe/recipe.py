@@ -136,11 +136,6 @@ class TrainSection(RecipeSection):
     offset_rate: float = Field(
         default=3e-2, ge=0, le=limits.RATE, description="Learning rate of the logits' own offsets."
     )
-    offset_scale: Literal["auto", "layer", "entry"] = Field(
-        default="auto",
-        description="layer: offsets move in proportion to their gradients, at most by the rate; entry: each by the rate, however "
-        "small its gradient; auto: entry up to 120 steps, layer beyond.",
-    )
     weight_decay: float = Field(default=0.0, ge=0, le=100, description="Of AdamW.")
     schedule: Literal["constant", "cosine"] = Field(
         default="cosine", description="Cosine falls to a tenth of the rates."

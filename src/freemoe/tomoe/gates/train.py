@@ -26,11 +26,7 @@ from freemoe.tomoe.structures.structure import dense_parameters, linear_paramete
 from freemoe.training.descent import check_finite, cosine_decay, optimizer_step
 from freemoe.training.distillation import distillation_loss, language_loss
 from freemoe.training.mean import ParameterMean
-from freemoe.training.shared_scale import SharedScaleAdamW
 from freemoe.training.states import State, load_optimizer, optimizer_state, pack_state, unpack_state
-
-# Up to so many steps what matters is to come far; beyond, that what is noise stands still.
-_FEW_STEPS = 120
 
 
 def base_rate(settings: TrainSection) -> float:
@@ -75,11 +71,9 @@ class GateTrainer:
         named = [(n, p) for n, p in self.hypernetwork.named_parameters() if p.requires_grad]
         groups = [{"params": [p for n, p in named if not n.endswith("offset")], "lr": base_rate(recipe.train)}]
         if recipe.gates.start == "statistics":
-            scale, many = recipe.train.offset_scale, recipe.train.steps > _FEW_STEPS
-            shared = scale == "layer" or (scale == "auto" and many)
             own = [p for n, p in named if n.endswith("offset")]
-            groups.append({"params": own, "lr": recipe.train.offset_rate, "shared": shared})
-        self.optimizer = SharedScaleAdamW(groups, weight_decay=recipe.train.weight_decay)
+            groups.append({"params": own, "lr": recipe.train.offset_rate})
+        self.optimizer = torch.optim.AdamW(groups, weight_decay=recipe.train.weight_decay)
         self._rates = [g["lr"] for g in groups]
         self.step = 0
         self.history = TrainingHistory()
