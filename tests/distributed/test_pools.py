@@ -124,12 +124,12 @@ def test_a_process_that_just_leaves_has_a_code():
 @pytest.mark.parametrize("times", [1, 2])
 def test_one_that_hangs_is_begun_again_by_another_once(two, tmp_path, times):
     hanging = unit("hung", "hangs", "light_work", folder=str(tmp_path), times=times)
-    two.limit = 3
+    two.limit = 5
     try:
         if times == 1:
             assert dict(results(two, [hanging])) == {"hung": "awake"}
         else:
-            with pytest.raises(WorkerError, match=r"'hung' took longer than 3 seconds, twice.*--unit-seconds"):
+            with pytest.raises(WorkerError, match=r"'hung' took longer than 5 seconds, twice.*--unit-seconds"):
                 list(two.run([hanging]))
     finally:
         two.limit = None
