@@ -43,6 +43,13 @@ class GGUFHeader:
             weights[self.types[name]] += math.prod(shape)
         return weights.most_common(1)[0][0] if weights else "no tensors"
 
+    def describe_origin(self, dtype: str = "auto") -> str:
+        """What a base was before it was loaded: ``dequantised from GGUF Q4_1 to float32``."""
+        note = f"dequantised from GGUF {self.stored_as} to {'float32' if dtype == 'auto' else dtype}"
+        if "rope_freqs.weight" in self.types:
+            note += "; its scaled rotary frequencies are not read, so text beyond the first training's context suffers"
+        return note
+
 
 def is_gguf(model: str | Path) -> bool:
     """Whether a base is named as a GGUF file."""
@@ -86,14 +93,8 @@ def read_header(path: str | Path) -> GGUFHeader:
 
 
 def gguf_origin(model: str | Path, dtype: str = "auto") -> str | None:
-    """What a base was before it was loaded, where that is not the same: ``dequantised from GGUF Q4_1 to float32``."""
-    if not is_gguf(model):
-        return None
-    header = read_header(model)
-    note = f"dequantised from GGUF {header.stored_as} to {'float32' if dtype == 'auto' else dtype}"
-    if "rope_freqs.weight" in header.types:
-        note += "; its scaled rotary frequencies are not read, so text beyond the first training's context suffers"
-    return note
+    """What a base was before it was loaded, where that is not the same (`GGUFHeader.describe_origin`)."""
+    return read_header(model).describe_origin(dtype) if is_gguf(model) else None
 
 
 def _truncated_error(path: Path, why: str) -> DataError:

@@ -21,7 +21,6 @@ from freemoe.models.checkpoints.base_files import BaseFiles, find_base_files
 from freemoe.models.checkpoints.checks.plausible import require_fillable
 from freemoe.models.checkpoints.checks.values import require_sound, require_tokenizer
 from freemoe.models.checkpoints.checks.whole import require_plain_files, require_whole
-from freemoe.models.checkpoints.gguf_header import gguf_origin
 from freemoe.models.checkpoints.identity import PASSAGE
 from freemoe.models.checkpoints.lending import provided_model
 from freemoe.models.checkpoints.placement import Placement, is_one_device, pick_device, placement_arguments
@@ -71,7 +70,7 @@ def load_base(
     base = _read_model(files, dtype, device)
     if files.gguf is not None:
         make_plain(base)
-        log.info("%s: %s", model, gguf_origin(model, dtype))
+        log.info("%s: %s", model, files.gguf.describe_origin(dtype))
     require_plain_files(files, base)
     require_sound(model, base)
     try:

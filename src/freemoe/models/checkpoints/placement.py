@@ -150,17 +150,17 @@ def placement_arguments(
         DataError: They do not fit, or are in a GGUF file, whose layers cannot stay on disk or be spread.
         RecipeError: As `device_map`.
     """
-    if is_one_device(device):
-        one = pick_device(str(device))
-        if files.gguf is not None:
-            return {}
-        require_memory(files, dtype, one)
-        return {"device_map": {"": one}} if _loads_straight_to(one) else {}
     if files.gguf is not None:
+        if is_one_device(device):
+            return {}
         raise DataError(
             "A GGUF file is dequantised as a whole, so its layers cannot stay on disk or be spread over devices. Write it as a "
             "folder first (freemoe merge OUT base -o FOLDER), or use --device auto, cpu or cuda."
         )
+    if is_one_device(device):
+        one = pick_device(str(device))
+        require_memory(files, dtype, one)
+        return {"device_map": {"": one}} if _loads_straight_to(one) else {}
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.from_pretrained(**files.arguments)
