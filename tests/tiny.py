@@ -159,6 +159,17 @@ def model_and_weights(family_name, **overrides):
     return model, find_weights(model)
 
 
+def bits(model):
+    """Every parameter's and buffer's bits, whatever its dtype."""
+    return {k: v.detach().clone().view(torch.uint8) for k, v in model.state_dict().items()}
+
+
+def unchanged(model, before):
+    """Whether a model has the bits that it had."""
+    now = bits(model)
+    return now.keys() == before.keys() and all(torch.equal(v, before[k]) for k, v in now.items())
+
+
 IDS = torch.randint(3, 250, (3, 7), generator=torch.Generator().manual_seed(1))
 """A batch of three sequences for any of them."""
 

@@ -129,11 +129,9 @@ def _of_bands(finished: Finished, cell: Cell) -> dict[str, Any]:
     if cell.method == BASE:
         return found
     found |= {"gain": _shown(chosen, base), "note": chosen.get("band", "1 % of the weights off")}
-    return (
-        {**found, "oracle": _shown(own["oracle"], base), "oracle_note": own["oracle"]["band"]}
-        if "oracle" in own
-        else found
-    )
+    if "oracle" in own:
+        found |= {"oracle": _shown(own["oracle"], base), "oracle_note": own["oracle"]["band"]}
+    return found
 
 
 def _of_gates(finished: Finished, cell: Cell) -> dict[str, Any]:
@@ -197,9 +195,8 @@ def markdown(details: dict[str, Any]) -> str:
             told = [row["figure"], interval(row.get("gain"), digits), row.get("note", ""), *beside]
             rows.append([*row["name"], *told][: len(head)])
         parts += [f"## {section['title']}", textwrap.fill(section["about"].format(**terms), 120), grid(head, rows)]
-        parts += [f"{len(planned) - len(rows)} more rows are planned and not measured yet."] * (
-            len(rows) < len(planned)
-        )
+        if len(rows) < len(planned):
+            parts.append(f"{len(planned) - len(rows)} more rows are planned and not measured yet.")
     return "\n\n".join(parts) + "\n"
 
 

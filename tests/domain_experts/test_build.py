@@ -21,7 +21,7 @@ from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
 from freemoe.recipes import load_recipe
 from tests.domain_experts.conftest import read_result, task_recipe, write_jsonl
-from tests.tiny import tiny_model
+from tests.tiny import model_and_weights, tiny_model
 
 
 def experts_of(folder):
@@ -120,8 +120,7 @@ def test_facts_of_subdomains(world, artefact):
 def test_text(world, text_artefact):
     (domain,) = read_result(text_artefact)["domains"]
     assert (domain["unit"], domain["metric"]) == ("perplexity", "perplexity")
-    model = tiny_model("llama")
-    weights = find_weights(model)
+    model, weights = model_and_weights("llama")
     (expert,) = experts_of(text_artefact).values()
     assert expert.kind == "switch"
     _, documents = reported(world, "wiki", f"text:{world.text}")

@@ -12,7 +12,7 @@ from freemoe.models.mask import Mask
 from freemoe.models.weights import find_weights
 from tests.domain_experts.test_mixture import EXPERTS, bits, logits, unchanged
 from tests.masks import indices_of, mask_of
-from tests.tiny import tiny_model
+from tests.tiny import model_and_weights
 
 
 def places(mask):
@@ -92,8 +92,7 @@ def units_of(model, kind, off):
 
 
 def test_units_stay_units():
-    model = tiny_model("llama")
-    weights = find_weights(model)
+    model, weights = model_and_weights("llama")
     units, first = units_of(model, "neuron", [0, 3, 4])
     _, second = units_of(model, "neuron", [3, 5])
     q = next(w for w in weights if w.sublayer == "attention")
@@ -115,8 +114,7 @@ def test_units_stay_units():
 
 
 def test_whole_experts_of_a_mixture_stay_so():
-    model = tiny_model("mixtral")
-    weights = find_weights(model)
+    model, weights = model_and_weights("mixtral")
     units, off = units_of(model, "expert", [1])
     a = unit_expert("a", "expert", units.line_indices(off), Mask())
     q = next(w for w in weights if w.sublayer == "attention")

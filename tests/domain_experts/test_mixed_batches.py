@@ -20,7 +20,7 @@ from freemoe.models.weights import find_weights
 from tests.domain_experts.test_mixture import bits, ids_of, unchanged
 from tests.domain_experts.test_threads import in_a_thread
 from tests.masks import mask_of
-from tests.tiny import tiny_model, tiny_tokenizer
+from tests.tiny import model_and_weights, tiny_model, tiny_tokenizer
 
 PROMPTS = ["one two", "a longer prompt than that", "x", "the last of them"]
 NAMES = ["d/0", "units", "base", "d/0+d/1"]
@@ -28,8 +28,7 @@ GREEDY = {"max_new_tokens": 4, "do_sample": False}
 
 
 def mixture(family="llama", **given):
-    model = tiny_model(family)
-    weights = find_weights(model)
+    model, weights = model_and_weights(family)
     dense = [w for w in weights if not w.is_fused]
     found = [
         switch_expert(f"d/{i}", mask_of({w.name: torch.arange(i, w.size, 9 + i) for w in dense}, weights))

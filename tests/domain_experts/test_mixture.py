@@ -13,20 +13,11 @@ from freemoe.domain_experts.mixture import FreeMoE
 from freemoe.domain_experts.route.subdomains import prompt_feature
 from freemoe.models.mask import Mask
 from freemoe.models.switching import switched_off
-from freemoe.models.weights import find_weights
 from tests.masks import mask_of
 from tests.memory import bytes_beside
-from tests.tiny import tiny_model, tiny_tokenizer
+from tests.tiny import bits, model_and_weights, tiny_model, tiny_tokenizer, unchanged
 
 EXPERTS = ["law/0", "law/1", "sums/all"]
-
-
-def bits(model):
-    return {k: v.detach().clone().view(torch.int32) for k, v in model.state_dict().items()}
-
-
-def unchanged(model, before):
-    return all(torch.equal(v.view(torch.int32), before[k]) for k, v in model.state_dict().items())
 
 
 def ids_of(*texts, side="left"):
@@ -126,8 +117,7 @@ def test_experts_nest_and_go_back(moe):
 
 
 def test_an_expert_holds_its_places_and_their_values_and_no_copy():
-    model = tiny_model("llama", num_hidden_layers=8)
-    weights = find_weights(model)
+    model, weights = model_and_weights("llama", num_hidden_layers=8)
     off = mask_of({w.name: torch.arange(0, w.size, 50) for w in weights}, weights)
     gc.collect()
     before = bytes_beside(model)
@@ -205,8 +195,7 @@ def test_text(moe):
 def test_another_base_is_refused(world, artefact):
     with pytest.raises(ArtifactError, match=r"made for the base .* fingerprint"):
         FreeMoE.from_pretrained(tiny_model("llama", seed=1), artefact)
-    touched = tiny_model("llama")
-    weights = find_weights(touched)
+    touched, weights = model_and_weights("llama")
     off = mask_of({weights[0].name: torch.tensor([3])}, weights)
     with switched_off(weights, off), pytest.raises(ArtifactError, match="fingerprint"):
         FreeMoE.from_pretrained(touched, artefact)

@@ -10,10 +10,9 @@ from freemoe.domain_experts.purify.gradients import backward, gradients_to
 from freemoe.models import precision
 from freemoe.models.precision import bfloat16_speedup, compute_dtype, held_in
 from freemoe.models.switching import switched_off
-from freemoe.models.weights import find_weights
 from tests.domain_experts.purify.test_greedy import LAYOUTS, batches, bits, unchanged
 from tests.masks import mask_of
-from tests.tiny import tiny_model
+from tests.tiny import model_and_weights, tiny_model
 
 
 def gradients(model, weights, compute):
@@ -30,8 +29,7 @@ def gradients(model, weights, compute):
 
 @pytest.mark.parametrize("case", [*LAYOUTS, "gemma2", "phi"])
 def test_gradients_in_bfloat16_point_where_those_in_fp32_do(case):
-    model = tiny_model(case)
-    weights = find_weights(model)
+    model, weights = model_and_weights(case)
     before = bits(model)
     exact, loss = gradients(model, weights, None)
     close, near = gradients(model, weights, torch.bfloat16)

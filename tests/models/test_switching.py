@@ -5,21 +5,8 @@ import torch
 
 from freemoe.models.mask import Mask, MaskError, TensorMask
 from freemoe.models.switching import switched_off
-from freemoe.models.weights import find_weights
 from tests.masks import indices_of, mask_of
-from tests.tiny import CASES, IDS, tiny_model
-
-BITS = {2: torch.int16, 4: torch.int32}
-
-
-def bits(model):
-    """Every parameter and buffer, as integers."""
-    state = model.state_dict(keep_vars=False)
-    return {k: v.detach().view(BITS[v.element_size()]).clone() for k, v in state.items() if v.is_floating_point()}
-
-
-def equal(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+from tests.tiny import CASES, IDS, bits, model_and_weights, unchanged
 
 
 def some(weights, share=0.1, seed=0):
@@ -30,8 +17,7 @@ def some(weights, share=0.1, seed=0):
 
 @pytest.mark.parametrize("case", CASES)
 def test_off_and_on_again_in_every_family(case):
-    model = tiny_model(case)
-    weights = find_weights(model)
+    model, weights = model_and_weights(case)
     mask = some(weights)
     before = bits(model)
     expected = {w.name: w.canonical_view().clone(memory_format=torch.contiguous_format) for w in weights}
@@ -42,13 +28,12 @@ def test_off_and_on_again_in_every_family(case):
             assert torch.equal(weight.canonical_view(), expected[weight.name])
         changed = {k for k, v in bits(model).items() if not torch.equal(v, before[k])}
         assert changed == {w.name for w in weights}
-    assert equal(bits(model), before)
+    assert unchanged(model, before)
 
 
 @pytest.mark.parametrize("case", ["llama", "gemma", "gpt2", "opt"])
 def test_tied_heads_and_everything_else_stay(case):
-    model = tiny_model(case, tie_word_embeddings=True)
-    weights = find_weights(model)
+    model, weights = model_and_weights(case, tie_word_embeddings=True)
     mine = {w.name for w in weights}
     rest = {k: v.clone() for k, v in model.state_dict().items() if k not in mine}
     assert any("lm_head" in k for k in rest)
@@ -59,34 +44,32 @@ def test_tied_heads_and_everything_else_stay(case):
 
 
 def test_it_nests_also_where_masks_overlap():
-    model = tiny_model("gpt2")
-    weights = find_weights(model)
+    model, weights = model_and_weights("gpt2")
     before = bits(model)
     with switched_off(weights, some(weights, 0.3, 1)):
         outer = bits(model)
         with switched_off(weights, some(weights, 0.3, 2)):
-            assert not equal(bits(model), outer)
-        assert equal(bits(model), outer)
-    assert equal(bits(model), before)
+            assert not unchanged(model, outer)
+        assert unchanged(model, outer)
+    assert unchanged(model, before)
 
 
 def test_restored_after_an_error():
-    model = tiny_model("mixtral")
-    weights = find_weights(model)
+    model, weights = model_and_weights("mixtral")
     before = bits(model)
     with pytest.raises(RuntimeError, match="on purpose"), switched_off(weights, some(weights)):
         raise RuntimeError("on purpose")
-    assert equal(bits(model), before)
+    assert unchanged(model, before)
 
 
 def test_inside_inference_mode_and_training_afterwards(llama, weights):
     before = bits(llama)
     with torch.inference_mode(), switched_off(weights, some(weights)):
         pass
-    assert equal(bits(llama), before)
+    assert unchanged(llama, before)
     with switched_off(weights, some(weights)):
         llama(input_ids=IDS, labels=IDS).loss.backward()
-    assert equal(bits(llama), before)
+    assert unchanged(llama, before)
     assert all(w.parameter.grad is not None for w in weights)
 
 
@@ -99,4 +82,4 @@ def test_a_mask_of_other_weights_touches_nothing(llama, weights):
     unknown = Mask({"model.x": TensorMask.of_indices(torch.tensor([0]), 9)})
     with pytest.raises(MaskError, match=r"'model\.x'.*14 weights"):
         switched_off(weights, good.union(unknown))
-    assert equal(bits(llama), before)
+    assert unchanged(llama, before)

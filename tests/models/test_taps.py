@@ -8,7 +8,7 @@ from freemoe.core.errors import FamilyError
 from freemoe.models import taps
 from freemoe.models.taps import tap_inputs
 from freemoe.models.weights import find_weights
-from tests.tiny import CASES, IDS, logits, tiny_model
+from tests.tiny import CASES, IDS, logits, model_and_weights, tiny_model
 
 
 def hooks(model):
@@ -17,8 +17,7 @@ def hooks(model):
 
 @pytest.mark.parametrize("case", CASES)
 def test_outputs_are_bit_equal_and_taps_vanish(case):
-    model = tiny_model(case)
-    weights = find_weights(model)
+    model, weights = model_and_weights(case)
     before, bare = hooks(model), logits(model)
     calls = {}
 

@@ -8,7 +8,7 @@ from torch.nn.utils import parametrize
 from freemoe.core.errors import FamilyError
 from freemoe.models.spec import FAMILIES, family_of
 from freemoe.models.weights import describe_weights, find_weights
-from tests.tiny import CASES, tiny_model
+from tests.tiny import CASES, model_and_weights, tiny_model
 
 QKVO = "self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj"
 GATED = "mlp.gate_proj mlp.up_proj mlp.down_proj"
@@ -54,8 +54,7 @@ def test_every_family_has_a_case():
 @pytest.mark.parametrize("case", FOUND)
 def test_what_is_found(case):
     (per_layer, matrices), path = FOUND[case], PATHS.get(case, "model.layers")
-    model = tiny_model(case)
-    weights = find_weights(model)
+    model, weights = model_and_weights(case)
     expected = {
         f"{path}.{n}.{name}" + ("" if ".experts." in name else ".weight")
         for n, names in enumerate(per_layer)

@@ -5,7 +5,7 @@ HookMoE's is `mixtures.trimmed` with ``profile: paper``.
 
 from __future__ import annotations
 
-import tempfile
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from freemoe.tomoe.recipe import ConvertRecipe
 from freemoe.tomoe.structures.masked import apply_structure
 from freemoe.tomoe.structures.methods import search_structure
 from freemoe.tomoe.structures.structure import Structure, active_parameters, dense_parameters
+from freemoe.training.loop import TrainingCheckpoints, run_training_loop
 
 BANDS = ("p2", "pinf", "p1", "p4", "p2-16x16", "p2-4x4")
 """Rankings: the norm's p, and the side of the patches."""
@@ -95,36 +96,37 @@ def banded(stand: Stand) -> dict[str, Any]:
 def gated(job: Job) -> dict[str, Any]:
     """Train gates for the cell's steps by its profile (``dense``: none), then score WikiText-2's test text.
 
-    Under ``paper`` neither rate nor budget depends on the number of steps, so that training goes on from a shorter one's state.
+    A cell that was killed goes on where it was. Under ``paper`` neither rate nor budget depends on the number of steps, so that
+    training begins with a shorter one's state.
 
     Returns:
         ``nll``, ``right``, ``tokens`` per block, ``share`` of the weights that a token uses.
     """
     cell, small = job.cell, job.protocol.schedule.steps < 10
-    with tempfile.TemporaryDirectory() as scratch:
-        train = {"steps": cell.documents, "save_every": max(1, cell.documents), "statistics_tokens": _STATISTICS}
-        train |= {"batch_tokens": STEP_TOKENS, "block": STEP_TOKENS, "evaluation_tokens": _HELD_OUT}
-        if small:
-            train |= {"batch_tokens": 128, "block": 64, "evaluation_tokens": 256, "statistics_tokens": 256}
-        recipe = ConvertRecipe.model_validate(
-            {
-                "model": job.model,
-                "text": [str(files_of(job)[0])],
-                "active": cell.budget or 1.0,
-                "experts": EXPERTS,
-                "profile": "paper" if cell.method == "paper" else "default",
-                "train": train,
-                **common_fields(job, Path(scratch) / "out"),
-                "dtype": job.protocol.train,
-            }
-        )
-        with open_run(recipe) as run:
-            context = prepare_context(recipe, run, QuietProgress())
-            structure = _structure(context, job)
-    blocks = pack_blocks(context.tokenizer, [files_of(job)[1].read_text(encoding="utf-8")], 64 if small else LENGTH)
-    blocks = blocks.select_rows(evenly_spaced(len(blocks), TEST_BLOCKS))
-    with apply_structure(context.model, structure, context.sublayers):
-        score = score_text(context.model, blocks)
+    train = {"steps": cell.documents, "save_every": max(1, cell.documents), "statistics_tokens": _STATISTICS}
+    train |= {"batch_tokens": STEP_TOKENS, "block": STEP_TOKENS, "evaluation_tokens": _HELD_OUT}
+    if small:
+        train |= {"batch_tokens": 128, "block": 64, "evaluation_tokens": 256, "statistics_tokens": 256}
+    recipe = ConvertRecipe.model_validate(
+        {
+            "model": job.model,
+            "text": [str(files_of(job)[0])],
+            "active": cell.budget or 1.0,
+            "experts": EXPERTS,
+            "profile": "paper" if cell.method == "paper" else "default",
+            "train": train,
+            **common_fields(job, Path(job.tensors).with_suffix("")),
+            "dtype": job.protocol.train,
+        }
+    )
+    with open_run(recipe, overwrite=True) as run:
+        context = prepare_context(recipe, run, QuietProgress())
+        structure = _structure(context, job)
+        blocks = pack_blocks(context.tokenizer, [files_of(job)[1].read_text(encoding="utf-8")], 64 if small else LENGTH)
+        blocks = blocks.select_rows(evenly_spaced(len(blocks), TEST_BLOCKS))
+        with apply_structure(context.model, structure, context.sublayers):
+            score = score_text(context.model, blocks)
+        shutil.rmtree(run.partial)
     share = active_parameters(structure, context.sublayers) / dense_parameters(context.sublayers)
     return {"nll": score.nll, "right": score.right, "tokens": score.tokens, "share": share, "training": train}
 
@@ -135,6 +137,8 @@ def _structure(context: ConversionContext, job: Job) -> Structure:
     trainer = GateTrainer(context.model, context.sublayers, context.recipe, context.train)
     for _, path in job.needs:
         trainer.load_state(load_file(path))
-    trainer.train_until(job.cell.documents)
+    kept = TrainingCheckpoints(context.own_run, "state", trainer.to_state, trainer.load_state)
+    steps = job.cell.documents
+    run_training_loop(lambda n: trainer.train_until(n + 1), lambda _: False, steps, steps, checkpoints=kept)
     write_atomic(Path(job.tensors), save({n: t.contiguous() for n, t in trainer.to_state().items()}))
     return structure_of(trainer, context.held_out)

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 
 def distillation_loss(student: Tensor, teacher: Tensor, head: Callable[[Tensor], Tensor], chunk: int = 1024) -> Tensor:
@@ -18,13 +17,13 @@ def distillation_loss(student: Tensor, teacher: Tensor, head: Callable[[Tensor],
     float32, zero where there is no token.
     """
 
-    def chunk_kl(mine: Tensor, other: Tensor) -> Tensor:
+    def chunk_kl(rows: Tensor, some: slice) -> Tensor:
         with torch.no_grad():
-            wanted = torch.log_softmax(head(other).float(), dim=-1)
-        found = torch.log_softmax(head(mine).float(), dim=-1)
-        return (wanted.exp() * (wanted - found)).sum()
+            wanted = torch.log_softmax(head(teacher[some]).float(), dim=-1)
+        found = torch.log_softmax(head(rows).float(), dim=-1)
+        return wanted.exp().flatten() @ (wanted - found).flatten()
 
-    return _sum_in_chunks(chunk_kl, student, teacher, chunk) / max(1, len(student))
+    return summed_in_chunks(student, chunk_kl, chunk) / max(1, len(student))
 
 
 def language_loss(hidden: Tensor, wanted: Tensor, head: Callable[[Tensor], Tensor], chunk: int = 1024) -> Tensor:
@@ -33,22 +32,10 @@ def language_loss(hidden: Tensor, wanted: Tensor, head: Callable[[Tensor], Tenso
     ``hidden``: (tokens, hidden), what goes into the head, carries the gradient; ``wanted``: (tokens,) int64.
     """
 
-    def chunk_cross_entropy(mine: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(head(mine).float(), targets, reduction="sum")
+    def chunk_cross_entropy(rows: Tensor, some: slice) -> Tensor:
+        return F.cross_entropy(head(rows).float(), wanted[some], reduction="sum")
 
-    return _sum_in_chunks(chunk_cross_entropy, hidden, wanted, chunk)
-
-
-def _sum_in_chunks(part: Callable[[Tensor, Tensor], Tensor], student: Tensor, other: Tensor, chunk: int) -> Tensor:
-    """Sum of a loss over ``chunk`` rows at a time.
-
-    Their logits are made again in the backward pass, so that no (tokens, vocabulary) of the whole batch is ever held.
-    """
-    total = student.new_zeros((), dtype=torch.float32)
-    for start in range(0, len(student), chunk):
-        some = slice(start, start + chunk)
-        total = total + checkpoint(part, student[some], other[some], use_reentrant=False)
-    return total
+    return summed_in_chunks(hidden, chunk_cross_entropy, chunk)
 
 
 def summed_in_chunks(hidden: Tensor, part: Callable[[Tensor, slice], Tensor], chunk: int) -> Tensor:

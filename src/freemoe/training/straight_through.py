@@ -55,7 +55,8 @@ def gumbel_noise(like: Tensor, generator: torch.Generator | None) -> Tensor:
     if generator is None:
         return torch.zeros_like(like)
     drawn = torch.rand(like.shape, generator=generator, dtype=torch.float32, device=generator.device)
-    return -torch.log(-torch.log(drawn.clamp(1e-20, 1 - 1e-7))).to(like)
+    # In place: a mask of every token and neuron is as large as what the layer computes.
+    return drawn.clamp_(1e-20, 1 - 1e-7).log_().neg_().log_().neg_().to(like)
 
 
 def gumbel_sigmoid(logits: Tensor, offset: float, tau: float, generator: torch.Generator | None) -> Tensor:

@@ -11,6 +11,8 @@ from benchmarks.real_llm import papers
 from benchmarks.real_llm.cells import BASE, Cell
 from benchmarks.real_llm.methods.papers import BANDS, band_section, gated
 from benchmarks.real_llm.plan import needs
+from freemoe.core.run import unit_state
+from freemoe.tomoe.gates.train import GateTrainer
 
 P2 = Cell("bands", "arc-easy", BANDS[0])
 
@@ -65,6 +67,32 @@ def test_cells_of_the_papers_on_a_real_small_model(real, tmp_path, monkeypatch):
     # The best of all rankings: one is none.
     assert page.count("not measured") == 1
     assert f"{len(papers.MATERIALS_SHOWN)} more rows are planned and not measured yet." in page
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize("method", ["paper", "ours"])
+def test_gates_that_were_killed_go_on_where_they_were(method, real, tmp_path, monkeypatch):
+    cell = Cell("gates", "wikitext", method, 0.5, documents=2)
+    monkeypatch.setattr(papers, "cells", lambda: [cell])
+    job = papers._bench(real).job(cell)
+    expected = gated(replace(job, needs=(), tensors=str(tmp_path / "whole")))
+    steps, one = [], GateTrainer._train_step
+
+    def step(trainer, number):
+        steps.append(number)
+        if steps == [0, 1]:
+            raise KeyboardInterrupt
+        one(trainer, number)
+
+    monkeypatch.setattr(GateTrainer, "_train_step", step)
+    monkeypatch.setattr(unit_state, "SECONDS", 0.0)
+    monkeypatch.setattr(unit_state, "SHARE", 0.0)
+    job = replace(job, needs=(), tensors=str(tmp_path / "killed"))
+    with pytest.raises(KeyboardInterrupt):
+        gated(job)
+    assert gated(job) == expected
+    assert steps == [0, 1, 1]
+    assert not list(tmp_path.glob("*.partial"))
 
 
 def test_the_page_says_whose_method_a_row_is_and_what_is_missing():

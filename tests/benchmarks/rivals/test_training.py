@@ -7,7 +7,7 @@ from benchmarks.rivals.rival import Schedule
 from benchmarks.rivals.training import tune, with_lora
 from freemoe.domain_experts.purify.batches import answer_batches, answer_loss, mean_loss
 from freemoe.models.weights import find_weights
-from tests.tiny import tiny_model
+from tests.tiny import model_and_weights, tiny_model
 
 SCHEDULE = Schedule(steps=6, step_tokens=8, every=2, patience=2)
 
@@ -19,8 +19,7 @@ def batches():
 
 
 def test_full_tuning_changes_the_linears_alone_and_keeps_its_best(batches):
-    model = tiny_model("llama")
-    weights = find_weights(model)
+    model, weights = model_and_weights("llama")
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     losses = tune(model, [w.parameter for w in weights], batches, batches, 1e-2, SCHEDULE, 0)
     assert len(losses) == 1 + SCHEDULE.steps // SCHEDULE.every
@@ -53,8 +52,7 @@ def test_one_step_is_one_step_of_adam_on_the_mean_loss(batches):
 
 
 def test_lora_starts_as_the_base_and_counts_its_numbers(batches):
-    model = tiny_model("llama")
-    weights = find_weights(model)
+    model, weights = model_and_weights("llama")
     begun = mean_loss(model, batches)
     wanted = sum(2 * (w.num_rows + w.num_columns) for w in weights)
     tuned, parameters = with_lora(model, weights, 2, 0)

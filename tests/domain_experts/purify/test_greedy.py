@@ -18,7 +18,7 @@ from freemoe.domain_experts.recipe import SaliencySection
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights
 from tests.masks import indices_of
-from tests.tiny import model_and_weights, tiny_model
+from tests.tiny import bits, model_and_weights, tiny_model, unchanged
 
 LAYOUTS = ["llama", "gpt2", "mixtral", "gpt_oss", "gemma"]
 
@@ -34,15 +34,6 @@ def purify(way, model, gradient, stop, *, on_round=lambda *_: None, checkpoint=N
     """Run a way of purifying with fields of its recipe section."""
     task = PurifyTask(model, find_weights(model), gradient, stop, seed=seed, on_round=on_round, checkpoint=checkpoint)
     return way(task, SaliencySection(**section))
-
-
-def bits(model):
-    """Every parameter's bits, whatever its dtype."""
-    return {k: v.detach().clone().view(torch.uint8) for k, v in model.state_dict().items()}
-
-
-def unchanged(model, before):
-    return all(torch.equal(v, before[k]) for k, v in bits(model).items())
 
 
 def with_odd_flags(model):
