@@ -51,7 +51,7 @@ def scored(
     domains = evaluate_target(evaluation, subject, progress=progress)["domains"]
     found = {
         columns[d["name"]]: {
-            way: {key: row[key] for key in ("score", "gain", "documents")} | {"unit": d["unit"]}
+            way: {key: row[key] for key in ("score", "gain", "documents", "also") if key in row} | {"unit": d["unit"]}
             for way, row in d["rows"].items()
         }
         for d in domains

@@ -43,7 +43,7 @@ NO_DATA = (
 
 
 def at_scale(recipe: dict[str, Any], scene: Scene, tasks: dict[str, str]) -> dict[str, Any]:
-    """A paper's trim cut down to a scale: other mixture and text, fewer and shorter blocks and steps; the method stays.
+    """A paper's trim cut down to a scale: other mixture and text, fewer and shorter blocks and steps, rate and units by default.
 
     Its tasks are beside it, as ``arguments``: at ``tiny`` the three bundled domains, else the paper's eight, and of mathematics.
     A row of more text or steps has as much more of both; the held-out and the test part stay.

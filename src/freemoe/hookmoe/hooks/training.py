@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.progress import Progress, QuietProgress
@@ -27,7 +26,7 @@ from freemoe.hookmoe.plans.apply import apply_plan
 from freemoe.hookmoe.plans.plan import LayerPlan
 from freemoe.text.blocks import PackedBlocks
 from freemoe.training.descent import optimizer_step, warm_cosine
-from freemoe.training.distillation import summed_in_chunks
+from freemoe.training.distillation import language_loss, summed_in_chunks
 from freemoe.training.loop import TrainingCheckpoints, run_training_loop
 from freemoe.training.states import (
     BestCheckpoint,
@@ -231,13 +230,7 @@ class _CompensationLoss:
         places, wanted = batch.next_tokens(self.model.device)
         ending = ending_of(self.model, batch, places, **self._model_inputs(which))
         if self.schedule.loss == "lm":
-            return summed_in_chunks(
-                ending.hidden,
-                lambda rows, at: F.cross_entropy(
-                    ending.logits(rows).float(), wanted[at].to(rows.device), reduction="sum"
-                ),
-                ending.rows_per_chunk,
-            )
+            return language_loss(ending.hidden, wanted.to(ending.hidden.device), ending.logits, ending.rows_per_chunk)
         teacher = self.material.train_teacher[which][batch.prediction_mask()]
         return summed_in_chunks(
             ending.hidden,
