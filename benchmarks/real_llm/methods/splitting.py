@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from freemoe.evals.engine.output_head import distillation_loss, forward_blocks_to_head
 from freemoe.models.sublayers import DecoderSublayers, find_sublayers
 from freemoe.text.blocks import PackedBlocks
 from freemoe.tomoe.gates.initialise import cluster_tokens
 from freemoe.tomoe.structures.rivals import measure_activity
 from freemoe.training.descent import optimizer_step
-from freemoe.training.distillation import distillation_loss
 
 _SHARED = 0.5
 # Standard deviation of a router's scores over experts before it is trained: who comes first is clear, weights are nearly even.
@@ -158,17 +158,12 @@ def train_routers(
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for step in range(steps):
         batch = blocks.select_rows([(step * rows + i) % len(blocks) for i in range(rows)])
+        everywhere = torch.arange(batch.ids.numel())
         with torch.no_grad():
-            wanted = _hidden(dense, batch)
+            teacher = forward_blocks_to_head(dense, batch, everywhere)
         with torch.enable_grad():
-            loss = distillation_loss(
-                _hidden(sparse, batch).flatten(0, 1), wanted.flatten(0, 1), dense.get_output_embeddings()
-            )
+            loss = distillation_loss(forward_blocks_to_head(sparse, batch, everywhere), teacher)
             optimizer_step(optimizer, [loss], step)
         schedule.step()
         on_step(loss.item())
     return [r.requires_grad_(False) for r in routers]
-
-
-def _hidden(model: Any, batch: PackedBlocks) -> Tensor:
-    return model.base_model(batch.ids, position_ids=batch.positions, use_cache=False).last_hidden_state

@@ -19,9 +19,10 @@ from torch.nn import functional as F
 
 from freemoe.core.errors import NumericError
 from freemoe.core.run.unit_state import NO_CHECKPOINT, UnitState
+from freemoe.evals.engine.output_head import forward_blocks_to_head
 from freemoe.evals.statistics import Interval
 from freemoe.hookmoe.hooks.hook import HookSet
-from freemoe.hookmoe.hooks.teacher import TeacherLogits, ending_of, kl_from_teacher, logits_of
+from freemoe.hookmoe.hooks.teacher import TeacherLogits, kl_from_teacher, logits_of
 from freemoe.hookmoe.plans.layers import moe_layers
 from freemoe.hookmoe.plans.plan import LayerPlan
 from freemoe.models.hooks import combined_hooks, forward_pre_hook
@@ -84,7 +85,7 @@ def measure_quality(
         return dict(zip(_SUMS, (torch.cat(p) for p in zip(*parts, strict=True)), strict=True))
 
     for batch in checkpoint.resume_iter(blocks.iter_batches(), to_state, load_state):
-        ending = ending_of(model, batch)
+        ending = forward_blocks_to_head(model, batch)
         device = ending.hidden.device
         said = teacher[done : done + len(batch)]
         flat, target = said[torch.ones_like(said.rest, dtype=torch.bool)], batch.ids[:, 1:].flatten().to(device)

@@ -151,7 +151,6 @@ class TrainSection(RecipeSection):
         default=0.0, ge=0, le=1, description="Share of the steps over which the budget falls to its end."
     )
     checkpointing: bool = Field(default=False, description="Make activations again in the backward pass: less memory.")
-    chunk_tokens: int = Field(default=1024, ge=1, le=limits.TOKENS, description="Tokens whose logits are held at once.")
     evaluation_tokens: int = Field(
         default=65536, ge=1, le=2**30, description="Most tokens of the held-out and of the test part, each."
     )

@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from freemoe.evals.engine import output_head
-from freemoe.evals.engine.output_head import forward_to_head, summed_loss
+from freemoe.evals.engine.output_head import distillation_loss, forward_to_head, summed_loss
 from freemoe.evals.engine.scorer import Scorer
 from tests.tiny import CASES, VOCABULARY, tiny_model, tiny_tokenizer
 
@@ -79,6 +79,33 @@ def test_loss_and_gradients_equal_all_logits_at_once(case, chunk, monkeypatch):
         loss = summed_loss(forward_to_head(model, at, input_ids=ids), targets)
     assert float(loss) == pytest.approx(expected, rel=1e-5)
     assert not any("forward" in m.__dict__ or m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 1000])
+@pytest.mark.parametrize("case", ["llama", "gemma2"])
+def test_distillation_is_the_divergence_whatever_the_chunk(case, chunk, monkeypatch):
+    monkeypatch.setattr(output_head, "CHUNK", chunk * VOCABULARY)
+    model, other = model_of(case), model_of(case, seed=1)
+    ids, at, _ = rows()
+    p, q = (torch.softmax(m(input_ids=ids).logits.flatten(0, 1)[at].double(), -1) for m in (other, model))
+    expected = (p * (p.log() - q.log())).sum(-1).mean()
+    assert expected > 0.01
+    slopes = torch.autograd.grad(expected, mine := inner(model))
+    for p in model.parameters():
+        p.requires_grad_(any(p is q for q in mine))
+    with torch.no_grad():
+        teacher = forward_to_head(other, at, input_ids=ids)
+    found = distillation_loss(forward_to_head(model, at, input_ids=ids), teacher)
+    assert float(found.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
+    for a, b in zip(torch.autograd.grad(found, mine), slopes, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+
+
+def test_distillation_of_the_teacher_itself_or_of_nothing_is_zero():
+    ids, at, _ = rows()
+    for places in (at, at[:0]):
+        ending = forward_to_head(model_of("llama"), places, input_ids=ids)
+        assert float(distillation_loss(ending, ending).detach()) == pytest.approx(0.0, abs=1e-6)
 
 
 @pytest.mark.parametrize("case", ["llama", "gemma2", "phi"])

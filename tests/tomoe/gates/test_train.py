@@ -235,7 +235,7 @@ def test_the_union_takes_the_attention_where_it_is_asked_and_size_the_widest_tok
             made = own.gating.sample_masks(own.hypernetwork(), None, 0)
             with own.gating.apply_masks(own.hypernetwork, made, 0):
                 hooks = [layer.v.register_forward_hook(look) for layer in own.sublayers]
-                own._last_hidden(own.step_batch(0))
+                own._run_to_head(own.step_batch(0))
                 for hook in hooks:
                     hook.remove()
             parts = own._regularisation_terms(made, 0.5)

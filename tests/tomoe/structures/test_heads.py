@@ -107,7 +107,7 @@ def test_training_prunes_heads_and_the_structure_is_its_masks():
         assert int(layer.heads.sum()) == max(1, int(heads.sum()))
     share = active_parameters(structure, sublayers) / dense_parameters(sublayers)
     with torch.no_grad(), own.gating.apply_masks(networks, made, None):
-        own._last_hidden(text())
+        own._run_to_head(text())
         active = float(own._regularisation_terms(made, 0.5)["active"])
     none_left = any(int(masks.heads.sum()) == 0 for masks in made)
     assert share >= active - 1e-6 if none_left else share == pytest.approx(active, abs=1e-6)

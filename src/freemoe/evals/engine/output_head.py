@@ -9,12 +9,13 @@ Shapes: B rows of a batch, L its longest, N wanted places, n rows at a time, H h
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from freemoe.compat.transformers import unwrap_peft
 from freemoe.models.hooks import (
@@ -26,6 +27,10 @@ from freemoe.models.hooks import (
     hooks_disabled,
     replace_method,
 )
+from freemoe.text.blocks import PackedBlocks
+
+Step = Callable[[Tensor, slice], tuple[Tensor, Sequence[Tensor | None]]]
+"""Of some rows, and of where they stand: their part of a sum, and its gradients by the rows and by the end's parameters."""
 
 CHUNK = 1 << 24  # Logits alive at one time, about: 64 MiB in fp32
 
@@ -129,41 +134,89 @@ def output_replayed(decoder: nn.Module, output: Any) -> Iterator[None]:
         yield
 
 
-def summed_loss(ending: DeferredLogits, targets: Tensor) -> Tensor:
-    """Sum of cross-entropies in nats, fp32, a scalar; its gradient is made along with it, chunk by chunk.
+def forward_blocks_to_head(
+    model: Any, batch: PackedBlocks, wanted: Tensor | None = None, **inputs: Any
+) -> DeferredLogits:
+    """`forward_to_head` of packed blocks, at all places but each row's last if none are named; ``inputs`` stand for their ids."""
+    device = model.device
+    given = inputs or {"input_ids": batch.ids.to(device, non_blocking=True)}
+    positions = batch.positions.to(device, non_blocking=True)
+    if wanted is None:
+        wanted = torch.arange(batch.ids.numel(), device=device).view_as(batch.ids)[:, :-1].flatten()
+    return forward_to_head(model, wanted, **given, position_ids=positions, use_cache=False)
 
-    So the backward pass computes no logits again, and none are kept for it.
+
+def summed_loss(ending: DeferredLogits, targets: Tensor) -> Tensor:
+    """Sum of cross-entropies in nats by `summed_in_chunks`; of a plain head the gradient is made by hand.
 
     ``targets``: ``(N,)`` token to be predicted at each of its rows.
     """
-    wanted = ending.hidden.requires_grad or bool(ending.parameters)
-    if torch.is_grad_enabled() and wanted:
-        loss: Any = _SummedLoss.apply(ending, targets, ending.hidden, *ending.parameters)
+    if ending.plain is not None and not ending.parameters and ending.hidden.requires_grad and torch.is_grad_enabled():
+        step = _plain_step(ending.plain, targets)
+        loss: Any = _InChunks.apply(step, ending.rows_per_chunk, ending.hidden)
         return loss
-    total = torch.zeros((), device=ending.hidden.device)
+    return summed_in_chunks(
+        ending, lambda rows, at: F.cross_entropy(ending.logits(rows).float(), targets[at], reduction="sum")
+    )
+
+
+def distillation_loss(student: DeferredLogits, teacher: DeferredLogits) -> Tensor:
+    """KL(teacher || student) of the next-token distributions in nats, fp32, its mean over the places; zero where there is none."""
+
+    def chunk_kl(rows: Tensor, at: slice) -> Tensor:
+        with torch.no_grad():
+            wanted = torch.log_softmax(teacher.logits(teacher.hidden[at]).float(), dim=-1)
+        found = torch.log_softmax(student.logits(rows).float(), dim=-1)
+        return wanted.exp().flatten() @ (wanted - found).flatten()
+
+    return summed_in_chunks(student, chunk_kl) / max(1, len(student.hidden))
+
+
+def summed_in_chunks(ending: DeferredLogits, part: Callable[[Tensor, slice], Tensor]) -> Tensor:
+    """A sum over the wanted places, fp32, a scalar; its gradient is made along with it, chunk by chunk.
+
+    So the backward pass computes no logits again, and none are kept for it.
+
+    ``part`` makes of some rows ``(n, H)``, and of where they stand, their sum.
+    """
+
+    def step(rows: Tensor, at: slice) -> tuple[Tensor, Sequence[Tensor | None]]:
+        with torch.enable_grad():
+            loss = part(rows.requires_grad_(), at)
+        return loss.detach(), torch.autograd.grad(loss, [rows, *ending.parameters], allow_unused=True)
+
+    learned = torch.is_grad_enabled() and (ending.hidden.requires_grad or bool(ending.parameters))
+    if learned:
+        loss: Any = _InChunks.apply(step, ending.rows_per_chunk, ending.hidden, *ending.parameters)
+        return loss
     with torch.no_grad():
-        for rows, tokens in _split_chunks(ending, targets):
-            logits = ending.logits(rows).float()
-            total += nn.functional.cross_entropy(logits, tokens, reduction="sum")
-    return total
+        sums = [part(rows, at) for rows, at in _split_chunks(ending.hidden, ending.rows_per_chunk)]
+    return sum(sums, torch.zeros((), device=ending.hidden.device))
 
 
-def _split_chunks(ending: DeferredLogits, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    hidden = ending.hidden.detach()
-    return zip(hidden.split(ending.rows_per_chunk), targets.split(ending.rows_per_chunk), strict=True)
+def _split_chunks(hidden: Tensor, chunk: int) -> Iterator[tuple[Tensor, slice]]:
+    for start in range(0, len(hidden), chunk):
+        at = slice(start, start + chunk)
+        yield hidden[at].detach(), at
 
 
-class _SummedLoss(torch.autograd.Function):
-    """The loss of `summed_loss` with its gradients by the hidden state and by the end's parameters."""
+class _InChunks(torch.autograd.Function):
+    """A sum with its gradients by the hidden state and by the end's parameters; a step gives both of its rows."""
 
     @staticmethod
-    def forward(ctx: Any, ending: DeferredLogits, targets: Tensor, hidden: Tensor, *parameters: Tensor) -> Tensor:
-        if ending.plain is not None and not parameters:
-            loss, gradients = _plain_gradients(ending, ending.plain, targets)
-        else:
-            loss, gradients = _any_gradients(ending, targets, parameters)
-        ctx.save_for_backward(*gradients)
-        return loss
+    def forward(ctx: Any, step: Step, chunk: int, hidden: Tensor, *parameters: Tensor) -> Tensor:
+        total = torch.zeros((), device=hidden.device)
+        gradient, *sums = (torch.zeros_like(t) for t in (hidden, *parameters))
+        for rows, at in _split_chunks(hidden, chunk):
+            loss, (found, *more) = step(rows, at)
+            total += loss
+            if found is not None:
+                gradient[at] = found
+            for mine, other in zip(sums, more, strict=True):
+                if other is not None:
+                    mine += other
+        ctx.save_for_backward(gradient, *sums)
+        return total
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -171,50 +224,28 @@ class _SummedLoss(torch.autograd.Function):
         return None, None, *(g * up for g in ctx.saved_tensors)
 
 
-def _plain_gradients(ending: DeferredLogits, head: nn.Linear, targets: Tensor) -> tuple[Tensor, list[Tensor]]:
+def _plain_step(head: nn.Linear, targets: Tensor) -> Step:
     """Loss and its gradient by the hidden state, by hand: softmax minus one-hot, times the head's weight.
 
     One chunk of logits is all that is ever held.
     """
-    total = torch.zeros((), device=targets.device)
-    gradient = torch.empty_like(ending.hidden)
-    kind = head.weight.dtype
-    if torch.is_autocast_enabled(head.weight.device.type) and kind != torch.float64:
-        kind = torch.get_autocast_dtype(head.weight.device.type)
+    device, kind = head.weight.device.type, head.weight.dtype
+    if torch.is_autocast_enabled(device) and kind != torch.float64:
+        kind = torch.get_autocast_dtype(device)
     # Autocast would make this copy anew for every chunk.
     weight = head.weight.detach().to(kind)
     bias = None if head.bias is None else head.bias.detach().to(kind)
-    with torch.autocast(head.weight.device.type, enabled=False):
-        for (rows, tokens), into in zip(
-            _split_chunks(ending, targets), gradient.split(ending.rows_per_chunk), strict=True
-        ):
-            logits = nn.functional.linear(rows.to(kind), weight, bias).float()
+
+    def step(rows: Tensor, at: slice) -> tuple[Tensor, Sequence[Tensor | None]]:
+        tokens = targets[at, None]
+        with torch.autocast(device, enabled=False):
+            logits = F.linear(rows.to(kind), weight, bias).float()
             logits -= logits.amax(-1, keepdim=True)
-            right = logits.gather(-1, tokens[:, None])
+            right = logits.gather(-1, tokens)
             sums = logits.exp_().sum(-1, keepdim=True)
-            total += (sums.log() - right).sum()
+            loss = (sums.log() - right).sum()
             logits /= sums
-            logits.scatter_add_(-1, tokens[:, None], torch.full_like(right, -1))
-            into.copy_(logits.to(kind) @ weight)
-    return total, [gradient]
+            logits.scatter_add_(-1, tokens, torch.full_like(right, -1))
+            return loss, [logits.to(kind) @ weight]
 
-
-def _any_gradients(
-    ending: DeferredLogits, targets: Tensor, parameters: tuple[Tensor, ...]
-) -> tuple[Tensor, list[Tensor]]:
-    """The same by autograd through the model's own end, whatever that does."""
-    total = torch.zeros((), device=targets.device)
-    sums = [torch.zeros_like(p) for p in parameters]
-    gradient = torch.empty_like(ending.hidden)
-    for (rows, tokens), into in zip(_split_chunks(ending, targets), gradient.split(ending.rows_per_chunk), strict=True):
-        with torch.enable_grad():
-            rows.requires_grad_(True)
-            loss = nn.functional.cross_entropy(ending.logits(rows).float(), tokens, reduction="sum")
-            found = torch.autograd.grad(loss, [rows, *parameters], allow_unused=True)
-        total += loss.detach()
-        if found[0] is not None:
-            into.copy_(found[0])
-        for mine, more in zip(sums, found[1:], strict=True):
-            if more is not None:
-                mine += more
-    return total, [gradient, *sums]
+    return step

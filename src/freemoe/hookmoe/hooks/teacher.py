@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from freemoe.core.run.progress import Progress, QuietProgress
 from freemoe.core.run.unit_state import NO_CHECKPOINT, UnitState
-from freemoe.evals.engine.output_head import DeferredLogits, forward_to_head
+from freemoe.evals.engine.output_head import forward_blocks_to_head
 from freemoe.text.blocks import PackedBlocks
 from freemoe.training.states import State
 
@@ -63,7 +63,7 @@ def compute_teacher_logits(
     with (progress or QuietProgress()).stage(name, len(blocks)) as advance:
 
         def compute_batch(batch: PackedBlocks) -> State:
-            ending = ending_of(model, batch)
+            ending = forward_blocks_to_head(model, batch)
             parts = [top_of(ending.logits(part), top) for part in ending.hidden.split(ending.rows_per_chunk)]
             said = (torch.cat(p).cpu().unflatten(0, (len(batch), -1)) for p in zip(*parts, strict=True))
             advance(len(batch))
@@ -71,19 +71,6 @@ def compute_teacher_logits(
 
         found = checkpoint.map_items(blocks.iter_batches(), compute_batch)
     return TeacherLogits(*(torch.cat([said[name] for said in found]) for name in _SAID))
-
-
-def ending_of(model: Any, batch: PackedBlocks, places: Tensor | None = None, **inputs: Any) -> DeferredLogits:
-    """The end of the model at some places of a batch, or at all but its rows' last: hidden states (rows (length - 1), h).
-
-    Logits are made of some places at a time: those of a large vocabulary would not fit.
-    """
-    device = model.device
-    given = inputs or {"input_ids": batch.ids.to(device, non_blocking=True)}
-    positions = batch.positions.to(device, non_blocking=True)
-    if places is None:
-        places = torch.arange(batch.ids.numel(), device=device).view_as(batch.ids)[:, :-1].flatten()
-    return forward_to_head(model, places, **given, position_ids=positions, use_cache=False)
 
 
 def logits_of(model: Any, batch: PackedBlocks, **inputs: Any) -> Tensor:

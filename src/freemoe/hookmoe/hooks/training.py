@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.progress import Progress, QuietProgress
 from freemoe.core.run.unit_state import NO_CHECKPOINT, UnitState
-from freemoe.hookmoe.hooks.teacher import TeacherLogits, ending_of, kl_from_teacher
+from freemoe.evals.engine.output_head import forward_blocks_to_head, summed_in_chunks, summed_loss
+from freemoe.hookmoe.hooks.teacher import TeacherLogits, kl_from_teacher
 from freemoe.hookmoe.hooks.upper_half import checkpoint_layers, inputs_of, start_at_layer
 from freemoe.hookmoe.measure import measure_quality
 from freemoe.hookmoe.plans.apply import apply_plan
 from freemoe.hookmoe.plans.plan import LayerPlan
 from freemoe.text.blocks import PackedBlocks
 from freemoe.training.descent import optimizer_step, warm_cosine
-from freemoe.training.distillation import language_loss, summed_in_chunks
 from freemoe.training.loop import TrainingCheckpoints, run_training_loop
 from freemoe.training.states import (
     BestCheckpoint,
@@ -228,14 +228,12 @@ class _CompensationLoss:
         """Sum over the predicted tokens."""
         batch = self.material.train.select_rows(which)
         places, wanted = batch.next_tokens(self.model.device)
-        ending = ending_of(self.model, batch, places, **self._model_inputs(which))
+        ending = forward_blocks_to_head(self.model, batch, places, **self._model_inputs(which))
         if self.schedule.loss == "lm":
-            return language_loss(ending.hidden, wanted.to(ending.hidden.device), ending.logits, ending.rows_per_chunk)
+            return summed_loss(ending, wanted.to(ending.hidden.device))
         teacher = self.material.train_teacher[which][batch.prediction_mask()]
         return summed_in_chunks(
-            ending.hidden,
-            lambda rows, at: kl_from_teacher(teacher[at].to_device(rows.device), ending.logits(rows)).sum(),
-            ending.rows_per_chunk,
+            ending, lambda rows, at: kl_from_teacher(teacher[at].to_device(rows.device), ending.logits(rows)).sum()
         )
 
     def held_out(self) -> float:

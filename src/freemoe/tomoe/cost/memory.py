@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from freemoe.evals.engine.output_head import CHUNK
 from freemoe.models.sublayers import DecoderSublayers
 from freemoe.tomoe.gates.hypernetwork import EMBEDDING
 from freemoe.tomoe.gates.initialise import CLUSTERED_TOKENS
@@ -17,8 +18,8 @@ from freemoe.tomoe.recipe import ConvertRecipe
 _KEPT = 1.1
 # Made again, a layer's activations stand beside what their gradients need.
 _AGAIN = 1.6
-# Numbers of a logit in fp32 that a chunk of tokens holds at once: of both models, their softmaxes and gradients.
-_LOGITS = 6
+# Numbers of a logit in fp32 that a chunk of tokens holds at once: of both models, their difference and its gradient.
+_LOGITS = 4
 # Of a trained number: itself, its gradient, Adam's two moments; the mean, and a copy of all but the gradient while a state
 # is written.
 _TRAINED, _MEAN, _WRITTEN = 16, 4, 16
@@ -30,7 +31,7 @@ class MemoryEstimate:
 
     base: int  # The dense model
     activations: int  # Of one training step, most of what stands between its forward and its backward pass
-    logits: int  # Of a chunk of tokens
+    logits: int  # Of a chunk of tokens, beyond what is made again when they are gone
     optimizer: int  # What is trained, its gradients, moments and mean
     clustering: int  # Inputs of every MLP, of which experts begin as clusters
     timed: int  # The converted model, at most, where it is timed beside the base
@@ -62,16 +63,16 @@ def estimate_memory(
         layers.append(tokens * (_KEPT * each * _activation_size(layer) + gates))
     hidden = tokens * each * sublayers[0].hidden_size
     # Made again in the backward pass, one layer's are held beside every layer's input.
-    kept = len(layers) * hidden + _AGAIN * max(layers) if recipe.train.checkpointing else sum(layers)
+    kept, again = (len(layers) * hidden, _AGAIN * max(layers)) if recipe.train.checkpointing else (sum(layers), 0.0)
     # Where masks meet, products of one MLP's width stand in fp32.
     masks = 3 * 4 * tokens * max(layer.intermediate_size for layer in sublayers)
-    chunk = min(tokens, recipe.train.chunk_tokens)
+    chunk = min(tokens, max(1, CHUNK // vocabulary))
     mean = _MEAN if recipe.train.mean_window else 0
     clustered = max(block, CLUSTERED_TOKENS)
     return MemoryEstimate(
         base=base_bytes,
-        activations=round(kept + 2 * hidden + masks),
-        logits=_LOGITS * 4 * chunk * vocabulary,
+        activations=round(kept + again + 2 * hidden + masks),
+        logits=round(max(0.0, _LOGITS * 4 * chunk * vocabulary - again)),
         optimizer=(_TRAINED + mean + _WRITTEN) * trained,
         clustering=4 * clustered * sublayers[0].hidden_size * len(layers)
         + tokens * each * _activation_size(sublayers[0]),

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from freemoe.core.run.unit_state import NO_CHECKPOINT, UnitState
+from freemoe.evals.engine.output_head import forward_blocks_to_head, summed_loss
 from freemoe.kernels.gates import route_tokens
 from freemoe.models.hooks import combined_hooks, forward_hook, forward_pre_hook, on_gradient
 from freemoe.models.sublayers import DecoderSublayers
 from freemoe.text.blocks import PackedBlocks
 from freemoe.tomoe.gates.hypernetwork import Hypernetwork
 from freemoe.tomoe.measure.scores import TOKENS
-from freemoe.training.distillation import language_loss
 from freemoe.training.states import State, pack_state, unpack_state
 
 # A cluster's worth is drawn towards all tokens' by this many tokens' weight: small clusters know little.
@@ -122,7 +122,6 @@ def measure_layer_importance(
     """
     device = next(model.parameters()).device
     sums = [_ImportanceSums(layer, router, device) for layer, router in zip(sublayers, routers, strict=True)]
-    head = model.get_output_embeddings()
     listening = combined_hooks(*(own.collect_gradients(layer) for layer, own in zip(sublayers, sums, strict=True)))
 
     def load_state(state: State) -> None:
@@ -134,11 +133,9 @@ def measure_layer_importance(
 
     with listening, torch.enable_grad():
         for batch in checkpoint.resume_iter(blocks.iter_batches(tokens), to_state, load_state):
-            ids, positions = (t.to(device, non_blocking=True) for t in (batch.ids, batch.positions))
-            embedded = model.get_input_embeddings()(ids).detach().requires_grad_()
-            hidden = model.base_model(inputs_embeds=embedded, position_ids=positions, use_cache=False).last_hidden_state
-            at, wanted = batch.next_tokens(hidden.device)
-            losses = language_loss(hidden.flatten(0, 1)[at], wanted, head)
+            embedded = model.get_input_embeddings()(batch.ids.to(device, non_blocking=True)).detach().requires_grad_()
+            at, wanted = batch.next_tokens(device)
+            losses = summed_loss(forward_blocks_to_head(model, batch, at, inputs_embeds=embedded), wanted)
             torch.autograd.grad(losses, embedded)
             for own in sums:
                 own.add_batch()

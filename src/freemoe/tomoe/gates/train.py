@@ -13,6 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from freemoe.evals.engine.output_head import (
+    DeferredLogits,
+    distillation_loss,
+    forward_blocks_to_head,
+    summed_loss,
+)
 from freemoe.models.sublayers import DecoderSublayers
 from freemoe.text.blocks import PackedBlocks
 from freemoe.tomoe.devices import DistributedContext
@@ -24,7 +30,6 @@ from freemoe.tomoe.gates.losses import balance_loss, mask_union, size_loss, unio
 from freemoe.tomoe.recipe import ConvertRecipe, TrainSection
 from freemoe.tomoe.structures.structure import dense_parameters, linear_parameters
 from freemoe.training.descent import check_finite, cosine_decay, optimizer_step
-from freemoe.training.distillation import distillation_loss, language_loss
 from freemoe.training.mean import ParameterMean
 from freemoe.training.states import State, load_optimizer, optimizer_state, pack_state, unpack_state
 
@@ -155,18 +160,18 @@ class GateTrainer:
         width = self.exact_widths(share)
         made = self.gating.sample_masks(self.hypernetwork(), width, step)
         with torch.no_grad():
-            teacher = self._last_hidden(batch) if settings.loss == "kd" else None
+            teacher = self._run_to_head(batch) if settings.loss == "kd" else None
         with self.gating.apply_masks(self.hypernetwork, made, step):
-            student = self._last_hidden(batch)
-            parts = self._regularisation_terms(made, share)
-            parts["distillation"] = self._prediction_loss(student, teacher, batch)
+            predicted = self._prediction_loss(batch, teacher)
+            # The masks know by now what the tokens did with them.
+            parts = {"distillation": predicted, **self._regularisation_terms(made, share)}
             weights = {
                 "distillation": losses.distillation,
                 "size": losses.size if width is None else 0.0,
                 "union": losses.union,
                 "balance": losses.balance,
             }
-            loss = sum((weight * parts[name] for name, weight in weights.items()), student.new_zeros(()))
+            loss = sum((weight * parts[name] for name, weight in weights.items()), torch.zeros_like(predicted))
             said = torch.stack(
                 [loss, *(parts[n] for n in ("distillation", "size", "union", "balance", "active"))]
             ).detach()
@@ -187,19 +192,17 @@ class GateTrainer:
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.devices.all_reduce_mean([p.grad for p in parameters if p.grad is not None])
 
-    def _last_hidden(self, batch: PackedBlocks) -> Tensor:
-        """What goes into the head: (rows, length, hidden)."""
+    def _run_to_head(self, batch: PackedBlocks) -> DeferredLogits:
+        """Every token of a batch, the rows' last ones too."""
         device = next(self.model.parameters()).device
-        ids, positions = (t.to(device, non_blocking=True) for t in (batch.ids, batch.positions))
-        return self.model.base_model(ids, position_ids=positions, use_cache=False).last_hidden_state
+        return forward_blocks_to_head(self.model, batch, torch.arange(batch.ids.numel(), device=device))
 
-    def _prediction_loss(self, student: Tensor, teacher: Tensor | None, batch: PackedBlocks) -> Tensor:
+    def _prediction_loss(self, batch: PackedBlocks, teacher: DeferredLogits | None) -> Tensor:
         """What is learned from, in nats per token: the teacher's predictions, or the text's next tokens."""
-        head, chunk = self.model.get_output_embeddings(), self.recipe.train.chunk_tokens
         if teacher is not None:
-            return distillation_loss(student.flatten(0, 1), teacher.flatten(0, 1), head, chunk)
-        at, wanted = batch.next_tokens(student.device)
-        return language_loss(student.flatten(0, 1)[at], wanted, head, chunk) / max(1, len(at))
+            return distillation_loss(self._run_to_head(batch), teacher)
+        at, wanted = batch.next_tokens(next(self.model.parameters()).device)
+        return summed_loss(forward_blocks_to_head(self.model, batch, at), wanted) / max(1, len(at))
 
     def _regularisation_terms(self, made: Sequence[LayerMasks], share: float) -> dict[str, Tensor]:
         losses = self.recipe.losses
