@@ -17,8 +17,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 CEILINGS = {
-    "lines of src/freemoe": (51_420, 42_000),
-    "lines of benchmarks and reproduce": (13_545, 13_000),
+    "lines of src/freemoe": (51_300, 42_000),
+    "lines of benchmarks and reproduce": (13_542, 13_000),
     "lines of tests": (47_220, 40_000),
     "one-word names of functions and classes, %": (10, 35),
     "classes defined more than once": (0, 0),

@@ -16,7 +16,7 @@ from benchmarks.harness import Figure, Outcome, Settings
 from benchmarks.hookmoe import mixtures, speed
 from benchmarks.hookmoe import quality as trim_quality
 from freemoe.core.errors import RecipeError
-from freemoe.hookmoe.measure import measure_quality
+from freemoe.hookmoe.measure import measure_quality, quality_as_json
 from freemoe.hookmoe.plans.apply import apply_plan
 from freemoe.hookmoe.plans.dynamic import (
     act_of,
@@ -142,14 +142,14 @@ def _dynamic(bench: trim_quality.Bench) -> tuple[list[Figure], dict[str, Any]]:
     for rule in ("top_p", "rel_threshold"):
         with apply_rule(bench.model, rule, tune_thresholds(rule, weights, 1.5)) as counts:
             quality = measure_quality(bench.model, bench.text.test, bench.test_teacher)
-        found[rule] = {"act": act_of(counts), **quality.as_json()}
+        found[rule] = {"act": act_of(counts), **quality_as_json(quality)}
     drop = kl_drop(bench.model, bench.text.held_out, bench.material.held_out_teacher, rescale=bench.rescale)
     base = plan_of(bench.model)
     every = [LayerPlan(p) for p in itertools.product(*([None] if k is None else range(1, k + 1) for k in base.ks))]
     plan = min([p for p in every if p.act == 1.5] or [base.with_k(0, 1)], key=drop)
     with apply_plan(bench.model, plan, bench.rescale):
         quality = measure_quality(bench.model, bench.text.test, bench.test_teacher)
-    found["plan"] = {"act": plan.act, "plan": plan.to_text(), **quality.as_json()}
+    found["plan"] = {"act": plan.act, "plan": plan.to_text(), **quality_as_json(quality)}
     kl = found["rel_threshold"]["kl"] / found["plan"]["kl"]
     note = f"relative threshold tuned to Act {found['rel_threshold']['act']:.2f}, plan {plan.to_text()}; both on the test part"
     return [Figure("KL of dynamic k over the best plan's at Act 1.5", kl, note=note)], found

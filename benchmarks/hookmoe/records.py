@@ -14,15 +14,16 @@ from benchmarks.kept import keep_record, read_record
 from benchmarks.real_llm.protocol import model_digest
 from freemoe.core.environment import DECIDING, package_versions
 from freemoe.core.files import json_digest
+from freemoe.evals.text_score import TextScore
 from freemoe.hookmoe.material import TextParts
-from freemoe.hookmoe.measure import TextQuality
+from freemoe.hookmoe.measure import quality_as_json
 
 
 @dataclass(frozen=True, eq=False)
 class Row:
     """One rival on the test part and on the benchmark."""
 
-    quality: TextQuality  # On text, per block
+    quality: TextScore  # On text, per block
     # (documents,) 1 for a wrong answer, over its domain's documents and the number of domains: the sum is one minus the
     # mean accuracy of the domains. Without documents (blocks,): wrong next tokens, over all tokens
     wrong: Tensor
@@ -39,7 +40,7 @@ class Row:
 
     def describe(self) -> dict[str, float]:
         """As JSON."""
-        return {**self.quality.as_json(), "accuracy": self.accuracy, "parameters": self.parameters}
+        return {**quality_as_json(self.quality), "accuracy": self.accuracy, "parameters": self.parameters}
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,11 @@ class Records:
         found = read_record(path)
         if found is None:
             row = measured()
-            values = {f.name: getattr(row.quality, f.name).tolist() for f in fields(TextQuality)}
+            values = {f.name: getattr(row.quality, f.name).tolist() for f in fields(TextScore)}
             record = {"row": name, "seed": seed, **values, "wrong": row.wrong.tolist(), "parameters": row.parameters}
             keep_record(path, record)
             return row
-        quality = TextQuality(*(torch.tensor(found[f.name], dtype=torch.float64) for f in fields(TextQuality)))
+        quality = TextScore(*(torch.tensor(found[f.name], dtype=torch.float64) for f in fields(TextScore)))
         return Row(quality, torch.tensor(found["wrong"], dtype=torch.float64), found["parameters"])
 
 

@@ -61,7 +61,7 @@ def test_rows_are_what_each_way_measures_alone(mixtral, tmp_path):
     with apply_plan(mixtral, uniform_plan(plan_of(mixtral), 1)):
         alone = measure_quality(mixtral, blocks, compute_teacher_logits(mixtral, blocks, 64))
     assert by["uniform:1"]["loss"] == pytest.approx(alone.mean_ce)
-    assert by["uniform:1"]["accuracy"] == pytest.approx(100 * alone.token_accuracy)
+    assert by["uniform:1"]["accuracy"] == pytest.approx(100 * alone.accuracy)
     assert 1.0 < by["rel_threshold:act=1.5"]["act"] < 2.0
     assert 1.0 < by["naee"]["act"] < 2.0
     thresholds = by["top_p:0.6,0.1"]["thresholds"]

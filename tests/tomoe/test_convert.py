@@ -12,6 +12,7 @@ from freemoe.core.artifacts import read_manifest
 from freemoe.core.errors import ArtifactError, DataError, FreeMoEError, NumericError, RecipeError
 from freemoe.core.run.execute import NOT_DECIDING
 from freemoe.core.run.folder import RunFolder
+from freemoe.evals.text_score import score_text
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.sublayers import find_sublayers
 from freemoe.recipes import load_recipe
@@ -22,7 +23,6 @@ from freemoe.tomoe.artefact import inspect_artefact
 from freemoe.tomoe.card import headlines
 from freemoe.tomoe.gates.initialise import cluster_tokens, measure_layer_importance
 from freemoe.tomoe.material import read_text
-from freemoe.tomoe.measure.scores import score_text
 from freemoe.tomoe.pipeline import convert
 from freemoe.tomoe.report import page
 from freemoe.tomoe.result import ConvertResult

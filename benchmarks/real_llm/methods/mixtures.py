@@ -19,12 +19,12 @@ from benchmarks.real_llm.methods.splitting import Split, divide, mixture, train_
 from benchmarks.real_llm.protocol import Job
 from freemoe.core.files import write_atomic
 from freemoe.core.memory import peak_memory_bytes
+from freemoe.evals.text_score import score_text
 from freemoe.hookmoe.recipe import TrimRecipe
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.checkpoints.saving import save_checkpoint
 from freemoe.text.blocks import cut_passages, pack_blocks
 from freemoe.text.documents import read_documents
-from freemoe.tomoe.measure.scores import score_text
 from freemoe.tomoe.recipe import ConvertRecipe
 
 BLOCK = 256
@@ -132,7 +132,7 @@ def split(job: Job) -> dict[str, Any]:
     kept |= {f"router|{n}": r for n, r in enumerate(routers)}
     write_atomic(Path(job.tensors), save({name: t.contiguous() for name, t in kept.items()}))
     return {
-        "scores": {n: {"nll": s.nll, "right": s.right, "tokens": s.tokens} for n, s in scores.items()},
+        "scores": {n: s.sums() for n, s in scores.items()},
         "divergence": divergence,
         "experts": sizes.experts,
         "k": sizes.full,

@@ -21,13 +21,13 @@ from freemoe.core.run.progress import QuietProgress
 from freemoe.domain_experts.rank.bands import BandRankings, band_grid
 from freemoe.domain_experts.rank.calibrate import calibrate
 from freemoe.domain_experts.recipe import BandSection, BuildRecipe
+from freemoe.evals.text_score import score_text
 from freemoe.models.switching import switched_off
 from freemoe.text.blocks import pack_blocks
 from freemoe.text.files import evenly_spaced
 from freemoe.tomoe.gates.discretize import structure_of
 from freemoe.tomoe.gates.train import GateTrainer
 from freemoe.tomoe.material import ConversionContext, prepare_context
-from freemoe.tomoe.measure.scores import score_text
 from freemoe.tomoe.recipe import ConvertRecipe
 from freemoe.tomoe.structures.masked import apply_structure
 from freemoe.tomoe.structures.methods import search_structure
@@ -128,7 +128,7 @@ def gated(job: Job) -> dict[str, Any]:
             score = score_text(context.model, blocks)
         shutil.rmtree(run.partial)
     share = active_parameters(structure, context.sublayers) / dense_parameters(context.sublayers)
-    return {"nll": score.nll, "right": score.right, "tokens": score.tokens, "share": share, "training": train}
+    return {**score.sums(), "share": share, "training": train}
 
 
 def _structure(context: ConversionContext, job: Job) -> Structure:

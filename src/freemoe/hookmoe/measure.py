@@ -7,7 +7,7 @@ paper's formula misses them. Act counts routed experts only.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from freemoe.core.errors import NumericError
 from freemoe.core.run.unit_state import NO_CHECKPOINT, UnitState
-from freemoe.evals.engine.output_head import forward_blocks_to_head
 from freemoe.evals.statistics import Interval
+from freemoe.evals.text_score import TextScore, score_text
 from freemoe.hookmoe.hooks.hook import HookSet
 from freemoe.hookmoe.hooks.teacher import TeacherLogits, kl_from_teacher, logits_of
 from freemoe.hookmoe.plans.layers import moe_layers
@@ -30,80 +29,31 @@ from freemoe.text.blocks import PackedBlocks
 from freemoe.training.states import State
 
 _DRAWS = 2000  # Of a bootstrap
-_SUMS = ("ce", "kl", "tokens", "right")
 
 
-@dataclass(frozen=True)
-class TextQuality:
-    """Sums over the predicted tokens of every row."""
-
-    ce: Tensor  # (rows,) cross-entropy in nats
-    kl: Tensor  # (rows,) KL from the full model in nats
-    tokens: Tensor  # (rows,) predicted tokens
-    right: Tensor  # (rows,) tokens that were the most likely one
-
-    @property
-    def mean_ce(self) -> float:
-        """Mean cross-entropy in nats per token."""
-        return float(self.ce.sum() / self.tokens.sum())
-
-    @property
-    def mean_kl(self) -> float:
-        """Mean KL from the full model in nats per token."""
-        return float(self.kl.sum() / self.tokens.sum())
-
-    @property
-    def token_accuracy(self) -> float:
-        """Share of the tokens that were the most likely one."""
-        return float(self.right.sum() / self.tokens.sum())
-
-    def as_json(self) -> dict[str, float]:
-        """The three means, as ``result.json`` has them."""
-        return {"ce": self.mean_ce, "kl": self.mean_kl, "next_token_accuracy": self.token_accuracy}
-
-
-@torch.no_grad()
 def measure_quality(
     model: Any, blocks: PackedBlocks, teacher: TeacherLogits, checkpoint: UnitState = NO_CHECKPOINT
-) -> TextQuality:
+) -> TextScore:
     """Score the model as it stands (plan and hooks on it) against the text and against what the teacher said.
-
-    What was measured is kept between two batches.
 
     Raises:
         NumericError: A loss is NaN or infinite.
     """
-    parts: list[list[Tensor]] = []
-    done = 0
 
-    def load_state(state: State) -> None:
-        nonlocal done
-        parts.append([state[name] for name in _SUMS])
-        done = len(state[_SUMS[0]])
+    def divergence(rows: slice) -> Callable[[slice, Tensor], Tensor]:
+        said = teacher[rows]
+        flat = said[torch.ones_like(said.rest, dtype=torch.bool)]
+        return lambda at, logits: kl_from_teacher(flat[at].to_device(logits.device), logits)
 
-    def to_state() -> State:
-        return dict(zip(_SUMS, (torch.cat(p) for p in zip(*parts, strict=True)), strict=True))
-
-    for batch in checkpoint.resume_iter(blocks.iter_batches(), to_state, load_state):
-        ending = forward_blocks_to_head(model, batch)
-        device = ending.hidden.device
-        said = teacher[done : done + len(batch)]
-        flat, target = said[torch.ones_like(said.rest, dtype=torch.bool)], batch.ids[:, 1:].flatten().to(device)
-        found = []
-        for start in range(0, len(target), ending.rows_per_chunk):
-            some = slice(start, start + ending.rows_per_chunk)
-            logits = ending.logits(ending.hidden[some]).float()
-            ce = F.cross_entropy(logits, target[some], reduction="none")
-            right = (logits.argmax(-1) == target[some]).float()
-            found.append((ce, kl_from_teacher(flat[some].to_device(device), logits), torch.ones_like(ce), right))
-        counted = batch.prediction_mask().to(device)
-        sums = (torch.cat(p).view_as(counted).double() for p in zip(*found, strict=True))
-        parts.append([(x * counted).sum(1).cpu() for x in sums])
-        done += len(batch)
-    found = TextQuality(*(torch.cat(p) for p in zip(*parts, strict=True)))
+    found = score_text(model, blocks, divergence, checkpoint=checkpoint)
     if not bool(torch.isfinite(found.ce).all()):
         raise NumericError("The loss on text is NaN or infinite: the base or its dtype is broken; try --dtype float32.")
     return found
+
+
+def quality_as_json(score: TextScore) -> dict[str, float]:
+    """The three means, as ``result.json`` has them."""
+    return {"ce": score.mean_ce, "kl": score.mean_kl, "next_token_accuracy": score.accuracy}
 
 
 def recovered_share(

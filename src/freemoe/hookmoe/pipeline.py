@@ -27,6 +27,7 @@ from freemoe.evals.guessing import text_against_guessing, vocabulary_of
 from freemoe.evals.held_out import keep_record
 from freemoe.evals.keywords import resolve_recipe
 from freemoe.evals.speed import compare_prompts, prompt_lengths
+from freemoe.evals.text_score import TextScore
 from freemoe.evals.verdict import perplexity_against
 from freemoe.hookmoe.adapter import Trimmed, save_adapter
 from freemoe.hookmoe.artefact import inspect_artefact
@@ -37,13 +38,13 @@ from freemoe.hookmoe.hooks.teacher import TeacherLogits, compute_teacher_logits
 from freemoe.hookmoe.hooks.training import TrainingData, TrainingSchedule, train_compensation
 from freemoe.hookmoe.material import TextParts, input_digests, prepare_trim
 from freemoe.hookmoe.measure import (
-    TextQuality,
     act_equivalent,
     act_per_layer,
     as_json,
     count_parameters,
     load_cv,
     measure_quality,
+    quality_as_json,
     record_routes,
     recovered_share,
     route_agreement,
@@ -317,7 +318,7 @@ def measure_rows(
         model, text.test, training.top, progress, "full model, test", checkpoint.part_state("teacher")
     )
     counts = {layer.number: layer.count for layer in moe_layers(model)}
-    measured: dict[str, TextQuality] = {}
+    measured: dict[str, TextScore] = {}
     report: dict[str, Any] = {}
     full_routes = record_routes(model, text.test, checkpoint.part_state("full, routes"))
     with progress.stage("test", len(rows)) as advance:
@@ -326,7 +327,7 @@ def measure_rows(
                 measured[name] = measure_quality(model, text.test, teacher, checkpoint.part_state(name))
                 own = record_routes(model, text.test, checkpoint.part_state(f"{name}, routes"))
             report[name] = {
-                **measured[name].as_json(),
+                **quality_as_json(measured[name]),
                 "act": act_per_layer(own, counts),
                 "load_cv": load_cv(own, counts),
                 "route_agreement": route_agreement(full_routes, own),

@@ -30,6 +30,7 @@ from freemoe.evals.guessing import text_against_guessing, vocabulary_of
 from freemoe.evals.held_out import keep_record
 from freemoe.evals.keywords import resolve_recipe
 from freemoe.evals.speed import compare_prompts
+from freemoe.evals.text_score import score_text
 from freemoe.kernels.gates import route_tokens
 from freemoe.models.checkpoints.fingerprint import fingerprint_model
 from freemoe.models.checkpoints.identity import IDENTITY, identify_base
@@ -45,7 +46,6 @@ from freemoe.tomoe.export import export_converted_model
 from freemoe.tomoe.gates.train import TrainingHistory
 from freemoe.tomoe.material import ConversionContext, input_digests, prepare_context
 from freemoe.tomoe.measure.agreement import layer_inputs, mismatch_shares, require_agreement
-from freemoe.tomoe.measure.scores import TextScore, score_text
 from freemoe.tomoe.recipe import ConvertRecipe
 from freemoe.tomoe.result import ConvertResult
 from freemoe.tomoe.structures.masked import apply_structure
@@ -127,7 +127,9 @@ def _run_conversion(
     structure, history, curve = search_structure(context, devices)
     scores = {"dense": evaluate_structure(context, "dense", context.test, None)}
     scores["converted"] = evaluate_structure(context, "converted", context.test, structure)
-    guessing = text_against_guessing(scores["dense"].perplexity, vocabulary_of(context.model))
+    guessing = text_against_guessing(
+        scores["dense"][f"perplexity@{context.test.row_length}"], vocabulary_of(context.model)
+    )
     rivals = _score_baselines(context) if recipe.rivals and recipe.method == "tomoe" else {}
     scores |= {name: score for name, (score, _) in rivals.items()}
     parameters = parameter_summary(context, structure)
@@ -158,7 +160,7 @@ def _run_conversion(
         ],
         "usage": usage,
         **speed,
-        "scores": {name: score.to_dict() for name, score in scores.items()},
+        "scores": scores,
         "rivals": {name: variant for name, (_, variant) in rivals.items()},
         "history": {"columns": list(TrainingHistory.columns), "rows": history},
         "held_out_curve": curve,
@@ -175,7 +177,7 @@ def _run_conversion(
     )
 
 
-def _score_baselines(context: ConversionContext) -> dict[str, tuple[TextScore, dict[str, float]]]:
+def _score_baselines(context: ConversionContext) -> dict[str, tuple[dict[str, Any], dict[str, float]]]:
     """Every rival, from the journal where workers have done it by now."""
     if executor_spec_of(context.recipe).is_parallel:
         collect_statistics(context)
@@ -191,7 +193,7 @@ def _score_baselines(context: ConversionContext) -> dict[str, tuple[TextScore, d
     return {method: _score_baseline(context, method) for method in RIVALS.names()}
 
 
-def _score_baseline(context: ConversionContext, method: str) -> tuple[TextScore, dict[str, float]]:
+def _score_baseline(context: ConversionContext, method: str) -> tuple[dict[str, Any], dict[str, float]]:
     structure, variant = best_variant(context, method)
     return evaluate_structure(context, method, context.test, structure), variant
 

@@ -13,10 +13,10 @@ from benchmarks.hookmoe.quality import LowRank, share
 from benchmarks.hookmoe.records import Records, Row, records_of
 from freemoe.assets import BUNDLED_MOE, demo_documents, demo_model_path, demo_moe_path
 from freemoe.core.errors import RecipeError
+from freemoe.evals.text_score import TextScore
 from freemoe.hookmoe import material
 from freemoe.hookmoe.adapter import Trimmed
 from freemoe.hookmoe.material import TextParts
-from freemoe.hookmoe.measure import TextQuality
 from freemoe.hookmoe.plans.plan import LayerPlan
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.text.blocks import PackedBlocks
@@ -80,7 +80,7 @@ def test_parts_are_asked_for_by_name(tmp_path):
 
 
 def test_a_row_is_measured_once_while_what_decided_it_stands(tmp_path):
-    quality = TextQuality(*(torch.rand(3, dtype=torch.float64) for _ in range(4)))
+    quality = TextScore(*(torch.rand(3, dtype=torch.float64) for _ in range(4)))
     row = Row(quality, torch.rand(2, dtype=torch.float64), 7)
     measured = Mock(return_value=row)
     records = Records(tmp_path, "one")
@@ -149,7 +149,7 @@ def test_lora_begins_as_nothing_and_has_at_least_the_size():
 
 def _row(wrong):
     blocks = torch.ones(4)
-    return Row(TextQuality(blocks * len(wrong), blocks * 0, blocks, blocks), torch.tensor(wrong, dtype=torch.float64))
+    return Row(TextScore(blocks * len(wrong), blocks * 0, blocks, blocks), torch.tensor(wrong, dtype=torch.float64))
 
 
 def test_shares_are_of_what_was_lost():

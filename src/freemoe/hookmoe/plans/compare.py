@@ -169,7 +169,7 @@ def compare_plans(
             "act_per_layer": act,
             "loss": quality.mean_ce,
             "kl": quality.mean_kl,
-            "accuracy": 100 * quality.token_accuracy,
+            "accuracy": 100 * quality.accuracy,
             "tokens": int(quality.tokens.sum()),
         }
 

@@ -16,7 +16,6 @@ from freemoe.tomoe.gates.budget import LayerWidths
 from freemoe.tomoe.gates.gating import GateSampler, LayerMasks
 from freemoe.tomoe.gates.hypernetwork import LayerLogits
 from freemoe.tomoe.gates.train import GateTrainer
-from freemoe.tomoe.measure.scores import TOKENS
 from freemoe.tomoe.recipe import GateSection
 from freemoe.tomoe.structures.structure import (
     LayerStructure,
@@ -171,7 +170,7 @@ def _gates_on_text(
     """What every layer's gates do on held-out text, batch by batch."""
     model, gating = trainer.model, trainer.gating
     device = next(model.parameters()).device
-    for batch in held_out.iter_batches(TOKENS):
+    for batch in held_out.iter_batches():
         made = gating.sample_masks(logits, None, step)
         with gating.apply_masks(trainer.hypernetwork, made, step):
             model.base_model(batch.ids.to(device), position_ids=batch.positions.to(device), use_cache=False)

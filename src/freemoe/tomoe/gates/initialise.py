@@ -24,7 +24,6 @@ from freemoe.models.hooks import combined_hooks, forward_hook, forward_pre_hook,
 from freemoe.models.sublayers import DecoderSublayers
 from freemoe.text.blocks import PackedBlocks
 from freemoe.tomoe.gates.hypernetwork import Hypernetwork
-from freemoe.tomoe.measure.scores import TOKENS
 from freemoe.training.states import State, pack_state, unpack_state
 
 # A cluster's worth is drawn towards all tokens' by this many tokens' weight: small clusters know little.
@@ -79,7 +78,7 @@ def cluster_tokens(
         combined_hooks(*(forward_pre_hook(layer.up[0], make_input_hook(layer.number)) for layer in sublayers)),
         torch.no_grad(),
     ):
-        read = blocks.select_rows(range(min(needed, len(blocks)))).iter_batches(TOKENS)
+        read = blocks.select_rows(range(min(needed, len(blocks)))).iter_batches()
         for batch in checkpoint.part_state("inputs").resume_iter(
             read, lambda: {str(n): torch.cat(own) for n, own in inputs.items()}, load_state
         ):
@@ -111,7 +110,7 @@ def measure_layer_importance(
     sublayers: Sequence[DecoderSublayers],
     blocks: PackedBlocks,
     routers: Sequence[tuple[Tensor, Tensor]],
-    tokens: int = TOKENS,
+    tokens: int | None = None,
     on_rows: Callable[[int], None] | None = None,
     checkpoint: UnitState = NO_CHECKPOINT,
 ) -> list[LayerImportance]:

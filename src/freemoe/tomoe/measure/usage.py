@@ -15,7 +15,6 @@ from freemoe.core.errors import DataError
 from freemoe.kernels.gates import route_tokens
 from freemoe.models.hooks import combined_hooks, forward_pre_hook
 from freemoe.text.blocks import PackedBlocks
-from freemoe.tomoe.measure.scores import TOKENS
 from freemoe.tomoe.structures.structure import Structure
 
 # ------------------------------------------------------------------------------------------- widths
@@ -149,7 +148,7 @@ def token_experts(model: Any, tokenizer: Any, text: str, layers: Sequence[int] =
 
 def _chosen_experts(model: Any, blocks: PackedBlocks) -> list[tuple[Tensor, int]]:
     """Per layer the expert of every token, and how many experts there are."""
-    parts = [experts_of_tokens(model, batch.ids, batch.positions).flatten(1) for batch in blocks.iter_batches(TOKENS)]
+    parts = [experts_of_tokens(model, batch.ids, batch.positions).flatten(1) for batch in blocks.iter_batches()]
     counts = [len(own["widths"]) for own in model.config.tomoe["layers"]]
     return list(zip(torch.cat(parts, dim=1), counts, strict=True))
 

@@ -12,13 +12,13 @@ from torch import Tensor
 from freemoe.core.errors import DataError
 from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.unit_state import UnitState
+from freemoe.evals.text_score import score_text
 from freemoe.text.blocks import PackedBlocks
 from freemoe.tomoe.devices import DistributedContext
 from freemoe.tomoe.gates.discretize import structure_of
 from freemoe.tomoe.gates.initialise import WORTHS, LayerImportance, cluster_tokens, measure_layer_importance
 from freemoe.tomoe.gates.train import GateTrainer, TrainingHistory
 from freemoe.tomoe.material import ConversionContext, prepare_context
-from freemoe.tomoe.measure.scores import TextScore, score_text
 from freemoe.tomoe.recipe import ConvertRecipe
 from freemoe.tomoe.structures.masked import apply_structure
 from freemoe.tomoe.structures.rivals import LayerActivity, make_baseline, measure_activity
@@ -204,8 +204,12 @@ def _best_candidate(recipe: ConvertRecipe, curve: Sequence[dict[str, float]]) ->
 
 def evaluate_structure(
     context: ConversionContext, name: str, blocks: PackedBlocks, structure: Structure | None, part: str = "test"
-) -> TextScore:
-    """Score one structure (None: the dense model) on one part of the text, once per run."""
+) -> dict[str, Any]:
+    """Score one structure (None: the dense model) on one part of the text, once per run.
+
+    Returns:
+        Ready for JSON; figures of all blocks with the length of context that they hold for in their names.
+    """
 
     def compute_score() -> dict[str, Any]:
         place = (
@@ -214,12 +218,12 @@ def evaluate_structure(
             else contextlib.nullcontext()
         )
         with place, context.progress.stage(f"{name} on {part} text", len(blocks)) as advance:
-            return score_text(
-                context.model, blocks, on_rows=advance, checkpoint=context.own_run.unit_state(unit)
-            ).to_dict()
+            score = score_text(context.model, blocks, on_rows=advance, checkpoint=context.own_run.unit_state(unit))
+        means = {f"perplexity@{length}": score.perplexity, f"next_token_accuracy@{length}": score.accuracy}
+        return {**means, "length": length, **score.sums()}
 
-    unit = f"score|{part}|{name}"
-    return TextScore.from_dict(context.own_run.run_unit(unit, compute_score))
+    unit, length = f"score|{part}|{name}", blocks.row_length
+    return context.own_run.run_unit(unit, compute_score)
 
 
 def _cached_activity(context: ConversionContext) -> list[LayerActivity]:
@@ -255,7 +259,7 @@ def best_variant(context: ConversionContext, method: str) -> tuple[Structure, di
         score = evaluate_structure(
             context, f"{method}, attention {attention:g}", context.held_out, structure, "held-out"
         )
-        found.append((score.perplexity, attention, structure))
+        found.append((score[f"perplexity@{score['length']}"], attention, structure))
     _, attention, structure = min(found, key=lambda entry: entry[0])
     share = active_parameters(structure, context.sublayers) / dense_parameters(context.sublayers)
     return structure, {"attention": attention, "active": share}

@@ -25,7 +25,6 @@ from freemoe.kernels.gates import route_tokens, top_k_mask
 from freemoe.models.hooks import combined_hooks, forward_hook, forward_pre_hook
 from freemoe.models.sublayers import DecoderSublayers
 from freemoe.text.blocks import PackedBlocks
-from freemoe.tomoe.measure.scores import TOKENS
 from freemoe.tomoe.recipe import METHODS
 from freemoe.tomoe.structures.structure import LayerStructure, Structure, dense_parameters, linear_parameters
 from freemoe.training.states import State, pack_state, unpack_state
@@ -75,7 +74,7 @@ def measure_activity(
         def to_state() -> State:
             return {key: t for n, own in enumerate(found) for key, t in pack_state(str(n), vars(own)).items()}
 
-        for batch in checkpoint.resume_iter(blocks.iter_batches(TOKENS), to_state, load_state):
+        for batch in checkpoint.resume_iter(blocks.iter_batches(), to_state, load_state):
             model.base_model(batch.ids.to(device), position_ids=batch.positions.to(device), use_cache=False)
     return found
 
