@@ -23,7 +23,7 @@ CEILINGS = {
     "one-word names of functions and classes, %": (10, 35),
     "classes defined more than once": (0, 0),
     "functions with 8 or more arguments": (26, 15),
-    "private helpers called once": (298, 300),
+    "private helpers called once": (297, 300),
 }
 """Figure -> the most that passes today, and the most that is wanted in the end."""
 

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 
 from freemoe.core.errors import NumericError
 from freemoe.core.run.unit_state import NO_CHECKPOINT, UnitState
+from freemoe.evals.engine.output_head import forward_blocks
 from freemoe.evals.statistics import Interval
 from freemoe.evals.text_score import TextScore, score_text
 from freemoe.hookmoe.hooks.hook import HookSet
-from freemoe.hookmoe.hooks.teacher import TeacherLogits, kl_from_teacher, logits_of
+from freemoe.hookmoe.hooks.teacher import TeacherLogits, kl_from_teacher
 from freemoe.hookmoe.plans.layers import moe_layers
 from freemoe.hookmoe.plans.plan import LayerPlan
 from freemoe.models.hooks import combined_hooks, forward_pre_hook
@@ -130,7 +131,7 @@ def record_routes(model: Any, blocks: PackedBlocks, checkpoint: UnitState = NO_C
 
     def record_batch(batch: PackedBlocks) -> State:
         seen.clear()
-        logits_of(model, batch)
+        forward_blocks(model, batch)
         return dict(seen)
 
     with combined_hooks(*(forward_pre_hook(m.experts, partial(record_layer, m.number)) for m in moe_layers(model))):

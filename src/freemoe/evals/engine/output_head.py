@@ -138,12 +138,19 @@ def forward_blocks_to_head(
     model: Any, batch: PackedBlocks, wanted: Tensor | None = None, **inputs: Any
 ) -> DeferredLogits:
     """`forward_to_head` of packed blocks, at all places but each row's last if none are named; ``inputs`` stand for their ids."""
-    device = model.device
-    given = inputs or {"input_ids": batch.ids.to(device, non_blocking=True)}
-    positions = batch.positions.to(device, non_blocking=True)
     if wanted is None:
-        wanted = torch.arange(batch.ids.numel(), device=device).view_as(batch.ids)[:, :-1].flatten()
-    return forward_to_head(model, wanted, **given, position_ids=positions, use_cache=False)
+        wanted = torch.arange(batch.ids.numel(), device=model.device).view_as(batch.ids)[:, :-1].flatten()
+    return forward_to_head(model, wanted, **_block_inputs(model, batch, inputs))
+
+
+def forward_blocks(model: Any, batch: PackedBlocks, **inputs: Any) -> Tensor:
+    """(rows, length, H): what packed blocks give the head, which does not run; ``inputs`` stand for their ids."""
+    return model.base_model(**_block_inputs(model, batch, inputs)).last_hidden_state
+
+
+def _block_inputs(model: Any, batch: PackedBlocks, inputs: dict[str, Any]) -> dict[str, Any]:
+    given = inputs or {"input_ids": batch.ids.to(model.device, non_blocking=True)}
+    return {**given, "position_ids": batch.positions.to(model.device, non_blocking=True), "use_cache": False}
 
 
 def summed_loss(ending: DeferredLogits, targets: Tensor) -> Tensor:

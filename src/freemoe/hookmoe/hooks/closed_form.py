@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from freemoe.core.run.unit_state import NO_CHECKPOINT, UnitState
+from freemoe.evals.engine.output_head import forward_blocks
 from freemoe.hookmoe.hooks.hook import HookSet
-from freemoe.hookmoe.hooks.teacher import logits_of
 from freemoe.hookmoe.plans.apply import apply_plan
 from freemoe.hookmoe.plans.layers import MoELayer, moe_layers
 from freemoe.hookmoe.plans.plan import LayerPlan
@@ -73,7 +73,7 @@ def sum_over_layers(
     listening = combined_hooks(*(forward_hook(layer.block, partial(add_terms, layer)) for layer in reduced))
     with apply_plan(model, plan, rescale), listening:
         for batch in checkpoint.resume_iter(blocks.iter_batches(), to_state, load_state):
-            logits_of(model, batch)
+            forward_blocks(model, batch)
     return sums
 
 

@@ -73,12 +73,6 @@ def compute_teacher_logits(
     return TeacherLogits(*(torch.cat([said[name] for said in found]) for name in _SAID))
 
 
-def logits_of(model: Any, batch: PackedBlocks, **inputs: Any) -> Tensor:
-    """(rows, length, vocabulary) of one batch, on the model's device."""
-    given = inputs or {"input_ids": batch.ids.to(model.device)}
-    return model(**given, position_ids=batch.positions.to(model.device), use_cache=False).logits
-
-
 def kl_from_teacher(teacher: TeacherLogits, logits: Tensor) -> Tensor:
     """KL(teacher || student) in nats: logits (..., vocabulary) -> (...).
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from freemoe.core.run.folder import RunFolder
 from freemoe.core.run.progress import Progress, QuietProgress
 from freemoe.core.run.unit_state import NO_CHECKPOINT, UnitState
-from freemoe.evals.engine.output_head import forward_blocks_to_head, summed_in_chunks, summed_loss
+from freemoe.evals.engine.output_head import forward_blocks, forward_blocks_to_head, summed_in_chunks, summed_loss
 from freemoe.hookmoe.hooks.teacher import TeacherLogits, kl_from_teacher
 from freemoe.hookmoe.hooks.upper_half import checkpoint_layers, inputs_of, start_at_layer
 from freemoe.hookmoe.measure import measure_quality
@@ -189,7 +189,7 @@ class _CompensationLoss:
                     self.inputs = inputs_of(model, material.train, start, checkpoint.part_state("inputs"))
             if self.schedule.loss == "state":
                 parts = checkpoint.part_state("states").map_items(
-                    material.train.iter_batches(), lambda batch: {"last": _last_state(model, batch).cpu()}
+                    material.train.iter_batches(), lambda batch: {"last": forward_blocks(model, batch).cpu()}
                 )
                 self.states = torch.cat([own["last"] for own in parts])
 
@@ -220,7 +220,7 @@ class _CompensationLoss:
 
     def _state_loss(self, which: Tensor) -> Tensor:
         assert self.states is not None
-        mine = _last_state(self.model, self.material.train.select_rows(which), **self._model_inputs(which)).float()
+        mine = forward_blocks(self.model, self.material.train.select_rows(which), **self._model_inputs(which)).float()
         target = self.states[which].to(mine.device, non_blocking=True).float()
         return ((mine - target).square().sum(-1) / target.square().sum(-1)).mean()
 
@@ -240,10 +240,3 @@ class _CompensationLoss:
         with apply_plan(self.model, self.plan, self.rescale), self.compensation.attached(self.model):
             found = measure_quality(self.model, self.material.held_out, self.material.held_out_teacher)
         return found.mean_ce if self.schedule.loss == "lm" else found.mean_kl
-
-
-def _last_state(model: Any, batch: PackedBlocks, **given: Tensor) -> Tensor:
-    """(rows, length, h): the state that the head reads."""
-    ids, positions = (t.to(model.device, non_blocking=True) for t in (batch.ids, batch.positions))
-    out = model.base_model(**(given or {"input_ids": ids}), position_ids=positions, use_cache=False)
-    return out.last_hidden_state

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from freemoe.core.run.unit_state import NO_CHECKPOINT, UnitState
-from freemoe.hookmoe.hooks.teacher import logits_of
+from freemoe.evals.engine.output_head import forward_blocks
 from freemoe.hookmoe.plans.layers import decoder_layers
 from freemoe.models.hooks import combined_hooks, forward_pre_hook, replace_method
 from freemoe.text.blocks import PackedBlocks
@@ -41,7 +41,7 @@ def inputs_of(model: Any, blocks: PackedBlocks, layer: int, checkpoint: UnitStat
 
     def capture_batch(batch: PackedBlocks) -> State:
         with suppress(_ReachedError):
-            logits_of(model, batch)
+            forward_blocks(model, batch)
         return {"inputs": found.pop()}
 
     with forward_pre_hook(decoder_layers(model)[layer], capture_input, kwargs=True):

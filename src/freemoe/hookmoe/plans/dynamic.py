@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from freemoe.core.errors import RecipeError
-from freemoe.hookmoe.hooks.teacher import logits_of
+from freemoe.evals.engine.output_head import forward_blocks
 from freemoe.hookmoe.plans.compact import use_compact_experts
 from freemoe.hookmoe.plans.layers import MoELayer, moe_layers
 from freemoe.models.hooks import combined_hooks, forward_hook, forward_pre_hook
@@ -100,7 +100,7 @@ def router_weights(model: Any, blocks: PackedBlocks) -> dict[int, Tensor]:
 
     with combined_hooks(*(forward_hook(m.gate, partial(record_weights, m.number)) for m in moe_layers(model))):
         for batch in blocks.iter_batches():
-            logits_of(model, batch)
+            forward_blocks(model, batch)
     return {n: torch.cat(parts) for n, parts in seen.items()}
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from freemoe.evals.engine.output_head import forward_blocks
 from freemoe.kernels.gates import top_k_mask
 from freemoe.text.blocks import PackedBlocks
 from freemoe.tomoe.gates.budget import LayerWidths
@@ -169,9 +170,8 @@ def _gates_on_text(
 ) -> Iterator[list[LayerMasks]]:
     """What every layer's gates do on held-out text, batch by batch."""
     model, gating = trainer.model, trainer.gating
-    device = next(model.parameters()).device
     for batch in held_out.iter_batches():
         made = gating.sample_masks(logits, None, step)
         with gating.apply_masks(trainer.hypernetwork, made, step):
-            model.base_model(batch.ids.to(device), position_ids=batch.positions.to(device), use_cache=False)
+            forward_blocks(model, batch)
         yield made

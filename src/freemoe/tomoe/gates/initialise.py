@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from freemoe.core.run.unit_state import NO_CHECKPOINT, UnitState
-from freemoe.evals.engine.output_head import forward_blocks_to_head, summed_loss
+from freemoe.evals.engine.output_head import forward_blocks, forward_blocks_to_head, summed_loss
 from freemoe.kernels.gates import route_tokens
 from freemoe.models.hooks import combined_hooks, forward_hook, forward_pre_hook, on_gradient
 from freemoe.models.sublayers import DecoderSublayers
@@ -69,7 +69,6 @@ def cluster_tokens(
         return lambda module, args: inputs[number].append(args[0].detach().float().flatten(0, -2).cpu())
 
     needed = max(1, -(-CLUSTERED_TOKENS // blocks.row_length))
-    device = next(model.parameters()).device
 
     def load_state(state: State) -> None:
         inputs.update({int(number): [rows] for number, rows in state.items()})
@@ -82,7 +81,7 @@ def cluster_tokens(
         for batch in checkpoint.part_state("inputs").resume_iter(
             read, lambda: {str(n): torch.cat(own) for n, own in inputs.items()}, load_state
         ):
-            model.base_model(batch.ids.to(device), position_ids=batch.positions.to(device), use_cache=False)
+            forward_blocks(model, batch)
     centres: list[Tensor] = []
     for layer in checkpoint.part_state("centres").resume_iter(
         sublayers,

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from freemoe.core.registry import Registry
 from freemoe.core.run.unit_state import NO_CHECKPOINT, UnitState
+from freemoe.evals.engine.output_head import forward_blocks
 from freemoe.kernels.gates import route_tokens, top_k_mask
 from freemoe.models.hooks import combined_hooks, forward_hook, forward_pre_hook
 from freemoe.models.sublayers import DecoderSublayers
@@ -75,7 +76,7 @@ def measure_activity(
             return {key: t for n, own in enumerate(found) for key, t in pack_state(str(n), vars(own)).items()}
 
         for batch in checkpoint.resume_iter(blocks.iter_batches(), to_state, load_state):
-            model.base_model(batch.ids.to(device), position_ids=batch.positions.to(device), use_cache=False)
+            forward_blocks(model, batch)
     return found
 
 
