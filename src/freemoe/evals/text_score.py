@@ -79,17 +79,18 @@ def score_text(
         done = sum(len(part[0]) for part in parts)
         ending = forward_blocks_to_head(model, batch)
         kl_at = divergence(slice(done, done + len(batch))) if divergence else None
-        target, found = batch.ids[:, 1:].flatten().to(ending.hidden.device), []
+        target, found = batch.ids[:, 1:].flatten(), []
         for start in range(0, len(target), ending.rows_per_chunk):
             at = slice(start, start + ending.rows_per_chunk)
             logits = ending.logits(ending.hidden[at]).float()
-            ce = F.cross_entropy(logits, target[at], reduction="none")
+            wanted = target[at].to(logits.device)
+            ce = F.cross_entropy(logits, wanted, reduction="none")
             kl = kl_at(at, logits) if kl_at else torch.zeros_like(ce)
-            found.append((ce, kl, torch.ones_like(ce), (logits.argmax(-1) == target[at]).float()))
-        counted = batch.prediction_mask().to(target.device)
-        sums = (torch.cat(p).view_as(counted).double() for p in zip(*found, strict=True))
+            found.append((ce, kl, torch.ones_like(ce), (logits.argmax(-1) == wanted).float()))
+        counted = batch.prediction_mask()
+        sums = (torch.cat(p).cpu().view_as(counted).double() for p in zip(*found, strict=True))
         # A place that is not predicted may have any loss, also an infinite one.
-        parts.append(tuple(torch.where(counted, x, 0.0).sum(1).cpu() for x in sums))
+        parts.append(tuple(torch.where(counted, x, 0.0).sum(1) for x in sums))
         if on_rows is not None:
             on_rows(len(batch))
     return TextScore(**to_state())

@@ -80,7 +80,7 @@ def forward_to_head(model: Any, wanted: Tensor, **inputs: Any) -> DeferredLogits
 
     def hold_back(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         seen.calls += 1
-        seen.hidden = args[0].reshape(-1, args[0].shape[-1])[wanted]
+        seen.hidden = args[0].reshape(-1, args[0].shape[-1])[wanted.to(args[0].device)]
         return (args[0].new_empty(1, 0, args[0].shape[-1]), *args[1:])
 
     def see_output(module: nn.Module, args: Any, output: Tensor) -> None:
@@ -115,7 +115,8 @@ def forward_to_head(model: Any, wanted: Tensor, **inputs: Any) -> DeferredLogits
 
 
 def _all_at_once(model: Any, wanted: Tensor, inputs: dict[str, Any]) -> DeferredLogits:
-    logits = model(**inputs).logits.flatten(0, 1)[wanted]
+    logits = model(**inputs).logits.flatten(0, 1)
+    logits = logits[wanted.to(logits.device)]
     return DeferredLogits(logits, lambda rows: rows, None, (), logits.shape[-1])
 
 
@@ -162,9 +163,12 @@ def summed_loss(ending: DeferredLogits, targets: Tensor) -> Tensor:
         step = _plain_step(ending.plain, targets)
         loss: Any = _InChunks.apply(step, ending.rows_per_chunk, ending.hidden)
         return loss
-    return summed_in_chunks(
-        ending, lambda rows, at: F.cross_entropy(ending.logits(rows).float(), targets[at], reduction="sum")
-    )
+
+    def chunk_loss(rows: Tensor, at: slice) -> Tensor:
+        logits = ending.logits(rows).float()
+        return F.cross_entropy(logits, targets[at].to(logits.device), reduction="sum")
+
+    return summed_in_chunks(ending, chunk_loss)
 
 
 def distillation_loss(student: DeferredLogits, teacher: DeferredLogits) -> Tensor:
@@ -244,7 +248,7 @@ def _plain_step(head: nn.Linear, targets: Tensor) -> Step:
     bias = None if head.bias is None else head.bias.detach().to(kind)
 
     def step(rows: Tensor, at: slice) -> tuple[Tensor, Sequence[Tensor | None]]:
-        tokens = targets[at, None]
+        tokens = targets[at, None].to(rows.device)
         with torch.autocast(device, enabled=False):
             logits = F.linear(rows.to(kind), weight, bias).float()
             logits -= logits.amax(-1, keepdim=True)

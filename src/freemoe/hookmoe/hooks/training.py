@@ -230,7 +230,7 @@ class _CompensationLoss:
         places, wanted = batch.next_tokens(self.model.device)
         ending = forward_blocks_to_head(self.model, batch, places, **self._model_inputs(which))
         if self.schedule.loss == "lm":
-            return summed_loss(ending, wanted.to(ending.hidden.device))
+            return summed_loss(ending, wanted)
         teacher = self.material.train_teacher[which][batch.prediction_mask()]
         return summed_in_chunks(
             ending, lambda rows, at: kl_from_teacher(teacher[at].to_device(rows.device), ending.logits(rows)).sum()

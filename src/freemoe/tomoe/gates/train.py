@@ -194,14 +194,14 @@ class GateTrainer:
 
     def _run_to_head(self, batch: PackedBlocks) -> DeferredLogits:
         """Every token of a batch, the rows' last ones too."""
-        device = next(self.model.parameters()).device
-        return forward_blocks_to_head(self.model, batch, torch.arange(batch.ids.numel(), device=device))
+        everywhere = torch.arange(batch.ids.numel(), device=self.model.device)
+        return forward_blocks_to_head(self.model, batch, everywhere)
 
     def _prediction_loss(self, batch: PackedBlocks, teacher: DeferredLogits | None) -> Tensor:
         """What is learned from, in nats per token: the teacher's predictions, or the text's next tokens."""
         if teacher is not None:
             return distillation_loss(self._run_to_head(batch), teacher)
-        at, wanted = batch.next_tokens(next(self.model.parameters()).device)
+        at, wanted = batch.next_tokens(self.model.device)
         return summed_loss(forward_blocks_to_head(self.model, batch, at), wanted) / max(1, len(at))
 
     def _regularisation_terms(self, made: Sequence[LayerMasks], share: float) -> dict[str, Tensor]:
