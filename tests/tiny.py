@@ -161,7 +161,8 @@ def model_and_weights(family_name, **overrides):
 
 def bits(model):
     """Every parameter's and buffer's bits, whatever its dtype."""
-    return {k: v.detach().clone().view(torch.uint8) for k, v in model.state_dict().items()}
+    state = model.state_dict().items()
+    return {k: v.detach().clone(memory_format=torch.contiguous_format).view(torch.uint8) for k, v in state}
 
 
 def unchanged(model, before):
