@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 CEILINGS = {
-    "lines of src/freemoe": (51_300, 42_000),
+    "lines of src/freemoe": (51_293, 42_000),
     "lines of benchmarks and reproduce": (13_542, 13_000),
     "lines of tests": (47_220, 40_000),
     "one-word names of functions and classes, %": (10, 35),

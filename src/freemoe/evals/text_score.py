@@ -67,30 +67,24 @@ def score_text(
     there (n, vocabulary), fp32, the KL from another model (n,).
     """
     names = [field.name for field in fields(TextScore)]
-    parts: list[tuple[Tensor, ...]] = []
 
-    def load_state(state: State) -> None:
-        parts.append(tuple(state[name] for name in names))
-
-    def to_state() -> State:
-        return dict(zip(names, (torch.cat(p) for p in zip(*parts, strict=True)), strict=True))
-
-    for batch in checkpoint.resume_iter(blocks.iter_batches(), to_state, load_state):
-        done = sum(len(part[0]) for part in parts)
-        ending = forward_blocks_to_head(model, batch)
-        kl_at = divergence(slice(done, done + len(batch))) if divergence else None
+    def score_batch(numbered: tuple[int, PackedBlocks]) -> State:
+        number, batch = numbered
+        first, ending = number * blocks.rows_at_once, forward_blocks_to_head(model, batch)
+        kl_at = divergence(slice(first, first + len(batch))) if divergence else None
         target, found = batch.ids[:, 1:].flatten(), []
-        for start in range(0, len(target), ending.rows_per_chunk):
-            at = slice(start, start + ending.rows_per_chunk)
-            logits = ending.logits(ending.hidden[at]).float()
+        for rows, at in ending.iter_chunks():
+            logits = ending.logits(rows).float()
             wanted = target[at].to(logits.device)
             ce = F.cross_entropy(logits, wanted, reduction="none")
             kl = kl_at(at, logits) if kl_at else torch.zeros_like(ce)
             found.append((ce, kl, torch.ones_like(ce), (logits.argmax(-1) == wanted).float()))
         counted = batch.prediction_mask()
         sums = (torch.cat(p).cpu().view_as(counted).double() for p in zip(*found, strict=True))
-        # A place that is not predicted may have any loss, also an infinite one.
-        parts.append(tuple(torch.where(counted, x, 0.0).sum(1) for x in sums))
         if on_rows is not None:
             on_rows(len(batch))
-    return TextScore(**to_state())
+        # A place that is not predicted may have any loss, also an infinite one.
+        return dict(zip(names, (torch.where(counted, x, 0.0).sum(1) for x in sums), strict=True))
+
+    parts = checkpoint.map_items(enumerate(blocks.iter_batches()), score_batch)
+    return TextScore(*(torch.cat([part[name] for part in parts]) for name in names))

@@ -152,12 +152,10 @@ def _look_up(ending: DeferredLogits, at: Tensor, tokens: Tensor) -> tuple[Tensor
     """Log-likelihood ``(T,)`` in fp32 of tokens at rows ``(N, H)`` of an ending, and whether each is the likeliest."""
     values = torch.empty(len(at), device=at.device)
     best = torch.empty(len(at), dtype=torch.bool, device=at.device)
-    for first, rows in zip(
-        range(0, len(ending.hidden), ending.rows_per_chunk), ending.hidden.split(ending.rows_per_chunk), strict=True
-    ):
+    for rows, place in ending.iter_chunks():
         logits = ending.logits(rows).float()  # (n, V)
-        here = ((at >= first) & (at < first + len(rows))).nonzero().flatten()
-        row, token = at[here] - first, tokens[here]
+        here = ((at >= place.start) & (at < place.stop)).nonzero().flatten()
+        row, token = at[here] - place.start, tokens[here]
         values[here] = logits[row, token] - logits.logsumexp(-1)[row]
         best[here] = logits.argmax(-1)[row] == token
     return values, best

@@ -52,6 +52,17 @@ class DeferredLogits:
         """How many rows of logits make a chunk."""
         return max(1, CHUNK // self.vocabulary)
 
+    @property
+    def is_learned(self) -> bool:
+        """Whether what is made of the logits shall have a gradient."""
+        return torch.is_grad_enabled() and (self.hidden.requires_grad or bool(self.parameters))
+
+    def iter_chunks(self) -> Iterator[tuple[Tensor, slice]]:
+        """The hidden states ``(n, H)``, as many at a time as make a chunk of logits and without a graph; where they stand."""
+        for start in range(0, len(self.hidden), self.rows_per_chunk):
+            at = slice(start, start + self.rows_per_chunk)
+            yield self.hidden[at].detach(), at
+
 
 @dataclass(eq=False)
 class _HeadCapture:
@@ -159,9 +170,8 @@ def summed_loss(ending: DeferredLogits, targets: Tensor) -> Tensor:
 
     ``targets``: ``(N,)`` token to be predicted at each of its rows.
     """
-    if ending.plain is not None and not ending.parameters and ending.hidden.requires_grad and torch.is_grad_enabled():
-        step = _plain_step(ending.plain, targets)
-        loss: Any = _InChunks.apply(step, ending.rows_per_chunk, ending.hidden)
+    if ending.plain is not None and not ending.parameters and ending.is_learned:
+        loss: Any = _InChunks.apply(_plain_step(ending.plain, targets), ending, ending.hidden)
         return loss
 
     def chunk_loss(rows: Tensor, at: slice) -> Tensor:
@@ -196,29 +206,22 @@ def summed_in_chunks(ending: DeferredLogits, part: Callable[[Tensor, slice], Ten
             loss = part(rows.requires_grad_(), at)
         return loss.detach(), torch.autograd.grad(loss, [rows, *ending.parameters], allow_unused=True)
 
-    learned = torch.is_grad_enabled() and (ending.hidden.requires_grad or bool(ending.parameters))
-    if learned:
-        loss: Any = _InChunks.apply(step, ending.rows_per_chunk, ending.hidden, *ending.parameters)
+    if ending.is_learned:
+        loss: Any = _InChunks.apply(step, ending, ending.hidden, *ending.parameters)
         return loss
     with torch.no_grad():
-        sums = [part(rows, at) for rows, at in _split_chunks(ending.hidden, ending.rows_per_chunk)]
+        sums = [part(rows, at) for rows, at in ending.iter_chunks()]
     return sum(sums, torch.zeros((), device=ending.hidden.device))
-
-
-def _split_chunks(hidden: Tensor, chunk: int) -> Iterator[tuple[Tensor, slice]]:
-    for start in range(0, len(hidden), chunk):
-        at = slice(start, start + chunk)
-        yield hidden[at].detach(), at
 
 
 class _InChunks(torch.autograd.Function):
     """A sum with its gradients by the hidden state and by the end's parameters; a step gives both of its rows."""
 
     @staticmethod
-    def forward(ctx: Any, step: Step, chunk: int, hidden: Tensor, *parameters: Tensor) -> Tensor:
+    def forward(ctx: Any, step: Step, ending: DeferredLogits, hidden: Tensor, *parameters: Tensor) -> Tensor:
         total = torch.zeros((), device=hidden.device)
         gradient, *sums = (torch.zeros_like(t) for t in (hidden, *parameters))
-        for rows, at in _split_chunks(hidden, chunk):
+        for rows, at in ending.iter_chunks():
             loss, (found, *more) = step(rows, at)
             total += loss
             if found is not None:

@@ -64,7 +64,7 @@ def compute_teacher_logits(
 
         def compute_batch(batch: PackedBlocks) -> State:
             ending = forward_blocks_to_head(model, batch)
-            parts = [top_of(ending.logits(part), top) for part in ending.hidden.split(ending.rows_per_chunk)]
+            parts = [top_of(ending.logits(part), top) for part, _ in ending.iter_chunks()]
             said = (torch.cat(p).cpu().unflatten(0, (len(batch), -1)) for p in zip(*parts, strict=True))
             advance(len(batch))
             return dict(zip(_SAID, said, strict=True))
