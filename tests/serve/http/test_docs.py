@@ -17,7 +17,7 @@ from tests.tiny import tiny_model
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "serve.md").read_text(encoding="utf-8")
-NAMES = ["law", "notes"]
+NAMES = ["law/all", "notes/all"]
 
 
 def commands():
