@@ -43,7 +43,7 @@ from freemoe.tomoe.artefact import read_files
 from freemoe.tomoe.card import model_card
 from freemoe.tomoe.devices import DistributedContext
 from freemoe.tomoe.export import export_converted_model
-from freemoe.tomoe.gates.train import TrainingHistory
+from freemoe.tomoe.gates.train import HISTORY_COLUMNS
 from freemoe.tomoe.material import ConversionContext, input_digests, prepare_context
 from freemoe.tomoe.measure.agreement import layer_inputs, mismatch_shares, require_agreement
 from freemoe.tomoe.recipe import ConvertRecipe
@@ -162,7 +162,7 @@ def _run_conversion(
         **speed,
         "scores": scores,
         "rivals": {name: variant for name, (_, variant) in rivals.items()},
-        "history": {"columns": list(TrainingHistory.columns), "rows": history},
+        "history": {"columns": list(HISTORY_COLUMNS), "rows": history},
         "held_out_curve": curve,
     }
     write_atomic(folder / STRUCTURE, save(to_tensors(structure)))

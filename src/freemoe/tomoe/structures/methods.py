@@ -17,7 +17,7 @@ from freemoe.text.blocks import PackedBlocks
 from freemoe.tomoe.devices import DistributedContext
 from freemoe.tomoe.gates.discretize import structure_of
 from freemoe.tomoe.gates.initialise import WORTHS, LayerImportance, cluster_tokens, measure_layer_importance
-from freemoe.tomoe.gates.train import GateTrainer, TrainingHistory
+from freemoe.tomoe.gates.train import HISTORY_COLUMNS, GateTrainer
 from freemoe.tomoe.material import ConversionContext, prepare_context
 from freemoe.tomoe.recipe import ConvertRecipe
 from freemoe.tomoe.structures.masked import apply_structure
@@ -53,7 +53,7 @@ def search_structure(
     curve = _train_gates(context, trainer)
     structure = from_tensors(run.run_tensor_unit(_best_candidate(recipe, curve), lambda: _raise_missing_state(run)))
     require_structure_fits(structure, context.sublayers)
-    return structure, trainer.history.rows, curve
+    return structure, trainer.history, curve
 
 
 def run_worker_rank(recipe: ConvertRecipe, devices: DistributedContext) -> None:
@@ -150,7 +150,7 @@ def _train_gates(context: ConversionContext, trainer: GateTrainer) -> list[dict[
         for name in (named for named, _, _ in _scored_candidates(curve) if named != best):
             run.delete_tensors(name)
         if mark:
-            latest = dict(zip(TrainingHistory.columns, trainer.history.rows[-1], strict=True))
+            latest = dict(zip(HISTORY_COLUMNS, trainer.history[-1], strict=True))
             context.progress.say(
                 f"step {mark}: active {latest['active']:.3f}, KL {latest['distillation']:.4f}, balance "
                 f"{latest['balance']:.3f}, held-out perplexity {point['perplexity']:.3f} at {point['active']:.3f} active"
