@@ -44,7 +44,7 @@ def measure_quality(
     def divergence(rows: slice) -> Callable[[slice, Tensor], Tensor]:
         said = teacher[rows]
         flat = said[torch.ones_like(said.rest, dtype=torch.bool)]
-        return lambda at, logits: kl_from_teacher(flat[at].to_device(logits.device), logits)
+        return lambda at, logits: kl_from_teacher(flat[at], logits)
 
     found = score_text(model, blocks, divergence, checkpoint=checkpoint)
     if not bool(torch.isfinite(found.ce).all()):
