@@ -52,7 +52,7 @@ from freemoe.tomoe.structures.masked import apply_structure
 from freemoe.tomoe.structures.methods import (
     GATHERED,
     best_variant,
-    collect_statistics,
+    collect_activity,
     evaluate_structure,
     run_worker_rank,
     search_structure,
@@ -180,7 +180,7 @@ def _run_conversion(
 def _score_baselines(context: ConversionContext) -> dict[str, tuple[dict[str, Any], dict[str, float]]]:
     """Every rival, from the journal where workers have done it by now."""
     if executor_spec_of(context.recipe).is_parallel:
-        collect_statistics(context)
+        collect_activity(context)  # before the workers, which all look at it
         known = {"recipe": context.recipe.model_dump(mode="json")}
         work = f"{__name__}:{work_ahead.__name__}"
         with (
