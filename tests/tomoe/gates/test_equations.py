@@ -152,8 +152,7 @@ def test_a_step_descends_equation_10_by_adamw():
         loss.backward()
     history = dict(zip(HISTORY_COLUMNS, own.history[0], strict=True))
     names = ("loss", "distillation", "size", "union", "balance", "active")
-    slow = (loss, *terms, active / total)
-    for name, value in zip(names, slow, strict=True):
+    for name, value in zip(names, (loss, *terms, active / total), strict=True):
         torch.testing.assert_close(history[name], value.item(), atol=1e-5, rtol=1e-5)
 
     # App. C: AdamW, rate 1e-3, weight decay 0.05. Its first step goes by g / |g|, which says nothing of a gradient of noise.

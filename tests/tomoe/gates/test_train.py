@@ -174,8 +174,7 @@ def test_checkpointing_changes_no_gradient():
 def test_training_brings_the_model_nearer_to_the_dense_one():
     own = trainer(recipe(active=0.6, train={"steps": 60, "batch_tokens": 288, "offset_rate": 0.01}))
     own.train_until(60)
-    column = HISTORY_COLUMNS.index("distillation")
-    losses = [row[column] for row in own.history]
+    losses = [row[HISTORY_COLUMNS.index("distillation")] for row in own.history]
     assert sum(losses[-10:]) / 10 < 0.92 * sum(losses[:5]) / 5
 
 
