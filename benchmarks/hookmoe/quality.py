@@ -33,7 +33,7 @@ from freemoe.hookmoe.hooks.hook import allocate_units, new_hooks
 from freemoe.hookmoe.hooks.teacher import TeacherLogits, compute_teacher_logits
 from freemoe.hookmoe.hooks.training import TrainingData, TrainingSchedule, train_compensation
 from freemoe.hookmoe.material import DEMO, TextParts, load_text
-from freemoe.hookmoe.measure import as_json, measure_quality, recovered_share
+from freemoe.hookmoe.measure import measure_quality, recovered_share
 from freemoe.hookmoe.plans.apply import apply_plan
 from freemoe.hookmoe.plans.layers import moe_layers, plan_of
 from freemoe.hookmoe.plans.methods import best_rule, default_units, kl_drop, paper_units, rules_asked
@@ -267,7 +267,7 @@ def run(bench: Bench, settings: Settings, name: str = "") -> tuple[list[Figure],
             if control and what == "kl":
                 continue
             won, each = share(full, plan, found, what, control)
-            shares[row][what] = {"interval": as_json(won), "seeds": each}
+            shares[row][what] = {"interval": list(won.as_json().values()), "seeds": each}
             note = f"[{won.low:.0f}, {won.high:.0f}]"
             if len(each) > 1:
                 note += f", seeds {', '.join(f'{v:.0f}' for v in each)}"

@@ -166,8 +166,8 @@ def _contest(name: str, length: int, settings: Settings) -> tuple[list[Figure], 
         figures.append(Figure(f"ITL, {title}", itl[a] / itl[b], ITL if judged and a[1] else None, note=note))
     return figures, {
         "experts": [plan_of(model).to_text(), trimmed.plan.to_text()],
-        "parameters": count_parameters(model, plan_of(model)).as_json(),
-        "trimmed": count_parameters(model, trimmed.plan, trimmed.hooks).as_json(),
+        "parameters": vars(count_parameters(model, plan_of(model))),
+        "trimmed": vars(count_parameters(model, trimmed.plan, trimmed.hooks)),
         "ceilings": [first, further],
         "seconds": {
             f"{'trimmed' if s[0] else 'full'}, {OURS if s[1] else own}": [[round(v, 6) for v in p] for p in found]

@@ -105,11 +105,12 @@ def test_the_folder_says_what_it_is(exported):
     config = AutoConfig.from_pretrained(folder)
     assert config.model_type == "tomoe_qwen2"
     assert config.tomoe["scale"] == pytest.approx(8**-0.5)
-    for layer, own in zip(config.tomoe["layers"], structure, strict=True):
+    for number, (layer, own) in enumerate(zip(config.tomoe["layers"], structure, strict=True)):
         assert layer["widths"] == own.neuron_counts
         assert layer["neurons"] == own.union_width
-        # At most 15 patterns of 4 experts, next to each other.
-        assert max(layer["runs"]) <= 8
+        # At most 15 patterns of 4 experts, next to each other: no expert's rows lie in more than 8 groups.
+        experts = load_file(folder / "model.safetensors")[f"model.layers.{number}.mlp.experts"]
+        assert max(int((rows[rows >= 0].diff() != 1).sum()) for rows in experts) < 8
         assert layer["value_keep"] == own.value_width
         assert layer["query_width"] == 2 * int(own.qk.sum())
     assert AutoTokenizer.from_pretrained(folder)("a")["input_ids"]

@@ -31,7 +31,7 @@ from freemoe.tomoe.material import ConversionContext, prepare_context
 from freemoe.tomoe.recipe import ConvertRecipe
 from freemoe.tomoe.structures.masked import apply_structure
 from freemoe.tomoe.structures.methods import search_structure
-from freemoe.tomoe.structures.structure import Structure, active_parameters, dense_parameters
+from freemoe.tomoe.structures.structure import Structure, active_share
 from freemoe.training.loop import TrainingCheckpoints, run_training_loop
 
 BANDS = ("p2", "pinf", "p1", "p4", "p2-16x16", "p2-4x4")
@@ -127,7 +127,7 @@ def gated(job: Job) -> dict[str, Any]:
         with apply_structure(context.model, structure, context.sublayers):
             score = score_text(context.model, blocks)
         shutil.rmtree(run.partial)
-    share = active_parameters(structure, context.sublayers) / dense_parameters(context.sublayers)
+    share = active_share(structure, context.sublayers)
     return {**score.sums(), "share": share, "training": train}
 
 

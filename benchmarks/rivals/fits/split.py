@@ -19,7 +19,7 @@ from freemoe.tomoe.gates.train import GateTrainer
 from freemoe.tomoe.recipe import ConvertRecipe
 from freemoe.tomoe.structures.masked import apply_structure
 from freemoe.tomoe.structures.rivals import make_baseline, measure_activity
-from freemoe.tomoe.structures.structure import Structure, active_parameters, dense_parameters, to_tensors
+from freemoe.tomoe.structures.structure import Structure, active_share, to_tensors
 from freemoe.training.loop import run_training_loop
 
 EXPERTS = 8
@@ -76,7 +76,7 @@ def learned(model: Any, materials: Materials, terms: Terms) -> Iterator[Fitted]:
 
 
 def _split(structure: Structure, sublayers: Sequence[DecoderSublayers], losses: Sequence[float] = ()) -> Fitted:
-    active = active_parameters(structure, sublayers) / dense_parameters(sublayers)
+    active = active_share(structure, sublayers)
     tensors = to_tensors(structure)
     masks = sum(-(-t.numel() // 8) for t in tensors.values() if t.dtype == torch.bool)
     values = sum(t.numel() for t in tensors.values() if t.dtype != torch.bool)

@@ -34,7 +34,7 @@ from freemoe.evals.engine.evaluator import DocumentScore, Evaluator
 from freemoe.evals.engine.sampling import sampling_of
 from freemoe.evals.engine.scorer import Scorer
 from freemoe.evals.guessing import against_guessing, vocabulary_of
-from freemoe.evals.held_out import read_record, resolve_seed, set_aside
+from freemoe.evals.held_out import ProvenanceRecord, read_record, resolve_seed, set_aside
 from freemoe.evals.summary import adjust_rows, average_rows, summarise_scores, two_sided_p
 from freemoe.evals.tasks.documents import Document, FrozenChoice, digest_documents
 from freemoe.evals.tasks.domains import load_domains
@@ -180,7 +180,7 @@ def _run_evaluation(
     if record is not None and record.seen is None:
         progress.say(record.missing_record_warning())
     require_place(recipe)
-    opened, domains = prepared = _prepare_evaluation(recipe, subject, place)
+    opened, domains = prepared = _prepare_evaluation(recipe, subject, place, record)
     tensors = tensor_checksums(place)
     # Of an artefact its tensors count, wherever it lies; of a plain model its name.
     opening = [tensors, identity_fields(recipe, "output", *(["artefact"] if tensors else []))]
@@ -236,8 +236,7 @@ class _PreparedDomain:
 Prepared = tuple[EvalTarget, dict[str, _PreparedDomain]]
 
 
-def _prepare_evaluation(recipe: EvalRecipe, subject: Open, place: str) -> Prepared:
-    record = read_record(place)
+def _prepare_evaluation(recipe: EvalRecipe, subject: Open, place: str, record: ProvenanceRecord | None) -> Prepared:
     opened = subject(recipe.model_copy(update={"artefact": place}))
     domains = {name: set_aside(data, record) for name, data in load_domains(recipe, opened.tokenizer).items()}
     scorer = Scorer(opened.model, opened.tokenizer, batch_tokens=recipe.batch_tokens, overflow=recipe.data.overflow)
@@ -309,7 +308,7 @@ def _prepare_once(recipe: str, subject: Open, place: str) -> Prepared:
     read = recipe_from(json.loads(recipe))
     assert isinstance(read, EvalRecipe)
     use_threads(read.threads)
-    return _prepare_evaluation(read, subject, place)
+    return _prepare_evaluation(read, subject, place, read_record(place))
 
 
 def _summarise_domain(domain: _PreparedDomain, scored: Scores, vocabulary: int, seed: int) -> dict[str, Any]:

@@ -6,6 +6,7 @@ and `set_aside` takes what was seen out of a domain's reported split, with a cou
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,7 @@ from freemoe.evals.tasks.task import DomainData
 from freemoe.recipes import EvalRecipe, load_recipe
 from freemoe.results import read_result
 from freemoe.results.common import SeenRecord
+from freemoe.text.blocks import PackedBlocks, row_texts
 
 SEEN_FILE = "seen.safetensors"
 
@@ -63,6 +65,18 @@ def keep_record(folder: Path, seen: SeenHashes) -> dict[str, Any]:
     data = seen.to_bytes()
     write_atomic(folder / SEEN_FILE, data)
     return {"file": SEEN_FILE, **seen.as_json(), "bytes": len(data)}
+
+
+def keep_text_record(
+    folder: Path, tokenizer: Any, seen_blocks: Sequence[PackedBlocks], test_blocks: PackedBlocks, questions: SeenHashes
+) -> dict[str, Any]:
+    """`keep_record` for packed text: all of ``seen_blocks``, also where training stops before their end, and questions.
+
+    What is in ``test_blocks`` too, which are reported, counts as not seen.
+    """
+    texts = itertools.chain.from_iterable(row_texts(tokenizer, blocks) for blocks in seen_blocks)
+    seen = SeenHashes.from_texts(texts, row_texts(tokenizer, test_blocks))
+    return keep_record(folder, seen.union_with(questions))
 
 
 def read_shared(folder: Path) -> ArtefactManifest:

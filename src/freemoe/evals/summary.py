@@ -29,14 +29,11 @@ def is_text(documents: Sequence[Document]) -> bool:
     return bool(documents) and documents[0].kind == "text"
 
 
-def compute_perplexity(scores: Sequence[DocumentScore]) -> float:
-    """Exp of the mean negative log-likelihood per token over all documents."""
-    return math.exp(-sum(s.loglikelihood for s in scores) / max(1, sum(s.tokens for s in scores)))
-
-
 def reported_metric(scores: Sequence[DocumentScore], documents: Sequence[Document]) -> float:
-    """The reported figure alone: per cent right, or perplexity."""
-    return compute_perplexity(scores) if is_text(documents) else 100 * float(np.mean([s.value for s in scores]))
+    """The reported figure alone: per cent right, or perplexity per token over all documents."""
+    if is_text(documents):
+        return math.exp(-sum(s.loglikelihood for s in scores) / max(1, sum(s.tokens for s in scores)))
+    return 100 * float(np.mean([s.value for s in scores]))
 
 
 def mean_scores(draws: Sequence[Sequence[DocumentScore]]) -> list[DocumentScore]:

@@ -116,7 +116,7 @@ def costs_of(model: Any, trimmed: Trimmed) -> dict[str, dict[str, Any]]:
         name: {
             "act": ways[name].plan.act,
             "act_per_layer": {str(n): float(k) for n, k in enumerate(ways[name].plan.ks) if k is not None},
-            **count_parameters(model, ways[name].plan, ways[name].hooks).as_json(),
+            **vars(count_parameters(model, ways[name].plan, ways[name].hooks)),
         }
         for name in rows_of(model, trimmed)
     }

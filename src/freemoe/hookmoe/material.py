@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +20,7 @@ from freemoe.hookmoe.plans.methods import check_asked
 from freemoe.hookmoe.recipe import TrimRecipe
 from freemoe.models.checkpoints.identity import SETTINGS
 from freemoe.models.checkpoints.loading import load_base, load_config
-from freemoe.text.blocks import PackedBlocks, cut_passages, join_passages, pack_blocks, row_texts, split_passages
+from freemoe.text.blocks import PackedBlocks, cut_passages, join_passages, pack_blocks, split_passages
 from freemoe.text.documents import read_documents
 
 DEMO = "demo:"
@@ -38,17 +37,6 @@ class TextParts:
     passages: tuple[int, int, int]  # Passages of each part, in the same order
     questions: SeenHashes = field(default_factory=SeenHashes)  # Hashes of the questions of rows that ask one
 
-    def seen_hashes(self, tokenizer: Any) -> SeenHashes:
-        """Hashes of what training and searches look at."""
-        parts = (row_texts(tokenizer, blocks) for blocks in (self.train, self.held_out))
-        texts = SeenHashes.from_texts(itertools.chain.from_iterable(parts), row_texts(tokenizer, self.test))
-        return texts.union_with(self.questions)
-
-
-def read_text(spec: str, tokenizer: Any, chat: str, group_by: str | None) -> list[str]:
-    """The documents of a source, conversations by the model's chat template; or of the bundled world."""
-    return demo_documents() if spec == DEMO else read_documents(spec, tokenizer, chat, group_by)
-
 
 def load_text(recipe: TrimRecipe, tokenizer: Any) -> TextParts:
     """Read, divide by content, and pack; each part is cut to its limit after a seeded shuffle.
@@ -56,9 +44,11 @@ def load_text(recipe: TrimRecipe, tokenizer: Any) -> TextParts:
     Raises:
         DataError: No text, or a part that is shorter than one block.
     """
-    parts = split_passages(
-        cut_passages(read_text(recipe.text, tokenizer, recipe.chat, recipe.group_by)), seed=recipe.seed
-    )
+    if recipe.text == DEMO:
+        documents = demo_documents()
+    else:
+        documents = read_documents(recipe.text, tokenizer, recipe.chat, recipe.group_by)
+    parts = split_passages(cut_passages(documents), seed=recipe.seed)
     training = recipe.training
     wanted = {"train": training.limit, "held_out": training.held_out, "test": training.test}
     packed, contiguous = {}, training.samples == "contiguous"

@@ -6,7 +6,6 @@ paper's formula misses them. Act counts routed experts only.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -44,7 +43,7 @@ def measure_quality(
     def divergence(rows: slice) -> Callable[[slice, Tensor], Tensor]:
         said = teacher[rows]
         flat = said[torch.ones_like(said.rest, dtype=torch.bool)]
-        return lambda at, logits: kl_from_teacher(flat[at].to_device(logits.device), logits)
+        return lambda at, logits: kl_from_teacher(flat[at], logits)
 
     found = score_text(model, blocks, divergence, checkpoint=checkpoint)
     if not bool(torch.isfinite(found.ce).all()):
@@ -84,22 +83,13 @@ def recovered_share(
     return Interval(float(won.sum() / lost.sum()), float(low), float(high))
 
 
-def as_json(interval: Interval) -> list[float | None]:
-    """Mean, low, high; null for what JSON does not know: nothing was lost, or an end without bound."""
-    return [v if math.isfinite(v) else None for v in (interval.mean, interval.low, interval.high)]
-
-
 @dataclass(frozen=True)
 class ParameterCounts:
-    """Parameters of a mixture under a plan."""
+    """Parameters of a mixture under a plan, as ``result.json`` has them."""
 
     total: int  # All of them, hooks included; tied ones count once
     active: int  # Those that one token uses: of the routed experts only as many as its plan runs
     hooks: int  # Those of the hooks
-
-    def as_json(self) -> dict[str, int]:
-        """The three counts, as ``result.json`` has them."""
-        return {"total": self.total, "active": self.active, "hooks": self.hooks}
 
 
 def count_parameters(model: Any, plan: LayerPlan, hooks: HookSet | None = None) -> ParameterCounts:

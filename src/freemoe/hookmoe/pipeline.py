@@ -24,7 +24,7 @@ from freemoe.core.run.progress import Progress, default_progress
 from freemoe.core.run.unit_state import NO_CHECKPOINT, UnitState
 from freemoe.distributed.executors import require_place
 from freemoe.evals.guessing import text_against_guessing, vocabulary_of
-from freemoe.evals.held_out import keep_record
+from freemoe.evals.held_out import keep_text_record
 from freemoe.evals.keywords import resolve_recipe
 from freemoe.evals.speed import compare_prompts, prompt_lengths
 from freemoe.evals.text_score import TextScore
@@ -40,7 +40,6 @@ from freemoe.hookmoe.material import TextParts, input_digests, prepare_trim
 from freemoe.hookmoe.measure import (
     act_equivalent,
     act_per_layer,
-    as_json,
     count_parameters,
     load_cv,
     measure_quality,
@@ -179,7 +178,7 @@ def _run_trim(recipe: TrimRecipe, run: RunFolder, progress: Progress) -> RunOutp
             },
         },
         manifest={IDENTITY: settings, "plan": list(found.plan.ks)},
-        seen=keep_record(run.partial, text.seen_hashes(context.tokenizer)),
+        seen=keep_text_record(run.partial, context.tokenizer, (text.train, text.held_out), text.test, text.questions),
         reported=row_texts(context.tokenizer, text.test),
     )
 
@@ -235,8 +234,8 @@ def schedule_of(recipe: TrimRecipe, hidden: int, loss: str | None = None) -> Tra
 
 def _parameter_costs(model: Any, base: LayerPlan, trimmed: Trimmed) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "full": count_parameters(model, base).as_json(),
-        "trimmed": count_parameters(model, trimmed.plan, trimmed.hooks).as_json(),
+        "full": vars(count_parameters(model, base)),
+        "trimmed": vars(count_parameters(model, trimmed.plan, trimmed.hooks)),
     }
     if trimmed.hooks is not None:
         found["hooks_as_act"] = act_equivalent(model, trimmed.hooks)
@@ -342,16 +341,16 @@ def measure_rows(
             # The control runs at full k: its gain counts from the full model.
             start = full.ce if name == "control" else None
             share = recovered_share(full.ce, plan.ce, quality.ce, seed, start=start, groups=groups)
-            report[name]["recovered_ce"] = as_json(share)
+            report[name]["recovered_ce"] = list(share.as_json().values())
             if name != "control":
                 share = recovered_share(torch.zeros_like(full.kl), plan.kl, quality.kl, seed, groups=groups)
-                report[name]["recovered_kl"] = as_json(share)
+                report[name]["recovered_kl"] = list(share.as_json().values())
     if "hooks" in measured:
         starts = {name: measured[name].ce for name in SIMPLE if name in measured}
         if "control" in starts:
             starts["control"] = plan.ce - full.ce + starts["control"]
-        report["hooks"]["beyond"] = {
-            name: as_json(recovered_share(full.ce, plan.ce, measured["hooks"].ce, seed, start=start, groups=groups))
-            for name, start in starts.items()
-        }
+        beyond = report["hooks"]["beyond"] = {}
+        for name, start in starts.items():
+            share = recovered_share(full.ce, plan.ce, measured["hooks"].ce, seed, start=start, groups=groups)
+            beyond[name] = list(share.as_json().values())
     return {"tokens": int(full.tokens.sum()), "groups": len(set(groups)), "rows": report}

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from freemoe.kernels.rows import experts_times, rows_available
+from freemoe.kernels.rows import experts_times
 
 TOKENS, NEURONS = 512, 512
 """Tokens and neurons of an expert that are multiplied at once: so much stays in a cache."""
@@ -236,7 +236,9 @@ def _gather_rows(matrix: Tensor, rows: slice | Tensor, name: str) -> Tensor:
 
 
 def rowwise_experts(x: Tensor, expert: Tensor, weights: MLPWeights, plan: ExpertNeurons) -> Tensor:
-    """Each neuron is read where it stands, and multiplied by the tokens that use it. CPU, no gradients.
+    """Each neuron is read where it stands, and multiplied by the tokens that use it.
+
+    On a CPU where ``rows_available`` says yes, without gradients.
 
     Args:
         x: (T, d).
@@ -250,8 +252,3 @@ def rowwise_experts(x: Tensor, expert: Tensor, weights: MLPWeights, plan: Expert
     mask = plan.neuron_mask(torch.bool, x.device)
     output = experts_times(x, expert, mask, weights.up, weights.up_bias, weights.down, weights.name)
     return output if weights.down_bias is None else output.add_(weights.down_bias)
-
-
-def can_read_rows(x: Tensor, weights: MLPWeights) -> bool:
-    """Whether ``rowwise_experts`` works here: on a CPU, with numba, for this type and activation."""
-    return x.device.type == "cpu" and rows_available(x.dtype, weights.name)

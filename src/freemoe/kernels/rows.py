@@ -22,6 +22,7 @@ ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1, "gelu": 2, "rel
 """Activations that the compiled loops know, by their name in a configuration (numbers: ``act`` of `row_loops` and `triton_loops`)."""
 
 DTYPES = (torch.float32, torch.bfloat16)
+"""What the compiled loops read."""
 
 # Bytes: what is near enough of a common core's caches.
 _CACHE = 1 << 19

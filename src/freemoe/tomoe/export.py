@@ -23,13 +23,11 @@ from freemoe.core.files import notify_watchers
 from freemoe.models.checkpoints.saving import save_checkpoint
 from freemoe.models.sublayers import DecoderSublayers, find_sublayers
 from freemoe.tomoe import modeling
-from freemoe.tomoe.structures.layout import contiguous_runs, union_order
+from freemoe.tomoe.structures.layout import union_order
 from freemoe.tomoe.structures.structure import (
     LayerStructure,
     Structure,
     ValueGateTensors,
-    active_parameters,
-    dense_parameters,
     require_structure_fits,
 )
 
@@ -106,8 +104,6 @@ def _plan_export(model: Any, structure: Structure, mode: str) -> tuple[Any, Any,
         "head_dim": sublayers[0].rotary.head_dim,
         # Queries and keys have fewer dimensions now, and are scaled as if they had all.
         "scale": sublayers[0].rotary.head_dim ** -0.5,
-        "active_parameters": active_parameters(structure, sublayers),
-        "dense_parameters": dense_parameters(sublayers),
         "layers": [make()[0] for make in layers.values()],
     }
     values = {k: v for k, v in model.config.to_dict().items() if k not in ("model_type", "architectures", "auto_map")}
@@ -177,7 +173,6 @@ def _convert_attention(
         "heads": len(heads),
         "kv_heads": len(groups),
         "query_width": len(queries),
-        "query_kept": int(layer.rotary.expand_bits(bits.float()).sum()),
         "turned": len(turned),
         "value_width": len(values),
         "value_keep": structure.value_width,
@@ -216,10 +211,7 @@ def _convert_mlp(
         tensors["up_bias"] = torch.stack([linear.bias[held] for linear in layer.up])
     if layer.down.bias is not None:
         tensors["down_bias"] = layer.down.bias
-    places = torch.zeros(len(experts), len(held), dtype=torch.bool)
-    for row, rows in zip(places, members, strict=True):
-        row[rows] = True
-    return {"neurons": len(held), "widths": widths, "runs": [len(contiguous_runs(row)) for row in places]}, tensors
+    return {"neurons": len(held), "widths": widths}, tensors
 
 
 def export_converted_model(

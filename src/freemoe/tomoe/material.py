@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +17,7 @@ from freemoe.evals.speed import prompt_lengths
 from freemoe.models.checkpoints.identity import SETTINGS
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.sublayers import DecoderSublayers, find_sublayers
-from freemoe.text.blocks import PackedBlocks, TextSplits, cut_passages, pack_blocks, row_texts, split_passages
+from freemoe.text.blocks import PackedBlocks, TextSplits, cut_passages, pack_blocks, split_passages
 from freemoe.text.documents import read_documents
 from freemoe.text.mixes import read_mix
 from freemoe.tomoe.recipe import ConvertRecipe
@@ -51,17 +50,6 @@ class ConversionContext:
         return self.train.select_rows(
             range(min(len(self.train), max(1, self.recipe.train.statistics_tokens // self.train.row_length)))
         )
-
-    @property
-    def timed_prompt_lengths(self) -> list[int]:
-        """Tokens of the prompts that are timed."""
-        return prompt_lengths(self.recipe.timing, self.model, self.test.row_length)
-
-    def seen_hashes(self) -> SeenHashes:
-        """Hashes of the training and held-out text: all of it, also where training stops before its end."""
-        parts = (row_texts(self.tokenizer, blocks) for blocks in (self.train, self.held_out))
-        texts = SeenHashes.from_texts(itertools.chain.from_iterable(parts), row_texts(self.tokenizer, self.test))
-        return texts.union_with(self.questions)
 
 
 def read_text(recipe: ConvertRecipe, tokenizer: Any) -> TextSplits:

@@ -18,7 +18,6 @@ from freemoe.kernels.attention import narrow_applies, narrow_causal
 from freemoe.kernels.experts import (
     ExpertNeurons,
     MLPWeights,
-    can_read_rows,
     grouped_experts,
     masked_by_lists,
     masked_experts,
@@ -289,10 +288,6 @@ class MixtureMLP(nn.Module):
         expert = route_tokens(tokens, self.router.weight, self.router.bias)
         return self.mixture(tokens, expert).view_as(x)
 
-    def weights(self) -> MLPWeights:
-        """The neurons, as the kernels take them."""
-        return MLPWeights(self.up, self.down, self.up_bias, self.down_bias, self.activation, self.activation_name)
-
     def plan(self) -> ExpertNeurons:
         """What the kernels know of the index lists; found at the first call, and again when they have changed."""
         key = (self.experts.data_ptr(), self.experts.device)
@@ -302,14 +297,14 @@ class MixtureMLP(nn.Module):
 
     def mixture(self, x: Tensor, expert: Tensor) -> Tensor:
         """Tokens (T, hidden) through the experts (T,), by the way that suits their number."""
-        weights = self.weights()
+        weights = MLPWeights(self.up, self.down, self.up_bias, self.down_bias, self.activation, self.activation_name)
         if torch.compiler.is_compiling() or torch.is_grad_enabled():
             return masked_by_lists(x, expert, weights, self.experts)
         if self.mode != "pseudo" and triton_available(x, weights):
             return triton_experts(x, expert, weights, self.experts)
         if self.mode == "pseudo" or x.device.type != "cpu":
             return masked_experts(x, expert, weights, self.plan().neuron_mask(x.dtype, x.device))
-        compiled, plan = can_read_rows(x, weights), self.plan()
+        compiled, plan = rows_available(x.dtype, weights.name), self.plan()
         # Copies of every expert's neurons together are no dense MLP.
         if compiled and len(x) < (plan.grouped if self.mode == "materialised" else plan.few):
             return rowwise_experts(x, expert, weights, plan)

@@ -27,9 +27,9 @@ from freemoe.core.run.places import executor_spec_of
 from freemoe.core.run.progress import Progress, default_progress
 from freemoe.distributed.executors import executor_of, require_place
 from freemoe.evals.guessing import text_against_guessing, vocabulary_of
-from freemoe.evals.held_out import keep_record
+from freemoe.evals.held_out import keep_text_record
 from freemoe.evals.keywords import resolve_recipe
-from freemoe.evals.speed import compare_prompts
+from freemoe.evals.speed import compare_prompts, prompt_lengths
 from freemoe.evals.text_score import score_text
 from freemoe.kernels.gates import route_tokens
 from freemoe.models.checkpoints.fingerprint import fingerprint_model
@@ -43,7 +43,7 @@ from freemoe.tomoe.artefact import read_files
 from freemoe.tomoe.card import model_card
 from freemoe.tomoe.devices import DistributedContext
 from freemoe.tomoe.export import export_converted_model
-from freemoe.tomoe.gates.train import TrainingHistory
+from freemoe.tomoe.gates.train import HISTORY_COLUMNS
 from freemoe.tomoe.material import ConversionContext, input_digests, prepare_context
 from freemoe.tomoe.measure.agreement import layer_inputs, mismatch_shares, require_agreement
 from freemoe.tomoe.recipe import ConvertRecipe
@@ -52,7 +52,7 @@ from freemoe.tomoe.structures.masked import apply_structure
 from freemoe.tomoe.structures.methods import (
     GATHERED,
     best_variant,
-    collect_statistics,
+    collect_activity,
     evaluate_structure,
     run_worker_rank,
     search_structure,
@@ -133,11 +133,10 @@ def _run_conversion(
     rivals = _score_baselines(context) if recipe.rivals and recipe.method == "tomoe" else {}
     scores |= {name: score for name, (score, _) in rivals.items()}
     parameters = parameter_summary(context, structure)
-    folder = run.partial
-    usage, model_type = _expert_usage(context, structure), context.model.config.model_type
+    folder, usage = run.partial, _expert_usage(context, structure)
     speed = _export_and_time(context, structure, folder)
     result = {
-        "base": {"name": recipe.model, "fingerprint": base, "model_type": model_type},
+        "base": {"name": recipe.model, "fingerprint": base, "model_type": context.model.config.model_type},
         "blocks": {
             "length": context.train.row_length,
             **{part: getattr(context, part).num_tokens for part in ("train", "held_out", "test")},
@@ -162,7 +161,7 @@ def _run_conversion(
         **speed,
         "scores": scores,
         "rivals": {name: variant for name, (_, variant) in rivals.items()},
-        "history": {"columns": list(TrainingHistory.columns), "rows": history},
+        "history": {"columns": list(HISTORY_COLUMNS), "rows": history},
         "held_out_curve": curve,
     }
     write_atomic(folder / STRUCTURE, save(to_tensors(structure)))
@@ -171,7 +170,9 @@ def _run_conversion(
         base_fingerprint=base,
         result=result,
         manifest={IDENTITY: settings},
-        seen=keep_record(folder, context.seen_hashes()),
+        seen=keep_text_record(
+            folder, context.tokenizer, (context.train, context.held_out), context.test, context.questions
+        ),
         reported=row_texts(context.tokenizer, context.test),
         cost={"model_bytes": sum(p.stat().st_size for p in models)},
     )
@@ -180,7 +181,7 @@ def _run_conversion(
 def _score_baselines(context: ConversionContext) -> dict[str, tuple[dict[str, Any], dict[str, float]]]:
     """Every rival, from the journal where workers have done it by now."""
     if executor_spec_of(context.recipe).is_parallel:
-        collect_statistics(context)
+        collect_activity(context)  # before the workers, which all look at it
         known = {"recipe": context.recipe.model_dump(mode="json")}
         work = f"{__name__}:{work_ahead.__name__}"
         with (
@@ -284,7 +285,8 @@ def _export_and_time(context: ConversionContext, structure: Structure, folder: P
     ids = context.test.ids[:1, :COMPARED].to(device)
     with apply_structure(context.model, structure, context.sublayers):
         given, logits = layer_inputs(context.model, paths, ids)
-    timing, lengths = context.recipe.timing, context.timed_prompt_lengths
+    timing = context.recipe.timing
+    lengths = prompt_lengths(timing, context.model, context.test.row_length)
     if not lengths and provided_model(context.recipe.model) is None:
         # Nothing is left for it to do, and the two together would take twice the memory.
         context.model.to("meta")

@@ -25,11 +25,6 @@ class ParameterMean:
     steps: int = 0  # That were taken note of
     values: dict[str, Tensor] = field(default_factory=dict)  # The mean
 
-    @property
-    def last_decay(self) -> float:
-        """Of the last step: how much of the mean so far stayed. Never more than its steps bear, so nothing of zero is in it."""
-        return 1 - 1 / max(1.0, self.window * self.steps)
-
     @torch.no_grad()
     def update_mean(self) -> None:
         """Take note of the parameters after a step."""
@@ -37,8 +32,10 @@ class ParameterMean:
         if not self.values:
             self.values = {name: p.detach().clone() for name, p in self.parameters.items()}
             return
+        # How much of the mean so far stays: never more than its steps bear, so nothing of zero is in it.
+        decay = 1 - 1 / max(1.0, self.window * self.steps)
         for name, p in self.parameters.items():
-            self.values[name].lerp_(p, 1 - self.last_decay)
+            self.values[name].lerp_(p, 1 - decay)
 
     @contextmanager
     def use_mean(self) -> Iterator[None]:

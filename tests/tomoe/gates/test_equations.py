@@ -7,6 +7,7 @@ from transformers.models.llama.modeling_llama import rotate_half
 from freemoe.tomoe.gates.discretize import structure_of
 from freemoe.tomoe.gates.hypernetwork import RECURRENT
 from freemoe.tomoe.gates.losses import balance_loss, mask_union, union_loss
+from freemoe.tomoe.gates.train import HISTORY_COLUMNS
 from tests.tomoe.gates.test_train import PAPER, recipe, text, trainer
 
 STEP, TAU, B = 3, 0.4, 3.0
@@ -149,10 +150,9 @@ def test_a_step_descends_equation_10_by_adamw():
         terms = kl, size_term, sum(unions) / len(unions), sum(balances) / len(balances)
         loss = terms[0] + losses.size * terms[1] + losses.union * terms[2] + losses.balance * terms[3]
         loss.backward()
-    history = dict(zip(own.history.columns, own.history.rows[0], strict=True))
+    history = dict(zip(HISTORY_COLUMNS, own.history[0], strict=True))
     names = ("loss", "distillation", "size", "union", "balance", "active")
-    slow = (loss, *terms, active / total)
-    for name, value in zip(names, slow, strict=True):
+    for name, value in zip(names, (loss, *terms, active / total), strict=True):
         torch.testing.assert_close(history[name], value.item(), atol=1e-5, rtol=1e-5)
 
     # App. C: AdamW, rate 1e-3, weight decay 0.05. Its first step goes by g / |g|, which says nothing of a gradient of noise.

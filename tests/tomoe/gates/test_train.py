@@ -12,7 +12,7 @@ from freemoe.text.blocks import PackedBlocks
 from freemoe.tomoe.gates.discretize import equalise_widths, structure_of
 from freemoe.tomoe.gates.gating import _ExpertMask
 from freemoe.tomoe.gates.initialise import cluster_tokens, measure_layer_importance
-from freemoe.tomoe.gates.train import GateTrainer
+from freemoe.tomoe.gates.train import HISTORY_COLUMNS, GateTrainer
 from freemoe.tomoe.material import checkpoint_activations
 from freemoe.tomoe.recipe import ConvertRecipe
 from freemoe.tomoe.structures.structure import active_parameters, dense_parameters, require_structure_fits
@@ -71,9 +71,9 @@ def test_the_base_is_not_touched_and_gates_move(family):
 def test_an_exact_budget_holds_at_every_step_and_at_the_end(active):
     own = trainer(recipe(active=active))
     own.train_until(6)
-    column = own.history.columns.index("active")
-    assert all(active - 0.03 <= row[column] <= active + 1e-6 for row in own.history.rows)
-    assert finished(own)[1] == pytest.approx(own.history.rows[-1][column], abs=1e-6)
+    column = HISTORY_COLUMNS.index("active")
+    assert all(active - 0.03 <= row[column] <= active + 1e-6 for row in own.history)
+    assert finished(own)[1] == pytest.approx(own.history[-1][column], abs=1e-6)
 
 
 @pytest.mark.parametrize("active", [0.3, 0.5, 0.7])
@@ -174,8 +174,7 @@ def test_checkpointing_changes_no_gradient():
 def test_training_brings_the_model_nearer_to_the_dense_one():
     own = trainer(recipe(active=0.6, train={"steps": 60, "batch_tokens": 288, "offset_rate": 0.01}))
     own.train_until(60)
-    column = own.history.columns.index("distillation")
-    losses = [row[column] for row in own.history.rows]
+    losses = [row[HISTORY_COLUMNS.index("distillation")] for row in own.history]
     assert sum(losses[-10:]) / 10 < 0.92 * sum(losses[:5]) / 5
 
 
@@ -261,7 +260,7 @@ def test_the_texts_own_next_tokens_can_be_learned_instead_of_the_teachers():
     hook = own.model.base_model.register_forward_pre_hook(lambda module, args: calls.append(1))
     own.train_until(1)
     hook.remove()
-    assert own.history.rows[0][own.history.columns.index("distillation")] == pytest.approx(float(wanted), rel=1e-5)
+    assert own.history[0][HISTORY_COLUMNS.index("distillation")] == pytest.approx(float(wanted), rel=1e-5)
     assert len(calls) == 1, "no teacher is asked"
 
 

@@ -18,9 +18,6 @@ from freemoe.evals.sandbox.runner import Permission, pass_at_k, require_permissi
 
 log = logging.getLogger(__name__)
 
-TIMEOUT = 3.0
-"""Seconds for one program, as in the metric it stands for, but of CPU time rather than of a shared clock."""
-
 
 class SandboxedCodeEval:
     """Same call and same scores as the hub's ``code_eval``, run in the sandbox, only when allowed."""
@@ -46,7 +43,7 @@ class SandboxedCodeEval:
             self.warned = True
             log.warning("Bubblewrap does not start here, so nothing stands around generated programs but limits.")
         passed = [
-            [run_tests(f"{candidate}\n{test}", timeout=TIMEOUT, isolation=isolation).passed for candidate in candidates]
+            [run_tests(f"{candidate}\n{test}", isolation=isolation).passed for candidate in candidates]
             for test, candidates in zip(references, predictions, strict=True)
         ]
         scores = {

@@ -73,8 +73,9 @@ def run_tests(
     """Run one program, tests included; it passes iff it runs to its end without an exception.
 
     ``program``: Python source: the candidate followed by its tests. ``timeout``: seconds of CPU time for the program
-    itself; it gets three times that of wall clock. ``memory``: bytes of address space of each of its processes, and of
-    memory of all together. ``isolation``: ``none``: as an ordinary process of this user, with the limits alone.
+    itself, by default as many as the hub's ``code_eval`` gives of a shared clock; it gets three times that of wall clock.
+    ``memory``: bytes of address space of each of its processes, and of memory of all together. ``isolation``: ``none``: as
+    an ordinary process of this user, with the limits alone.
 
     Raises:
         SandboxError: When there is no sandbox on this system, or it cannot start.

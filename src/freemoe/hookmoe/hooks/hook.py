@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -156,21 +157,18 @@ def new_hooks(
 def _attach_hook(layer: MoELayer, hook: Hook, scope: str, position: str) -> AbstractContextManager[None]:
     if position == "parallel":
         # Shared experts add to the same sum, so the scope makes no difference here.
-        return forward_hook(layer.block, _make_parallel_hook(hook))
+        return forward_hook(layer.block, partial(_add_shift, hook))
     if scope == "block":
         return forward_pre_hook(layer.block, lambda module, args: (hook(args[0]), *args[1:]))
     gate, experts = _before_both(hook)
     return combined_hooks(forward_pre_hook(layer.gate, gate), forward_pre_hook(layer.experts, experts))
 
 
-def _make_parallel_hook(hook: Hook) -> Callable[..., Any]:
-    def add_shift(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        # GPT-OSS gives its router's scores too.
-        if isinstance(output, tuple):
-            return output[0] + hook.shift(args[0]).view_as(output[0]), *output[1:]
-        return output + hook.shift(args[0]).view_as(output)
-
-    return add_shift
+def _add_shift(hook: Hook, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+    # GPT-OSS gives its router's scores too.
+    if isinstance(output, tuple):
+        return output[0] + hook.shift(args[0]).view_as(output[0]), *output[1:]
+    return output + hook.shift(args[0]).view_as(output)
 
 
 def _before_both(hook: Hook) -> tuple[Callable[..., Any], Callable[..., Any]]:

@@ -34,10 +34,6 @@ class TeacherLogits:
         """Some rows; or the places where a (rows, length - 1) bool says so, in one row: (places, top)."""
         return TeacherLogits(self.tokens[which], self.logs[which], self.rest[which])
 
-    def to_device(self, device: torch.device) -> TeacherLogits:
-        """The same on a device."""
-        return TeacherLogits(*(t.to(device, non_blocking=True) for t in (self.tokens, self.logs, self.rest)))
-
 
 def top_of(logits: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
     """The most likely tokens, their log-probabilities, and that of the rest: logits (..., vocabulary)."""
@@ -79,8 +75,9 @@ def kl_from_teacher(teacher: TeacherLogits, logits: Tensor) -> Tensor:
     Over the teacher's kept tokens and the rest as one outcome, so never above the KL over the whole vocabulary.
     """
     logs = F.log_softmax(logits.float(), dim=-1)
-    index = teacher.tokens.to(logs.device).long()
-    theirs, rest = teacher.logs.to(logs.device), teacher.rest.to(logs.device)
+    said = (teacher.tokens, teacher.logs, teacher.rest)
+    tokens, theirs, rest = (part.to(logs.device, non_blocking=True) for part in said)
+    index = tokens.long()
     mine = logs.gather(-1, index)
     found = (theirs.exp() * (theirs - mine)).sum(-1)
     if index.shape[-1] < logs.shape[-1]:

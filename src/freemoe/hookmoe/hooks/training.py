@@ -232,9 +232,7 @@ class _CompensationLoss:
         if self.schedule.loss == "lm":
             return summed_loss(ending, wanted)
         teacher = self.material.train_teacher[which][batch.prediction_mask()]
-        return summed_in_chunks(
-            ending, lambda rows, at: kl_from_teacher(teacher[at].to_device(rows.device), ending.logits(rows)).sum()
-        )
+        return summed_in_chunks(ending, lambda rows, at: kl_from_teacher(teacher[at], ending.logits(rows)).sum())
 
     def held_out(self) -> float:
         with apply_plan(self.model, self.plan, self.rescale), self.compensation.attached(self.model):

@@ -23,6 +23,7 @@ from freemoe.hookmoe.measure import measure_quality
 from freemoe.hookmoe.plans.apply import apply_plan
 from freemoe.hookmoe.plans.dynamic import (
     RULES,
+    act_of,
     apply_rule,
     naee_thresholds,
     ramp_thresholds,
@@ -158,15 +159,14 @@ def compare_plans(
         checkpoint = run.unit_state(unit_of(way)) if run and way.plan is not None else NO_CHECKPOINT
         with apply_variant(model, way, thresholds, rescale) as counts:
             quality = measure_quality(model, blocks, given, checkpoint)
-        act = {str(n): executed / tokens for n, (executed, tokens) in counts.items()}
         how: dict[str, Any] = {"plan": list(way.plan.ks)} if way.plan is not None else {}
         if thresholds is not None:
             how = {"thresholds": {str(n): t for n, t in thresholds.items()}}
         return {
             "name": way.name,
             **how,
-            "act": sum(act.values()) / len(act),
-            "act_per_layer": act,
+            "act": act_of(counts),
+            "act_per_layer": {str(n): executed / tokens for n, (executed, tokens) in counts.items()},
             "loss": quality.mean_ce,
             "kl": quality.mean_kl,
             "accuracy": 100 * quality.accuracy,

@@ -78,11 +78,6 @@ def require_plain(name: str, config: Any) -> None:
         raise FamilyError(f"{name} is quantised ({method}{bits}), and quantised experts cannot be trimmed. {_PLAIN}")
 
 
-def mixture_families() -> list[str]:
-    """Names of the families that have a gate."""
-    return [name for name in FAMILIES if FAMILIES.get(name).gate is not None]
-
-
 def moe_layers(model: Any) -> list[MoELayer]:
     """List the mixture layers of a model; dense layers of a mixture model are left out.
 
@@ -91,9 +86,10 @@ def moe_layers(model: Any) -> list[MoELayer]:
     """
     family = family_of(model)
     if family.gate is None or family.experts is None:
+        mixtures = [name for name in FAMILIES if FAMILIES.get(name).gate is not None]
         raise FamilyError(
             f"{type(model).__name__} is of the family {family.name!r}, which is dense: it has no router whose experts per "
-            f"token could be cut. Families with a router: {', '.join(mixture_families())}."
+            f"token could be cut. Families with a router: {', '.join(mixtures)}."
         )
     path, layers = find_layers(model, family)
     found = []

@@ -9,16 +9,12 @@ from __future__ import annotations
 import sys
 
 import numpy as np
+from llvmlite import ir
+from numba import carray, types
+from numba.core import cgutils
+from numba.extending import intrinsic, overload
 
 from freemoe.kernels.row_loops import as_float32, jit
-
-try:
-    from llvmlite import ir
-    from numba import carray, types
-    from numba.core import cgutils
-    from numba.extending import intrinsic, overload
-except ImportError as error:
-    raise ImportError("numba is not installed") from error
 
 ROWS = 64
 """Rows of a block."""

@@ -16,10 +16,7 @@ import torch
 from torch import Tensor
 
 from freemoe.kernels.optional import falls_back_to, importable, triton_takes
-from freemoe.kernels.rows import in_threads, memory_of
-
-DTYPES = (torch.float32, torch.bfloat16)
-"""What the compiled loops read on the CPU."""
+from freemoe.kernels.rows import DTYPES, in_threads, memory_of
 
 MOST_COLUMNS = 1 << 16
 """Places are held in 16 bits: a matrix has at most so many columns."""

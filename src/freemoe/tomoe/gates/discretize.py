@@ -22,8 +22,7 @@ from freemoe.tomoe.structures.structure import (
     LayerStructure,
     Structure,
     ValueGateTensors,
-    active_parameters,
-    dense_parameters,
+    active_share,
 )
 from freemoe.training.straight_through import MEDIAN_NOISE
 
@@ -95,13 +94,12 @@ def _structure_at_share(trainer: GateTrainer, logits: Sequence[LayerLogits], hel
         keep = [round(float(total[number]) / tokens) for total in above]
         return _read_structure(trainer, replace(trainer.gating, recipe=moved), logits, None, None, keep)
 
-    def active_share(structure: Structure) -> float:
-        return active_parameters(structure, sublayers) / dense_parameters(sublayers)
-
     # The higher the threshold, the less is kept: the first one at or below the share is found by halving.
-    first = bisect.bisect_left(range(len(places)), -share, key=lambda number: -active_share(read_above(number)))
+    first = bisect.bisect_left(
+        range(len(places)), -share, key=lambda number: -active_share(read_above(number), sublayers)
+    )
     near = [read_above(number) for number in (first - 1, first) if 0 <= number < len(places)]
-    return min(near, key=lambda structure: abs(active_share(structure) - share))
+    return min(near, key=lambda structure: abs(active_share(structure, sublayers) - share))
 
 
 def _read_structure(

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -65,8 +66,8 @@ def cluster_tokens(
     """
     inputs: dict[int, list[Tensor]] = {layer.number: [] for layer in sublayers}
 
-    def make_input_hook(number: int) -> Callable[..., None]:
-        return lambda module, args: inputs[number].append(args[0].detach().float().flatten(0, -2).cpu())
+    def keep_input(number: int, module: nn.Module, args: Any) -> None:
+        inputs[number].append(args[0].detach().float().flatten(0, -2).cpu())
 
     needed = max(1, -(-CLUSTERED_TOKENS // blocks.row_length))
 
@@ -74,7 +75,7 @@ def cluster_tokens(
         inputs.update({int(number): [rows] for number, rows in state.items()})
 
     with (
-        combined_hooks(*(forward_pre_hook(layer.up[0], make_input_hook(layer.number)) for layer in sublayers)),
+        combined_hooks(*(forward_pre_hook(layer.up[0], partial(keep_input, layer.number)) for layer in sublayers)),
         torch.no_grad(),
     ):
         read = blocks.select_rows(range(min(needed, len(blocks)))).iter_batches()
@@ -189,9 +190,6 @@ class _ImportanceSums:
 
             on_gradient(x, add_value_gradient)
 
-        def on_value(module: nn.Module, args: Any, output: Tensor) -> None:
-            track_value(output)
-
         def on_mlp(module: nn.Module, args: Any) -> None:
             self._expert = route_tokens(args[0].detach().flatten(0, -2), self.weight, self.bias)
 
@@ -209,7 +207,7 @@ class _ImportanceSums:
         return combined_hooks(
             forward_hook(layer.q, on_query),
             forward_hook(layer.k, on_query),
-            forward_hook(layer.v, on_value),
+            forward_hook(layer.v, lambda module, args, output: track_value(output)),
             forward_pre_hook(layer.o, lambda module, args: track_value(args[0])),
             forward_pre_hook(layer.up[0], on_mlp),
             forward_pre_hook(layer.down, on_down),

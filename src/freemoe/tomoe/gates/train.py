@@ -7,7 +7,6 @@ seed and the number alone, so that a run that goes on from a saved state ends li
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,6 +32,9 @@ from freemoe.training.descent import check_finite, cosine_decay, optimizer_step
 from freemoe.training.mean import ParameterMean
 from freemoe.training.states import State, load_optimizer, optimizer_state, pack_state, unpack_state
 
+HISTORY_COLUMNS = ("loss", "distillation", "size", "union", "balance", "active", "target")
+"""What every finished step says: the columns of a trainer's history."""
+
 
 def base_rate(settings: TrainSection) -> float:
     """The learning rate of all but the offsets: in a long training smaller, so that routers go as far in all.
@@ -41,18 +43,6 @@ def base_rate(settings: TrainSection) -> float:
     """
     longer = settings.steps / settings.rate_steps if settings.rate_steps else 1.0
     return settings.rate / max(1.0, longer)
-
-
-@dataclass
-class TrainingHistory:
-    """What every finished step said: one row per step, (steps, columns)."""
-
-    columns = ("loss", "distillation", "size", "union", "balance", "active", "target")
-    rows: list[list[float]] = field(default_factory=list)
-
-    def to_tensor(self) -> Tensor:
-        """All rows, as (steps, columns) float64."""
-        return torch.tensor(self.rows, dtype=torch.float64).reshape(len(self.rows), len(self.columns))
 
 
 class GateTrainer:
@@ -81,7 +71,7 @@ class GateTrainer:
         self.optimizer = torch.optim.AdamW(groups, weight_decay=recipe.train.weight_decay)
         self._rates = [g["lr"] for g in groups]
         self.step = 0
-        self.history = TrainingHistory()
+        self.history: list[list[float]] = []  # One row per finished step
         self.mean = ParameterMean(dict(named), recipe.train.mean_window)
         self._profiles: list[LogitProfile] = []
 
@@ -100,7 +90,8 @@ class GateTrainer:
 
     def to_state(self) -> State:
         """Everything that the next step depends on."""
-        own = {"step": torch.tensor(self.step), "history": self.history.to_tensor()}
+        history = torch.tensor(self.history, dtype=torch.float64).reshape(len(self.history), len(HISTORY_COLUMNS))
+        own = {"step": torch.tensor(self.step), "history": history}
         return {
             **pack_state("own", self.hypernetwork.state_dict()),
             **optimizer_state(self.optimizer),
@@ -114,7 +105,7 @@ class GateTrainer:
         load_optimizer(self.optimizer, state)
         self.mean.load_state(state)
         self.step = int(state["step"])
-        self.history = TrainingHistory(state["history"].tolist())
+        self.history = state["history"].tolist()
 
     def target_share(self, step: int) -> float:
         """The active share that a step trains for: it falls from one over the ramp, then stays."""
@@ -186,7 +177,7 @@ class GateTrainer:
             factor = cosine_decay(step, settings.steps, 0.1) if settings.schedule == "cosine" else 1.0
             rates = [rate * factor for rate in self._rates]
             optimizer_step(self.optimizer, [loss], step, rates=rates, change=self._average_gradients)
-        self.history.rows.append([*numbers, share])
+        self.history.append([*numbers, share])
 
     def _average_gradients(self) -> None:
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]

@@ -8,7 +8,8 @@ single ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -51,21 +52,15 @@ def mismatch_shares(
     shares: list[float] = []
     wanted = [*inputs[1:], logits]
 
-    def make_replace_hook(number: int) -> Callable[..., Any]:
-        def replace_input(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            return (inputs[number].to(args[0].device), *args[1:])
+    def replace_input(number: int, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (inputs[number].to(args[0].device), *args[1:])
 
-        return replace_input
-
-    def make_compare_hook(number: int) -> Callable[..., None]:
-        def compare_output(module: nn.Module, args: Any, output: Any) -> None:
-            shares.append(_mismatch_share(output[0] if isinstance(output, tuple) else output, wanted[number]))
-
-        return compare_output
+    def compare_output(number: int, module: nn.Module, args: Any, output: Any) -> None:
+        shares.append(_mismatch_share(output[0] if isinstance(output, tuple) else output, wanted[number]))
 
     layers = [exported.get_submodule(path) for path in paths]
-    given = [forward_pre_hook(layer, make_replace_hook(number)) for number, layer in enumerate(layers)]
-    seen = [forward_hook(layer, make_compare_hook(number)) for number, layer in enumerate(layers[:-1])]
+    given = [forward_pre_hook(layer, partial(replace_input, number)) for number, layer in enumerate(layers)]
+    seen = [forward_hook(layer, partial(compare_output, number)) for number, layer in enumerate(layers[:-1])]
     with combined_hooks(*given, *seen):
         found = exported(ids, use_cache=False).logits
     return [*shares, _mismatch_share(found, logits)]

@@ -38,12 +38,3 @@ def _greedy_pattern_order(patterns: Tensor) -> Tensor:
         here = int(distance.argmin())
         order.append(here)
     return torch.tensor(order)
-
-
-def contiguous_runs(members: Tensor) -> list[tuple[int, int]]:
-    """Places [begin, end) at which an expert's neurons lie next to each other.
-
-    ``members``: (u,) bool, in the order of memory.
-    """
-    edges = torch.diff(members.int(), prepend=torch.zeros(1).int(), append=torch.zeros(1).int())
-    return list(zip((edges == 1).nonzero().flatten().tolist(), (edges == -1).nonzero().flatten().tolist(), strict=True))

@@ -17,15 +17,14 @@ from freemoe.text.blocks import PackedBlocks
 from freemoe.tomoe.devices import DistributedContext
 from freemoe.tomoe.gates.discretize import structure_of
 from freemoe.tomoe.gates.initialise import WORTHS, LayerImportance, cluster_tokens, measure_layer_importance
-from freemoe.tomoe.gates.train import GateTrainer, TrainingHistory
+from freemoe.tomoe.gates.train import HISTORY_COLUMNS, GateTrainer
 from freemoe.tomoe.material import ConversionContext, prepare_context
 from freemoe.tomoe.recipe import ConvertRecipe
 from freemoe.tomoe.structures.masked import apply_structure
 from freemoe.tomoe.structures.rivals import LayerActivity, make_baseline, measure_activity
 from freemoe.tomoe.structures.structure import (
     Structure,
-    active_parameters,
-    dense_parameters,
+    active_share,
     dense_structure,
     from_tensors,
     require_structure_fits,
@@ -53,7 +52,7 @@ def search_structure(
     curve = _train_gates(context, trainer)
     structure = from_tensors(run.run_tensor_unit(_best_candidate(recipe, curve), lambda: _raise_missing_state(run)))
     require_structure_fits(structure, context.sublayers)
-    return structure, trainer.history.rows, curve
+    return structure, trainer.history, curve
 
 
 def run_worker_rank(recipe: ConvertRecipe, devices: DistributedContext) -> None:
@@ -150,7 +149,7 @@ def _train_gates(context: ConversionContext, trainer: GateTrainer) -> list[dict[
         for name in (named for named, _, _ in _scored_candidates(curve) if named != best):
             run.delete_tensors(name)
         if mark:
-            latest = dict(zip(TrainingHistory.columns, trainer.history.rows[-1], strict=True))
+            latest = dict(zip(HISTORY_COLUMNS, trainer.history[-1], strict=True))
             context.progress.say(
                 f"step {mark}: active {latest['active']:.3f}, KL {latest['distillation']:.4f}, balance "
                 f"{latest['balance']:.3f}, held-out perplexity {point['perplexity']:.3f} at {point['active']:.3f} active"
@@ -179,7 +178,7 @@ def _score_candidate(
     )
     with apply_structure(context.model, structure, context.sublayers):
         score = score_text(context.model, context.held_out, checkpoint=checkpoint)
-    share = active_parameters(structure, context.sublayers) / dense_parameters(context.sublayers)
+    share = active_share(structure, context.sublayers)
     return {"perplexity": score.perplexity, "accuracy": score.accuracy, "active": share}
 
 
@@ -226,8 +225,8 @@ def evaluate_structure(
     return context.own_run.run_unit(unit, compute_score)
 
 
-def _cached_activity(context: ConversionContext) -> list[LayerActivity]:
-    """What all rivals look at: one pass over the text of the statistics, kept."""
+def collect_activity(context: ConversionContext) -> list[LayerActivity]:
+    """What all rivals look at: one pass over the text of the statistics, kept in the run's folder."""
     names = [field.name for field in fields(LayerActivity)]
 
     def compute_activity() -> dict[str, Tensor]:
@@ -245,14 +244,9 @@ GATHERED = ("clusters", "activity")
 """Units whose tensors all rivals look at."""
 
 
-def collect_statistics(context: ConversionContext) -> None:
-    """Have what all rivals look at in the run's folder."""
-    _cached_activity(context)
-
-
 def best_variant(context: ConversionContext, method: str) -> tuple[Structure, dict[str, float]]:
     """A rival with the attention whole and with the attention pruned like the rest: the better on held-out text."""
-    routers, activity = _cached_clusters(context), _cached_activity(context)
+    routers, activity = _cached_clusters(context), collect_activity(context)
     found = []
     for attention in (1.0, context.recipe.active):
         structure = make_baseline(method, context.sublayers, activity, routers, context.recipe.active, attention)
@@ -261,5 +255,5 @@ def best_variant(context: ConversionContext, method: str) -> tuple[Structure, di
         )
         found.append((score[f"perplexity@{score['length']}"], attention, structure))
     _, attention, structure = min(found, key=lambda entry: entry[0])
-    share = active_parameters(structure, context.sublayers) / dense_parameters(context.sublayers)
+    share = active_share(structure, context.sublayers)
     return structure, {"attention": attention, "active": share}

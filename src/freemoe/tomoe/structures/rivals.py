@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -85,11 +86,8 @@ def _collect_activity(
 ) -> AbstractContextManager[None]:
     now: dict[str, Tensor] = {}
 
-    def make_sum_hook(into: Tensor) -> Callable[..., None]:
-        def add_absolute_values(module: Any, args: Any, output: Tensor) -> None:
-            into.add_(output.float().abs().unflatten(-1, (-1, len(into))).flatten(0, -2).sum(dim=0))
-
-        return add_absolute_values
+    def add_absolute_values(into: Tensor, module: Any, args: Any, output: Tensor) -> None:
+        into.add_(output.float().abs().unflatten(-1, (-1, len(into))).flatten(0, -2).sum(dim=0))
 
     def on_mlp(module: Any, args: Any) -> None:
         now["expert"] = route_tokens(args[0].flatten(0, -2), weight, bias)
@@ -99,9 +97,9 @@ def _collect_activity(
         sums.tokens.add_(torch.bincount(now["expert"], minlength=len(weight)))
 
     return combined_hooks(
-        forward_hook(layer.q, make_sum_hook(sums.queries)),
-        forward_hook(layer.k, make_sum_hook(sums.keys)),
-        forward_hook(layer.v, make_sum_hook(sums.values)),
+        forward_hook(layer.q, partial(add_absolute_values, sums.queries)),
+        forward_hook(layer.k, partial(add_absolute_values, sums.keys)),
+        forward_hook(layer.v, partial(add_absolute_values, sums.values)),
         forward_pre_hook(layer.up[0], on_mlp),
         forward_pre_hook(layer.down, on_down),
     )

@@ -155,6 +155,11 @@ def dense_parameters(sublayers: Sequence[DecoderSublayers]) -> int:
     return sum(linear_parameters(s, s.rotary.head_dim, s.rotary.head_dim, s.intermediate_size) for s in sublayers)
 
 
+def active_share(structure: Structure, sublayers: Sequence[DecoderSublayers]) -> float:
+    """The share of these weights that a token uses."""
+    return active_parameters(structure, sublayers) / dense_parameters(sublayers)
+
+
 Width = TypeVar("Width", int, Tensor)
 
 

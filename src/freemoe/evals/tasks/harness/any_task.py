@@ -8,8 +8,8 @@ rendered question with its right answer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -94,14 +94,9 @@ def _load_config(task: TaskName, listed: ListedTask) -> dict[str, Any]:
     """The task's configuration, once everything is refused that its file alone gives away."""
     if reason := _refusal_reason(listed.config):
         raise DataError(f"Task {task.spec!r}: {reason}")
-    try:
+    # A module beside the YAML, or what it imports.
+    with _task_errors(task, f"{listed.yaml} names functions that cannot be loaded"):
         config = official_config(str(listed.yaml))
-    except FreeMoEError:
-        raise
-    except Exception as error:  # a module beside the YAML, or what it imports
-        raise DataError(
-            f"Task {task.spec!r}: {listed.yaml} names functions that cannot be loaded ({_error_line(error)})."
-        ) from error
     shots = config.get("fewshot_config")
     return {**config, "fewshot_config": dict(shots) if isinstance(shots, Mapping) else {}}
 
@@ -176,12 +171,8 @@ def _load_rows(task: TaskName, config: Mapping[str, Any], sources: SplitSources,
         process = config.get("process_docs")
         if split == sources.shots and split not in (*sources.reference_splits, sources.reported):
             process = config["fewshot_config"].get("process_docs") or process
-        try:
+        with _task_errors(task, f"its function for the split {split!r} fails"):
             rows = [dict(row) for row in (process(data[split]) if process else data[split])]
-        except Exception as error:
-            raise DataError(
-                f"Task {task.spec!r}: its function for the split {split!r} fails ({_error_line(error)})."
-            ) from error
         if not rows:
             raise DataError(f"Task {task.spec!r}: its split {split!r} has no document.")
         wanted = (
@@ -226,7 +217,8 @@ def _make_benchmark(
     bare = BenchmarkSpec(name=LM_EVAL + wanted.name, kind=kind, local=sources, key=lambda row: (), filter=filter_name)
     view = LmEvalSubtask(bare, config, "", False, 0)
     view.rows = {"reported": [(f"{sources.reported}:0", rows[0])]}
-    try:
+    # A template, a missing column, a metric that is fetched.
+    with _task_errors(wanted, "lm-eval cannot render its first document"):
         task = view.lm_eval_task
         metric, said, config["metric_list"] = _choose_metric(wanted, task, config.get("metric_list"))
         if task.multiple_input:
@@ -242,12 +234,6 @@ def _make_benchmark(
             return known[id(row)][1]
 
         key(rows[0])
-    except FreeMoEError:
-        raise
-    except Exception as error:  # a template, a missing column, a metric that is fetched
-        raise DataError(
-            f"Task {wanted.spec!r}: lm-eval cannot render its first document ({_error_line(error)})."
-        ) from error
     gold = (lambda row: _gold_text(task, kind, row)) if kind == "generate" else None
     return replace(bare, metric=metric, key=key, gold=gold), config, said
 
@@ -292,14 +278,9 @@ def _check_grading(name: TaskName, task: LmEvalTask) -> None:
     documents = task.reference()[:1] or task.reported()[:1]
     for document in documents:
         responses = [document.reference] if document.kind == "generate" else [(-1.0, False)] * len(document.answers)
-        try:
+        # The task's own function, or a metric that is fetched.
+        with _task_errors(name, "lm-eval cannot grade its first document"):
             graded = task.grade(document, responses)
-        except FreeMoEError:
-            raise
-        except Exception as error:  # the task's own function, or a metric that is fetched
-            raise DataError(
-                f"Task {name.spec!r}: lm-eval cannot grade its first document ({_error_line(error)})."
-            ) from error
         value = graded.get(task.metric)
         if value is None or not 0 <= value <= 1:
             seen = ", ".join(f"{metric} {figure:g}" for metric, figure in graded.items()) or "no figure"
@@ -307,6 +288,17 @@ def _check_grading(name: TaskName, task: LmEvalTask) -> None:
                 f"Task {name.spec!r}: its metric {task.metric} must be a share from 0 to 1 for every document; lm-eval makes of the "
                 f"first: {seen}."
             )
+
+
+@contextmanager
+def _task_errors(task: TaskName, problem: str) -> Iterator[None]:
+    """While open, an error of another package becomes a `DataError` that names the task and the problem."""
+    try:
+        yield
+    except FreeMoEError:
+        raise
+    except Exception as error:
+        raise DataError(f"Task {task.spec!r}: {problem} ({_error_line(error)}).") from error
 
 
 def _error_line(error: Exception) -> str:
