@@ -21,6 +21,7 @@ from freemoe.report.figures.drawing import (
 )
 from freemoe.report.palette import CONTROL, EXPERT, INK, RIVAL, SOFT
 
+_COLOURS = {"units": EXPERT, "random": CONTROL}
 _MARKERS = {"units": "o", "wanda": "s", "taylor": "v", "activation": "D", "random": "^"}
 _DASHES = {"wanda": "-", "taylor": "--", "activation": ":"}
 _LABELS = {
@@ -32,11 +33,6 @@ _LABELS = {
 }
 
 _NARROWEST = 8.0
-
-
-def _line_look(name: str) -> dict[str, Any]:
-    colour = {"units": EXPERT, "random": CONTROL}.get(name, RIVAL)
-    return {"color": colour, "ls": _DASHES.get(name, "-"), "marker": _MARKERS.get(name, "P")}
 
 
 @report_figure(
@@ -55,7 +51,9 @@ def unit_curve(result: BuildResult, width: float = WIDE) -> Figure | None:
         # The legend needs room, even over one panel.
         figure.set_figwidth(max(figure.get_figwidth(), _NARROWEST))
     names = dict.fromkeys(["units", *(n for _, _, u in shown for p in u["points"] for n in p["rivals"])])
-    looks = {name: _line_look(name) for name in names}
+    looks: dict[str, dict[str, Any]] = {
+        n: {"color": _COLOURS.get(n, RIVAL), "ls": _DASHES.get(n, "-"), "marker": _MARKERS.get(n, "P")} for n in names
+    }
     for place, (domain, subdomain, units) in zip(axes, shown, strict=True):
         text = domain.is_text
         home = 1.0 if text else 0.0
