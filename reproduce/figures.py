@@ -22,10 +22,10 @@ from freemoe.report.figures.drawing import (
     legend_above,
     make_panels,
     new_figure,
+    report_style,
     set_bottom_label,
     set_panel_title,
     to_svg,
-    with_report_style,
 )
 from freemoe.report.palette import FAINT, INK, SHADE, SOFT, light_colour, theme_css
 
@@ -62,7 +62,7 @@ def _legend(figure: Figure, looks: Mapping[str, Mapping[str, Any]]) -> None:
     )
 
 
-@with_report_style
+@report_style()
 def curves(found: Mapping[str, Curves], x: str, y: str, level: Mapping[str, float] | None = None) -> Figure | None:
     """Curves of several series (MoDE Fig. 1 and 5): title -> series -> points; ``level``: title -> a dashed line, such as the base."""
     if not any(points for panel in found.values() for points in panel.values()):
@@ -85,7 +85,7 @@ def curves(found: Mapping[str, Curves], x: str, y: str, level: Mapping[str, floa
     return figure
 
 
-@with_report_style
+@report_style()
 def boxes(found: Mapping[str, Mapping[str, Sequence[float]]], x: str) -> Figure | None:
     """Box plots (MoDE Fig. 4): title -> label -> lowest, lower quarter, median, upper quarter, highest."""
     if not any(found.values()):
@@ -111,7 +111,7 @@ def boxes(found: Mapping[str, Mapping[str, Sequence[float]]], x: str) -> Figure 
     return figure
 
 
-@with_report_style
+@report_style()
 def bars(found: Mapping[str, Bars], y: str) -> Figure | None:
     """Bars with intervals (Free-MoE Fig. 5): title -> category -> series -> value, low, high."""
     shown = {title: panel for title, panel in found.items() if panel}
@@ -146,7 +146,7 @@ def _bars(axes: Axes, panel: Bars, looks: Mapping[str, Mapping[str, Any]]) -> No
     axes.margins(y=0.12)
 
 
-@with_report_style
+@report_style()
 def radars(found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Figure | None:
     """Radars (Free-MoE Fig. 4): title -> series -> spoke -> value."""
     shown = {title: panel for title, panel in found.items() if panel}

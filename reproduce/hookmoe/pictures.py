@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from freemoe.report.figures.drawing import draw_heatmap, new_figure, set_panel_title, with_report_style
+from freemoe.report.figures.drawing import draw_heatmap, new_figure, report_style, set_panel_title
 from reproduce.figures import WHO, as_file, bars, curves, points, value
 from reproduce.hookmoe.work import GROUPS
 from reproduce.scoring import AVERAGE
@@ -20,7 +20,7 @@ def sweep(filled: Filled) -> str:
     return as_file(_sweep(filled), filled)
 
 
-@with_report_style
+@report_style()
 def _sweep(filled: Filled) -> Figure:
     figure = new_figure(10.0, 4.2)
     for axes, who in zip(figure.subplots(1, 2), WHO, strict=True):
@@ -46,7 +46,7 @@ def _sweep(filled: Filled) -> Figure:
 def speeds(filled: Filled) -> str:
     """Figure 3: bars of the two ratios."""
     found = {
-        row["label"]: {c: (shown,) * 3 for c in ("TTFT", "ITL") if (shown := value(row, c)) is not None}
+        row["label"]: {c: (shown, shown, shown) for c in ("TTFT", "ITL") if (shown := value(row, c)) is not None}
         for row in filled["rows"]
     }
     return as_file(bars({"ours": found}, "full over trimmed"), filled)

@@ -21,7 +21,7 @@ def widths(filled: Filled) -> str:
 
 def boxes(filled: Filled) -> str:
     """Figure 8: a box per depth."""
-    rows = {row["label"]: [value(row, column) for column in filled["columns"]] for row in filled["rows"] if row["ours"]}
+    rows = {row["label"]: [row["ours"][c]["value"] for c in filled["columns"]] for row in filled["rows"] if row["ours"]}
     return as_file(figures.boxes({"ours": rows} if rows else {}, "width of experts, % of the layer's"), filled)
 
 
@@ -43,7 +43,7 @@ def dynamics(filled: Filled) -> str:
 def ablation(filled: Filled) -> str:
     """Figure 6c: a bar per setting."""
     found = {row["label"]: value(row, "Average") for row in filled["rows"]}
-    bars = {label: {"mean score": (shown,) * 3} for label, shown in found.items() if shown is not None}
+    bars = {label: {"mean score": (shown, shown, shown)} for label, shown in found.items() if shown is not None}
     return as_file(figures.bars({"ours": bars}, "Average, %"), filled)
 
 

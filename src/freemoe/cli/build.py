@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 from freemoe.cli import options
 from freemoe.cli.common import CommandOutput, parse_numbers
 from freemoe.cli.flags import SHARED, SIDE_BY_SIDE, RecipeCommand, RecipeFlag, flags_of, model_argument
@@ -42,7 +40,7 @@ def _parse_counts(text: str) -> int | dict[str, int]:
         raise RecipeError(f"--subdomains is {text!r}; write a number, or one per domain: math=8,code=3") from None
 
 
-def run_recipe(recipe: BuildRecipe, *, overwrite: bool, resume: bool, shown: CommandOutput) -> Path:
+def run_recipe(recipe: BuildRecipe, *, overwrite: bool, resume: bool, shown: CommandOutput) -> None:
     """Run a build, write its report, print what was found."""
     from freemoe.artefacts import write_page
     from freemoe.domain_experts.pipeline import build
@@ -55,7 +53,6 @@ def run_recipe(recipe: BuildRecipe, *, overwrite: bool, resume: bool, shown: Com
 
     result = read_result(folder, BuildResult)
     shown.print_result("build", folder, result.notes + headlines(result), lambda: [summary_table(result)])
-    return folder
 
 
 FLAGS = flags_of(

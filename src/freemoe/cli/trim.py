@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import typer
 
 from freemoe.cli.common import CommandOutput
@@ -68,7 +66,7 @@ FLAGS = flags_of(
 )
 
 
-def run_recipe(recipe: TrimRecipe, *, overwrite: bool, resume: bool, shown: CommandOutput) -> Path:
+def run_recipe(recipe: TrimRecipe, *, overwrite: bool, resume: bool, shown: CommandOutput) -> None:
     """Run a trim, draw its Pareto list, print what was found."""
     from freemoe.hookmoe.pipeline import trim
     from freemoe.hookmoe.plans.plan_figures import PLANS
@@ -77,7 +75,6 @@ def run_recipe(recipe: TrimRecipe, *, overwrite: bool, resume: bool, shown: Comm
     folder = trim(recipe, progress=shown.make_progress(), overwrite=overwrite, resume=resume, page=write_pages)
     picture = folder / PLANS
     shown.print_artefact("trim", folder, plans=picture if picture.exists() else None)
-    return folder
 
 
 COMMAND = RecipeCommand(

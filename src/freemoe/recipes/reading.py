@@ -20,11 +20,6 @@ MOST_PROBLEMS = 50  # Problems of one recipe that are told; of the others, their
 MOST_DEEP = 8  # Names in a path of ``--set``
 
 
-def recipe_types() -> dict[str, type[Any]]:
-    """Every command that runs a recipe, and its class: a row of `freemoe.systems` each, and the evaluation."""
-    return {system.command: system.recipe_type for system in map(SYSTEMS.get, SYSTEMS)} | {"eval": EvalRecipe}
-
-
 def recipe_from(data: object, source: str = "recipe") -> Recipe:
     """Check a mapping and return the recipe it describes.
 
@@ -34,7 +29,7 @@ def recipe_from(data: object, source: str = "recipe") -> Recipe:
     if not isinstance(data, dict):
         raise RecipeError(f"{source}: a recipe is a mapping of names to values, got {type(data).__name__}.")
     command = data.get("command", "build")
-    known = recipe_types()
+    known = {system.command: system.recipe_type for system in map(SYSTEMS.get, SYSTEMS)} | {"eval": EvalRecipe}
     if not isinstance(command, str) or command not in known:
         raise RecipeError(f"{source}: command is {command!r}; allowed: {', '.join(known)}.")
     kind = known[command]

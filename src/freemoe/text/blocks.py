@@ -117,7 +117,7 @@ def cut_passages(documents: Sequence[str], characters: int = PASSAGE_CHARACTERS)
             found += [article] if article.strip() else []
             continue
         current = ""
-        for piece in split_paragraphs([article]):
+        for piece in split_paragraphs(article):
             current += piece
             if len(current) >= characters:
                 found.append(TextPassage(current, article.about, article.group))

@@ -33,28 +33,23 @@ def read_json_lines(path: Path) -> list[tuple[int, Any]]:
     return [(number, parse_json(line, f"{path}:{number}")) for number, line in lines if line.strip()]
 
 
-def split_paragraphs(documents: Sequence[str]) -> list[str]:
-    """Cut documents into paragraphs at blank lines, or at line ends where a document has no blank line.
-
-    Joined again they give the documents' text; every document but the last is made to end in a blank line.
-    """
+def split_paragraphs(text: str) -> list[str]:
+    """Cut a text into paragraphs at blank lines, or at line ends where it has no blank line; joined again they give the text."""
     found: list[str] = []
-    for place, document in enumerate(documents):
-        text = document if place == len(documents) - 1 else document.rstrip("\n") + "\n\n"
-        lines = text.splitlines(keepends=True)
-        blanks = any(not line.strip() for line in lines[:-1])
-        current: list[str] = []
-        begun = ended = False
-        for line in lines:
-            blank = not line.strip()
-            # Blank lines belong to the paragraph above them.
-            if begun and not blank and (ended or not blanks):
-                found.append("".join(current))
-                current, begun = [], False
-            current.append(line)
-            begun, ended = begun or not blank, blank
-        if current:
+    lines = text.splitlines(keepends=True)
+    blanks = any(not line.strip() for line in lines[:-1])
+    current: list[str] = []
+    begun = ended = False
+    for line in lines:
+        blank = not line.strip()
+        # Blank lines belong to the paragraph above them.
+        if begun and not blank and (ended or not blanks):
             found.append("".join(current))
+            current, begun = [], False
+        current.append(line)
+        begun, ended = begun or not blank, blank
+    if current:
+        found.append("".join(current))
     return found
 
 

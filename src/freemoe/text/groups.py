@@ -146,7 +146,7 @@ def _find_articles(documents: Sequence[str]) -> tuple[list[str], str]:
     found = []
     for document in documents:
         found.append("")
-        for piece in split_paragraphs([document]):
+        for piece in split_paragraphs(document):
             if len(found[-1]) >= size:
                 found.append("")
             found[-1] += piece

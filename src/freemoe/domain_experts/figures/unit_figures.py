@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -20,6 +21,7 @@ from freemoe.report.figures.drawing import (
 )
 from freemoe.report.palette import CONTROL, EXPERT, INK, RIVAL, SOFT
 
+_COLOURS = {"units": EXPERT, "random": CONTROL}
 _MARKERS = {"units": "o", "wanda": "s", "taylor": "v", "activation": "D", "random": "^"}
 _DASHES = {"wanda": "-", "taylor": "--", "activation": ":"}
 _LABELS = {
@@ -31,14 +33,6 @@ _LABELS = {
 }
 
 _NARROWEST = 8.0
-
-
-def _ranking_colour(name: str) -> str:
-    return {"units": EXPERT, "random": CONTROL}.get(name, RIVAL)
-
-
-def _ranking_marker(name: str) -> str:
-    return _MARKERS.get(name, "P")
 
 
 @report_figure(
@@ -57,11 +51,14 @@ def unit_curve(result: BuildResult, width: float = WIDE) -> Figure | None:
         # The legend needs room, even over one panel.
         figure.set_figwidth(max(figure.get_figwidth(), _NARROWEST))
     names = dict.fromkeys(["units", *(n for _, _, u in shown for p in u["points"] for n in p["rivals"])])
+    looks: dict[str, dict[str, Any]] = {
+        n: {"color": _COLOURS.get(n, RIVAL), "ls": _DASHES.get(n, "-"), "marker": _MARKERS.get(n, "P")} for n in names
+    }
     for place, (domain, subdomain, units) in zip(axes, shown, strict=True):
         text = domain.is_text
         home = 1.0 if text else 0.0
         place.axhline(home, color=INK, ls="--", lw=1)
-        for name in names:
+        for name, look in looks.items():
             rows = [
                 (100 * p["share"], row["ratio" if text else "gain"])
                 for p in units["points"]
@@ -69,18 +66,10 @@ def unit_curve(result: BuildResult, width: float = WIDE) -> Figure | None:
             ]
             rows = [(x, seen) for x, seen in rows if math.isfinite(seen["mean"])]
             xs, means = [0.0, *(x for x, _ in rows)], [home, *(seen["mean"] for _, seen in rows)]
-            place.plot(
-                xs,
-                means,
-                color=_ranking_colour(name),
-                ls=_DASHES.get(name, "-"),
-                marker=_ranking_marker(name),
-                markersize=4,
-                lw=1.4,
-            )
+            place.plot(xs, means, **look, markersize=4, lw=1.4)
             if name == "units":
                 low, high = ([home, *(seen[end] for _, seen in rows)] for end in ("low", "high"))
-                place.fill_between(xs, low, high, color=_ranking_colour(name), alpha=0.18, lw=0)
+                place.fill_between(xs, low, high, color=look["color"], alpha=0.18, lw=0)
         if text:
             place.set_yscale("log")
             ratio_ticks(place.yaxis, *place.get_ylim())
@@ -89,11 +78,7 @@ def unit_curve(result: BuildResult, width: float = WIDE) -> Figure | None:
         title = f"loss below the margin up to {best:.1%} off" if best else "no share shown to be harmless"
         set_panel_title(place, subdomain.name, title if "margin" in units else "")
         place.grid()
-    looks = {
-        n: {"color": _ranking_colour(n), "ls": _DASHES.get(n, "-"), "marker": _ranking_marker(n), "markersize": 5}
-        for n in names
-    }
-    handles = [Line2D([], [], lw=1.4, label=_LABELS.get(n, n), **look) for n, look in looks.items()]
+    handles = [Line2D([], [], lw=1.4, markersize=5, label=_LABELS.get(n, n), **look) for n, look in looks.items()]
     legend_above(figure, [*handles, Line2D([], [], color=INK, ls="--", lw=1, label="base")])
     set_bottom_label(figure, "units off, per cent")
     kinds = {d.is_text for d, _, _ in shown}

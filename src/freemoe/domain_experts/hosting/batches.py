@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from freemoe.core.errors import DataError
-
-Key = TypeVar("Key")
 
 FORWARD_ALONE = {
     "past_key_values": None,
@@ -27,14 +25,6 @@ FORWARD_ALONE = {
 
 GENERATE_ALONE = {"past_key_values": None, "streamer": None, "return_dict_in_generate": False}
 """The same of a generation."""
-
-
-def rows_by_key(keys: Sequence[Key]) -> dict[Key, list[int]]:
-    """The rows that have each key (sequences by their experts), in order of first appearance."""
-    found: dict[Key, list[int]] = {}
-    for row, key in enumerate(keys):
-        found.setdefault(key, []).append(row)
-    return found
 
 
 def select_rows(inputs: dict[str, Any], rows: list[int], size: int) -> dict[str, Any]:

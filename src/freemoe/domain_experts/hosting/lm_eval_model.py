@@ -25,6 +25,7 @@ from freemoe.evals.engine.scorer import Scorer, TokenPair
 from freemoe.evals.held_out import read_record
 from freemoe.hub.fetch import HubAccess, fetch_artefact
 from freemoe.models.checkpoints.loading import load_base
+from freemoe.models.mixed.rows import rows_by_key
 
 # What a request may say about its generation: the rest would change greedy texts.
 SETTINGS = ("until", "max_gen_toks", "do_sample", "temperature", "top_p", "top_k", "min_p")
@@ -136,8 +137,7 @@ class FreeMoELM(TemplateLM):
     ) -> Iterator[tuple[int, Result]]:
         """Do work on the numbers of the requests that one expert answers, switching once per expert."""
         names = [self._route_context(context) for context in contexts]
-        for name in dict.fromkeys(names):
-            mine = [i for i, n in enumerate(names) if n == name]
+        for name, mine in rows_by_key(names).items():
             if self.moe is None:
                 yield from zip(mine, work(mine), strict=True)
                 continue

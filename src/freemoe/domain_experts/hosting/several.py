@@ -17,12 +17,12 @@ from freemoe.domain_experts.hosting.batches import (
     merge_generated,
     needing_one,
     require_one_expert,
-    rows_by_key,
     select_rows,
     special_tokens,
 )
 from freemoe.domain_experts.hosting.host import ExpertHost
 from freemoe.models.mixed.cost import worth_mixing
+from freemoe.models.mixed.rows import rows_by_key
 from freemoe.models.mixed.running import Strategy
 
 Several = Literal["auto", "swap", "grouped", "scratch", "fused"]

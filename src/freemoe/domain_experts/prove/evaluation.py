@@ -11,6 +11,7 @@ from freemoe.evals.engine.answering import AUTO, BASE
 from freemoe.evals.engine.evaluator import DocumentScore, Evaluator
 from freemoe.evals.evaluation import EvalTarget, Row, make_variant
 from freemoe.evals.tasks.documents import Document
+from freemoe.models.mixed.rows import rows_by_key
 from freemoe.recipes import EvalRecipe
 
 
@@ -40,8 +41,7 @@ def _routed_variant(moe: FreeMoE) -> Row:
         ids = [torch.tensor([evaluator.scorer.prompt_ids(d)]) for d in documents]
         names = [moe.route(i)[0][0] for i in ids]
         found: dict[int, DocumentScore] = {}
-        for name in dict.fromkeys(names):
-            mine = [i for i, n in enumerate(names) if n == name]
+        for name, mine in rows_by_key(names).items():
             with moe.expert(name):
                 found.update(zip(mine, evaluator.score([documents[i] for i in mine]), strict=True))
         return [found[i] for i in range(len(documents))], names

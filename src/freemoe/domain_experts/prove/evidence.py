@@ -26,6 +26,7 @@ from freemoe.evals.statistics import Interval, mean_of_means
 from freemoe.evals.summary import mean_scores, paired_gain, reported_metric, shared_figures, summarise_scores
 from freemoe.evals.tasks.documents import Document
 from freemoe.models.mask import Mask
+from freemoe.models.mixed.rows import rows_by_key
 from freemoe.models.weights import WeightMatrix
 
 # (unit name, what makes the mask, documents) -> scores
@@ -137,8 +138,8 @@ def domain_evidence(
 
 def _groups_by_task(documents: Sequence[Document]) -> dict[str, list[int]]:
     """Task -> its documents' places; empty for one task."""
-    names = dict.fromkeys(d.task for d in documents)
-    return {name: [i for i, d in enumerate(documents) if d.task == name] for name in names if len(names) > 1}
+    found = rows_by_key([d.task for d in documents])
+    return found if len(found) > 1 else {}
 
 
 def _best_row(

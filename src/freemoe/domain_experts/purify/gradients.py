@@ -187,16 +187,13 @@ class SaliencyTopK:
         (where,) = global_topk([lambda: scores], keep, above=-math.inf).masks
         self._leaders[weight.name] = where, where.gather_values(scores)
 
-    def _score_sums(self, name: str) -> Callable[[], Tensor]:
-        return lambda: self._leaders[name][1]
-
     def select_weights(self) -> tuple[Mask, float]:
         """The weights, and the sum of their scores."""
         reached = [name for name in self._names if name in self._leaders]
-        picked = global_topk([self._score_sums(name) for name in reached], self._count).masks
+        leaders = [self._leaders[name] for name in reached]
+        picked = global_topk([lambda sums=sums: sums for _, sums in leaders], self._count).masks
         found, gains = {}, []
-        for name, at in zip(reached, picked, strict=True):
-            where, sums = self._leaders[name]
+        for name, at, (where, sums) in zip(reached, picked, leaders, strict=True):
             found[name] = at.expand_into(where)
             gains.append(at.gather_values(sums).sum(dtype=torch.float64))
         return Mask(found), sum(numbers_of(gains))

@@ -81,18 +81,12 @@ class InputNorms:
     sums: dict[str, Tensor]
     counts: dict[str, Tensor]  # Per tap (groups, experts) int64: the tokens seen
 
-    @property
-    def num_groups(self) -> int:
-        """Number of subdomains: the first dimension of every sum."""
-        return next(iter(self.sums.values())).shape[0]
-
     def input_norm(self, tap: str, group: int, p: float) -> Tensor:
         """||X_j||_p of one subdomain (MoDE Eq. 5): (experts, columns) fp32; 0 for an expert that no token was routed to."""
-        if not 0 <= group < self.num_groups:
-            raise DataError(
-                f"Subdomain {group} of a calibration with {self.num_groups}: 0 to {self.num_groups - 1} allowed."
-            )
-        return sums_to_norm(self.sums[tap][group], p)
+        sums = self.sums[tap]
+        if not 0 <= group < len(sums):
+            raise DataError(f"Subdomain {group} of a calibration with {len(sums)}: 0 to {len(sums) - 1} allowed.")
+        return sums_to_norm(sums[group], p)
 
     def copy(self) -> InputNorms:
         """The same numbers in memory of their own."""

@@ -44,13 +44,6 @@ def wanda_importance(weight: Tensor, norm: Tensor | None, gradient: Tensor | Non
     return weight.float().abs().mul_(norm.float()[:, None, :])
 
 
-def magnitude_importance(
-    weight: Tensor, norm: Tensor | None, gradient: Tensor | None, generator: object = None
-) -> Tensor:
-    """|W_ij|: no data at all."""
-    return weight.float().abs()
-
-
 def random_importance(
     weight: Tensor, norm: Tensor | None, gradient: Tensor | None, generator: torch.Generator | None = None
 ) -> Tensor:
@@ -71,7 +64,7 @@ def saliency_importance(
 
 
 METRICS.add("wanda", Metric(wanda_importance, "norms"), "|W| * ||X||_p, the papers' metric (MoDE Eq. 5)")
-METRICS.add("magnitude", Metric(magnitude_importance, "nothing"), "|W|, needs no data")
+METRICS.add("magnitude", Metric(lambda weight, *_: weight.float().abs(), "nothing"), "|W|, needs no data")
 METRICS.add("random", Metric(random_importance, "seed"), "uniform noise, the control")
 METRICS.add("saliency", Metric(saliency_importance, "gradients"), "signed W * dL/dW: signed purification (ours)")
 

@@ -24,6 +24,7 @@ from freemoe.domain_experts.route.confidence import abstention_threshold, expect
 from freemoe.domain_experts.route.levels import Level, fit_level
 from freemoe.domain_experts.route.subdomains import DomainDivision
 from freemoe.domain_experts.select.choice import split_folds
+from freemoe.models.mixed.rows import rows_by_key
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,7 @@ class DomainRouter:
         x = self.standardise_features(feature)
         first, domain = (t.tolist() for t in self.domain.predict_class(x))
         routes: dict[int, Route] = {}
-        for k in dict.fromkeys(domain):
-            rows = [i for i, seen in enumerate(domain) if seen == k]
+        for k, rows in rows_by_key(domain).items():
             name = self.domain.classes[k]
             level = self.subdomain[name]
             # A lone prompt is not gathered: waking other threads for it would cost more than the whole route.
@@ -133,16 +133,14 @@ def _fit_router(
     mean, scale = x.mean(0), x.std(0)
     scale[scale < 1e-12] = 1.0
     x = (x - mean) / scale
-    names = list(dict.fromkeys(domains))
     levels = {}
-    for name in names:
-        mine = [i for i, d in enumerate(domains) if d == name]
+    for name, mine in rows_by_key(domains).items():
         labels = [subdomains[i] for i in mine]
         levels[name] = fit_level(x[mine], labels, sorted(dict.fromkeys(labels)), kind, seed)
     return DomainRouter(
         torch.from_numpy(mean).float(),
         torch.from_numpy(scale).float(),
-        fit_level(x, domains, names, kind if kind == "unregularised" else "linear", seed),
+        fit_level(x, domains, list(levels), kind if kind == "unregularised" else "linear", seed),
         levels,
         0.0,
     )

@@ -12,6 +12,7 @@ import numpy as np
 from freemoe.domain_experts.select.scores import ScoreTable
 from freemoe.domain_experts.select.search import SEARCHES
 from freemoe.evals.statistics import HEAVY_LOSS, holm, paired_test
+from freemoe.models.mixed.rows import rows_by_key
 
 MOST_MUCH_WORSE = 0.05
 """Share of ruined documents above which no mean gain is accepted."""
@@ -34,10 +35,7 @@ class CandidateVerdict:
 
 def _shuffle_clusters(keys: Sequence[str], seed: int) -> list[list[int]]:
     """Document numbers of every content key, keys in random order."""
-    clusters: dict[str, list[int]] = {}
-    for i, key in enumerate(keys):
-        clusters.setdefault(key, []).append(i)
-    order = list(clusters.values())
+    order = list(rows_by_key(keys).values())
     random.Random(seed).shuffle(order)
     return order
 

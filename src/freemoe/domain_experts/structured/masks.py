@@ -60,15 +60,12 @@ def units_off(units: ModelUnits, off: UnitsOff) -> Iterator[None]:
         yield
 
 
-def expand_mask(mask: Tensor, width: int) -> Tensor:
-    """(count,) -> (count * width,): a unit's number at each of its inputs."""
-    return mask if width == 1 else mask.repeat_interleave(width)
-
-
 def _mask_input(layer: LayerUnits, mask: Tensor) -> AbstractContextManager[None]:
     def scale_input(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         x = inputs[0]
-        return (x * expand_mask(mask, x.shape[-1] // layer.count).to(x.dtype), *inputs[1:])
+        # A unit's number at each of its inputs.
+        factors = mask.repeat_interleave(x.shape[-1] // layer.count)
+        return (x * factors.to(x.dtype), *inputs[1:])
 
     return forward_pre_hook(layer.module, scale_input)
 

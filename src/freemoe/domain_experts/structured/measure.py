@@ -5,15 +5,15 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-from freemoe.evals.speed import wait_for
+from freemoe.evals.speed import in_turns, wait_for
 from freemoe.models.weights import find_weights
 
-PREFILL = 512
-_DECODED, _TURNS = 24, 5
+_PREFILL, _DECODED, _TURNS = 512, 24, 5
 
 
 def linear_operations(model: Any) -> int:
@@ -25,7 +25,7 @@ def linear_operations(model: Any) -> int:
 
 
 @torch.no_grad()
-def compare_cost(model: Any, small: Any, *, prefill: int = PREFILL, turns: int = _TURNS) -> dict[str, Any]:
+def compare_cost(model: Any, small: Any) -> dict[str, Any]:
     """Compare two models; every value is a pair, the first model's and the second's.
 
     Speeds are medians over turns in which the two follow each other, so that a busy machine slows both.
@@ -35,39 +35,36 @@ def compare_cost(model: Any, small: Any, *, prefill: int = PREFILL, turns: int =
         ``prefill_tokens``, the length of the prompt.
     """
     pair = (model, small)
-    length = min(prefill, int(getattr(model.config.get_text_config(), "max_position_embeddings", prefill)) - _DECODED)
+    length = min(_PREFILL, int(getattr(model.config.get_text_config(), "max_position_embeddings", _PREFILL)) - _DECODED)
     ids = torch.arange(length, device=model.device)[None] % model.get_input_embeddings().num_embeddings
 
-    def make_prefill(which: Any) -> Callable[[], None]:
-        return lambda: which(input_ids=ids, use_cache=False, logits_to_keep=1)
+    def prefill(which: Any) -> None:
+        which(input_ids=ids, use_cache=False, logits_to_keep=1)
 
-    def make_decode(which: Any) -> Callable[[], None]:
-        def decode_tokens() -> None:
-            out = which(input_ids=ids[:, :32], use_cache=True, logits_to_keep=1)
-            for _ in range(_DECODED):
-                out = which(input_ids=ids[:, :1], past_key_values=out.past_key_values, use_cache=True)
-
-        return decode_tokens
+    def decode(which: Any) -> None:
+        out = which(input_ids=ids[:, :32], use_cache=True, logits_to_keep=1)
+        for _ in range(_DECODED):
+            out = which(input_ids=ids[:, :1], past_key_values=out.past_key_values, use_cache=True)
 
     return {
         "parameters": [sum(p.numel() for p in m.parameters()) for m in pair],
         "bytes": [sum(p.numel() * p.element_size() for p in m.parameters()) for m in pair],
         "operations": [linear_operations(m) for m in pair],
-        "prefill": [length / s for s in _median_seconds([make_prefill(m) for m in pair], turns, model.device)],
-        "decode": [_DECODED / s for s in _median_seconds([make_decode(m) for m in pair], turns, model.device)],
+        "prefill": [length / s for s in _median_seconds(prefill, model, small)],
+        "decode": [_DECODED / s for s in _median_seconds(decode, model, small)],
         "prefill_tokens": length,
     }
 
 
-def _median_seconds(works: list[Callable[[], None]], turns: int, device: torch.device) -> list[float]:
-    """Median seconds of each, one after the other, turn by turn; the first turn warms up."""
-    seen: list[list[float]] = [[] for _ in works]
-    for turn in range(turns + 1):
-        for work, times in zip(works, seen, strict=True):
-            wait_for(device)
-            began = time.perf_counter()
-            work()
-            wait_for(device)
-            if turn:
-                times.append(time.perf_counter() - began)
-    return [statistics.median(times) for times in seen]
+def _median_seconds(work: Callable[[Any], None], model: Any, small: Any) -> list[float]:
+    """Median seconds of the work on each of two models."""
+
+    def time_once(which: Any) -> float:
+        wait_for(model.device)
+        began = time.perf_counter()
+        work(which)
+        wait_for(model.device)
+        return time.perf_counter() - began
+
+    times = in_turns({"model": partial(time_once, model), "small": partial(time_once, small)}, _TURNS)
+    return [statistics.median(seconds) for seconds in times.values()]

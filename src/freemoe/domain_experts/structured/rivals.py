@@ -33,17 +33,13 @@ def taylor_scores(gain: Tensor) -> Tensor:
     return gain.abs()
 
 
-def activation_scores(energy: Tensor) -> Tensor:
-    """The norm of what a unit gives: (count, width) mean squares -> (count,)."""
-    return energy.sum(1).sqrt()
-
-
 RIVALS: dict[str, Rival] = {
     "wanda": lambda layer, worth: wanda_scores(
         layer.parts[-1].weight.canonical_view()[0].unflatten(1, (layer.count, -1)), worth.energy
     ),
     "taylor": lambda layer, worth: taylor_scores(worth.gain),
-    "activation": lambda layer, worth: activation_scores(worth.energy),
+    # The norm of what a unit gives.
+    "activation": lambda layer, worth: worth.energy.sum(1).sqrt(),
 }
 """Those that need no seed."""
 

@@ -238,17 +238,14 @@ class _UnitTraining:
         else:
             now.scores, now.speed = now.trusted.with_fresh_moments(), now.speed / 2
             loss, off = held, held_off
-        self._report_evaluation(loss, off)
+        share = self.units.share_off(off)
+        self.looks.append((self.done, share, loss))
+        self.task.on_round(self.done, loss, share)
         if opened < 1:
             now.best = self.eval_stopping_loss(now.trusted, target)
             return
         now.waited = 0 if loss < now.best[0] else now.waited + 1
         now.best = loss, off
-
-    def _report_evaluation(self, loss: float, off: dict[int, Tensor]) -> None:
-        share = self.units.share_off(off)
-        self.looks.append((self.done, share, loss))
-        self.task.on_round(self.done, loss, share)
 
     def to_state(self) -> State:
         """Everything that the next step depends on; its documents follow from the number of steps."""

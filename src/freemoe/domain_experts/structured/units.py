@@ -38,10 +38,6 @@ class UnitSlice:
         """Sorted rows, columns or experts of some units."""
         return self.members[units].flatten().sort().values
 
-    def tensor_mask(self, units: Tensor) -> TensorMask:
-        """The single weights of some units."""
-        return TensorMask.of_lines(self.weight.shape, self.axis, self.member_indices(units))
-
 
 @dataclass(frozen=True, eq=False)
 class LayerUnits:
@@ -78,22 +74,11 @@ class ModelUnits:
         """How many units there are."""
         return sum(layer.count for layer in self.layers)
 
-    @property
-    def units_per_layer(self) -> list[int]:
-        """Number of units of every layer, in the order of ``layers``."""
-        return [layer.count for layer in self.layers]
-
     def mask(self, off: UnitsOff) -> Mask:
         """The single weights of units that are off."""
-        self.require_valid(off)
-        return Mask(
-            {
-                part.weight.name: part.tensor_mask(off[layer.number].cpu())
-                for layer in self.layers
-                if layer.number in off and len(off[layer.number])
-                for part in layer.parts
-            }
-        )
+        shapes = {part.weight.name: part.weight.shape for layer in self.layers for part in layer.parts}
+        lines = self.line_indices(off)
+        return Mask({name: TensorMask.of_lines(shapes[name], *own) for name, own in lines.items()})
 
     def line_indices(self, off: UnitsOff) -> dict[str, tuple[str, Tensor]]:
         """The same as whole rows, columns or experts: name -> axis and sorted numbers."""
@@ -328,7 +313,7 @@ def lowest_units(units: ModelUnits, scores: Sequence[Tensor], numbers: Sequence[
     if len(numbers) < len(units.layers):
         (number,) = numbers
         flat = torch.cat([s.detach().double().cpu() for s in scores])
-        starts = torch.tensor([0, *units.units_per_layer]).cumsum(0).tolist()
+        starts = torch.tensor([0, *(layer.count for layer in units.layers)]).cumsum(0).tolist()
         for start, layer in zip(starts, units.layers, strict=False):
             if layer.least:
                 here = flat[start : start + layer.count]

@@ -279,7 +279,7 @@ def _article_paragraphs(articles: Sequence[TextPassage]) -> list[TextPassage]:
     return [
         TextPassage(piece, article.about, article.group)
         for article in articles
-        for piece in split_paragraphs([article if article.endswith("\n") else end_with_blank_line(article)])
+        for piece in split_paragraphs(article if article.endswith("\n") else end_with_blank_line(article))
     ]
 
 

@@ -7,12 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from freemoe.core.errors import DataError
+
+Key = TypeVar("Key")
+
+
+def rows_by_key(keys: Sequence[Key]) -> dict[Key, list[int]]:
+    """The rows that have each key (sequences by their experts), in order of first appearance."""
+    found: dict[Key, list[int]] = {}
+    for row, key in enumerate(keys):
+        found.setdefault(key, []).append(row)
+    return found
 
 
 class ExpertAssignment:
@@ -27,10 +38,7 @@ class ExpertAssignment:
     @cached_property
     def by_expert(self) -> Mapping[str, list[int]]:
         """Expert -> numbers of the sequences that use it."""
-        found: dict[str, list[int]] = {}
-        for number, name in enumerate(self.names):
-            found.setdefault(name, []).append(number)
-        return found
+        return rows_by_key(self.names)
 
     def rows_per_sequence(self, rows: int) -> int:
         """How many rows of an input with so many belong to one sequence.

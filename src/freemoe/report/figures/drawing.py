@@ -74,22 +74,11 @@ _STYLE: dict[str, Any] = {
 
 @contextmanager
 def report_style() -> Iterator[None]:
-    """The report's own look, whatever the user's matplotlib settings are; they come back afterwards."""
+    """The report's own look, whatever the user's matplotlib settings are; they come back afterwards. Also a decorator."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)  # pyright: ignore[reportCallIssue, reportArgumentType]
         yield
-
-
-def with_report_style(draw: Callable[..., Figure | None]) -> Callable[..., Figure | None]:
-    """Make a figure function draw in the report's style."""
-
-    @functools.wraps(draw)
-    def draw_styled(*args: Any, **kwargs: Any) -> Figure | None:
-        with report_style():
-            return draw(*args, **kwargs)
-
-    return draw_styled
 
 
 @dataclass(frozen=True)
@@ -117,7 +106,7 @@ class ReportFigure:
 
 def report_figure(name: str, title: str, caption: str) -> Callable[[Callable[..., Figure | None]], ReportFigure]:
     """Make a figure function a `ReportFigure`, drawn in the report's style."""
-    return lambda draw: ReportFigure(name, title, caption, with_report_style(draw))
+    return lambda draw: ReportFigure(name, title, caption, report_style()(draw))
 
 
 def is_narrow(width: float) -> bool:

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from typing import Any
 
 from freemoe.core.errors import DataError
-from freemoe.domain_experts.hosting.batches import rows_by_key
 from freemoe.models.mixed.cost import worth_mixing
+from freemoe.models.mixed.rows import rows_by_key
 
 _PATIENCE = 16
 """Passes of one expert alone after which it is switched in, where several shared the passes before."""

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from freemoe.core.errors import NumericError
-from freemoe.domain_experts.hosting.batches import rows_by_key
 from freemoe.evals.engine.sampling import SamplingConfig, widest_float
+from freemoe.models.mixed.rows import rows_by_key
 from freemoe.serve.engine.requests import SequenceRequest
 
 

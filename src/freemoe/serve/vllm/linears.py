@@ -19,7 +19,7 @@ from vllm.model_executor.layers.quantization.base_config import QuantizationConf
 from freemoe.core.errors import ArtifactError, RecipeError
 from freemoe.serve.vllm import requests
 from freemoe.serve.vllm.settings import FOLDER, METHOD, SCHEDULER, WORKER, expert_names
-from freemoe.serve.vllm.step import now
+from freemoe.serve.vllm.step import token_groups
 
 
 # Opaque to torch.compile: which tokens are whose is known when it runs.
@@ -34,7 +34,7 @@ def masked_linear(x: Tensor, weight: Tensor, bias: Tensor | None, name: str) -> 
     """
     out = linear(x, weight, bias)
     rows, flat = x.reshape(-1, x.shape[-1]), out.view(-1, out.shape[-1])
-    for tokens, parts in now.groups:
+    for tokens, parts in token_groups:
         if (off := parts.get(name)) is not None:
             flat[tokens] = off.apply_mask(rows[tokens], flat[tokens], weight, bias)
     return out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,15 +12,11 @@ if TYPE_CHECKING:
     from freemoe.serve.vllm.masks import Parts
 
 
-@dataclass
-class StepMasks:
-    """The step that runs now; one at a time runs in a worker's process."""
+token_groups: list[tuple[Tensor, Parts]] = []
+"""Of the step that runs now, one at a time in a worker's process: token numbers (n,) int64, and what is off for them.
 
-    # Token numbers (n,) int64, and what is off for them; the base's tokens are in none
-    groups: list[tuple[Tensor, Parts]] = field(default_factory=list)
-
-
-now = StepMasks()
+The base's tokens are in none. It is changed in place, so that every module sees the same list.
+"""
 
 
 def tokens_of(names: Sequence[str], starts: Sequence[int]) -> dict[str, Tensor]:

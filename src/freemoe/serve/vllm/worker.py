@@ -13,7 +13,7 @@ from freemoe.compat.vllm import around_steps
 from freemoe.serve.vllm.linears import ExpertLinear
 from freemoe.serve.vllm.models.plain import require_plain
 from freemoe.serve.vllm.requests import BASE, expert_of
-from freemoe.serve.vllm.step import now, tokens_of
+from freemoe.serve.vllm.step import token_groups, tokens_of
 
 if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as Worker
@@ -57,7 +57,7 @@ def _set_step_masks(masks: Any, names: list[str], starts: Any) -> None:
 
     ``starts`` (requests + 1,) are where each one's tokens begin and the last one's end.
     """
-    now.groups = [
+    token_groups[:] = [
         (tokens.to(masks.device), masks.linear_masks(name))
         for name, tokens in tokens_of(names, starts).items()
         if name != BASE
@@ -75,7 +75,7 @@ def follow_first(runner: Any, masks: Any) -> None:
         try:
             yield
         finally:
-            now.groups = []
+            token_groups.clear()
 
     around_steps(runner, masked_step)
 
