@@ -11,6 +11,7 @@ import shutil
 import time
 from dataclasses import asdict
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from freemoe.core.environment import describe_environment
@@ -20,7 +21,7 @@ from freemoe.core.run.lock import output_lock
 from freemoe.core.run.progress import Progress
 from reproduce.protocol import facts_of, name_of, protocol_line
 from reproduce.runs import Run, run_of
-from reproduce.table import Measured, Row, Scene, Table, load_function
+from reproduce.table import Measured, Row, Scene, Table
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ class Records:
             folder = self.folder / run.key
             folder.mkdir(parents=True, exist_ok=True)
             recipe = run.recipe.model_copy(update={"output": str(folder / "out")})
-            found = load_function(run.work)(recipe, folder, progress, **run.arguments)
+            found = resolve_name(run.work)(recipe, folder, progress, **run.arguments)
             record = {"found": found, "recipe": run.recipe.model_dump(mode="json"), "arguments": run.arguments}
             record |= {"seconds": time.perf_counter() - began, "environment": describe_environment()}
             text = json.dumps(record, allow_nan=True)
@@ -128,7 +129,7 @@ def _filled(
                 return [*beside, ours | {"status": OPEN}]
             progress.say(f"{table.name}: {ours['label']}")
             record = records.carry_out(run, progress)
-        read: dict[str, Any] = load_function(row.way.read)(record["found"], row)
+        read: dict[str, Any] = resolve_name(row.way.read)(record["found"], row)
         facts.append(facts_of(run, record["found"]))
     except LockedError as error:
         return [*beside, ours | {"status": OPEN, "why": str(error)}]

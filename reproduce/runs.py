@@ -6,6 +6,7 @@ import copy
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import yaml
@@ -16,7 +17,7 @@ from freemoe.domain_experts.recipe import BuildRecipe
 from freemoe.hookmoe.recipe import TrimRecipe
 from freemoe.recipes import recipe_from, set_path
 from freemoe.tomoe.recipe import ConvertRecipe
-from reproduce.table import Row, Scene, Table, load_function
+from reproduce.table import Row, Scene, Table
 
 RECIPES = Path(__file__).parent / "recipes"
 FORMAT = 2
@@ -64,7 +65,7 @@ def run_of(row: Row, table: Table, scene: Scene) -> Run:
     data = recipe_data(row.recipe)
     for path, value in row.changes.items():
         set_path(data, path, value)
-    data = load_function(row.way.scaled)(data, scene, dict(table.tasks))
+    data = resolve_name(row.way.scaled)(data, scene, dict(table.tasks))
     arguments = {**data.pop("arguments", {}), **row.arguments}
     data |= {"seed": scene.seed, "threads": scene.threads, "output": row.recipe.replace("/", "-")}
     asked = {"device": scene.device, "dtype": scene.dtype, "profile": scene.profile}

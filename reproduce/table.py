@@ -5,11 +5,11 @@ Tables stand in YAML files, one a paper: what they print is facts. Everything he
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Literal
 
 import yaml
@@ -161,7 +161,7 @@ def _read_tables(paper: str) -> list[Table]:
     for fields in whole["tables"]:
         rows, each, columns = fields.pop("rows", []), fields.pop("each", {}), fields.get("columns", {})
         if isinstance(rows, dict):
-            rows = load_function(rows.pop("by"))(**rows)
+            rows = resolve_name(rows.pop("by"))(**rows)
         shared = {
             **whole["way"],
             **{name: fields.pop(name) for name in ("scaled", "work", "read") if name in fields},
@@ -195,9 +195,3 @@ def find(names: list[str]) -> list[Table]:
         if name not in tables and name not in papers and name != "all":
             raise unknown_name("table", name, ["all", *papers, *tables])
     return [t for t in tables.values() if "all" in names or t.name in names or t.paper in names]
-
-
-def load_function(path: str) -> Callable[..., Any]:
-    """The function at ``package.module:name``."""
-    module, _, name = path.partition(":")
-    return getattr(importlib.import_module(module), name)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from freemoe.core import neutral
 from freemoe.core.files import write_atomic
 from reproduce.running import DONE, PAPER_ONLY
-from reproduce.table import Table, load_function
+from reproduce.table import Table
 
 LABEL, GAP = 30, 3
 """Characters of a row's label in a terminal at most, and of what parts two columns."""
@@ -111,7 +112,7 @@ def save(filled: dict[str, Any], table: Table, folder: Path) -> dict[str, Path]:
     stem.parent.mkdir(parents=True, exist_ok=True)
     texts = {"json": json.dumps(filled, indent=1), "md": markdown(filled)}
     if table.picture and any(row["ours"] for row in filled["rows"]):
-        texts["svg"] = load_function(table.picture)(filled)
+        texts["svg"] = resolve_name(table.picture)(filled)
     written = {}
     for kind, text in texts.items():
         written[kind] = stem.with_name(f"{stem.name}.{kind}")

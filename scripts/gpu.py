@@ -33,15 +33,11 @@ BUDGET = 480.0
 DRY_BUDGET = 3600.0
 """Seconds of a dry run, whose steps have no limits of their own: it may run on a slow and busy machine."""
 
-ALONE = {
-    "annotated-types": "annotated_types",
-    "pydantic-core": "pydantic_core",
-    "typing-inspection": "typing_inspection",
-}
+ALONE = ("annotated-types", "pydantic-core", "typing-inspection")
 """Packages that come with pydantic where pip brings it, and must be carried with it where it does not."""
 
-MODULES = {"pyyaml": "yaml", "scikit-learn": "sklearn", "huggingface-hub": "huggingface_hub"}
-"""Package -> module, where the names differ."""
+MODULES = {"pyyaml": "yaml", "scikit-learn": "sklearn"}
+"""Package -> module, where the names differ by more than a dash."""
 
 SPARED = ("numba",)
 """What the project asks for and can do without."""
@@ -95,10 +91,10 @@ def missing(dry: bool) -> list[str]:
     wanted = [*project["dependencies"], *ALONE, "pytest", "peft>=0.18", *(() if dry else ("triton",))]
     found = []
     for text in wanted:
-        name = text.partition(">")[0].strip()
+        name: str = text.partition(">")[0].strip()
         if name in SPARED:
             continue
-        if importlib.util.find_spec((MODULES | ALONE).get(name, name)) is None:
+        if importlib.util.find_spec(MODULES.get(name, name.replace("-", "_"))) is None:
             found.append(text)
         elif not _new_enough(text):
             found.append(f"{text} (there is {metadata.version(name)})")

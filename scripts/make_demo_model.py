@@ -16,7 +16,7 @@ import platform
 import random
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -49,29 +49,40 @@ Row = tuple[list[int], list[float]]  # token ids, loss weight of each token
 
 
 def train_tokenizer(world: World) -> Any:
-    """Byte-level BPE of 512 entries; `encode` adds no special token by itself."""
-    raw = Tokenizer(models.BPE())
-    raw.pre_tokenizer = pre_tokenizers.Sequence(
+    """The tokenizer of the demo models, trained on documents of their world."""
+    parts = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(SPLIT_PATTERN), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
+    documents = itertools.islice(world.documents(TOKENIZER_SEED), TOKENIZER_DOCUMENTS)
+    return byte_tokenizer((document.text for document in documents), parts, VOCABULARY, MAX_POSITIONS)
+
+
+def byte_tokenizer(
+    texts: Iterable[str], parts: pre_tokenizers.PreTokenizer, vocabulary: int, longest: int
+) -> PreTrainedTokenizerFast:
+    """Byte-level BPE trained on texts; `encode` adds no special token by itself.
+
+    ``parts`` divides a text into what merges stay within; ``longest``: tokens that the model has positions for.
+    """
+    raw = Tokenizer(models.BPE())
+    raw.pre_tokenizer = parts  # pyright: ignore[reportAttributeAccessIssue]
     raw.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         special_tokens=[END, PAD],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    documents = itertools.islice(world.documents(TOKENIZER_SEED), TOKENIZER_DOCUMENTS)
-    raw.train_from_iterator((document.text for document in documents), trainer)
+    raw.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=raw,
         bos_token=END,
         eos_token=END,
         pad_token=PAD,
-        model_max_length=MAX_POSITIONS,
+        model_max_length=longest,
         clean_up_tokenization_spaces=False,
     )
 

@@ -6,6 +6,7 @@ import shutil
 from safetensors.torch import load_file, save_file
 
 from freemoe.core.artifacts import MANIFEST, write_manifest
+from freemoe.models.checkpoints.fingerprint import fingerprint_model
 
 
 def rewritten(source, target, *, manifest=None, **files):
@@ -34,6 +35,13 @@ def rewritten(source, target, *, manifest=None, **files):
         manifest(said)
     write_manifest(target, {k: v for k, v in said.items() if k not in ("format", "files", "checksum")})
     return target
+
+
+def finish_artefact(folder, kind, base, name="tiny", **said):
+    """Write the manifest of an artefact for a base that is called ``name``, whose other files are there; returns its folder."""
+    body = {"kind": kind, "base_model_name_or_path": name, "base_fingerprint": fingerprint_model(base)}
+    write_manifest(folder, {**body, "freemoe_version": "0", "revision": None, **said})
+    return folder
 
 
 def rename(held, old, new):

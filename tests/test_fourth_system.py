@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.tiny import tiny_model, tiny_tokenizer
+from tests.tiny import save_base, tiny_model
 
 RUN = """
 import contextlib, io, json, sys
@@ -36,8 +36,7 @@ def test_one_folder_and_one_row_are_a_system(tmp_path):
     files = {p.stem for p in (Path(__file__).parent / "fourth_system").glob("*.py")}
     assert files == {"__init__", "recipe", "pipeline", "result", "artefact", "report"}
     base, out, text = tmp_path / "base", tmp_path / "out", tmp_path / "text.txt"
-    tiny_model("llama").save_pretrained(base)
-    tiny_tokenizer().save_pretrained(base)
+    save_base(tiny_model("llama"), base)
     text.write_text("\n\n".join(f"seven stones lie in river {n}, and the boats come home late" for n in range(40)))
     damp = ("damp", base, "--factor", "0", "-o", out)
     usage, plan, _, made, inspected, schema, listed, whole, answer, scored, refused = run_commands(

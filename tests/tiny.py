@@ -210,10 +210,16 @@ CHAT_TEMPLATE = (
 """Of a tokenizer that has one: what each role says stands in brackets."""
 
 
+def save_base(model, folder):
+    """Write a model and `tiny_tokenizer` into a folder; returns it."""
+    model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
 def save_base_and_text(folder):
     """Write a tiny Llama with its tokenizer into ``model``, and ninety short passages into ``text.jsonl``."""
-    tiny_model("llama").save_pretrained(folder / "model")
-    tiny_tokenizer().save_pretrained(folder / "model")
+    save_base(tiny_model("llama"), folder / "model")
     words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
     lines = [json.dumps(" ".join(words[(i * j) % 10] for j in range(1, 14)) + f" {i}") for i in range(90)]
     (folder / "text.jsonl").write_text("\n".join(lines))

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy as np
 from benchmarks.gain.bases import SEEDS, benchmark_specs, fresh_bases
 from benchmarks.gain.contest import Job, compete, side_by_side
 from benchmarks.harness import Figure, Outcome, Settings, not_measured, result_of
+from benchmarks.real_llm.figures.mixtures import perplexity
 from benchmarks.rivals.rival import Schedule
 from benchmarks.shares import gain_interval, shown
 from freemoe.domain_experts.prove.evidence import mean_gain
@@ -148,11 +148,6 @@ def chosen(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if name not in best or min(result["losses"]) < min(best[name]["losses"]):
             best[name] = result
     return list(best.values())
-
-
-def perplexity(result: dict[str, Any]) -> float:
-    """Perplexity on the reported documents."""
-    return math.exp(sum(result["nll"]) / sum(result["tokens"]))
 
 
 def _text_row(result: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:

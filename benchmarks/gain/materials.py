@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.real_llm.data import Texts, cut_solutions, matched, read_gsm8k, read_rows, read_wikitext
+from benchmarks.real_llm.data import Texts, cut_solutions, matched, needed, read_gsm8k, read_rows, read_wikitext
 from freemoe.domain_experts.recipe import SaliencySection
 from freemoe.domain_experts.select.choice import split_by_share
 from freemoe.evals.engine.scorer import Scorer, TokenPair
+from freemoe.evals.tasks.benchmark_files import arc_jsonl
 from freemoe.evals.tasks.documents import Document, content_key
 from freemoe.evals.tasks.text_tasks import TextTask
 
@@ -76,10 +77,9 @@ def _arc_easy(root: Path) -> tuple[Sequence[tuple[str, str]], Choices]:
 
     def read(split: str) -> list[tuple[str, tuple[str, ...], int]]:
         items = []
-        for row in read_rows(root, f"arc/ARC-Easy/ARC-Easy-{split}.jsonl"):
-            choices = row["question"]["choices"]
-            gold = [c["label"] for c in choices].index(row["answerKey"])
-            items.append((f"{row['question']['stem']}\n", tuple(c["text"] for c in choices), gold))
+        for row in arc_jsonl(needed(root, f"arc/ARC-Easy/ARC-Easy-{split}.jsonl")):
+            choices = row["choices"]
+            items.append((f"{row['question']}\n", tuple(choices["text"]), choices["label"].index(row["answerKey"])))
         return items
 
     return [(question, choices[gold]) for question, choices, gold in read("Train")], read("Test")

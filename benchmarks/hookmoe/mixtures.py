@@ -18,12 +18,11 @@ from typing import Any
 
 import torch
 import typer
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers.pre_tokenizers import ByteLevel
 from transformers import (
     OlmoeConfig,
     OlmoeForCausalLM,
     PretrainedConfig,
-    PreTrainedTokenizerFast,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
@@ -34,10 +33,10 @@ from freemoe.core.errors import DataError, RecipeError
 from freemoe.core.files import json_digest, write_atomic
 from freemoe.text.blocks import cut_passages, split_passages
 from freemoe.text.documents import read_documents
-from scripts.make_demo_model import END, PAD, WEIGHT_DECAY, provenance, save, train
+from scripts.make_demo_model import WEIGHT_DECAY, byte_tokenizer, provenance, save, train
 
 SEED, STEPS = 21, 400
-ROWS, LENGTH, VOCABULARY = 16, 256, 1024
+ROWS, LENGTH, VOCABULARY, POSITIONS = 16, 256, 1024, 2048
 LEARNING_RATE, BALANCE = 3e-3, 0.02
 UNSEEN = 0.14
 """Share of the passages that the mixture never sees."""
@@ -70,26 +69,6 @@ def read_text(data_root: Path) -> tuple[list[str], list[str], list[str]]:
     return parts.train, parts.held_out + parts.test, found
 
 
-def train_tokenizer(texts: Sequence[str]) -> Any:
-    """Byte-level BPE; `encode` adds no special token by itself."""
-    raw = Tokenizer(models.BPE())
-    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    raw.decoder = decoders.ByteLevel()
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY, special_tokens=[END, PAD], initial_alphabet=alphabet, show_progress=False
-    )
-    raw.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=raw,
-        bos_token=END,
-        eos_token=END,
-        pad_token=PAD,
-        model_max_length=2048,
-        clean_up_tokenization_spaces=False,
-    )
-
-
 def new_mixture(shape: str, tokenizer: Any, seed: int, quick: bool = False) -> Any:
     """A mixture of one of ``SHAPES`` with random weights."""
     torch.manual_seed(seed)
@@ -100,7 +79,7 @@ def new_mixture(shape: str, tokenizer: Any, seed: int, quick: bool = False) -> A
     config: PretrainedConfig = config_type(
         **shape_of(shape, quick)[1],
         vocab_size=len(tokenizer),
-        max_position_embeddings=2048,
+        max_position_embeddings=POSITIONS,
         tie_word_embeddings=True,
         initializer_range=0.04,
         router_aux_loss_coef=BALANCE,
@@ -180,7 +159,7 @@ def make_mixture(folder: Path, data_root: Path, shape: str, steps: int = STEPS, 
     old = kept(folder)
     if old is not None and all(old.get(key) == value for key, value in json.loads(json.dumps(wanted)).items()):
         return folder
-    tokenizer = train_tokenizer(seen)
+    tokenizer = byte_tokenizer(seen, ByteLevel(add_prefix_space=False), VOCABULARY, POSITIONS)
     model = new_mixture(shape, tokenizer, SEED, quick)
     tokens = train(model, batches(tokenizer, seen, SEED), steps, LEARNING_RATE, BALANCE)
     folder.mkdir(parents=True, exist_ok=True)

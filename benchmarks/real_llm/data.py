@@ -84,9 +84,9 @@ def load_parts(name: str, root: Path, tokenizer: Any, protocol: Protocol, seed: 
     """Read a material and part it.
 
     Raises:
-        UnknownNameError, DataError: When there is no such material, or its files are not there.
+        DataError: When its files are not there.
     """
-    material = find_material(name)
+    material = MATERIALS[name]
     return parts_of(material, material.load(root, tokenizer, protocol), protocol, seed)
 
 
@@ -250,14 +250,3 @@ TASKS = (
              "reference train, reported test", _matching),
 )  # fmt: skip
 MATERIALS: dict[str, Material] = {m.name: m for m in (*TEXTS, *TASKS, HOME_TEXT)}
-
-
-def find_material(name: str) -> Material:
-    """The material of that name.
-
-    Raises:
-        DataError: When there is none.
-    """
-    if name not in MATERIALS:
-        raise DataError(f"No material {name!r}; known: {', '.join(MATERIALS)}.")
-    return MATERIALS[name]

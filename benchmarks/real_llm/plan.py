@@ -11,7 +11,6 @@ from benchmarks.real_llm.cells import ALL, BASE, EVERYTHING, Cell
 from benchmarks.real_llm.data import MATERIALS, TASKS, TEXTS
 from benchmarks.real_llm.methods.structured import SETTINGS, TARGET, begins_with, passes, tiny_cells
 from benchmarks.real_llm.protocol import Protocol
-from freemoe.domain_experts.purify.methods import METHODS as PURIFICATIONS
 
 RATES = (2e-3, 5e-3, 8e-4)
 BUDGETS = (0.003, 0.01, 0.03, 0.05)
@@ -83,8 +82,7 @@ def _lora(cell: Cell, rank: int, rates: Iterable[float] = RATES) -> list[Cell]:
 
 
 def _off(cell: Cell, method: str, *budgets: float) -> list[Cell]:
-    known = method in PURIFICATIONS
-    return [replace(cell, method=method, budget=b) for b in budgets] if known else []
+    return [replace(cell, method=method, budget=b) for b in budgets]
 
 
 def _first(cell: Cell) -> list[Cell]:

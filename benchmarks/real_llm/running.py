@@ -19,7 +19,7 @@ from benchmarks.harness import Outcome, Settings
 from benchmarks.kept import matches
 from benchmarks.real_llm.apart import Carried
 from benchmarks.real_llm.cells import Cell, Store
-from benchmarks.real_llm.data import MATERIALS, TASKS, find_material
+from benchmarks.real_llm.data import MATERIALS, TASKS
 from benchmarks.real_llm.figures.mixtures import mixture_tables
 from benchmarks.real_llm.figures.tables import markdown, tables_of
 from benchmarks.real_llm.figures.text_and_tasks import figures_of
@@ -110,7 +110,7 @@ class Bench:
             names = [n for n in (cell.material, cell.other) if n]
         return self.digest(
             "data|" + ",".join(names),
-            lambda: ",".join(files_digest(self.root, find_material(n).files) for n in names),
+            lambda: ",".join(files_digest(self.root, MATERIALS[n].files) for n in names),
         )
 
     def job(self, cell: Cell) -> Job:

@@ -98,11 +98,10 @@ def run(settings: Settings) -> Outcome:
     return Outcome(tuple(figures), details)
 
 
-def draw(details: dict[str, Any], folder: Path) -> list[Path]:
+def draw(details: dict[str, Any], folder: Path) -> None:
     """Write ``rivals.md`` and ``rivals.svg``."""
     folder.mkdir(parents=True, exist_ok=True)
     found = {"md": markdown(details), "svg": picture(details)}
-    written = {folder / f"rivals.{suffix}": text for suffix, text in found.items() if text is not None}
-    for path, text in written.items():
-        write_atomic(path, text.encode())
-    return list(written)
+    for suffix, text in found.items():
+        if text is not None:
+            write_atomic(folder / f"rivals.{suffix}", text.encode())

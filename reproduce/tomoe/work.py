@@ -83,7 +83,8 @@ def at_scale(recipe: dict[str, Any], scene: Scene, tasks: dict[str, str]) -> dic
     if gates.get("attention") == "heads" and scene.profile in (None, "default"):
         # The statistics of the default's start rank dimensions, not heads.
         gates |= {"budget": "loss", "start": "random"}
-    found |= {"gates": gates, "dtype": "float32", "device": "auto"}
+    # What the conversion times itself stands in no table.
+    found |= {"gates": gates, "dtype": "float32", "device": "auto", "timing": {"rounds": 0}}
     if tiny:
         # One of three texts stands for one of three data sets.
         domains = DOMAINS[-1:] if recipe["mix"] == "wikitext" else DOMAINS

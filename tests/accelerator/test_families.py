@@ -10,7 +10,7 @@ from freemoe.tomoe.pipeline import convert
 from tests.accelerator.test_pipelines import convert_recipe, trim_recipe
 from tests.accelerator.worlds import each_family, mixture
 from tests.serve.conftest import alone, ask, engine_on, read
-from tests.tiny import MIXTURES, save_base_and_text, tiny_model, tiny_tokenizer
+from tests.tiny import MIXTURES, save_base, save_base_and_text, tiny_model, tiny_tokenizer
 
 NAMES = ["few", "low", "base", "low+few"]
 PROMPTS = ["one two", "a longer prompt than that", "x", "the last of them"]
@@ -49,8 +49,7 @@ def test_from_a_recipe_to_answers(case, tmp_path, accelerator):
     save_base_and_text(tmp_path)
     (tmp_path / "model").rename(tmp_path / "llama")
     folder = "mixture" if case in MIXTURES else "model"
-    tiny_model(case).save_pretrained(tmp_path / folder)
-    tiny_tokenizer().save_pretrained(tmp_path / folder)
+    save_base(tiny_model(case), tmp_path / folder)
     if case in MIXTURES:
         artefact = trim(trim_recipe(tmp_path, tmp_path / "out", device=accelerator))
     else:

@@ -7,15 +7,13 @@ from freemoe.core.errors import DataError
 from freemoe.models.checkpoints import placement
 from freemoe.models.checkpoints.identity import buffers_digest
 from freemoe.models.checkpoints.loading import load_base
-from tests.tiny import tiny_model, tiny_tokenizer
+from tests.tiny import save_base, tiny_model
 
 
 @pytest.fixture
 def folder(tmp_path):
     # A router with a stored buffer is among its weights.
-    tiny_model("deepseek_v3").save_pretrained(tmp_path)
-    tiny_tokenizer().save_pretrained(tmp_path)
-    return tmp_path
+    return save_base(tiny_model("deepseek_v3"), tmp_path)
 
 
 @pytest.mark.usefixtures("pretend_accelerator")

@@ -16,7 +16,7 @@ from freemoe.recipes import recipe_from
 from freemoe.tomoe.pipeline import convert
 from tests.domain_experts.conftest import choice_rows, paragraphs, write_jsonl
 from tests.hookmoe import conftest as trim_conftest
-from tests.tiny import save_base_and_text, tiny_model, tiny_tokenizer
+from tests.tiny import save_base, save_base_and_text, tiny_model
 from tests.tomoe import conftest as convert_conftest
 
 
@@ -25,8 +25,7 @@ def files(tmp_path_factory):
     """A dense base, a mixture, a text and a task."""
     folder = tmp_path_factory.mktemp("files")
     save_base_and_text(folder)
-    tiny_model("mixtral").save_pretrained(folder / "mixture")
-    tiny_tokenizer().save_pretrained(folder / "mixture")
+    save_base(tiny_model("mixtral"), folder / "mixture")
     write_jsonl(folder / "law.jsonl", choice_rows(32))
     (folder / "plain.txt").write_text("\n\n".join(paragraphs()))
     return folder

@@ -19,7 +19,7 @@ from freemoe.recipes import recipe_from
 from tests.domain_experts.conftest import choice_rows, write_jsonl
 from tests.gguf_files import gguf_tensors, tiny_llama, write_gguf
 from tests.masks import indices_of
-from tests.tiny import tiny_model, tiny_tokenizer
+from tests.tiny import save_base, tiny_model
 
 EXPERT = "law/all"
 TEXT = "the one on the thin 12 lines"
@@ -177,8 +177,7 @@ def test_overwriting_replaces_model_folders_only(world, freemoe, tmp_path):
     (tmp_path / "there" / "precious").write_text("x")
     arguments = ["merge", str(world.out), EXPERT, "--overwrite", "-o"]
     freemoe(*arguments, str(tmp_path / "there")).refused("is no model folder")
-    tiny_model("gpt2").save_pretrained(tmp_path / "older")
-    tiny_tokenizer().save_pretrained(tmp_path / "older")
+    save_base(tiny_model("gpt2"), tmp_path / "older")
     (tmp_path / "older" / "left.txt").write_text("x")
     # What no checkpoint has is somebody's own: it is named, and nothing is touched.
     freemoe(*arguments, str(tmp_path / "older")).refused("also holds 'left.txt'")

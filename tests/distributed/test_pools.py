@@ -31,12 +31,16 @@ def results(executor, units):
         yield done.name, found
 
 
+def warm(pool):
+    """Have both workers at work, so that what follows is not timed with their start."""
+    list(pool.run([unit(f"warm {n}", "square", number=1, wait=0.5) for n in range(2)]))
+
+
 @pytest.fixture(scope="module", params=[ProcessPool, pytest.param(RayPool, marks=needs_ray)])
 def two(request):
     """Two workers for all tests of a kind: to start one takes seconds."""
     with request.param(count=2, threads=1) as pool:
-        # Both are at work before anything is timed or killed.
-        list(pool.run([unit(f"warm {n}", "square", number=1, wait=0.5) for n in range(2)]))
+        warm(pool)
         yield pool
 
 
@@ -100,17 +104,26 @@ def test_one_that_dies_once_is_done_again(two, tmp_path):
 
 
 def test_one_that_always_dies_is_named_and_nothing_else_is_lost(two, tmp_path):
-    dying = unit("dying", "dies", folder=str(tmp_path), times=9)
+    starts = tmp_path / "starts"
+    starts.mkdir()
+    output = str(tmp_path / "out")
+    run = RunFolder(output, {})
+    run.journal.run_unit("first", lambda: 0)
+    dying = unit("dying", "writes", output=output, unit="a", dies_after=2, starts=str(starts))
     units = [dying, *(unit(f"u{n}", "square", number=n) for n in range(3))]
     done = []
     ray = isinstance(two, RayPool)
     how = r"three times \(ActorDiedError: .*machine was lost" if ray else r"twice \(killed by signal 9\)"
     with pytest.raises(WorkerError, match=rf"'dying' died {how}.*fewer --workers"):
         done.extend(results(two, units))
-    assert len(list(tmp_path.iterdir())) == (3 if ray else 2)
+    assert len(list(starts.iterdir())) == (3 if ray else 2)
     # The other process goes on meanwhile; the pool is as good as new afterwards.
     assert done or ray
     assert len(list(two.run(units[1:]))) == 3
+    # What it finished counts, though the run itself was killed before it could join it.
+    again = RunFolder(output, {})
+    assert [again.journal.run_unit(f"a/{n}", never) for n in range(2)] == [0, 1]
+    assert "a/2" not in again.journal
 
 
 def test_a_process_that_just_leaves_has_a_code():
@@ -118,18 +131,19 @@ def test_a_process_that_just_leaves_has_a_code():
         ProcessPool(1) as pool,
         pytest.raises(WorkerError, match=r"it ended with 3\) \(a script .* needs `if __name__"),
     ):
-        list(pool.run([unit("gone", "leaves", code=3)]))
+        list(pool.run([unit("gone", "leaves", "light_work", code=3)]))
 
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_one_that_hangs_is_begun_again_by_another_once(two, tmp_path, times):
     hanging = unit("hung", "hangs", "light_work", folder=str(tmp_path), times=times)
-    two.limit = 5
+    warm(two)
+    two.limit = 3
     try:
         if times == 1:
             assert dict(results(two, [hanging])) == {"hung": "awake"}
         else:
-            with pytest.raises(WorkerError, match=r"'hung' took longer than 5 seconds, twice.*--unit-seconds"):
+            with pytest.raises(WorkerError, match=r"'hung' took longer than 3 seconds, twice.*--unit-seconds"):
                 list(two.run([hanging]))
     finally:
         two.limit = None
@@ -142,18 +156,6 @@ def test_who_stops_looking_ends_what_is_begun(two, tmp_path):
         next(run)
         assert soon(mark.exists)
     assert soon(lambda: not runs(int(mark.read_text())))
-
-
-def test_what_a_killed_process_finished_counts(two, tmp_path):
-    run = RunFolder(tmp_path / "out", {})
-    run.journal.run_unit("first", lambda: 0)
-    arguments = {"output": str(tmp_path / "out"), "unit": "a", "dies_after": 2}
-    with pytest.raises(WorkerError, match="'a' died"):
-        list(two.run([unit("a", "writes", **arguments)]))
-    # The run itself was killed before it could join them.
-    again = RunFolder(tmp_path / "out", {})
-    assert [again.journal.run_unit(f"a/{n}", never) for n in range(2)] == [0, 1]
-    assert "a/2" not in again.journal
 
 
 def test_a_machine_that_is_not_alike_says_so(tmp_path):

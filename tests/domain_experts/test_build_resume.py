@@ -10,7 +10,7 @@ from freemoe.domain_experts.pipeline import build
 from freemoe.domain_experts.purify import methods as purification
 from tests.domain_experts.conftest import choice_rows, read_result, task_recipe, write_jsonl
 from tests.domain_experts.test_candidates import put_method
-from tests.tiny import tiny_model, tiny_tokenizer
+from tests.tiny import save_base, tiny_model
 
 FILES = ("experts.safetensors", "router.safetensors")
 
@@ -116,8 +116,7 @@ def test_resumed_with_another_base(world, tmp_path, monkeypatch):
     base = shutil.copytree(world.base, tmp_path / "base")
     stop(world, tmp_path, monkeypatch, model=str(base))
     shutil.rmtree(base)
-    tiny_model("llama", seed=5).save_pretrained(base)
-    tiny_tokenizer().save_pretrained(base)
+    save_base(tiny_model("llama", seed=5), base)
     before = (tmp_path / "out.partial" / "journal.jsonl").read_bytes()
     with pytest.raises(DataError, match="another base model"):
         build(small(world, tmp_path, model=str(base)))

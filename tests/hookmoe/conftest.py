@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from freemoe.hookmoe.pipeline import trim
+from freemoe.hookmoe.plans.layers import moe_layers
 from freemoe.hookmoe.recipe import TrimRecipe
 from freemoe.recipes import recipe_from
 from freemoe.text.blocks import pack_blocks
-from tests.tiny import CASES, tiny_model, tiny_tokenizer
+from tests.tiny import CASES, save_base, tiny_model, tiny_tokenizer
 
 MIXTURES = ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3", "gpt_oss"]
 QUICK = {"steps": 4, "rows": 2, "every": 2, "block": 32, "limit": 8, "held_out": 3, "test": 4}
@@ -49,14 +50,23 @@ def mixtral():
     return tiny_model("mixtral", num_hidden_layers=3)
 
 
+@pytest.fixture
+def corrected():
+    """DeepSeek-V3 whose gates choose by a correction that differs by layer and outweighs every sigmoid."""
+    model = tiny_model("deepseek_v3", num_hidden_layers=3)
+    for number, layer in enumerate(moe_layers(model)):
+        bias = layer.gate.e_score_correction_bias
+        # Larger than any difference of sigmoids here: the heaviest of the chosen is rarely the first choice.
+        bias.copy_(torch.linspace(-0.5, 0.5, len(bias)).roll(number))
+    return model
+
+
 @pytest.fixture(scope="session")
 def saved(tmp_path_factory):
     """A folder with a tiny Mixtral, its tokenizer and a text."""
     folder = tmp_path_factory.mktemp("mixture")
-    tiny_model("mixtral", num_hidden_layers=3).save_pretrained(folder / "model")
-    tiny_tokenizer().save_pretrained(folder / "model")
-    tiny_model("llama").save_pretrained(folder / "dense")
-    tiny_tokenizer().save_pretrained(folder / "dense")
+    save_base(tiny_model("mixtral", num_hidden_layers=3), folder / "model")
+    save_base(tiny_model("llama"), folder / "dense")
     lines = [json.dumps({"text": s}) for s in sentences(150, 1)]
     (folder / "text.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return folder
@@ -71,6 +81,7 @@ def recipe(saved, output, training=None, **fields):
         "output": str(output),
         "training": QUICK | (training or {}),
         "plan": {"given": "uniform:1"},
+        "timing": {"rounds": 1, "new_tokens": 2},
         **fields,
     }
     found = recipe_from(data)

@@ -19,9 +19,9 @@ from freemoe.hookmoe.hooks.hook import new_hooks
 from freemoe.hookmoe.plans.exports import write_exports
 from freemoe.hookmoe.plans.layers import moe_layers, plan_of
 from freemoe.hookmoe.plans.plan import LayerPlan, uniform_plan
-from freemoe.models.checkpoints.fingerprint import fingerprint_model
 from freemoe.models.switchboard import ExpertCache
 from freemoe.models.weights import find_weights
+from tests.artefacts import finish_artefact
 from tests.hookmoe.conftest import logits
 from tests.hookmoe.hooks.test_hook import stirred
 from tests.masks import mask_of
@@ -31,16 +31,7 @@ from tests.tiny import tiny_model, tiny_tokenizer
 def written(model, trimmed, folder):
     folder.mkdir()
     save_adapter(trimmed, model, folder)
-    write_manifest(
-        folder,
-        {
-            "kind": KIND,
-            "base_model_name_or_path": "tiny",
-            "base_fingerprint": fingerprint_model(model),
-            "revision": None,
-        },
-    )
-    return folder
+    return finish_artefact(folder, KIND, model)
 
 
 def trimmed_of(model, position="pre"):

@@ -26,7 +26,7 @@ from freemoe.models.checkpoints.loading import load_base
 from freemoe.recipes import EvalRecipe, load_recipe, recipe_from
 from tests.core.run.away import SerialAway
 from tests.hookmoe.conftest import QUICK, logits, recipe
-from tests.tiny import tiny_model, tiny_tokenizer
+from tests.tiny import save_base, tiny_model
 
 
 def test_a_trim_writes_an_artefact_that_is_the_measured_model(saved, tmp_path):
@@ -206,8 +206,6 @@ def test_tasks_are_scored_under_base_plan_and_hooks(done, tmp_path):
     [
         ({"plan": {"given": "uniform:3"}}, RecipeError, r"runs more experts than the model does in layers \[0, 1, 2\]"),
         ({"plan": {"given": "uniform:5"}}, RecipeError, "router has 4; allowed: 1 to 4"),
-        ({"plan": {"given": "1,1"}}, RecipeError, "2 entries, and the model has 3 decoder layers"),
-        ({"plan": {"given": "uniform:0"}}, RecipeError, "0 experts in layer 0"),
         ({"plan": {"given": "2,2,2"}}, RecipeError, "cuts nothing"),
         (
             {"plan": {"given": "top_p:0.6"}},
@@ -280,8 +278,7 @@ def test_without_a_rate_it_falls_with_the_hidden_size(saved, tmp_path):
 @pytest.mark.parametrize("family", ["deepseek_v2", "gpt_oss"])
 def test_families_with_habits_of_their_own_trim_from_end_to_end(family, saved, tmp_path):
     # Dense first layers and unsorted slots; a block that gives its router's scores too, and biases.
-    tiny_model(family, num_hidden_layers=3).save_pretrained(tmp_path / "model")
-    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    save_base(tiny_model(family, num_hidden_layers=3), tmp_path / "model")
     asked = recipe(saved, tmp_path / "out", model=str(tmp_path / "model"), plan={"act": 1.0})
     rows = json.loads((trim(asked) / "result.json").read_text())["test"]["rows"]
     assert 0 < rows["hooks"]["kl"] != rows["plan"]["kl"]

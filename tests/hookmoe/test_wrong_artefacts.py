@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 
-from freemoe.core.artifacts import write_manifest
 from freemoe.core.errors import ArtifactError, FreeMoEError
 from freemoe.hookmoe.adapter import Trimmed, load_adapter, save_adapter
 from freemoe.hookmoe.artefact import inspect_artefact
@@ -13,10 +12,9 @@ from freemoe.hookmoe.artefact_files import KIND
 from freemoe.hookmoe.hooks.hook import new_hooks
 from freemoe.hookmoe.plans.layers import plan_of
 from freemoe.hookmoe.plans.plan import uniform_plan
-from freemoe.models.checkpoints.fingerprint import fingerprint_model
 from freemoe.models.checkpoints.identity import IDENTITY, identify_base
-from tests.artefacts import rename, rewritten
-from tests.tiny import tiny_model, tiny_tokenizer
+from tests.artefacts import finish_artefact, rename, rewritten
+from tests.tiny import save_base, tiny_model, tiny_tokenizer
 
 NAN = float("nan")
 
@@ -32,10 +30,8 @@ def trimmed(base, tmp_path_factory):
     folder.mkdir()
     plan = uniform_plan(plan_of(base), 1)
     save_adapter(Trimmed(plan, new_hooks(base, {0: 4, 1: 6}, "routed", "pre", bias=True)), base, folder)
-    said = {"kind": KIND, "freemoe_version": "0", "base_model_name_or_path": "tiny", "plan": list(plan.ks)}
-    said |= {"base_fingerprint": fingerprint_model(base), IDENTITY: identify_base(base, tiny_tokenizer())}
-    write_manifest(folder, said)
-    return folder
+    said = {"plan": list(plan.ks), IDENTITY: identify_base(base, tiny_tokenizer())}
+    return finish_artefact(folder, KIND, base, **said)
 
 
 def test_it_is_whole(trimmed, base, tmp_path):
@@ -104,10 +100,9 @@ def test_tensors_that_are_others(trimmed, base, tmp_path, case):
 def test_another_base_config_or_tokenizer(trimmed, base, tmp_path):
     with pytest.raises(ArtifactError, match="made for the base 'tiny'"):
         load_adapter(trimmed, tiny_model("mixtral", seed=1))
-    base.save_pretrained(tmp_path)
+    save_base(base, tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "sliding_window": 4}))
-    tiny_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(ArtifactError, match="sliding_window is 4 and was None"):
         inspect_artefact(trimmed, str(tmp_path))
     other = tiny_tokenizer()

@@ -4,20 +4,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from freemoe.core.artifacts import write_manifest
 from freemoe.hookmoe.adapter import Trimmed, save_adapter
 from freemoe.hookmoe.artefact_files import KIND as TRIMMED
 from freemoe.hookmoe.plans.layers import plan_of
 from freemoe.hookmoe.plans.plan import uniform_plan
 from freemoe.hub import reach
 from freemoe.hub.push import copy_artefact
-from freemoe.models.checkpoints.fingerprint import fingerprint_model
 from freemoe.tomoe.export import export_converted_model
-from tests.artefacts import rewritten
+from tests.artefacts import finish_artefact, rewritten
 from tests.cli.conftest import freemoe  # noqa: F401  a fixture
 from tests.domain_experts.conftest import artefact, world  # noqa: F401  fixtures
 from tests.fake_hub import serving
-from tests.tiny import tiny_model, tiny_tokenizer
+from tests.tiny import save_base, tiny_model, tiny_tokenizer
 from tests.tomoe.random_structures import random_structure
 
 CARD = '---\nlibrary_name: freemoe\n---\n# A card\n\nfreemoe.load("path/to/this/folder")\n'
@@ -76,9 +74,7 @@ def cut(monkeypatch):
 def finish(folder, kind, base, model):
     """Write a card and the manifest of a folder that holds the rest of an artefact."""
     (folder / "README.md").write_text(CARD, encoding="utf-8")
-    body = {"kind": kind, "base_model_name_or_path": base, "base_fingerprint": fingerprint_model(model)}
-    write_manifest(folder, {**body, "freemoe_version": "0", "revision": None})
-    return folder
+    return finish_artefact(folder, kind, model, base)
 
 
 @pytest.fixture(scope="session")
@@ -87,8 +83,7 @@ def kinds(tmp_path_factory):
     root = tmp_path_factory.mktemp("kinds")
     mixture, dense = tiny_model("mixtral", num_hidden_layers=3), tiny_model("llama")
     for name, model in (("mixture", mixture), ("dense", dense)):
-        model.save_pretrained(root / name)
-        tiny_tokenizer().save_pretrained(root / name)
+        save_base(model, root / name)
     (root / "trimmed").mkdir()
     save_adapter(Trimmed(uniform_plan(plan_of(mixture), 1)), mixture, root / "trimmed")
     finish(root / "trimmed", TRIMMED, "maker/mixture", mixture)

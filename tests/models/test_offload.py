@@ -19,13 +19,12 @@ from freemoe.models.offload import resident_bytes
 from freemoe.models.switchboard import ExpertCache
 from freemoe.models.switching import switched_off
 from freemoe.models.weights import find_weights, require_in_memory
-from tests.tiny import CASES, IDS, logits, tiny_model, tiny_tokenizer
+from tests.tiny import CASES, IDS, logits, save_base, tiny_model
 
 
 def on_disk(folder, case="llama"):
     """A model in memory, and the same with its decoder layers on disk; then the weights of both."""
-    tiny_model(case).save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
+    save_base(tiny_model(case), folder)
     models = [load_base(folder, device=device)[0] for device in ("cpu", "disk")]
     return *models, *map(find_weights, models)
 

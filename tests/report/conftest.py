@@ -6,10 +6,18 @@ from freemoe.report.figures.drawing import ReportFigure
 from tests.report.family import FAMILY
 
 
+class Pages(dict):
+    """Command -> HTML, rendered when it is first asked for."""
+
+    def __missing__(self, command):
+        make, page = FAMILY[command]
+        self[command] = page(make())
+        return self[command]
+
+
 @pytest.fixture(scope="session")
 def pages():
-    """Command -> HTML."""
-    return {name: page(make()) for name, (make, page) in FAMILY.items()}
+    return Pages()
 
 
 def sketch(picture, result):

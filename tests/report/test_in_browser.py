@@ -39,9 +39,9 @@ def tab():
 @pytest.fixture(scope="module")
 def files(pages, tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
-    for name, html in pages.items():
-        (folder / f"{name}.html").write_text(html, encoding="utf-8")
-    return {name: folder / f"{name}.html" for name in pages}
+    for name in FAMILY:
+        (folder / f"{name}.html").write_text(pages[name], encoding="utf-8")
+    return {name: folder / f"{name}.html" for name in FAMILY}
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -1,6 +1,7 @@
 """The papers' numbers agree with each other, and what our runs give is read as the tables mean it."""
 
 import xml.etree.ElementTree as ET
+from pkgutil import resolve_name
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from reproduce.mode.work import (
     improved_tasks,
     ours_of,
 )
-from reproduce.table import Row, Scene, find, load_function
+from reproduce.table import Row, Scene, find
 
 SAMPLES = {"mmlu": 14042, "gsm8k": 1319, "mathqa": 2985, "humaneval": 164, "mbpp": 500}
 """Documents of the benchmarks' test splits."""
@@ -165,7 +166,7 @@ PICTURED = [t.name for t in find(["mode", "free-moe"]) if t.picture]
 def test_a_picture_stands_alone_and_says_its_numbers(name):
     (table,) = find([name])
     filled = _filled(name)
-    svg = load_function(table.picture)(filled)
+    svg = resolve_name(table.picture)(filled)
     root = ET.fromstring(svg)
     space = "{http://www.w3.org/2000/svg}"
     described = root.findtext(f"{space}desc") or ""
@@ -175,7 +176,7 @@ def test_a_picture_stands_alone_and_says_its_numbers(name):
     assert "prefers-color-scheme:dark" in svg
     again = {**filled, "rows": [{**row, "ours": {}} for row in filled["rows"]]}
     if any(row["paper"] for row in filled["rows"]):
-        assert load_function(table.picture)(again) != svg, "what is ours is drawn"
+        assert resolve_name(table.picture)(again) != svg, "what is ours is drawn"
 
 
 def test_a_picture_of_nothing_is_refused():

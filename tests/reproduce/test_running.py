@@ -4,6 +4,7 @@ import json
 import threading
 from dataclasses import replace
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 
@@ -16,7 +17,7 @@ from reproduce.check import Stated, differences
 from reproduce.protocol import needs_line
 from reproduce.running import DONE, FAILED, OPEN, PAPER_ONLY, Records, measure
 from reproduce.runs import run_of
-from reproduce.table import Measured, Row, Scene, Table, Way, all_tables, find, load_function
+from reproduce.table import Measured, Row, Scene, Table, Way, all_tables, find
 
 HERE = "tests.reproduce.test_running"
 DONE_RUNS = []
@@ -214,7 +215,7 @@ def test_a_table_says_what_it_is(found):
         assert set(row.paper) <= set(found.columns), row.label
         assert bool(row.recipe) != bool(row.absent), f"{row.label}: it runs, or it says why not"
         if row.way:
-            assert all(callable(load_function(path)) for path in vars(row.way).values())
+            assert all(callable(resolve_name(path)) for path in vars(row.way).values())
             for scene in (Scene(), Scene("small", model="somewhere", data_root=Path("data")), Scene("paper")):
                 recipe = run_of(row, found, scene).recipe
                 assert recipe.model != ("freemoe-demo" if scene.scale != "tiny" else ""), "a scale has its own base"

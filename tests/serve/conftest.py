@@ -21,7 +21,7 @@ from freemoe.serve.http.server import EngineServer
 from freemoe.serve.metrics import ServerMetrics
 from freemoe.serve.settings import EngineLimits
 from tests.domain_experts.test_threads import experts_on
-from tests.tiny import tiny_model, tiny_tokenizer
+from tests.tiny import save_base, tiny_model, tiny_tokenizer
 
 NAN = 287
 """A token whose embedding is NaN; no text has it, and its logit is always 0, which is never the largest."""
@@ -58,8 +58,7 @@ def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("served")
     model = tiny_model("llama", num_hidden_layers=1)
     for name, held in (("base", model), ("elsewhere", tiny_model("llama", seed=5, num_hidden_layers=1))):
-        held.save_pretrained(root / name)
-        tiny_tokenizer().save_pretrained(root / name)
+        save_base(held, root / name)
     return SimpleNamespace(
         root=root,
         base=root / "base",

@@ -29,7 +29,7 @@ from freemoe.tomoe.result import ConvertResult
 from freemoe.tomoe.structures import methods as decide
 from tests.artefacts import rewritten
 from tests.core.run.away import SerialAway
-from tests.tiny import tiny_model, tiny_tokenizer
+from tests.tiny import save_base, tiny_model
 from tests.tomoe.conftest import recipe
 
 
@@ -235,8 +235,7 @@ def test_nothing_is_called_whole_that_cannot_be_read(done, tmp_path, stem, edit,
 
 
 def test_another_base_is_told(done, tmp_path):
-    tiny_model("llama", seed=9).save_pretrained(tmp_path / "other")
-    tiny_tokenizer().save_pretrained(tmp_path / "other")
+    save_base(tiny_model("llama", seed=9), tmp_path / "other")
     with pytest.raises(ArtifactError, match="was made for the base"):
         inspect_artefact(done, str(tmp_path / "other"))
 

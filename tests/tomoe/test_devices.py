@@ -19,7 +19,7 @@ from tests.tiny import save_base_and_text
 # Each process balances its own tokens, so that this term alone differs.
 FLAGS = (
     "convert model --text text.jsonl --steps 4 --block 32 --batch-tokens 128 --experts 3 --dtype float32 --no-rivals -q "
-    "--set losses.balance=0 --set train.save_every=2 --device cpu --threads 1 -o"
+    "--rounds 0 --set losses.balance=0 --set train.save_every=2 --device cpu --threads 1 -o"
 )
 LAUNCHER = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "commands.py"]
 # One command after the other: to start two processes takes longer than either.

@@ -4,12 +4,10 @@ import pytest
 import torch
 
 import freemoe
-from freemoe.core.artifacts import write_manifest
 from freemoe.core.errors import ArtifactError, DataError, FreeMoEError
-from freemoe.models.checkpoints.fingerprint import fingerprint_model
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.tomoe.export import export_converted_model
-from tests.artefacts import rewritten
+from tests.artefacts import finish_artefact, rewritten
 from tests.tiny import tiny_model, tiny_tokenizer
 from tests.tomoe.random_structures import random_structure
 
@@ -18,9 +16,7 @@ from tests.tomoe.random_structures import random_structure
 def converted(tmp_path_factory):
     model, folder = tiny_model("llama"), tmp_path_factory.mktemp("converted") / "out"
     export_converted_model(model, random_structure(model), folder, mode="shared", tokenizer=tiny_tokenizer())
-    said = {"kind": "converted", "base_model_name_or_path": "tiny", "base_fingerprint": fingerprint_model(model)}
-    write_manifest(folder, {**said, "freemoe_version": "0", "revision": None})
-    return folder
+    return finish_artefact(folder, "converted", model)
 
 
 def test_it_is_whole(converted, tmp_path):

@@ -68,11 +68,10 @@ def write_trimmed(root, family, settings, ks, rescale, position):
     from freemoe.hookmoe.plans.plan import LayerPlan
     from freemoe.models.checkpoints.fingerprint import fingerprint_model
     from freemoe.models.checkpoints.identity import IDENTITY, identify_base
-    from tests.tiny import tiny_model, tiny_tokenizer
+    from tests.tiny import save_base, tiny_model, tiny_tokenizer
 
     model = tiny_model(family, **{**SHAPE, **settings})
-    model.save_pretrained(root / "base")
-    tiny_tokenizer().save_pretrained(root / "base")
+    save_base(model, root / "base")
     hooks = None
     if position is not None:
         hooks = new_hooks(model, {layer.number: 8 for layer in moe_layers(model)[1:]}, "block", position, bias=True)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from safetensors.torch import load_file, save
 
 from benchmarks.harness import result_of
-from benchmarks.real_llm.data import find_material
+from benchmarks.real_llm.data import MATERIALS
 from benchmarks.real_llm.methods.splitting import Split, divide, mixture, train_routers
 from benchmarks.real_llm.protocol import Job
 from freemoe.core.files import write_atomic
@@ -47,6 +47,8 @@ SIZES, QUICK_SIZES = Sizes(8, 4, 2), Sizes(2, 2, 1)
 PAPER_HOOKS = {"steps": 8, "rows": 1, "every": 8, "limit": 8, "held_out": 2, "test": 3, "control": False}
 """Of HookMoE's own way, whose blocks have 2,048 tokens of one article; the paper trains on 512 of them."""
 HOOKS = {"steps": 36, "rows": 4, "every": 12, "block": BLOCK, "limit": 144, "held_out": 4, "test": 32}
+_UNTIMED = {"rounds": 0}
+"""Of both commands: no record keeps their speed."""
 _QUICK_STEPS = {"steps": 2, "save_every": 2, "evaluation_tokens": 512, "batch_tokens": 256, "block": 64}
 _QUICK_HOOKS = {"steps": 2, "rows": 2, "every": 2, "block": 64, "limit": 8, "held_out": 2, "test": 2}
 
@@ -57,7 +59,7 @@ def _quick(job: Job) -> bool:
 
 def files_of(job: Job) -> tuple[Path, Path]:
     """The text that a command divides, and another that it does not see."""
-    own, other = find_material(job.cell.material).files
+    own, other = MATERIALS[job.cell.material].files
     return Path(job.root) / own, Path(job.root) / other
 
 
@@ -85,6 +87,7 @@ def converted(job: Job) -> dict[str, Any]:
                 "active": job.cell.budget,
                 "experts": EXPERTS,
                 "train": _QUICK_STEPS if _quick(job) else CONVERSION,
+                "timing": _UNTIMED,
                 **common_fields(job, Path(scratch) / "out"),
             }
         )
@@ -173,6 +176,7 @@ def trimmed(job: Job) -> dict[str, Any]:
                 "model": str(folder),
                 "text": str(files_of(job)[0]),
                 "training": training,
+                "timing": _UNTIMED,
                 **own,
                 **common_fields(job, Path(scratch) / "out"),
                 **({"dtype": job.protocol.train} if paper else {}),

@@ -1,6 +1,8 @@
 """The gain benchmark: what is compared, what is chosen by what, and the real material."""
 
 import math
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -75,7 +77,15 @@ def test_bases_are_fresh_and_kept_by_what_decides_them(tmp_path):
     assert not is_ready(folder, SEEDS[0], False)
 
 
-def test_a_base_that_cannot_be_trained_says_how_it_ended(tmp_path, monkeypatch):
+def test_a_base_that_cannot_be_trained_says_how_it_ended(tmp_path, monkeypatch, capsys):
+    def run_here(command, **how):
+        assert command[:3] == [sys.executable, "-m", "scripts.make_demo_model"]
+        monkeypatch.setattr(sys, "argv", command[2:])
+        with pytest.raises(SystemExit) as ended:
+            make_demo_model.main()
+        return subprocess.CompletedProcess(command, ended.value.code, stderr=capsys.readouterr().err)
+
+    monkeypatch.setattr(bases.subprocess, "run", run_here)
     monkeypatch.setattr(bases, "_steps", lambda quick: 0)
     with pytest.raises(DataError, match="steps is 0"):
         bases.fresh_bases(tmp_path, [5], True, QuietProgress())

@@ -11,14 +11,10 @@ from freemoe.core.errors import RecipeError, UnknownNameError
 from freemoe.domain_experts.purify.batches import mean_loss
 from freemoe.evals.engine.scorer import Scorer
 from tests.benchmarks.rivals.tiny_terms import TERMS, given
+from tests.hookmoe.conftest import logits
 
 FAMILY = {"dense": "llama", "mixture": "mixtral"}
 CASES = [(name, base) for name in RIVALS.loaded_names() for base in RIVALS.get(name).bases]
-
-
-def logits(model):
-    with torch.no_grad():
-        return model(input_ids=torch.arange(3, 19)[None], use_cache=False).logits
 
 
 @pytest.mark.parametrize(("name", "base"), CASES)

@@ -1,7 +1,12 @@
 """Functions that units of work name, in a module that a new process imports in no time."""
 
+import os
 import time
 from pathlib import Path
+
+
+def leaves(code):
+    os._exit(code)
 
 
 def hangs(folder, times):

@@ -48,12 +48,10 @@ def dies(folder, times, number=9):
     return "alive"
 
 
-def leaves(code):
-    os._exit(code)
-
-
-def writes(output, unit, dies_after=None):
-    """Finish three units of a run that another process keeps."""
+def writes(output, unit, dies_after=None, starts=None):
+    """Finish three units of a run that another process keeps; every process that begins leaves a mark in ``starts``."""
+    if starts is not None:
+        Path(starts, str(os.getpid())).touch()
     run = RunPart(output, unit)
     for number in range(3):
         if number == dies_after:

@@ -13,7 +13,7 @@ from freemoe.models.checkpoints.fingerprint import fingerprint_model
 from freemoe.models.checkpoints.identity import IDENTITY, identify_base, identity_differences, require_base, settings_of
 from freemoe.models.checkpoints.loading import load_base, load_tokenizer
 from tests.gguf_files import tiny_llama, write_gguf
-from tests.tiny import CASES, CHAT_TEMPLATE, tiny_model, tiny_tokenizer
+from tests.tiny import CASES, CHAT_TEMPLATE, save_base, tiny_model, tiny_tokenizer
 
 
 def manifest(model, tokenizer=None, **more):
@@ -23,9 +23,7 @@ def manifest(model, tokenizer=None, **more):
 
 
 def saved(case, folder):
-    tiny_model(case).save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    return folder
+    return save_base(tiny_model(case), folder)
 
 
 def config(folder, **values):

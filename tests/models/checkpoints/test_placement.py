@@ -8,15 +8,12 @@ from freemoe.core.errors import DataError, RecipeError
 from freemoe.models.checkpoints import placement
 from freemoe.models.checkpoints.loading import load_base
 from freemoe.models.checkpoints.placement import device_map, is_one_device
-from tests.tiny import tiny_model, tiny_tokenizer
+from tests.tiny import save_base, tiny_model
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    root = tmp_path_factory.mktemp("base")
-    tiny_model("llama").save_pretrained(root)
-    tiny_tokenizer().save_pretrained(root)
-    return root
+    return save_base(tiny_model("llama"), tmp_path_factory.mktemp("base"))
 
 
 def sizes(model):
