@@ -10,8 +10,9 @@ VLLM_VENV := .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
 CORES := $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 1)
 
-# Test files side by side, each with one thread; a worker takes about 2 GB.
-TEST_WORKERS ?= $(shell n=$(CORES); [ $$n -gt 4 ] && n=4; echo $$n)
+# Test files side by side, each with one thread; one more than there are cores, as some wait for processes of their own. A worker
+# takes about 2 GB.
+TEST_WORKERS ?= $(shell n=$$(($(CORES) + 1)); [ $$n -gt 4 ] && n=4; echo $$n)
 # Beside a CPU torch knows one kind of accelerator for the life of a process: FREEMOE_TEST_DEVICE says whether there is one.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 

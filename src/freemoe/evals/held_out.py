@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from freemoe.core import neutral
 from freemoe.core.artifacts import MANIFEST, ArtefactManifest, read_manifest
@@ -24,7 +24,9 @@ from freemoe.evals.tasks.task import DomainData
 from freemoe.recipes import EvalRecipe, load_recipe
 from freemoe.results import read_result
 from freemoe.results.common import SeenRecord
-from freemoe.text.blocks import PackedBlocks, row_texts
+
+if TYPE_CHECKING:
+    from freemoe.text.blocks import PackedBlocks
 
 SEEN_FILE = "seen.safetensors"
 
@@ -74,6 +76,9 @@ def keep_text_record(
 
     What is in ``test_blocks`` too, which are reported, counts as not seen.
     """
+    # With torch, which who reads a record (the report) does without.
+    from freemoe.text.blocks import row_texts
+
     texts = itertools.chain.from_iterable(row_texts(tokenizer, blocks) for blocks in seen_blocks)
     seen = SeenHashes.from_texts(texts, row_texts(tokenizer, test_blocks))
     return keep_record(folder, seen.union_with(questions))
