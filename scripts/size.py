@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
     "lines of src/freemoe": (51_105, 42_000),
     "lines of benchmarks and reproduce": (13_503, 13_000),
-    "lines of tests": (47_213, 40_000),
+    "lines of tests": (47_211, 40_000),
     "one-word names of functions and classes, %": (10, 35),
     "classes defined more than once": (0, 0),
     "functions with 8 or more arguments": (26, 15),

@@ -206,6 +206,8 @@ def test_tasks_are_scored_under_base_plan_and_hooks(done, tmp_path):
     [
         ({"plan": {"given": "uniform:3"}}, RecipeError, r"runs more experts than the model does in layers \[0, 1, 2\]"),
         ({"plan": {"given": "uniform:5"}}, RecipeError, "router has 4; allowed: 1 to 4"),
+        ({"plan": {"given": "1,1"}}, RecipeError, "2 entries, and the model has 3 decoder layers"),
+        ({"plan": {"given": "uniform:0"}}, RecipeError, "0 experts in layer 0"),
         ({"plan": {"given": "2,2,2"}}, RecipeError, "cuts nothing"),
         (
             {"plan": {"given": "top_p:0.6"}},

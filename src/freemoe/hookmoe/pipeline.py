@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from freemoe.core.run.execute import RunOutput, is_finished, open_run, publish_run
 from freemoe.core.run.folder import RunFolder
@@ -333,6 +334,10 @@ def measure_rows(
             }
             advance(1)
     full, plan, groups = measured["full"], measured["plan"], text.test.group_numbers()
+
+    def won_back(before: Tensor, reduced: Tensor, now: Tensor, start: Tensor | None = None) -> list[float | None]:
+        return list(recovered_share(before, reduced, now, seed, start=start, groups=groups).as_json().values())
+
     for name, quality in measured.items():
         if name != "full":
             sums = (part.tolist() for part in (quality.ce, full.ce, full.tokens))
@@ -340,17 +345,12 @@ def measure_rows(
         if name not in ("full", "plan"):
             # The control runs at full k: its gain counts from the full model.
             start = full.ce if name == "control" else None
-            share = recovered_share(full.ce, plan.ce, quality.ce, seed, start=start, groups=groups)
-            report[name]["recovered_ce"] = list(share.as_json().values())
+            report[name]["recovered_ce"] = won_back(full.ce, plan.ce, quality.ce, start)
             if name != "control":
-                share = recovered_share(torch.zeros_like(full.kl), plan.kl, quality.kl, seed, groups=groups)
-                report[name]["recovered_kl"] = list(share.as_json().values())
+                report[name]["recovered_kl"] = won_back(torch.zeros_like(full.kl), plan.kl, quality.kl)
     if "hooks" in measured:
         starts = {name: measured[name].ce for name in SIMPLE if name in measured}
         if "control" in starts:
             starts["control"] = plan.ce - full.ce + starts["control"]
-        beyond = report["hooks"]["beyond"] = {}
-        for name, start in starts.items():
-            share = recovered_share(full.ce, plan.ce, measured["hooks"].ce, seed, start=start, groups=groups)
-            beyond[name] = list(share.as_json().values())
+        report["hooks"]["beyond"] = {n: won_back(full.ce, plan.ce, measured["hooks"].ce, s) for n, s in starts.items()}
     return {"tokens": int(full.tokens.sum()), "groups": len(set(groups)), "rows": report}

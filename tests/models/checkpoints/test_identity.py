@@ -22,10 +22,6 @@ def manifest(model, tokenizer=None, **more):
     return json.loads(json.dumps({**said, IDENTITY: identify_base(model, tokenizer)}))
 
 
-def saved(case, folder):
-    return save_base(tiny_model(case), folder)
-
-
 def config(folder, **values):
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
@@ -34,7 +30,7 @@ def config(folder, **values):
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_base_is_itself_in_memory_and_from_disk(case, tmp_path):
-    model, tokenizer = tiny_model(case), load_tokenizer(saved(case, tmp_path))
+    model, tokenizer = tiny_model(case), load_tokenizer(save_base(tiny_model(case), tmp_path))
     said = manifest(model, tokenizer)
     require_base(said, model, tokenizer)
     for device in ("cpu", "disk"):
@@ -70,7 +66,7 @@ def rope(kind, **values):
     ],
 )
 def test_a_setting_that_decides_the_answers(case, values, tmp_path):
-    base, tokenizer = load_base(saved(case, tmp_path), device="cpu")
+    base, tokenizer = load_base(save_base(tiny_model(case), tmp_path), device="cpu")
     manifested = manifest(base, tokenizer)
     other, _ = load_base(config(tmp_path, **values), device="cpu")
     assert fingerprint_model(other) == fingerprint_model(base)
@@ -91,7 +87,7 @@ def test_settings_of_a_part_of_the_model_count():
 
 
 def test_what_decides_nothing_may_change(tmp_path):
-    base, tokenizer = load_base(saved("llama", tmp_path), device="cpu")
+    base, tokenizer = load_base(save_base(tiny_model("llama"), tmp_path), device="cpu")
     said = manifest(base, tokenizer)
     free = {"use_cache": False, "pad_token_id": 2, "attention_dropout": 0.1, "transformers_version": "4.1"}
     config(tmp_path, **free, dtype="bfloat16", initializer_range=1.0, _name_or_path="elsewhere")
